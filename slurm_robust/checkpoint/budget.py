@@ -16,6 +16,9 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.proc import CGROUPS, PROC, memory_cgroups, read_counters
 
+NODE = "the node"
+"""The name of the limit that is all of the machine's memory."""
+
 RESERVE = 0.1  # of each limit, left to what the training may still need
 
 # Buffers of this node's own ranks, and of the ranks whose peer it is, best first.
@@ -71,15 +74,23 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
 
 
 def gather(copies: Path, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Room, ...]:
-    """The limits that hold for files in ``copies``: its file system, the cgroups, the machine.
+    """The limits that hold for files in ``copies``, where those that are there count as free.
 
     Raises ``OSError`` if ``copies`` is not there.
     """
     ours = sum(path.lstat().st_blocks * 512 for path in copies.iterdir())
-    system = os.statvfs(copies)
+    return limits(copies.parent, ours, proc, cgroups)
+
+
+def limits(folder: Path, ours: int = 0, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Room, ...]:
+    """The limits on memory: the file system of ``folder``, the machine, the cgroups.
+
+    ``ours`` bytes that are in use there count as free. Raises ``OSError`` if ``folder`` is not there.
+    """
+    system = os.statvfs(folder)
     rooms = [
         Room(
-            name=f"the file system of {copies.parent}",
+            name=f"the file system of {folder}",
             total=system.f_blocks * system.f_frsize,
             free=system.f_bavail * system.f_frsize + ours,
         )
@@ -87,7 +98,7 @@ def gather(copies: Path, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Ro
     meminfo = read_counters(proc / "meminfo")
     if "MemTotal" in meminfo and "MemAvailable" in meminfo:
         free = meminfo["MemAvailable"] + ours
-        rooms.append(Room(name="the node", total=meminfo["MemTotal"], free=min(free, meminfo["MemTotal"])))
+        rooms.append(Room(name=NODE, total=meminfo["MemTotal"], free=min(free, meminfo["MemTotal"])))
     return (*rooms, *_cgroup_rooms(proc, cgroups, ours))
 
 

@@ -12,8 +12,11 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import preflight, supervisor
 from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.output import say
-from slurm_robust.controller.preflight import job_directory, sizes, too_short
+from slurm_robust.controller.preflight import job_directory, sizes
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
+from slurm_robust.doctor.facts import Facts
+from slurm_robust.doctor.rule import Level, apply
+from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.model import journal
 from slurm_robust.model.job import CommandKind
 from slurm_robust.report.console import show
@@ -67,7 +70,9 @@ def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -
         slurm_conf = slurm.config()
     except SlurmError:
         return ()
-    return tuple(too_short(slurm_conf, config.timings, gpus=any(allocation.gpus_per_node.values())))
+    facts = Facts(config=config, slurm=slurm_conf, gpus=any(allocation.gpus_per_node.values()))
+    found = (apply(rule, facts) for rule in TIMES)
+    return tuple(hazard.line() for hazard in found if hazard.level is Level.BAD)
 
 
 def replay(config: JobConfig, command: tuple[str, ...], kind: CommandKind, *, json: bool) -> Code:

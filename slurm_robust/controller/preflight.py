@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import stat
 import time
@@ -14,18 +13,17 @@ import msgspec
 
 from slurm_robust.analysis.logs import RuleSet, shipped, with_site_rules
 from slurm_robust.config.errors import InvalidSettings
-from slurm_robust.config.job import JobConfig, Timings
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import jobfolder
 from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent
-from slurm_robust.model.job import JOBS_FOLDER, LEAVING_S, CommandKind, JobDirectory
+from slurm_robust.model.job import JOBS_FOLDER, CommandKind, JobDirectory
 from slurm_robust.model.journal import fold, minute
 from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.patience import MARGIN_S
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
@@ -354,36 +352,3 @@ def load_log_rules(config: JobConfig, cwd: Path) -> tuple[RuleSet, str]:
 
 def _log_rule_files(config: JobConfig, cwd: Path) -> Iterator[Path]:
     return (cwd / name for name in config.detect.log_rules)
-
-
-def too_short(slurm_conf: Mapping[str, str], timings: Timings, *, gpus: bool) -> Iterator[str]:
-    """A warning with its fix for each. ``slurm_conf``: as ``scontrol show config`` prints it.
-
-    ``gpus``: whether the job has any; other workers leave no memory that a driver gives back for long.
-    """
-    unkillable_s, least_s = _seconds(slurm_conf, "UnkillableStepTimeout"), timings.kill_wait_s
-    if gpus and unkillable_s is not None and unkillable_s < least_s:
-        yield (
-            f"UnkillableStepTimeout is {unkillable_s} s: a worker with much memory registered for its GPU "
-            "may take longer to die at the job's end, and slurmd drains its node then ('Kill task failed'); "
-            f"fix: the administrator sets UnkillableStepTimeout={least_s:.0f} in slurm.conf"
-        )
-    kill_wait_s, least_s = _seconds(slurm_conf, "KillWait"), _leaving_s(timings)
-    if kill_wait_s is not None and kill_wait_s < least_s:
-        yield (
-            f"KillWait is {kill_wait_s} s: so long after SIGTERM Slurm kills a job that it ends, and this "
-            f"one may need {least_s:.0f} s to stop its workers and write down what they left; fix: the "
-            "administrator sets KillWait=30 in slurm.conf, or lower timings.stop_grace_s and "
-            "timings.shutdown_s"
-        )
-
-
-def _leaving_s(timings: Timings) -> float:
-    """The longest time in which a job that is ordered to leave does so."""
-    return timings.stop_grace_s + min(timings.kill_wait_s, LEAVING_S) + MARGIN_S + timings.shutdown_s
-
-
-def _seconds(slurm_conf: Mapping[str, str], key: str) -> int | None:
-    """``60 sec`` as a number; None without a number."""
-    found = re.match(r"\d+", slurm_conf.get(key, ""))
-    return int(found[0]) if found else None

@@ -39,6 +39,7 @@ from slurm_robust.slurm.records import (
     Reservation,
     SlurmVersion,
     Step,
+    Submission,
     Switch,
 )
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
@@ -119,6 +120,15 @@ class CliSlurmClient:
             lambda parser: commands.show_job(job_id, parser=parser),
             of_text=lambda output: text.parse_job(output, job_id),
             of_json=lambda document: self._first(jsonforms.parse_jobs(document), job_id),
+        )
+
+    def submission(self, job_id: int) -> Submission:
+        """See the protocol."""
+        self.job(job_id)
+        line = self._output_or_nothing(commands.submit_line(job_id))
+        return Submission(
+            line=next(filter(None, line.splitlines()), ""),
+            script=self._output_or_nothing(commands.batch_script(job_id)),
         )
 
     def jobs(self, user: str | None = None) -> tuple[Job, ...]:
@@ -331,6 +341,12 @@ class CliSlurmClient:
 
     def _output(self, command: list[str]) -> str:
         return self._check(self._complete(command)).stdout
+
+    def _output_or_nothing(self, command: list[str]) -> str:
+        try:
+            return self._output(command)
+        except SlurmCommandError:
+            return ""
 
     def _check(self, done: CompletedCommand) -> CompletedCommand:
         if done.exit_code != 0:

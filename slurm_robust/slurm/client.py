@@ -16,6 +16,7 @@ from slurm_robust.slurm.records import (
     Reservation,
     SlurmVersion,
     Step,
+    Submission,
     Switch,
 )
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
@@ -76,6 +77,10 @@ class SlurmClient(Protocol):
 
     def job(self, job_id: int) -> Job:
         """One job, also for MinJobAge (300 s by default) after its end. Raises JobNotFound."""
+        ...
+
+    def submission(self, job_id: int) -> Submission:
+        """How the job was submitted. slurmdbd has it some seconds late. Raises JobNotFound."""
         ...
 
     def jobs(self, user: str | None = None) -> tuple[Job, ...]:

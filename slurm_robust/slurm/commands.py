@@ -72,6 +72,16 @@ def show_job(job_id: int, *, parser: str) -> list[str]:
     return ["scontrol", *_json(parser), "-d", "show", "job", str(job_id)]
 
 
+def batch_script(job_id: int) -> list[str]:
+    """On standard output; only its owner and operators get it."""
+    return ["scontrol", "write", "batch_script", str(job_id), "-"]
+
+
+def submit_line(job_id: int) -> list[str]:
+    """One line of text in every release."""
+    return ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", "--format=SubmitLine"]
+
+
 def show_jobs(user: str | None, *, parser: str) -> list[str]:
     """JSON in every release. Before 24.11 it ignores all filters and lists ended jobs too."""
     mode = f"--json={parser}" if parser else "--json"

@@ -195,6 +195,16 @@ class Job(Record):
         return self.held and self.reason == "JobHeldAdmin"
 
 
+class Submission(Record):
+    """How a job was submitted, each "" where Slurm does not show it (no accounting, another user's job).
+
+    ``line``: the command, whose quotes Slurm does not keep. ``script``: the batch script.
+    """
+
+    line: str = ""
+    script: str = ""
+
+
 class Step(Record):
     """One step that is known to slurmctld."""
 

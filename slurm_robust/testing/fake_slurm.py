@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.slurm import errors
+from slurm_robust.slurm import commands, errors
 from slurm_robust.slurm.client import StepHandle
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import (
@@ -18,6 +18,7 @@ from slurm_robust.slurm.records import (
     Reservation,
     SlurmVersion,
     Step,
+    Submission,
     Switch,
 )
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
@@ -103,6 +104,13 @@ class FakeSlurm:
         """See the protocol."""
         with self._world() as world:
             return world.find(job_id)
+
+    def submission(self, job_id: int) -> Submission:
+        """See the protocol."""
+        with self._world() as world:
+            world.find(job_id)
+            request = world.requests[job_id]
+            return Submission(line=" ".join(commands.sbatch(request)), script="#!/bin/sh\n")
 
     def jobs(self, user: str | None = None) -> tuple[Job, ...]:
         """See the protocol."""

@@ -200,6 +200,18 @@ class SlurmContract:
                 assert set(held.gpus_per_node) == set(job.nodes)
                 assert set(held.gpus_per_node.values()) == {gpus}
 
+    def test_how_a_job_was_submitted(self, world: World) -> None:
+        """The batch script at once; the command line where there is accounting, after a while."""
+        with running_job(world, 1, options=("--no-kill",)) as job:
+            assert world.client.submission(job.job_id).script.startswith("#!")
+            if world.has_accounting:
+                world.wait(
+                    lambda: "--no-kill" in world.client.submission(job.job_id).line.split(),
+                    "slurmdbd has the command line",
+                )
+        with refused(errors.JobNotFound):
+            world.client.submission(999_999)
+
     def test_running_jobs_keep_their_nodes(self, world: World) -> None:
         """Excluded and required nodes cannot be changed while the job runs, and nothing happens to it."""
         with running_job(world, 2) as job:

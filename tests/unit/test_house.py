@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diagnostics",),
     ("nodes.hooks",),
     ("report",),
+    ("doctor",),
     ("controller", "integrations"),
     ("sandbox", "admin"),
     ("cli",),

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli.main import main
-from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig, Timings
+from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig
 from slurm_robust.controller import preflight
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.main import slurm_times
-from slurm_robust.controller.preflight import PreflightError, too_short
+from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
@@ -420,35 +420,6 @@ def test_a_file_that_was_lost_meanwhile_costs_only_its_rules(rules: Path) -> Non
 
 
 # -- Times of slurm.conf against those of the job --------------------------------------------------
-
-DEFAULTS = {"KillWait": "30 sec", "UnkillableStepTimeout": "60 sec"}
-
-
-def test_slurms_defaults_are_too_short_for_gpus_only() -> None:
-    assert list(too_short(DEFAULTS, Timings(), gpus=False)) == []
-    (text,) = too_short(DEFAULTS, Timings(), gpus=True)
-    assert text.startswith("UnkillableStepTimeout is 60 s")
-    assert text.endswith("fix: the administrator sets UnkillableStepTimeout=180 in slurm.conf")
-
-
-@pytest.mark.parametrize("timeout", ["180 sec", "600 sec"])
-def test_a_slurm_that_waits_long_enough_is_well(timeout: str) -> None:
-    assert list(too_short(DEFAULTS | {"UnkillableStepTimeout": timeout}, Timings(), gpus=True)) == []
-
-
-def test_a_kill_wait_that_is_shorter_than_leaving_is_reported() -> None:
-    (text,) = too_short(DEFAULTS | {"KillWait": "15 sec"}, Timings(), gpus=False)
-    assert "KillWait is 15 s" in text
-    assert "may need 22 s" in text
-    assert "KillWait=30" in text
-    assert list(too_short({"KillWait": "15 sec"}, Timings(stop_grace_s=2.0, shutdown_s=7.0), gpus=False)) == [
-        text.replace("22 s", "16 s")
-    ]
-
-
-def test_what_slurm_does_not_say_is_not_judged() -> None:
-    assert list(too_short({}, Timings(), gpus=True)) == []
-    assert list(too_short({"KillWait": "(null)"}, Timings(), gpus=True)) == []
 
 
 def test_the_jobs_own_slurm_is_asked() -> None:

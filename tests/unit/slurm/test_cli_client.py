@@ -179,6 +179,21 @@ def test_steps_of_a_job_without_any() -> None:
     assert CliSlurmClient(run=script).steps(18) == ()
 
 
+def test_what_slurm_refuses_of_a_submission_is_empty() -> None:
+    job = (DATA / "slurm_text/22.05.8/job_running.txt").read_text()
+    refused = failed("job script retrieval failed: Access/permission denied")
+    script = Script(
+        {
+            "sinfo": "slurm-wlm 22.05.8",
+            "scontrol -d show job": job,
+            "sacct": "\nsbatch -k x.sh\n",
+            "scontrol write batch_script 41 -": refused,
+        }
+    )
+    found = CliSlurmClient(run=script).submission(41)
+    assert (found.line, found.script) == ("sbatch -k x.sh", "")
+
+
 def test_submit_reads_the_id_behind_a_plugin_s_chatter() -> None:
     script = Script({"sbatch": "welcome to the cluster\n77;mini\n"})
     request = SubmitRequest(command=("job.sh", "a b"), environment={"X": "1"}, nodes=2)

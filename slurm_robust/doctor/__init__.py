@@ -1,0 +1,1 @@
+"""``srobust doctor``: what in the environment of a job will hurt its recovery, and how to mend it."""

@@ -1,0 +1,150 @@
+"""What hazard rules judge: facts of the site, the job, its software and its node; what was not seen is None.
+
+A rule asks by the methods here, which raise :class:`Unseen` for what nobody knows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from slurm_robust.checkpoint.budget import Room
+from slurm_robust.config.job import JobConfig
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.options import Options
+from slurm_robust.slurm.records import Job, SlurmVersion
+from slurm_robust.slurm.values import parse_version
+
+Version = tuple[int, ...]
+T = TypeVar("T")
+
+
+class Unseen(Exception):
+    """A fact that a rule needs is not known; the message names it."""
+
+
+class Software(Record):
+    """Releases as numbers, which compare; empty where none is installed or it does not show."""
+
+    torch: Version = ()
+    nccl: Version = ()
+    cuda: Version = ()
+    """Of the CUDA runtime that torch was built for."""
+
+    driver: Version = ()
+
+
+class Node(Record):
+    """This node as a process of the job sees it."""
+
+    rooms: tuple[Room, ...] = ()
+    """Limits on memory, first the file system of ``/dev/shm``; see :func:`.budget.limits`."""
+
+    interfaces: tuple[str, ...] = ()
+    hcas: tuple[str, ...] = ()
+    """Host channel adapters, of InfiniBand or RoCE."""
+
+    memlock: int | None = None
+    """The limit on locked memory in bytes, None for none."""
+
+    synchronised: bool | None = None
+    """Whether the kernel knows its clock to be kept right."""
+
+
+class Facts(Record):
+    """One record of all that was found."""
+
+    config: JobConfig = JobConfig()
+    """The job's settings, the defaults where it has none."""
+
+    configured: JobConfig | None = None
+    """The same, if somebody has named them."""
+
+    slurm: dict[str, str] | None = None
+    """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""
+
+    clock_s: float | None = None
+    """How far this host's clock is ahead of slurmctld's."""
+
+    job: Job | None = None
+    options: Options | None = None
+    """What the job was, or will be, submitted with."""
+
+    environ: dict[str, str] | None = None
+    """The environment that workers get."""
+
+    software: Software | None = None
+    node: Node | None = None
+    gpus: bool | None = None
+    """Whether the job has any."""
+
+    nodes: int | None = None
+    ranks: int | None = None
+    state_bytes: int | None = None
+    """The state that the ranks of one node save in each step."""
+
+    # -- slurm.conf ------------------------------------------------------------------------------------
+
+    def setting(self, key: str) -> str:
+        """A value of slurm.conf, "" for one that is not set."""
+        return known(self.slurm, "slurm.conf").get(key, "")
+
+    def number(self, key: str) -> int:
+        """``60 sec``: the number."""
+        found = re.match(r"\d+", self.setting(key))
+        return int(known(found, key)[0])
+
+    def words(self, key: str) -> set[str]:
+        """A list in lower case, without the values of its items."""
+        return {item.partition("=")[0].strip().lower() for item in self.setting(key).split(",")} - {""}
+
+    def parameter(self, key: str, name: str) -> int | None:
+        """``name=5`` in a list: the number; None where the list has none."""
+        found = re.search(rf"(?:^|,)\s*{name}\s*=\s*(\d+)", self.setting(key), re.IGNORECASE)
+        return int(found[1]) if found else None
+
+    @property
+    def release(self) -> SlurmVersion:
+        """Slurm's."""
+        return parse_version(known(self.setting("SLURM_VERSION") or None, "SLURM_VERSION"))
+
+    @property
+    def requeue_delay_s(self) -> int:
+        """How long Slurm lets a requeued job wait: from 25.11 on a setting of its own."""
+        own = self.parameter("SchedulerParameters", "requeue_delay")
+        if own is not None and self.release >= REQUEUE_DELAY_SINCE:
+            return own
+        lifetime = self.parameter("AuthInfo", "cred_expire")
+        return 120 if lifetime is None else lifetime
+
+    # -- the job ---------------------------------------------------------------------------------------
+
+    def option(self, name: str) -> str | None:
+        """The value of a long option of sbatch; None where it was not given."""
+        options = known(self.options, "sbatch's options")
+        if name not in options.given and not options.complete:
+            raise Unseen("all of sbatch's options")
+        return options.given.get(name)
+
+    def variable(self, name: str) -> str | None:
+        """A variable of the workers' environment; None where it is not set."""
+        return known(self.environ, "the environment").get(name)
+
+    def version(self, name: str) -> Version:
+        """The release of ``torch``, ``nccl``, ``cuda`` or ``driver``."""
+        return known(getattr(known(self.software, "software"), name) or None, name)
+
+    @property
+    def shared_memory(self) -> Room:
+        """The file system of ``/dev/shm``."""
+        return known(known(self.node, "the node").rooms or None, "memory")[0]
+
+
+REQUEUE_DELAY_SINCE = SlurmVersion(major=25, minor=11)
+
+
+def known(value: T | None, name: str) -> T:
+    """``value``; raises :class:`Unseen` for None."""
+    if value is None:
+        raise Unseen(name)
+    return value

@@ -1,0 +1,232 @@
+"""Gathers the facts: one function for each source. What cannot be seen is left out, and said."""
+
+from __future__ import annotations
+
+import re
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from slurm_robust.checkpoint import budget
+from slurm_robust.config.job import JobConfig
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.doctor.facts import Facts, Node, Software, Version
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.nodefolders import SHARED_MEMORY
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.checks import clock
+from slurm_robust.nodes.checks.infiniband import SYSFS as HCAS
+from slurm_robust.nodes.host import Host
+from slurm_robust.slurm import options
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import (
+    CommandFailed,
+    JobNotFound,
+    PermissionDenied,
+    SlurmCommandError,
+    SlurmError,
+    UnparsableOutput,
+)
+from slurm_robust.slurm.records import Job
+
+DRIVER = "/proc/driver/nvidia/version"
+_NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+_CUDA = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11")
+_GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
+_ROUND_TRIP_S = 1.0
+
+
+class Wanted(Record):
+    """What to look at: a batch script, or a job (of this environment unless ``job_id`` names another)."""
+
+    script: Path | None = None
+    job_id: int | None = None
+    state_bytes: int | None = None
+    configured: bool = False
+    """Whether somebody has named the job's settings."""
+
+
+class CannotRead(SrobustError):
+    """The batch script cannot be read."""
+
+    exit_code = ExitCode.NO_INPUT
+    fix = "give the script that sbatch would get"
+
+
+class _Site(Record):
+    """What slurmctld says, of the site and of the job."""
+
+    slurm: dict[str, str] | None = None
+    clock_s: float | None = None
+    job: Job | None = None
+    options: options.Options | None = None
+    gpus_per_node: int | None = None
+
+
+def gather(
+    wanted: Wanted, config: JobConfig, environ: Mapping[str, str], slurm: SlurmClient, host: Host
+) -> tuple[Facts, tuple[str, ...]]:
+    """The facts, and a sentence on each part that was not seen.
+
+    Raises :class:`CannotRead`, and ``JobNotFound`` for a job that was named and is not there.
+    """
+    own = environ.get("SLURM_JOB_ID", "")
+    inside = int(own) if own.isdecimal() and wanted.script is None else None
+    job_id = wanted.job_id or inside
+    ours = job_id in (None, inside)
+    site, unseen = _site(slurm, job_id, environ if ours else {}, named=wanted.job_id is not None)
+    submitted = site.options
+    if wanted.script is not None:
+        submitted = _script(wanted.script, environ)
+    elif job_id is None:
+        unseen += ("the job: give a batch script or --jobid, or run it inside of the job",)
+    node = None
+    if ours and inside and environ.get("SLURMD_NODENAME"):
+        node = node_of(host)
+    else:
+        unseen += ("the job's node: inside of the job, 'srun srobust doctor' sees each",)
+    if not ours:
+        unseen += ("the environment of the job's ranks: run it inside of the job",)
+    nodes = _nodes(site.job, submitted)
+    gpus = _gpus(site, submitted, outside=job_id is None and wanted.script is None)
+    facts = Facts(
+        config=config,
+        configured=config if wanted.configured else None,
+        slurm=site.slurm,
+        clock_s=site.clock_s,
+        job=site.job,
+        options=submitted,
+        environ=dict(environ) if ours else None,
+        software=software(host),
+        node=node,
+        gpus=gpus,
+        nodes=nodes,
+        ranks=_ranks(config, nodes, site.gpus_per_node),
+        state_bytes=wanted.state_bytes,
+    )
+    return facts, unseen
+
+
+def _site(
+    slurm: SlurmClient, job_id: int | None, environ: Mapping[str, str], *, named: bool
+) -> tuple[_Site, tuple[str, ...]]:
+    """Everything that Slurm is asked. It is not asked again after it gave no answer."""
+    conf, ahead, job, submitted, gpus = None, None, None, None, None
+    unseen: tuple[str, ...] = ()
+    try:
+        ahead = clock_offset(slurm)
+        if environ.get("SLURM_PROCID", "0") != "0":
+            # Of a thousand tasks slurmctld would be asked a thousand times, for the same answers.
+            return _Site(clock_s=ahead), ("Slurm but for its clock: task 0 of this step asks it",)
+        conf = slurm.config()
+        if job_id is not None:
+            job = slurm.job(job_id)
+            submitted = options.of_submission(slurm.submission(job_id), environ)
+            gpus = min(slurm.allocation(job_id).gpus_per_node.values(), default=None)
+    except SlurmError as error:
+        if named and isinstance(error, JobNotFound):
+            raise
+        unseen = (f"Slurm: {error.what if isinstance(error, SlurmCommandError) else error}",)
+    return _Site(slurm=conf, clock_s=ahead, job=job, options=submitted, gpus_per_node=gpus), unseen
+
+
+def clock_offset(slurm: SlurmClient, clock: Callable[[], float] = time.time) -> float | None:
+    """How far this host's clock is ahead of slurmctld's; None where the answer took too long to tell.
+
+    Raises what says that nothing else would be answered either.
+    """
+    before = clock()
+    try:
+        then = slurm.now() + 0.5  # whole seconds, cut off
+    except (CommandFailed, PermissionDenied, UnparsableOutput):
+        return None
+    after = clock()
+    return (before + after) / 2 - then if after - before < _ROUND_TRIP_S else None
+
+
+def _script(path: Path, environ: Mapping[str, str]) -> options.Options:
+    try:
+        if not path.is_file():
+            raise CannotRead(f"{path}: no such file")
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        raise CannotRead(f"{path}: {error.strerror}") from error
+    return options.of_script(text, environ)
+
+
+def installed(name: str) -> str:
+    """The release of a package of this Python, "" if it is not installed; nothing is imported."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def software(host: Host, release: Callable[[str], str] = installed) -> Software:
+    """Of the environment that this program runs in, and of the machine's driver."""
+
+    def first(names: Iterable[str]) -> Version:
+        return _numbers(next(filter(None, map(release, names)), ""))
+
+    torch = release("torch")
+    tag = re.search(r"\+cu(\d+)(\d)$", torch)
+    driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", host.read_or(DRIVER))
+    return Software(
+        torch=_numbers(torch),
+        nccl=first(_NCCL),
+        cuda=(int(tag[1]), int(tag[2])) if tag else first(_CUDA),
+        driver=_numbers(driver[1]) if driver else (),
+    )
+
+
+def _numbers(version: str) -> Version:
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def node_of(host: Host) -> Node:
+    """This node, from inside of a job's step."""
+    try:
+        rooms = budget.limits(SHARED_MEMORY)
+    except OSError:
+        rooms = ()
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    try:
+        synchronised = clock.gather(host, NodeConfig()).synchronised
+    except (OSError, RuntimeError):
+        synchronised = None
+    return Node(
+        rooms=rooms,
+        interfaces=tuple(name for _, name in socket.if_nameindex()),
+        hcas=host.names(HCAS),
+        memlock=None if soft == resource.RLIM_INFINITY else soft,
+        synchronised=synchronised,
+    )
+
+
+def _nodes(job: Job | None, submitted: options.Options | None) -> int | None:
+    if job is not None and job.num_nodes:
+        return job.num_nodes
+    asked = submitted.given.get("nodes", "") if submitted is not None else ""
+    return int(asked) if asked.isdecimal() else None
+
+
+def _gpus(site: _Site, submitted: options.Options | None, *, outside: bool) -> bool | None:
+    """Of a job that is not there yet: whether it asks for some, or without any job, the site has some."""
+    if site.gpus_per_node is not None:
+        return site.gpus_per_node > 0
+    given = submitted.given if submitted is not None else {}
+    if any(name in given for name in _GPU_OPTIONS) or "gpu" in given.get("gres", ""):
+        return True
+    if site.slurm is None:
+        return None
+    has_some = "gpu" in site.slurm.get("GresTypes", "").split(",")
+    return has_some if outside or not has_some else None
+
+
+def _ranks(config: JobConfig, nodes: int | None, gpus_per_node: int | None) -> int | None:
+    slots = config.nodes or (nodes - config.spares if nodes is not None else None)
+    per_node = config.nproc_per_node or gpus_per_node
+    return slots * per_node if slots and per_node else None

@@ -1,0 +1,67 @@
+"""``srobust doctor``: gathers, judges, prints."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from functools import partial
+
+from slurm_robust.config.job import JobConfig
+from slurm_robust.doctor.gather import Wanted, gather
+from slurm_robust.doctor.rule import Hazard, Level, apply_all
+from slurm_robust.doctor.rules import RULES
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.host import Host
+from slurm_robust.report.console import show
+from slurm_robust.slurm.select import make_client
+from slurm_robust.util.text import one_line
+
+FOUND = 1
+"""The exit code of a report with something bad."""
+
+
+class Report(Record):
+    """All rules applied, the worst first; ``unseen``: what no rule could look at."""
+
+    host: str
+    hazards: tuple[Hazard, ...]
+    unseen: tuple[str, ...] = ()
+
+    def of(self, level: Level) -> list[Hazard]:
+        """The hazards of one level."""
+        return [hazard for hazard in self.hazards if hazard.level is level]
+
+
+def main(wanted: Wanted, config: JobConfig, *, json: bool, verbose: bool) -> int:
+    """Print what was found; 0 or :data:`FOUND`. Raises what ``gather`` does."""
+    slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
+    facts, unseen = gather(wanted, config, os.environ, slurm, Host())
+    report = Report(host=socket.gethostname(), hazards=apply_all(RULES, facts), unseen=unseen)
+    show(report, partial(render, verbose=verbose), json=json)
+    return FOUND if report.of(Level.BAD) else 0
+
+
+def render(report: Report, *, verbose: bool) -> str:
+    """For a person."""
+    return "\n".join(_lines(report, verbose=verbose))
+
+
+def _lines(report: Report, *, verbose: bool) -> Iterator[str]:
+    for hazard in report.hazards:
+        if hazard.level in (Level.BAD, Level.NOTE) or verbose:
+            yield from _hazard(hazard, verbose=verbose)
+    for part in report.unseen:
+        yield f"not seen: {one_line(part, None)}"
+    counts = (f"{len(report.of(level))} {level.value}" for level in Level)
+    yield f"{report.host}: {len(report.hazards)} rules, {', '.join(counts)}"
+
+
+def _hazard(hazard: Hazard, *, verbose: bool) -> Iterator[str]:
+    label = "BAD" if hazard.level is Level.BAD else hazard.level.value
+    yield f"{label:>7}  {hazard.rule}: {one_line(hazard.text, None)}".rstrip(": ")
+    if hazard.why:
+        yield f"           why: {hazard.why}"
+        yield f"           fix: {hazard.fix}"
+    if hazard.source and verbose:
+        yield f"           source: {hazard.source}"

@@ -1,0 +1,8 @@
+"""All hazard rules, by topic. A new rule is a function and an entry in the ``RULES`` of its module."""
+
+from __future__ import annotations
+
+from slurm_robust.doctor.rule import Rule
+from slurm_robust.doctor.rules import job, nccl, node, settings, site
+
+RULES: tuple[Rule, ...] = (*site.RULES, *job.RULES, *settings.RULES, *nccl.RULES, *node.RULES)

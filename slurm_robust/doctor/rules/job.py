@@ -1,0 +1,196 @@
+"""Hazards of the job: what it was, or will be, submitted with, and what Slurm's record of it says."""
+
+from __future__ import annotations
+
+from slurm_robust.doctor.facts import Facts, known
+from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rules.site import leaving_s
+from slurm_robust.slurm.options import OFF, Signal, parse_signal
+
+_EARLY_S = 60
+"""Slurm may send a signal so much earlier than asked."""
+
+
+def _no_kill(facts: Facts) -> str:
+    return "the job does not ask for --no-kill" if facts.option("no-kill") is None else ""
+
+
+def _requeue(facts: Facts) -> str:
+    if not facts.config.slurm.requeue:
+        return ""
+    if facts.job is not None:
+        return "" if facts.job.requeue else "Slurm may not requeue the job"
+    given = facts.option("requeue")
+    if given == OFF:
+        return "the job asks for --no-requeue"
+    off = given is None and facts.number("JobRequeue") == 0
+    return "the job does not ask for --requeue, and JobRequeue is 0" if off else ""
+
+
+def _expedite(facts: Facts) -> str:
+    allowed = "enable_expedited_requeue" in facts.words("SlurmctldParameters")
+    given = facts.option("requeue") or ""
+    if not allowed or given.startswith("expedite") or given == OFF:
+        return ""
+    return "the site allows --requeue=expedite, and the job does not ask for it"
+
+
+def _signal(facts: Facts) -> Signal:
+    return known(parse_signal(known(facts.option("signal"), "--signal")), "a readable --signal")
+
+
+def _no_signal(facts: Facts) -> str:
+    return "the job does not ask for --signal" if facts.option("signal") is None else ""
+
+
+def _signal_elsewhere(facts: Facts) -> str:
+    signal = _signal(facts)
+    if signal.to_batch and signal.name == "USR1":
+        return ""
+    return f"--signal={facts.option('signal')} sends no USR1 to the batch script"
+
+
+def _signal_late(facts: Facts) -> str:
+    timings = facts.config.timings
+    have, need = _signal(facts).before_s, timings.checkpoint_s + leaving_s(timings)
+    if have >= need:
+        return ""
+    return f"--signal comes {have} s before the time limit, and the job may need {need:.0f} s to leave"
+
+
+def _limit_short(facts: Facts) -> str:
+    limit = known(known(facts.job, "the job").time_limit_s, "the job's time limit")
+    warned = limit - _signal(facts).before_s - _EARLY_S
+    first = facts.config.detect.first_step_s
+    if warned >= first:
+        return ""
+    return f"of the time limit of {limit:.0f} s, --signal may leave {max(0.0, warned):.0f} s for training"
+
+
+def _nodes_pinned(facts: Facts) -> str:
+    if facts.job is not None and facts.job.required_nodes:
+        return f"the job asks for nodes by name ({len(facts.job.required_nodes)} of them)"
+    return "the job asks for nodes by name (--nodelist)" if facts.option("nodelist") is not None else ""
+
+
+def _truncated(facts: Facts) -> str:
+    if (facts.option("open-mode") or "").startswith("a") or facts.number("JobFileAppend"):
+        return ""
+    return "the job does not ask for --open-mode=append"
+
+
+def _memory_shrinks(facts: Facts) -> str:
+    return "the job asks for --mem-update" if facts.option("mem-update") is not None else ""
+
+
+def _memory_default(facts: Facts) -> str:
+    asked = [name for name in ("mem", "mem-per-cpu", "mem-per-gpu") if facts.option(name) is not None]
+    if asked or not any("memory" in word for word in facts.words("SelectTypeParameters")):
+        return ""
+    return "the job does not ask for memory (--mem)"
+
+
+RULES = (
+    Rule(
+        name="job.no_kill",
+        level=Level.BAD,
+        needs=("options",),
+        why="the loss of one node ends all of the job: no spare can take over, and a requeue follows after "
+        "SlurmdTimeout",
+        fix="submit with --no-kill",
+        source="sbatch(1) --no-kill; measured on Slurm 22.05",
+        judge=_no_kill,
+    ),
+    Rule(
+        name="job.requeue",
+        level=Level.BAD,
+        needs=("slurm",),
+        why="the job ends when its allocation cannot be saved or its time is up",
+        fix="submit with --requeue",
+        source="sbatch(1) --requeue; slurm.conf(5) JobRequeue",
+        judge=_requeue,
+    ),
+    Rule(
+        name="job.expedite",
+        level=Level.NOTE,
+        needs=("options", "slurm"),
+        why="a requeue takes seconds longer, and minutes after the loss of a node",
+        fix="submit with --requeue=expedite",
+        source="sbatch(1) --requeue; measured on Slurm 26.05: 0.2 to 0.7 s instead of 6, or 121",
+        judge=_expedite,
+    ),
+    Rule(
+        name="job.signal",
+        level=Level.BAD,
+        needs=("options",),
+        why="at its time limit the job ends for good, without a checkpoint of its last steps",
+        fix="submit with --signal=B:USR1@120",
+        source="sbatch(1) --signal",
+        judge=_no_signal,
+    ),
+    Rule(
+        name="job.signal_target",
+        level=Level.BAD,
+        needs=("options",),
+        why="srobust run is the batch script, listens for USR1, and hears nothing before its time limit",
+        fix="submit with --signal=B:USR1@120",
+        source="sbatch(1) --signal; measured on Slurm 22.05",
+        judge=_signal_elsewhere,
+    ),
+    Rule(
+        name="job.signal_time",
+        level=Level.BAD,
+        needs=("options",),
+        why="Slurm ends the job while its newest checkpoint is being written to storage",
+        fix="submit with --signal=B:USR1@120, or lower timings.checkpoint_s",
+        source="sbatch(1) --signal; docs/configuration.md, timings",
+        judge=_signal_late,
+    ),
+    Rule(
+        name="job.time_limit",
+        level=Level.NOTE,
+        needs=("job", "options"),
+        why="a run with a slow first step (detect.first_step_s) ends without a new step; three such runs end "
+        "the job",
+        fix="submit with a longer --time, or a shorter time in --signal",
+        source="sbatch(1) --signal (up to 60 s early); docs/configuration.md, detect.first_step_s",
+        judge=_limit_short,
+    ),
+    Rule(
+        name="job.nodelist",
+        level=Level.BAD,
+        needs=(),
+        why="after the loss of one of them the requeued job waits for ever (ReqNodeNotAvail)",
+        fix="submit without --nodelist; --constraint or --partition choose a kind of node",
+        source="measured on Slurm 22.05",
+        judge=_nodes_pinned,
+    ),
+    Rule(
+        name="job.open_mode",
+        level=Level.NOTE,
+        needs=("options", "slurm"),
+        why="each requeue empties the job's log, and with it the report of what led to it",
+        fix="submit with --open-mode=append",
+        source="sbatch(1) --open-mode; slurm.conf(5) JobFileAppend",
+        judge=_truncated,
+    ),
+    Rule(
+        name="job.mem_update",
+        level=Level.BAD,
+        needs=("options",),
+        why="Slurm lowers the limit to what is used after a while, when not all snapshots may be there yet, "
+        "and the kernel then kills ranks",
+        fix="submit without --mem-update",
+        source="sbatch(1) --mem-update (from 26.05 on)",
+        judge=_memory_shrinks,
+    ),
+    Rule(
+        name="job.mem",
+        level=Level.NOTE,
+        needs=("options", "slurm"),
+        why="it gets the site's default, of which snapshots in memory may have to do without",
+        fix="submit with --mem=0, for all memory of each node",
+        source="sbatch(1) --mem; slurm.conf(5) DefMemPerNode, SelectTypeParameters",
+        judge=_memory_default,
+    ),
+)

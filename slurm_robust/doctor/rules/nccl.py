@@ -1,0 +1,271 @@
+"""Hazards of the software of the ranks: releases of torch, CUDA, driver and NCCL, and variables of theirs."""
+
+from __future__ import annotations
+
+from slurm_robust.doctor.facts import Facts, Version, known
+from slurm_robust.doctor.rule import Level, Rule
+
+_OLDEST_TORCH = (2, 4)
+_PORT_FAILOVER = (2, 29, 7)
+_SHRINK_HANGS = (2, 31, 2)
+_RANKS_ALLTOALL = 80
+_IB_RETRIES, _IB_LEAST_S = 7, 2.0
+
+# The oldest driver that runs any release of a CUDA series.
+_DRIVERS: dict[int, Version] = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+
+
+def _dotted(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def _within(facts: Facts, first: Version, fixed: Version) -> str:
+    """Names NCCL's release if it is at least ``first`` and before ``fixed``."""
+    have = facts.version("nccl")
+    return f"NCCL is {_dotted(have)}" if first <= have < fixed else ""
+
+
+def _torch(facts: Facts) -> str:
+    have = facts.version("torch")
+    return f"torch is {_dotted(have)}" if have < _OLDEST_TORCH else ""
+
+
+def _driver(facts: Facts) -> str:
+    cuda, have = facts.version("cuda"), facts.version("driver")
+    least = known(_DRIVERS.get(cuda[0]), f"the driver that CUDA {cuda[0]} needs")
+    if have >= least:
+        return ""
+    return f"the driver is {_dotted(have)}, and torch is built for CUDA {_dotted(cuda)}"
+
+
+def _alltoall(facts: Facts) -> str:
+    return _within(facts, (2,), (2, 27, 3)) if (facts.ranks or 0) > _RANKS_ALLTOALL else ""
+
+
+def _port_failover(facts: Facts) -> str:
+    ports = known(facts.node, "the node").hcas
+    if len(ports) < 2 or facts.version("nccl") < _PORT_FAILOVER:
+        return ""
+    if facts.variable("NCCL_IB_RESILIENCY_PORT_FAILOVER") == "1":
+        return ""
+    return f"NCCL_IB_RESILIENCY_PORT_FAILOVER is not 1, and the node has {len(ports)} adapters"
+
+
+def _shrink(facts: Facts) -> str:
+    have = facts.version("nccl")
+    return f"NCCL is {_dotted(have)}" if have >= _SHRINK_HANGS else ""
+
+
+def _error_handling(facts: Facts) -> str:
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
+        if facts.variable(name) == "0":
+            return f"{name} is 0"
+    return ""
+
+
+def _aborting(facts: Facts) -> str:
+    value = facts.variable("TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    return f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {value}" if value in ("1", "2") else ""
+
+
+def _recorder(facts: Facts) -> str:
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        if facts.variable(name) == "0":
+            return f"{name} is 0"
+    return ""
+
+
+def _timing(facts: Facts) -> str:
+    off = facts.variable("TORCH_NCCL_ENABLE_TIMING") == "0"
+    return "TORCH_NCCL_ENABLE_TIMING is 0" if off else ""
+
+
+def _ras(facts: Facts) -> str:
+    return "NCCL_RAS_ENABLE is 0" if facts.variable("NCCL_RAS_ENABLE") == "0" else ""
+
+
+def _ib_timeout(facts: Facts) -> str:
+    """4.096 µs x 2^timeout for each of the retries."""
+    timeout = facts.variable("NCCL_IB_TIMEOUT") or ""
+    retries = facts.variable("NCCL_IB_RETRY_CNT") or str(_IB_RETRIES)
+    if not (timeout.isdecimal() and retries.isdecimal()) or not 0 < int(timeout) < 32:
+        return ""
+    bears_s = 4.096e-6 * 2 ** int(timeout) * int(retries)
+    return (
+        f"NCCL_IB_TIMEOUT is {timeout}: NCCL bears {bears_s:.1f} s of silence"
+        if bears_s < _IB_LEAST_S
+        else ""
+    )
+
+
+def _interfaces(facts: Facts) -> str:
+    have = known(facts.node, "the node").interfaces
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        value = facts.variable(name)
+        if value and not _finds(value, have, exact=name.startswith("GLOO")):
+            return f"{name} is {value}, and this node has {', '.join(have)}"
+    return ""
+
+
+def _finds(value: str, have: tuple[str, ...], *, exact: bool) -> bool:
+    """NCCL takes prefixes, ``=`` before whole names and ``^`` before those to leave out."""
+    if value.startswith("^"):
+        return True
+    names = [name.strip() for name in value.removeprefix("=").split(",")]
+    if exact or value.startswith("="):
+        return any(name in have for name in names)
+    return any(interface.startswith(name) for name in names for interface in have)
+
+
+_RELEASE = "NCCL's release notes of"
+_VARIABLES = "torch, ProcessGroupNCCL environment variables"
+_ENV = "NCCL's manual, environment variables"
+
+RULES = (
+    Rule(
+        name="torch.release",
+        level=Level.BAD,
+        needs=("software",),
+        why="checkpoints and workers were tested with 2.4 and later",
+        fix="install torch 2.4 or later",
+        source="docs/installing.md, supported releases",
+        judge=_torch,
+    ),
+    Rule(
+        name="torch.driver",
+        level=Level.BAD,
+        needs=("software",),
+        why="CUDA does not start: every generation fails alike, unless the container brings cuda-compat",
+        fix="install a torch for the driver's CUDA, or the administrator installs a later driver",
+        source="CUDA's release notes, minimum driver for minor version compatibility (450.80.02 for CUDA 11, "
+        "525.60.13 for 12, 580.65.06 for 13)",
+        judge=_driver,
+    ),
+    Rule(
+        name="nccl.large_scale",
+        level=Level.BAD,
+        needs=("software",),
+        why="it hangs at large scale, and may crash when communicators are aborted",
+        fix="install NCCL 2.28.9 or later",
+        source=f"{_RELEASE} 2.28.9; NVRx's README (avoid 2.28.3 to 2.28.8)",
+        judge=lambda facts: _within(facts, (2, 28), (2, 28, 9)),
+    ),
+    Rule(
+        name="nccl.all_to_all",
+        level=Level.BAD,
+        needs=("software", "ranks"),
+        why="exchanges like all-to-all (experts) may hang with more than 80 ranks",
+        fix="install NCCL 2.27.3 or later",
+        source=f"{_RELEASE} 2.27.3",
+        judge=_alltoall,
+    ),
+    Rule(
+        name="nccl.corruption",
+        level=Level.BAD,
+        needs=("software",),
+        why="it may corrupt data where a GPU shares its PCI switch with one NIC (HGX H100)",
+        fix="install NCCL 2.18.3 or later",
+        source=f"{_RELEASE} 2.18.1 and 2.18.3",
+        judge=lambda facts: _within(facts, (2, 18, 1), (2, 18, 3)),
+    ),
+    Rule(
+        name="nccl.abort",
+        level=Level.NOTE,
+        needs=("software",),
+        why="aborting a communicator may hang, and takes up to a hundred times as long",
+        fix="install NCCL 2.26.2 or later",
+        source=f"{_RELEASE} 2.26.2",
+        judge=lambda facts: _within(facts, (2,), (2, 26, 2)),
+    ),
+    Rule(
+        name="nccl.ras_crash",
+        level=Level.NOTE,
+        needs=("software",),
+        why="a rank may crash when RAS is asked, as for each hang, while it makes a communicator",
+        fix="install NCCL 2.27.3 or later",
+        source=f"{_RELEASE} 2.27.3; NVIDIA/nccl#1669, #1718",
+        judge=lambda facts: _within(facts, (2, 24), (2, 27, 3)),
+    ),
+    Rule(
+        name="nccl.shrink",
+        level=Level.NOTE,
+        needs=("software",),
+        why="torch's shrink_group(…, SHRINK_ABORT) hangs on the ranks that are left",
+        fix="do not use shrink_group, or a torch that has pytorch#194775",
+        source="pytorch/pytorch#194679, #194775 (NCCL 2.31.2 on)",
+        judge=_shrink,
+    ),
+    Rule(
+        name="nccl.port_failover",
+        level=Level.NOTE,
+        needs=("software", "node", "environ"),
+        why="where NCCL merges ports into one device, one that fails ends the generation, instead of leaving "
+        "its traffic to the others",
+        fix="export NCCL_IB_RESILIENCY_PORT_FAILOVER=1, after a test on this network",
+        source="NCCL 2.29.7, src/transport/net_ib/p2p_resiliency.cc (default 0)",
+        judge=_port_failover,
+    ),
+    Rule(
+        name="nccl.error_handling",
+        level=Level.NOTE,
+        needs=("environ",),
+        why="ranks wait for a dead peer until the hang is detected, instead of failing at once",
+        fix="unset it",
+        source=_VARIABLES,
+        judge=_error_handling,
+    ),
+    Rule(
+        name="nccl.aborting",
+        level=Level.NOTE,
+        needs=("environ",),
+        why="a rank that fails aborts its communicators first, which may hang; by default it only ends",
+        fix="unset it (3)",
+        source=_VARIABLES,
+        judge=_aborting,
+    ),
+    Rule(
+        name="nccl.flight_recorder",
+        level=Level.NOTE,
+        needs=("environ",),
+        why="without the flight recorder most hangs inside NCCL name no rank",
+        fix="unset it; srobust run sets 2000",
+        source=f"{_VARIABLES}; docs/stacks.md",
+        judge=_recorder,
+    ),
+    Rule(
+        name="nccl.timing",
+        level=Level.NOTE,
+        needs=("environ",),
+        why="operations that a GPU has begun look like those that wait: a GPU that hangs names no rank",
+        fix="unset it; srobust run sets 1",
+        source=f"{_VARIABLES}; docs/stacks.md",
+        judge=_timing,
+    ),
+    Rule(
+        name="nccl.ras",
+        level=Level.NOTE,
+        needs=("environ",),
+        why="NCCL does not say which processes of a hang are gone",
+        fix="unset it",
+        source="NCCL's manual, NCCL_RAS_ENABLE; docs/taking-stacks.md",
+        judge=_ras,
+    ),
+    Rule(
+        name="nccl.ib_timeout",
+        level=Level.NOTE,
+        needs=("environ",),
+        why="a link that flaps for a moment ends the generation",
+        fix="unset it (20, which with 7 retries are 30 s)",
+        source=f"{_ENV}: NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT",
+        judge=_ib_timeout,
+    ),
+    Rule(
+        name="nccl.interfaces",
+        level=Level.BAD,
+        needs=("environ", "node"),
+        why="ranks on a node without that interface cannot meet the others: no generation starts there",
+        fix="name an interface that all nodes have, or a prefix of theirs",
+        source=f"{_ENV}: NCCL_SOCKET_IFNAME; torch.distributed, GLOO_SOCKET_IFNAME",
+        judge=_interfaces,
+    ),
+)

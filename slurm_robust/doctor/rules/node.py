@@ -1,0 +1,120 @@
+"""Hazards of a node as the job sees it: memory for snapshots, limits, clock."""
+
+from __future__ import annotations
+
+from slurm_robust.checkpoint.budget import NODE, MemoryPlan, plan
+from slurm_robust.doctor.facts import Facts, known
+from slurm_robust.doctor.rule import Level, Rule
+
+_GIB = 1 << 30
+_LEAST_SHARE = 0.5
+
+
+def _shared_memory(facts: Facts) -> str:
+    room = facts.shared_memory
+    if not facts.config.checkpoint.memory or room.total >= _GIB:
+        return ""
+    return f"{room.name} has {room.total / 1e6:.0f} MB"
+
+
+def _limited(facts: Facts) -> str:
+    _, *rooms = known(facts.node, "the node").rooms or (None,)
+    whole = known(next((room for room in rooms if room and room.name == NODE), None), "the node's memory")
+    tightest = min(room.total for room in rooms if room)
+    if not facts.config.checkpoint.memory or tightest >= _LEAST_SHARE * whole.total:
+        return ""
+    return f"the job may use {tightest / 1e9:.1f} GB of the node's {whole.total / 1e9:.1f} GB"
+
+
+def _plan(facts: Facts) -> MemoryPlan | None:
+    """How many snapshots of the state that the user named would fit; None where none are wanted."""
+    rooms = known(known(facts.node, "the node").rooms or None, "memory")
+    nodes = 2 if facts.nodes is None else facts.nodes
+    if not facts.config.checkpoint.memory:
+        return None
+    peers = facts.config.checkpoint.peers and nodes > 1
+    state = known(facts.state_bytes, "--state")
+    return plan(own=state, shared=0, ranks=1, nodes=nodes if peers else 1, rooms=rooms)
+
+
+def _no_snapshots(facts: Facts) -> str:
+    found = _plan(facts)
+    return found.reason if found is not None and not found.own_buffers else ""
+
+
+def _fewer_snapshots(facts: Facts) -> str:
+    found = _plan(facts)
+    return found.reason if found is not None and found.own_buffers else ""
+
+
+def _locked(facts: Facts) -> str:
+    node = known(facts.node, "the node")
+    if not node.hcas or node.memlock is None or node.memlock >= _GIB:
+        return ""
+    return f"the limit on locked memory is {node.memlock / 1e6:.1f} MB"
+
+
+def _unsynchronised(facts: Facts) -> str:
+    known_right = known(known(facts.node, "the node").synchronised, "whether the clock is kept right")
+    return "" if known_right else "the kernel does not know the clock to be kept right"
+
+
+RULES = (
+    Rule(
+        name="memory.shared_memory",
+        level=Level.BAD,
+        needs=("node",),
+        why="snapshots do not fit, so training waits while each checkpoint is written to storage; data "
+        "loaders and NCCL may fail, too",
+        fix="start the container with a larger /dev/shm (docker: --shm-size, --ipc=host), or ask the "
+        "administrator for one",
+        source="docker run, --shm-size (64 MB by default); docs/checkpoints.md",
+        judge=_shared_memory,
+    ),
+    Rule(
+        name="memory.limit",
+        level=Level.NOTE,
+        needs=("node",),
+        why="snapshots count against the limit",
+        fix="submit with --mem=0, for all memory of each node",
+        source="sbatch(1) --mem; docs/checkpoints.md",
+        judge=_limited,
+    ),
+    Rule(
+        name="memory.no_snapshots",
+        level=Level.BAD,
+        needs=("node", "state_bytes"),
+        why="a recovery loses all steps since the last checkpoint on storage",
+        fix="submit with --mem=0, let /dev/shm be larger, or train on more nodes",
+        source="slurm_robust/checkpoint/budget.py, as each job plans",
+        judge=_no_snapshots,
+    ),
+    Rule(
+        name="memory.snapshots",
+        level=Level.NOTE,
+        needs=("node", "state_bytes"),
+        why="fewer copies of each step",
+        fix="submit with --mem=0, let /dev/shm be larger, or train on more nodes",
+        source="slurm_robust/checkpoint/budget.py, as each job plans",
+        judge=_fewer_snapshots,
+    ),
+    Rule(
+        name="memory.locked",
+        level=Level.NOTE,
+        needs=("node",),
+        why="NCCL may not register memory for its network, and generations fail at their first collective",
+        fix="the administrator sets LimitMEMLOCK=infinity for slurmd, and "
+        "PropagateResourceLimitsExcept=MEMLOCK",
+        source="Slurm's FAQ, memlock; NCCL's manual, networking troubleshooting",
+        judge=_locked,
+    ),
+    Rule(
+        name="clock.sync",
+        level=Level.NOTE,
+        needs=("node",),
+        why="a clock that nobody keeps drifts seconds a day (virtual machines may be right without it)",
+        fix="the administrator runs chronyd or its like",
+        source="docs/node-checks.md, clock.sync",
+        judge=_unsynchronised,
+    ),
+)

@@ -1,0 +1,152 @@
+"""Hazards of the job's own settings, and the order of its timeouts with those of PyTorch."""
+
+from __future__ import annotations
+
+from slurm_robust.doctor.facts import Facts, known
+from slurm_robust.doctor.rule import Level, Rule
+
+PROCESS_GROUP_S = 600
+"""The default of ``init_process_group(timeout=…)`` with NCCL."""
+
+_BEATS = 3
+
+
+def detection_s(facts: Facts) -> float:
+    """Seconds without a step until a hang is declared at the earliest, and its stacks are taken twice."""
+    detect = facts.config.detect
+    return detect.hang_floor_s + 2 * detect.stacks_s
+
+
+def _process_group(facts: Facts) -> str:
+    ours = detection_s(facts)
+    if not facts.config.detect.hang or not facts.gpus or ours < PROCESS_GROUP_S:
+        return ""
+    return f"a hang is declared and sampled within {ours:g} s at the earliest (detect.hang_floor_s)"
+
+
+def _heartbeat(facts: Facts) -> str:
+    text = facts.variable("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC") or ""
+    ours = detection_s(facts)
+    if not text.isdecimal() or int(text) > ours or facts.variable("TORCH_NCCL_ENABLE_MONITORING") == "0":
+        return ""
+    return f"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is {text}, and a hang is sampled within {ours:g} s"
+
+
+def _beats(facts: Facts) -> str:
+    timings = facts.config.timings
+    if timings.node_dead_s >= _BEATS * timings.heartbeat_s:
+        return ""
+    return f"timings.node_dead_s ({timings.node_dead_s:g} s) is less than three heartbeats"
+
+
+def _spares(facts: Facts) -> str:
+    return "" if known(facts.configured, "a configuration").spares else "spares is 0"
+
+
+def _memory(facts: Facts) -> str:
+    return "" if facts.config.checkpoint.memory else "checkpoint.memory is false"
+
+
+def _peers(facts: Facts) -> str:
+    checkpoint = facts.config.checkpoint
+    return "checkpoint.peers is false" if checkpoint.memory and not checkpoint.peers else ""
+
+
+def _hang(facts: Facts) -> str:
+    return "" if facts.config.detect.hang else "detect.hang is false"
+
+
+def _requeue(facts: Facts) -> str:
+    return "" if facts.config.slurm.requeue else "slurm.requeue is false"
+
+
+def _observe(facts: Facts) -> str:
+    return "mode is observe" if facts.config.mode == "observe" else ""
+
+
+_CONFIGURATION = "docs/configuration.md"
+
+RULES = (
+    Rule(
+        name="timeouts.process_group",
+        level=Level.NOTE,
+        needs=("gpus",),
+        why="torch ends a collective after 600 s unless the script says otherwise: a hang is then a crash "
+        "without stacks",
+        fix="lower detect.hang_floor_s, or init_process_group(timeout=…) with more",
+        source="torch.distributed, init_process_group; docs/detection.md, how the timeouts nest",
+        judge=_process_group,
+    ),
+    Rule(
+        name="timeouts.nccl_heartbeat",
+        level=Level.BAD,
+        needs=("environ",),
+        why="torch kills a rank whose watchdog stands before the stacks of the hang are taken",
+        fix="unset it (480 s or more)",
+        source="torch, ProcessGroupNCCL environment variables, and their defaults in ProcessGroupNCCL.cpp",
+        judge=_heartbeat,
+    ),
+    Rule(
+        name="timeouts.node_dead",
+        level=Level.NOTE,
+        needs=(),
+        why="two late heartbeats make a node a dead one",
+        fix="set timings.node_dead_s to five heartbeats",
+        source=f"{_CONFIGURATION}, timings.node_dead_s",
+        judge=_beats,
+    ),
+    Rule(
+        name="settings.spares",
+        level=Level.NOTE,
+        needs=("configured",),
+        why="every lost node costs a requeue, or the wait for a node",
+        fix="ask for one node more than train, and set spares to 1",
+        source=f"{_CONFIGURATION}, spares",
+        judge=_spares,
+    ),
+    Rule(
+        name="settings.memory",
+        level=Level.NOTE,
+        needs=(),
+        why="a recovery loses all steps since the last checkpoint on storage",
+        fix="set checkpoint.memory to true",
+        source=f"{_CONFIGURATION}, checkpoint.memory",
+        judge=_memory,
+    ),
+    Rule(
+        name="settings.peers",
+        level=Level.NOTE,
+        needs=(),
+        why="the loss of a node costs all steps since the last checkpoint on storage",
+        fix="set checkpoint.peers to true",
+        source=f"{_CONFIGURATION}, checkpoint.peers",
+        judge=_peers,
+    ),
+    Rule(
+        name="settings.hang",
+        level=Level.NOTE,
+        needs=(),
+        why="a hang ends only by torch's own timeout, without stacks",
+        fix="set detect.hang to true",
+        source=f"{_CONFIGURATION}, detect.hang",
+        judge=_hang,
+    ),
+    Rule(
+        name="settings.requeue",
+        level=Level.BAD,
+        needs=(),
+        why="the job ends when its allocation cannot be saved, instead of going on in another",
+        fix="set slurm.requeue to true",
+        source=f"{_CONFIGURATION}, slurm.requeue",
+        judge=_requeue,
+    ),
+    Rule(
+        name="settings.observe",
+        level=Level.BAD,
+        needs=(),
+        why="nothing is recovered: what would be done is only printed",
+        fix="set mode to act",
+        source=f"{_CONFIGURATION}, mode",
+        judge=_observe,
+    ),
+)

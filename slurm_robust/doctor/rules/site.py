@@ -1,0 +1,436 @@
+"""Hazards of the site: slurm.conf as slurmctld runs it, and slurmctld's clock."""
+
+from __future__ import annotations
+
+import re
+
+from slurm_robust.config.job import Timings
+from slurm_robust.doctor.facts import REQUEUE_DELAY_SINCE, Facts
+from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.job import LEAVING_S
+from slurm_robust.policy.patience import MARGIN_S
+from slurm_robust.slurm.records import SlurmVersion
+
+OLDEST = SlurmVersion(major=22, minor=5)
+_NEVER = 65534
+_LONG_S = 120
+_DELAY_S = 30
+_EPILOG_S = 10.0
+_BATCH_REQUEUES = 5
+_CLOCK_S = 2.0
+_CREDENTIAL_S = 150.0
+_PROLOG_AT_ALLOCATION = {"alloc", "contain", "deferbatch", "forcerequeueonfail", "nohold", "runinjob", "x11"}
+
+
+def leaving_s(timings: Timings) -> float:
+    """The longest time in which a job that is ordered to leave does so."""
+    return timings.stop_grace_s + min(timings.kill_wait_s, LEAVING_S) + MARGIN_S + timings.shutdown_s
+
+
+def _release(facts: Facts) -> str:
+    return f"Slurm is {facts.release}" if facts.release < OLDEST else ""
+
+
+def _kill_wait(facts: Facts) -> str:
+    have, least = facts.number("KillWait"), leaving_s(facts.config.timings)
+    if have >= least:
+        return ""
+    return f"KillWait is {have} s, and this job may need {least:.0f} s to leave its nodes"
+
+
+def _unkillable_step(facts: Facts) -> str:
+    have, least = facts.number("UnkillableStepTimeout"), facts.config.timings.kill_wait_s
+    if not facts.gpus or have >= least:
+        return ""
+    return (
+        f"UnkillableStepTimeout is {have} s, and a worker with much memory registered for its GPU may take "
+        f"{least:.0f} s to die at the job's end"
+    )
+
+
+def _unkillable_messages(facts: Facts) -> str:
+    have, message = facts.number("UnkillableStepTimeout"), facts.number("MessageTimeout")
+    return f"UnkillableStepTimeout is {have} s, MessageTimeout {message} s" if have < 5 * message else ""
+
+
+def _slurmd_never(facts: Facts) -> str:
+    return "SlurmdTimeout is 0" if facts.number("SlurmdTimeout") == 0 else ""
+
+
+def _slurmd_late(facts: Facts) -> str:
+    have = facts.number("SlurmdTimeout")
+    return f"SlurmdTimeout is {have} s" if have > _LONG_S else ""
+
+
+def _requeue_delay(facts: Facts) -> str:
+    delay = facts.requeue_delay_s
+    return f"Slurm lets a requeued job wait for {delay + 1} s" if delay > _DELAY_S else ""
+
+
+def _expedited(facts: Facts) -> str:
+    if facts.release < REQUEUE_DELAY_SINCE:
+        return ""
+    allowed = "enable_expedited_requeue" in facts.words("SlurmctldParameters")
+    return "" if allowed else "SlurmctldParameters lacks enable_expedited_requeue"
+
+
+def _batch_requeues(facts: Facts) -> str:
+    have = facts.number("MaxBatchRequeue")
+    return f"MaxBatchRequeue is {have}" if have < _BATCH_REQUEUES else ""
+
+
+def _job_requeue(facts: Facts) -> str:
+    """Of a site; a job that is known has a rule of its own."""
+    if facts.job is not None or facts.options is not None:
+        return ""
+    return "JobRequeue is 0" if facts.number("JobRequeue") == 0 else ""
+
+
+def _prolog_hold(facts: Facts) -> str:
+    if not facts.setting("Prolog") or "nohold_on_prolog_fail" in facts.words("SchedulerParameters"):
+        return ""
+    return "there is a Prolog, and SchedulerParameters lacks nohold_on_prolog_fail"
+
+
+def _prolog_late(facts: Facts) -> str:
+    if not facts.setting("Prolog") or facts.words("PrologFlags") & _PROLOG_AT_ALLOCATION:
+        return ""
+    return "there is a Prolog, and PrologFlags lacks Alloc"
+
+
+def _prolog_beside(facts: Facts) -> str:
+    beside = facts.setting("Prolog") and "nohold" in facts.words("PrologFlags")
+    return "PrologFlags has NoHold" if beside else ""
+
+
+def _prolog_endless(facts: Facts) -> str:
+    for hook in ("Prolog", "Epilog"):
+        limit = facts.setting(f"{hook}Timeout") or facts.setting("PrologEpilogTimeout")
+        number = re.match(r"\d+", limit)
+        if facts.setting(hook) and (number is None or int(number[0]) >= _NEVER):
+            return f"the {hook} has no time limit"
+    return ""
+
+
+def _return_to_service(facts: Facts) -> str:
+    return "ReturnToService is 0" if facts.number("ReturnToService") == 0 else ""
+
+
+def _health_check(facts: Facts) -> str:
+    if facts.setting("HealthCheckProgram") and facts.number("HealthCheckInterval"):
+        return ""
+    return "no HealthCheckProgram runs"
+
+
+def _preemption(facts: Facts) -> str:
+    if facts.setting("PreemptType") in ("", "preempt/none", "(null)"):
+        return ""
+    return "PreemptMode is CANCEL" if "cancel" in facts.words("PreemptMode") else ""
+
+
+def _private_memory(facts: Facts) -> str:
+    plugin = facts.setting("JobContainerType") or facts.setting("NamespaceType")
+    if not facts.config.checkpoint.memory or plugin.rpartition("/")[2] in ("", "none"):
+        return ""
+    return f"{plugin} gives each run of a job a /dev/shm of its own, unless its Dirs leave that out"
+
+
+def _memory_polled(facts: Facts) -> str:
+    have = facts.words("JobAcctGatherParams")
+    if "overmemorykill" not in have or have & {"usepss", "noshared"}:
+        return ""
+    return "JobAcctGatherParams has OverMemoryKill without UsePss"
+
+
+def _requeue_exit(facts: Facts) -> str:
+    code = int(ExitCode.DO_NOT_REQUEUE)
+    for key in ("RequeueExit", "RequeueExitHold"):
+        if _has_code(facts.setting(key), code):
+            return f"{key} has {code}"
+    return ""
+
+
+def _has_code(text: str, code: int) -> bool:
+    """``1-9,18``."""
+    for part in re.findall(r"\d+(?:-\d+)?", text):
+        first, _, last = part.partition("-")
+        if int(first) <= code <= int(last or first):
+            return True
+    return False
+
+
+def _epilog_messages(facts: Facts) -> str:
+    nodes = facts.nodes or 0
+    spread_s = facts.number("EpilogMsgTime") * 1e-6 * nodes
+    if nodes <= 64 or spread_s <= _EPILOG_S:
+        return ""
+    return f"EpilogMsgTime spreads the epilogs' messages of {nodes} nodes over {spread_s:.0f} s"
+
+
+def _complete_wait(facts: Facts) -> str:
+    have = facts.number("CompleteWait")
+    return f"CompleteWait is {have} s" if have else ""
+
+
+def _powered_down(facts: Facts) -> str:
+    seconds = re.match(r"\d+", facts.setting("SuspendTime"))
+    if not facts.setting("SuspendProgram") or seconds is None:
+        return ""
+    return f"nodes that are idle for {seconds[0]} s are powered down"
+
+
+def _clock(facts: Facts) -> str:
+    ahead = facts.clock_s or 0.0
+    if abs(ahead) <= _CLOCK_S:
+        return ""
+    return f"this host's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} slurmctld's"
+
+
+def _credentials(facts: Facts) -> str:
+    return _clock(facts) if abs(facts.clock_s or 0.0) > _CREDENTIAL_S else ""
+
+
+_MANUAL = "slurm.conf(5)"
+_MEASURED = "measured on Slurm"
+
+TIMES = (
+    Rule(
+        name="slurm.kill_wait",
+        level=Level.BAD,
+        needs=("slurm",),
+        why="so long after SIGTERM Slurm kills a job that it ends, before it has stopped its workers and "
+        "written down what they left",
+        fix="the administrator sets KillWait=30 in slurm.conf, or lower timings.stop_grace_s and "
+        "timings.shutdown_s",
+        source=f"{_MANUAL} KillWait",
+        judge=_kill_wait,
+    ),
+    Rule(
+        name="slurm.unkillable_step_timeout",
+        level=Level.BAD,
+        needs=("slurm", "gpus"),
+        why="slurmd drains its node then ('Kill task failed')",
+        fix="the administrator sets UnkillableStepTimeout to that in slurm.conf",
+        source=f"{_MANUAL} UnkillableStepTimeout; sgl-project/sglang#32829 (26 s for 243 GB)",
+        judge=_unkillable_step,
+    ),
+)
+"""Of these ``srobust run`` warns, too."""
+
+RULES = (
+    Rule(
+        name="slurm.release",
+        level=Level.BAD,
+        needs=("slurm",),
+        why="nothing here was tested with releases before 22.05",
+        fix="use a cluster with a later release",
+        source="docs/installing.md, supported releases",
+        judge=_release,
+    ),
+    *TIMES,
+    Rule(
+        name="slurm.unkillable_messages",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="a timeout of less than five messages drains nodes that are not at fault",
+        fix="the administrator sets UnkillableStepTimeout to at least 5 x MessageTimeout",
+        source=f"{_MANUAL} UnkillableStepTimeout, NOTE",
+        judge=_unkillable_messages,
+    ),
+    Rule(
+        name="slurm.slurmd_never_down",
+        level=Level.BAD,
+        needs=("slurm",),
+        why="Slurm never gives up a dead node: a job that leaves it stays COMPLETING, and the loss of the "
+        "batch host is never seen",
+        fix="the administrator sets SlurmdTimeout to 60 to 120 s, or runs a tool that sets dead nodes DOWN",
+        source=f"{_MANUAL} SlurmdTimeout",
+        judge=_slurmd_never,
+    ),
+    Rule(
+        name="slurm.slurmd_timeout",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="so long a silent node holds up a requeue, and the loss of the batch host is not acted upon",
+        fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, only the batch host waits",
+        source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
+        judge=_slurmd_late,
+    ),
+    Rule(
+        name="slurm.requeue_delay",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="srobust shortens that for requeues of its own (slurm.start_now), not for those that Slurm makes "
+        "when a node dies",
+        fix="the administrator sets SchedulerParameters=requeue_delay=0 (from 25.11 on) or "
+        "AuthInfo=cred_expire=5",
+        source=f"{_MANUAL} requeue_delay, cred_expire; {_MEASURED} 22.05: 121 s, 5.8 s with cred_expire=5",
+        judge=_requeue_delay,
+    ),
+    Rule(
+        name="slurm.expedited_requeue",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="a requeue takes seconds that 'sbatch --requeue=expedite' would save",
+        fix="the administrator adds enable_expedited_requeue to SlurmctldParameters",
+        source=f"{_MANUAL} enable_expedited_requeue; {_MEASURED} 26.05: 0.2 to 0.7 s instead of 6",
+        judge=_expedited,
+    ),
+    Rule(
+        name="slurm.max_batch_requeue",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="after so many failed prologs in a row Slurm holds the job until an administrator releases it",
+        fix="the administrator sets MaxBatchRequeue to 5 or more",
+        source=f"{_MANUAL} MaxBatchRequeue (from 23.02 on)",
+        judge=_batch_requeues,
+    ),
+    Rule(
+        name="slurm.job_requeue",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="a job that does not ask for --requeue cannot leave a broken allocation",
+        fix="submit with --requeue",
+        source=f"{_MANUAL} JobRequeue",
+        judge=_job_requeue,
+    ),
+    Rule(
+        name="slurm.nohold_on_prolog_fail",
+        level=Level.BAD,
+        needs=("slurm",),
+        why="a job whose prolog fails on a bad node is requeued and held until a person releases it",
+        fix="the administrator adds nohold_on_prolog_fail to SchedulerParameters",
+        source=f"{_MANUAL} Prolog; {_MEASURED} 22.05",
+        judge=_prolog_hold,
+    ),
+    Rule(
+        name="slurm.prolog_flags",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="the prolog of a node runs with the first step there, after the batch script has begun: a bad "
+        "node ends a run instead of being passed over",
+        fix="the administrator adds Alloc to PrologFlags",
+        source=f"{_MANUAL} PrologFlags; {_MEASURED} 22.05",
+        judge=_prolog_late,
+    ),
+    Rule(
+        name="slurm.prolog_beside",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="steps wait for prologs that still run, within timings.agent_start_s",
+        fix="the administrator removes NoHold from PrologFlags, or keeps prologs shorter than that time",
+        source=f"{_MANUAL} PrologFlags NoHold",
+        judge=_prolog_beside,
+    ),
+    Rule(
+        name="slurm.prolog_timeout",
+        level=Level.BAD,
+        needs=("slurm",),
+        why="one that hangs keeps its node, and the job that is to start there, for ever",
+        fix="the administrator sets PrologEpilogTimeout in slurm.conf",
+        source=f"{_MANUAL} PrologEpilogTimeout; {_MEASURED} 22.05",
+        judge=_prolog_endless,
+    ),
+    Rule(
+        name="slurm.return_to_service",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="a node that was DOWN for a moment stays so until a person resumes it, and spares run short",
+        fix="the administrator sets ReturnToService=1",
+        source=f"{_MANUAL} ReturnToService; {_MEASURED} 22.05",
+        judge=_return_to_service,
+    ),
+    Rule(
+        name="slurm.health_check",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="bad nodes are found by the jobs that get them",
+        fix="the administrator runs srobust admin install, or another HealthCheckProgram",
+        source=f"{_MANUAL} HealthCheckProgram",
+        judge=_health_check,
+    ),
+    Rule(
+        name="slurm.preemption",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="a preempted job is cancelled instead of requeued, unless its partition or QOS says otherwise",
+        fix="use a partition or QOS that is not preempted, or whose PreemptMode is REQUEUE",
+        source=f"{_MANUAL} PreemptMode",
+        judge=_preemption,
+    ),
+    Rule(
+        name="slurm.private_memory",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="snapshots in memory end with the run: after a requeue training goes on from storage",
+        fix="set checkpoint.local_directory to a folder on the nodes' disks that is not private, or lower "
+        "checkpoint.every_s",
+        source=f"job_container.conf(5), namespace.yaml(5); {_MEASURED} 22.05",
+        judge=_private_memory,
+    ),
+    Rule(
+        name="slurm.memory_polled",
+        level=Level.BAD,
+        needs=("slurm",),
+        why="snapshots are memory that ranks and agent share: it counts once for each of them, and Slurm "
+        "kills the job for memory that it does not use",
+        fix="the administrator adds UsePss, or limits memory by ConstrainRAMSpace in cgroup.conf instead",
+        source=f"{_MANUAL} JobAcctGatherParams",
+        judge=_memory_polled,
+    ),
+    Rule(
+        name="slurm.requeue_exit",
+        level=Level.BAD,
+        needs=("slurm",),
+        why="a job that has given up is requeued, or held, and fails again in the same way",
+        fix="the administrator removes 93 from it",
+        source=f"{_MANUAL} RequeueExit; docs/exit-codes.md",
+        judge=_requeue_exit,
+    ),
+    Rule(
+        name="slurm.epilog_messages",
+        level=Level.NOTE,
+        needs=("slurm", "nodes"),
+        why="a requeued job cannot start before its last epilog was reported",
+        fix="the administrator lowers EpilogMsgTime",
+        source=f"{_MANUAL} EpilogMsgTime",
+        judge=_epilog_messages,
+    ),
+    Rule(
+        name="slurm.complete_wait",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="a requeued job is not scheduled for so long while any job is COMPLETING",
+        fix="the administrator sets CompleteWait=0",
+        source=f"{_MANUAL} CompleteWait",
+        judge=_complete_wait,
+    ),
+    Rule(
+        name="slurm.power_saving",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="a requeued job that gets such a node waits until it has booted",
+        fix="keep spares in the allocation (--spares), or the administrator lists nodes in SuspendExcNodes",
+        source=f"{_MANUAL} SuspendTime, ResumeTimeout",
+        judge=_powered_down,
+    ),
+    Rule(
+        name="clock.offset",
+        level=Level.NOTE,
+        needs=("clock_s",),
+        why="times in the logs of different nodes cannot be compared",
+        fix="the administrator runs chronyd or its like on all hosts",
+        source="docs/node-checks.md, clock.offset",
+        judge=_clock,
+    ),
+    Rule(
+        name="clock.credentials",
+        level=Level.BAD,
+        needs=("clock_s",),
+        why="munge refuses credentials that are 300 s off, and so nothing can be asked of Slurm",
+        fix="the administrator runs chronyd or its like on all hosts",
+        source="munged(8), time-to-live",
+        judge=_credentials,
+    ),
+)

@@ -1,0 +1,229 @@
+"""Facts of a site, a job and a node without any hazard, and for each rule those that it must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from slurm_robust.checkpoint.budget import NODE, Room
+from slurm_robust.config.job import JobConfig
+from slurm_robust.doctor.facts import Facts, Node, Software
+from slurm_robust.slurm.options import OFF, Options
+from slurm_robust.slurm.records import Job
+
+GB = 10**9
+SLURM = {
+    "SLURM_VERSION": "26.05.5",
+    "AuthInfo": "socket=/run/munge/munge.socket.2,cred_expire=120",
+    "CompleteWait": "0 sec",
+    "Epilog": "/etc/slurm/epilog.sh",
+    "EpilogMsgTime": "2000 usec",
+    "GresTypes": "gpu",
+    "HealthCheckInterval": "60 sec",
+    "HealthCheckProgram": "/usr/sbin/nhc",
+    "JobContainerType": "job_container/none",
+    "JobFileAppend": "0",
+    "JobRequeue": "1",
+    "KillWait": "30 sec",
+    "MaxBatchRequeue": "5",
+    "MessageTimeout": "10 sec",
+    "PreemptMode": "CANCEL",
+    "PreemptType": "preempt/none",
+    "Prolog": "/etc/slurm/prolog.sh",
+    "PrologEpilogTimeout": "120",
+    "PrologFlags": "Alloc,Contain",
+    "RequeueExit": "1-9,75",
+    "ReturnToService": "1",
+    "SchedulerParameters": "bf_interval=5,nohold_on_prolog_fail,requeue_delay=0",
+    "SelectTypeParameters": "CR_CORE_MEMORY",
+    "SlurmctldParameters": "enable_expedited_requeue,cloud_dns",
+    "SlurmdTimeout": "60 sec",
+    "SuspendTime": "INFINITE",
+    "UnkillableStepTimeout": "180 sec",
+}
+OPTIONS = {"no-kill": "", "requeue": "expedite", "signal": "B:USR1@120", "open-mode": "append", "mem": "0"}
+JOB = Job(
+    job_id=7,
+    name="train",
+    user_id=1000,
+    user_name="alice",
+    states=frozenset({"RUNNING"}),
+    requeue=True,
+    num_nodes=4,
+    time_limit_s=86400.0,
+)
+CONFIG = JobConfig(spares=1)
+GOOD = Facts(
+    config=CONFIG,
+    configured=CONFIG,
+    slurm=SLURM,
+    clock_s=0.4,
+    job=JOB,
+    options=Options(given=OPTIONS),
+    environ={"NCCL_SOCKET_IFNAME": "ib,eth", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_IB_TIMEOUT": "20"}
+    | {"NCCL_IB_RESILIENCY_PORT_FAILOVER": "1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "480"},
+    software=Software(torch=(2, 13, 0), nccl=(2, 30, 7), cuda=(13, 0), driver=(580, 65, 6)),
+    node=Node(
+        rooms=(
+            Room(name="the file system of /dev/shm", total=900 * GB, free=900 * GB),
+            Room(name=NODE, total=1800 * GB, free=1700 * GB),
+            Room(name="the cgroup /job_7", total=1750 * GB, free=1700 * GB),
+        ),
+        interfaces=("lo", "eth0", "ib0"),
+        hcas=("mlx5_0", "mlx5_1"),
+        memlock=None,
+        synchronised=True,
+    ),
+    gpus=True,
+    nodes=4,
+    ranks=32,
+    state_bytes=40 * GB,
+)
+
+Change = Callable[[Facts], Facts]
+
+
+def fact(**changes: Any) -> Change:
+    """Other facts."""
+    return lambda facts: msgspec.structs.replace(facts, **changes)
+
+
+def slurm(**changes: str) -> Change:
+    """Other values of slurm.conf."""
+    return lambda facts: msgspec.structs.replace(facts, slurm={**(facts.slurm or {}), **changes})
+
+
+def options(**changes: str | None) -> Change:
+    """Other options of sbatch, None for one that was not given; ``_`` stands for ``-``."""
+    given = OPTIONS | {name.replace("_", "-"): value for name, value in changes.items()}
+    kept = {name: value for name, value in given.items() if value is not None}
+    return fact(options=Options(given=kept))
+
+
+def environ(**changes: str) -> Change:
+    """Variables."""
+    return fact(environ=changes)
+
+
+def software(**changes: tuple[int, ...]) -> Change:
+    """Other releases."""
+    return fact(software=msgspec.structs.replace(GOOD.software, **changes))
+
+
+def node(**changes: Any) -> Change:
+    """Another node."""
+    return fact(node=msgspec.structs.replace(GOOD.node, **changes))
+
+
+def config(section: str = "", **changes: Any) -> Change:
+    """Other settings of the job."""
+    inner = {section: msgspec.structs.replace(getattr(CONFIG, section), **changes)} if section else changes
+    whole = msgspec.structs.replace(CONFIG, **inner)
+    return fact(config=whole, configured=whole)
+
+
+def rooms(**totals: int) -> Change:
+    """Limits on memory, by name."""
+    return node(rooms=tuple(Room(name=name, total=total, free=total) for name, total in totals.items()))
+
+
+BAD: dict[str, tuple[Change, ...]] = {
+    "slurm.release": (slurm(SLURM_VERSION="21.08.5"),),
+    "slurm.kill_wait": (slurm(KillWait="15 sec"), config("timings", stop_grace_s=20.0, shutdown_s=30.0)),
+    "slurm.unkillable_step_timeout": (slurm(UnkillableStepTimeout="60 sec"),),
+    "slurm.unkillable_messages": (slurm(MessageTimeout="60 sec"),),
+    "slurm.slurmd_never_down": (slurm(SlurmdTimeout="0 sec"),),
+    "slurm.slurmd_timeout": (slurm(SlurmdTimeout="300 sec"),),
+    "slurm.requeue_delay": (
+        slurm(SchedulerParameters="", AuthInfo=""),
+        slurm(SchedulerParameters="requeue_delay=60"),
+        slurm(SLURM_VERSION="24.11.5", SchedulerParameters="requeue_delay=0"),
+    ),
+    "slurm.expedited_requeue": (slurm(SlurmctldParameters=""),),
+    "slurm.max_batch_requeue": (slurm(MaxBatchRequeue="1"),),
+    "slurm.job_requeue": (lambda facts: slurm(JobRequeue="0")(fact(job=None, options=None)(facts)),),
+    "slurm.nohold_on_prolog_fail": (slurm(SchedulerParameters="bf_interval=5"),),
+    "slurm.prolog_flags": (slurm(PrologFlags="Serial"),),
+    "slurm.prolog_beside": (slurm(PrologFlags="NoHold"),),
+    "slurm.prolog_timeout": (
+        slurm(PrologEpilogTimeout="65534"),
+        slurm(PrologEpilogTimeout="", PrologTimeout="60"),
+        slurm(PrologEpilogTimeout="", EpilogTimeout="60", PrologTimeout="65534"),
+    ),
+    "slurm.return_to_service": (slurm(ReturnToService="0"),),
+    "slurm.health_check": (slurm(HealthCheckProgram=""), slurm(HealthCheckInterval="0 sec")),
+    "slurm.preemption": (slurm(PreemptType="preempt/qos"),),
+    "slurm.private_memory": (
+        slurm(JobContainerType="job_container/tmpfs"),
+        slurm(JobContainerType="", NamespaceType="namespace/linux"),
+    ),
+    "slurm.memory_polled": (slurm(JobAcctGatherParams="OverMemoryKill"),),
+    "slurm.requeue_exit": (slurm(RequeueExit="1-93"), slurm(RequeueExitHold="93")),
+    "slurm.epilog_messages": (lambda facts: slurm(EpilogMsgTime="20000 usec")(fact(nodes=1000)(facts)),),
+    "slurm.complete_wait": (slurm(CompleteWait="32 sec"),),
+    "slurm.power_saving": (slurm(SuspendProgram="/usr/sbin/off", SuspendTime="600 sec"),),
+    "clock.offset": (fact(clock_s=3.0), fact(clock_s=-200.0)),
+    "clock.credentials": (fact(clock_s=-200.0),),
+    "job.no_kill": (options(no_kill=None),),
+    "job.requeue": (
+        fact(job=msgspec.structs.replace(JOB, requeue=False)),
+        lambda facts: options(requeue=OFF)(fact(job=None)(facts)),
+        lambda facts: slurm(JobRequeue="0")(options(requeue=None)(fact(job=None)(facts))),
+    ),
+    "job.expedite": (options(requeue=""), options(requeue=None)),
+    "job.signal": (options(signal=None),),
+    "job.signal_target": (options(signal="USR1@120"), options(signal="B:TERM@120")),
+    "job.signal_time": (options(signal="B:USR1@30"), config("timings", checkpoint_s=120.0)),
+    "job.time_limit": (fact(job=msgspec.structs.replace(JOB, time_limit_s=1800.0)),),
+    "job.nodelist": (
+        fact(job=msgspec.structs.replace(JOB, required_nodes=("n1", "n2"))),
+        options(nodelist="n[1-2]"),
+    ),
+    "job.open_mode": (options(open_mode=None), options(open_mode="truncate")),
+    "job.mem_update": (options(mem_update="20@10"),),
+    "job.mem": (options(mem=None),),
+    "timeouts.process_group": (config("detect", hang_floor_s=900.0),),
+    "timeouts.nccl_heartbeat": (
+        environ(TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="20"),
+        config("detect", hang_floor_s=500.0),
+    ),
+    "timeouts.node_dead": (config("timings", node_dead_s=2.0),),
+    "settings.spares": (config(spares=0),),
+    "settings.memory": (config("checkpoint", memory=False),),
+    "settings.peers": (config("checkpoint", peers=False),),
+    "settings.hang": (config("detect", hang=False),),
+    "settings.requeue": (config("slurm", requeue=False),),
+    "settings.observe": (config(mode="observe"),),
+    "torch.release": (software(torch=(2, 3, 1)),),
+    "torch.driver": (software(driver=(570, 124, 6)), software(cuda=(12, 8, 90), driver=(470, 256, 2))),
+    "nccl.large_scale": (software(nccl=(2, 28, 3)), software(nccl=(2, 28, 7))),
+    "nccl.all_to_all": (lambda facts: software(nccl=(2, 27, 2))(fact(ranks=128)(facts)),),
+    "nccl.corruption": (software(nccl=(2, 18, 1)),),
+    "nccl.abort": (software(nccl=(2, 25, 1)),),
+    "nccl.ras_crash": (software(nccl=(2, 26, 5)),),
+    "nccl.shrink": (software(nccl=(2, 31, 2)),),
+    "nccl.port_failover": (environ(), environ(NCCL_IB_RESILIENCY_PORT_FAILOVER="0")),
+    "nccl.error_handling": (
+        environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"),
+        environ(NCCL_ASYNC_ERROR_HANDLING="0"),
+    ),
+    "nccl.aborting": (environ(TORCH_NCCL_ASYNC_ERROR_HANDLING="1"),),
+    "nccl.flight_recorder": (environ(TORCH_FR_BUFFER_SIZE="0"), environ(TORCH_NCCL_TRACE_BUFFER_SIZE="0")),
+    "nccl.timing": (environ(TORCH_NCCL_ENABLE_TIMING="0"),),
+    "nccl.ras": (environ(NCCL_RAS_ENABLE="0"),),
+    "nccl.ib_timeout": (environ(NCCL_IB_TIMEOUT="14"), environ(NCCL_IB_TIMEOUT="18", NCCL_IB_RETRY_CNT="1")),
+    "nccl.interfaces": (
+        environ(NCCL_SOCKET_IFNAME="bond"),
+        environ(NCCL_SOCKET_IFNAME="=eth"),
+        environ(GLOO_SOCKET_IFNAME="eth"),
+    ),
+    "memory.shared_memory": (rooms(shm=64 << 20),),
+    "memory.limit": (rooms(shm=900 * GB, **{NODE: 1800 * GB, "cgroup": 100 * GB}),),
+    "memory.no_snapshots": (rooms(shm=30 * GB),),
+    "memory.snapshots": (rooms(shm=200 * GB), rooms(shm=900 * GB, **{NODE: 300 * GB})),
+    "memory.locked": (node(memlock=8 << 20),),
+    "clock.sync": (node(synchronised=False),),
+}
+"""For each rule the changes of :data:`GOOD` of which each must make it fire."""

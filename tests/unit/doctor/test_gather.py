@@ -1,0 +1,164 @@
+"""The gatherer over fakes: what it sees inside and outside of jobs, and what it says that it did not see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.config.job import JobConfig
+from slurm_robust.doctor.gather import CannotRead, Wanted, clock_offset, gather, software
+from slurm_robust.doctor.rule import apply_all
+from slurm_robust.doctor.rules import RULES
+from slurm_robust.nodes.host import Host
+from slurm_robust.slurm import errors
+from slurm_robust.slurm.cli_client import CliSlurmClient
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_slurm import FakeSlurm
+
+HERE = Host()
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12\n"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    return FakeSlurm(FakeCluster())
+
+
+def job_of(slurm: FakeSlurm, *options: str) -> int:
+    request = SubmitRequest(command=("train.sbatch",), nodes=2, options=options)
+    return slurm.submit(request)
+
+
+def test_on_a_login_node(slurm: FakeSlurm) -> None:
+    facts, unseen = gather(Wanted(), JobConfig(), {"NCCL_DEBUG": "INFO"}, slurm, HERE)
+    assert (facts.job, facts.options, facts.node, facts.configured) == (None, None, None, None)
+    assert facts.slurm is not None
+    assert facts.slurm["ClusterName"] == "fake"
+    assert facts.environ == {"NCCL_DEBUG": "INFO"}
+    assert facts.gpus is False  # a site without any
+    assert [text.partition(":")[0] for text in unseen] == ["the job", "the job's node"]
+
+
+def test_a_batch_script_before_it_is_submitted(slurm: FakeSlurm, tmp_path: Path) -> None:
+    script = tmp_path / "train.sbatch"
+    script.write_text("#!/bin/sh\n#SBATCH --no-kill --nodes=4 --gpus-per-node=8\n")
+    inside_of_another = {"SLURM_JOB_ID": "9", "SBATCH_SIGNAL": "B:USR1@60"}
+    facts, unseen = gather(Wanted(script=script), JobConfig(nproc_per_node=8), inside_of_another, slurm, HERE)
+    assert facts.options is not None
+    assert facts.options.complete
+    assert facts.options.given["signal"] == "B:USR1@60"
+    assert (facts.nodes, facts.ranks, facts.gpus, facts.job) == (4, 32, True, None)
+    assert [text.partition(":")[0] for text in unseen] == ["the job's node"]
+    with pytest.raises(CannotRead, match="no such file"):
+        gather(Wanted(script=tmp_path / "no"), JobConfig(), {}, slurm, HERE)
+
+
+def test_inside_of_a_job(slurm: FakeSlurm) -> None:
+    job_id = job_of(slurm, "--no-kill")
+    environ = {"SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": "n1"}
+    facts, unseen = gather(Wanted(), JobConfig(spares=1), environ, slurm, HERE)
+    assert unseen == ()
+    assert facts.job is not None
+    assert facts.options is not None
+    assert "no-kill" in facts.options.given
+    assert (facts.nodes, facts.ranks, facts.gpus) == (2, 8, True)
+    assert facts.node is not None
+    assert facts.shared_memory.name == "the file system of /dev/shm"
+    assert "lo" in facts.node.interfaces
+
+
+def test_one_task_of_a_step_asks_slurm(slurm: FakeSlurm) -> None:
+    job_id = job_of(slurm)
+    environ = {"SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": "n2", "SLURM_PROCID": "1"}
+    facts, unseen = gather(Wanted(), JobConfig(), environ, slurm, HERE)
+    assert (facts.slurm, facts.job, facts.options) == (None, None, None)
+    assert facts.clock_s is not None
+    assert facts.node is not None
+    assert len(unseen) == 1
+
+
+def test_another_job(slurm: FakeSlurm) -> None:
+    """Its environment and its node are not those here."""
+    job_id = job_of(slurm)
+    environ = {"SLURM_JOB_ID": "999", "SLURMD_NODENAME": "n4", "SBATCH_NO_KILL": "1"}
+    facts, unseen = gather(Wanted(job_id=job_id), JobConfig(), environ, slurm, HERE)
+    assert facts.job is not None
+    assert facts.job.job_id == job_id
+    assert (facts.environ, facts.node) == (None, None)
+    assert facts.options is not None
+    assert "no-kill" not in facts.options.given
+    assert len(unseen) == 2
+    with pytest.raises(errors.JobNotFound):
+        gather(Wanted(job_id=12345), JobConfig(), environ, slurm, HERE)
+
+
+def test_a_job_that_slurm_has_forgotten(slurm: FakeSlurm) -> None:
+    facts, unseen = gather(Wanted(), JobConfig(), {"SLURM_JOB_ID": "12345"}, slurm, HERE)
+    assert facts.slurm is not None
+    assert facts.job is None
+    assert unseen[0].startswith("Slurm: ")
+
+
+def test_without_slurms_commands(tmp_path: Path) -> None:
+    slurm = CliSlurmClient(environ={"PATH": str(tmp_path)})
+    facts, unseen = gather(Wanted(), JobConfig(), {}, slurm, HERE)
+    assert (facts.slurm, facts.clock_s, facts.gpus) == (None, None, None)
+    assert unseen[0].startswith("Slurm: cannot start ")
+    assert len(apply_all(RULES, facts)) == len(RULES)
+
+
+def test_a_slurmctld_that_is_away_is_asked_once(slurm: FakeSlurm) -> None:
+    slurm.cluster.unreachable = True
+    facts, unseen = gather(Wanted(), JobConfig(), {"SLURM_JOB_ID": "1"}, slurm, HERE)
+    assert facts.slurm is None
+    assert sum(text.startswith("Slurm: ") for text in unseen) == 1
+
+
+def test_a_slurmctld_that_does_not_tell_its_time_tells_the_rest() -> None:
+    class Closed(FakeSlurm):
+        def now(self) -> float:
+            raise errors.PermissionDenied("Access/permission denied")
+
+    facts, _ = gather(Wanted(), JobConfig(), {}, Closed(), HERE)
+    assert facts.clock_s is None
+    assert facts.slurm is not None
+
+
+def test_the_clock_against_slurmctlds(slurm: FakeSlurm) -> None:
+    then = slurm.now()
+    assert clock_offset(slurm, lambda: then + 10.0) == pytest.approx(9.5)
+    slowly = iter([then, then + 5.0])
+    assert clock_offset(slurm, lambda: next(slowly)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "driver"), [(OPEN, (580, 65, 6)), (CLOSED, (535, 104, 5)), ("", ()), ("x", ())]
+)
+def test_the_driver(tmp_path: Path, text: str, driver: tuple[int, ...]) -> None:
+    file = tmp_path / "proc/driver/nvidia/version"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    seen = software(Host(tmp_path))
+    assert seen.driver == driver
+    assert not seen.torch or seen.torch >= (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("installed", "cuda", "nccl"),
+    [
+        ({"torch": "2.9.1+cu128", "nvidia-nccl-cu12": "2.27.5"}, (12, 8), (2, 27, 5)),
+        (
+            {"torch": "2.13.0", "nvidia-cuda-runtime": "13.0.96", "nvidia-nccl-cu13": "2.30.7"},
+            (13, 0, 96),
+            (2, 30, 7),
+        ),
+        ({"torch": "2.13.0+cpu"}, (), ()),
+        ({}, (), ()),
+    ],
+)
+def test_releases(installed: dict[str, str], cuda: tuple[int, ...], nccl: tuple[int, ...]) -> None:
+    seen = software(HERE, lambda name: installed.get(name, ""))
+    assert (seen.cuda, seen.nccl, bool(seen.torch)) == (cuda, nccl, bool(installed))

@@ -1,0 +1,187 @@
+"""Hazard rules: each fires on a bad sample, is silent on good facts, and never raises."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.checkpoint.budget import Room
+from slurm_robust.config.job import JobConfig, Timings
+from slurm_robust.doctor.facts import Facts, Node, Software
+from slurm_robust.doctor.rule import Level, Rule, apply, apply_all
+from slurm_robust.doctor.rules import RULES
+from slurm_robust.doctor.rules.site import TIMES
+from slurm_robust.slurm.options import Options
+from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, fact, software
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
+BY_NAME = {rule.name: rule for rule in RULES}
+FACTS = tuple(name for name in Facts.__struct_fields__ if name != "config")
+
+
+def test_each_rule_has_one_name_and_a_sample() -> None:
+    assert [name for name, count in Counter(rule.name for rule in RULES).items() if count > 1] == []
+    assert set(BAD) == set(BY_NAME)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_no_rule_fires_where_all_is_well(rule: Rule) -> None:
+    found = apply(rule, GOOD)
+    assert (found.level, found.text) == (Level.GOOD, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [pytest.param(name, change, id=name) for name, changes in BAD.items() for change in changes],
+)
+def test_a_rule_fires_on_its_sample(name: str, change: Change) -> None:
+    found = apply(BY_NAME[name], change(GOOD))
+    assert found.level is BY_NAME[name].level
+    assert found.text
+    assert "\n" not in found.line()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_what_a_rule_needs_and_nobody_knows_is_unknown(rule: Rule) -> None:
+    for need in rule.needs:
+        assert apply(rule, fact(**{need: None})(GOOD)).level is Level.UNKNOWN, need
+
+
+def test_a_release_without_a_setting_is_unknown() -> None:
+    without = {key: value for key, value in SLURM.items() if key != "MaxBatchRequeue"}
+    found = apply(BY_NAME["slurm.max_batch_requeue"], fact(slurm=without)(GOOD))
+    assert (found.level, found.text) == (Level.UNKNOWN, "not seen: MaxBatchRequeue")
+
+
+def test_an_option_that_may_have_been_given_is_unknown() -> None:
+    partly = fact(options=Options(given={"signal": "B:USR1@120"}, complete=False))(GOOD)
+    assert apply(BY_NAME["job.no_kill"], partly).level is Level.UNKNOWN
+    assert apply(BY_NAME["job.signal"], partly).level is Level.GOOD
+
+
+def test_neighbours_of_bad_releases_are_good() -> None:
+    for name, release in (
+        ("nccl.large_scale", (2, 27, 7)),
+        ("nccl.large_scale", (2, 28, 9)),
+        ("nccl.abort", (2, 26, 2)),
+        ("nccl.shrink", (2, 30, 7)),
+        ("nccl.ras_crash", (2, 23, 4)),
+        ("nccl.ras_crash", (2, 27, 3)),
+    ):
+        assert apply(BY_NAME[name], software(nccl=release)(GOOD)).level is Level.GOOD, (name, release)
+
+
+def test_the_worst_comes_first() -> None:
+    levels = [hazard.level for hazard in apply_all(RULES, fact(slurm=None, clock_s=-200.0)(GOOD))]
+    assert levels == sorted(levels, key=list(Level).index)
+    assert levels[0] is Level.BAD
+    assert levels[-1] is Level.UNKNOWN
+
+
+TEXT = st.one_of(
+    st.sampled_from(
+        ["", "0", "60 sec", "(null)", "1-", "A,B=,=C", "99999999999999999999 sec", "-1", "∞", "٣"]
+    ),
+    st.text(max_size=8),
+)
+NUMBER = st.one_of(st.none(), st.integers(-1, 2**63))
+VERSION = st.lists(st.integers(0, 600), max_size=3).map(tuple)
+ROOMS = st.lists(
+    st.builds(Room, name=TEXT, total=st.integers(0, 2**50), free=st.integers(-(2**40), 2**50)), max_size=3
+)
+NAMES = ("no-kill", "requeue", "signal", "open-mode", "nodelist", "mem", "mem-update")
+VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT")
+WHOLE: dict[str, st.SearchStrategy[Any]] = {
+    "configured": st.builds(JobConfig),
+    "slurm": st.dictionaries(st.sampled_from(sorted(SLURM)), TEXT),
+    "clock_s": st.floats(allow_nan=True),
+    "job": st.builds(
+        msgspec.structs.replace, st.just(JOB), time_limit_s=st.one_of(st.none(), st.floats(0, 1e9))
+    ),
+    "options": st.builds(
+        Options, given=st.dictionaries(st.sampled_from(NAMES), TEXT), complete=st.booleans()
+    ),
+    "environ": st.dictionaries(st.sampled_from([*VARIABLES, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]), TEXT),
+    "software": st.builds(Software, torch=VERSION, nccl=VERSION, cuda=VERSION, driver=VERSION),
+    "node": st.builds(
+        Node,
+        rooms=ROOMS.map(tuple),
+        interfaces=st.lists(TEXT, max_size=2).map(tuple),
+        hcas=st.lists(TEXT, max_size=3).map(tuple),
+        memlock=NUMBER,
+        synchronised=st.one_of(st.none(), st.booleans()),
+    ),
+    "gpus": st.booleans(),
+    "nodes": st.integers(0, 10**6),
+    "ranks": st.integers(0, 10**7),
+    "state_bytes": st.integers(0, 2**50),
+}
+
+
+@pytest.mark.slow
+@given(st.fixed_dictionaries({name: st.one_of(st.none(), whole) for name, whole in WHOLE.items()}))
+def test_no_rule_raises_whatever_is_missing(facts: dict[str, Any]) -> None:
+    assert len(apply_all(RULES, Facts(**facts))) == len(RULES)
+
+
+def test_the_property_covers_all_facts() -> None:
+    assert set(WHOLE) == set(FACTS)
+
+
+def test_the_page_has_every_rule() -> None:
+    """SROBUST_WRITE_GOLDEN=1 pytest tests/unit/doctor/test_rules.py"""
+    head = ["rule", "", "what it does to a recovery", "fix", "source"]
+    body = [[f"`{rule.name}`", rule.level.value, rule.why, rule.fix, rule.source] for rule in RULES]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *body])
+    head_of_page, rules, _ = PAGE.read_text().partition("## Rules\n")
+    expected = f"{head_of_page}{rules}\n{table}"
+    if os.environ.get("SROBUST_WRITE_GOLDEN"):
+        PAGE.write_text(expected)
+    assert PAGE.read_text() == expected, "SROBUST_WRITE_GOLDEN=1 writes docs/doctor.md"
+
+
+# -- The times in slurm.conf, of which srobust run warns -------------------------------------------
+
+DEFAULTS = {"KillWait": "30 sec", "UnkillableStepTimeout": "60 sec"}
+
+
+def too_short(slurm_conf: Mapping[str, str], timings: Timings, *, gpus: bool) -> Iterator[str]:
+    facts = Facts(config=JobConfig(timings=timings), slurm=dict(slurm_conf), gpus=gpus)
+    found = [apply(rule, facts) for rule in TIMES]
+    return (hazard.line() for hazard in found if hazard.level is Level.BAD)
+
+
+def test_slurms_defaults_are_too_short_for_gpus_only() -> None:
+    assert list(too_short(DEFAULTS, Timings(), gpus=False)) == []
+    (text,) = too_short(DEFAULTS, Timings(), gpus=True)
+    assert text.startswith("UnkillableStepTimeout is 60 s")
+    assert "180 s to die" in text
+    assert text.endswith("fix: the administrator sets UnkillableStepTimeout to that in slurm.conf")
+
+
+@pytest.mark.parametrize("timeout", ["180 sec", "600 sec"])
+def test_a_slurm_that_waits_long_enough_is_well(timeout: str) -> None:
+    assert list(too_short(DEFAULTS | {"UnkillableStepTimeout": timeout}, Timings(), gpus=True)) == []
+
+
+def test_a_kill_wait_that_is_shorter_than_leaving_is_reported() -> None:
+    (text,) = too_short(DEFAULTS | {"KillWait": "15 sec"}, Timings(), gpus=False)
+    assert "KillWait is 15 s" in text
+    assert "may need 22 s" in text
+    assert "KillWait=30" in text
+    assert list(too_short({"KillWait": "15 sec"}, Timings(stop_grace_s=2.0, shutdown_s=7.0), gpus=False)) == [
+        text.replace("22 s", "16 s")
+    ]
+
+
+def test_what_slurm_does_not_say_is_not_judged() -> None:
+    assert list(too_short({}, Timings(), gpus=True)) == []
+    assert list(too_short({"KillWait": "(null)"}, Timings(), gpus=True)) == []

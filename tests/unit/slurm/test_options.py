@@ -1,0 +1,96 @@
+"""The options of sbatch, from batch scripts, environments and what Slurm remembers of a submission."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.slurm.options import OFF, Signal, of_script, of_submission, parse_signal
+from slurm_robust.slurm.records import Submission
+from slurm_robust.slurm.values import parse_memory
+
+SCRIPT = """#!/bin/bash
+#SBATCH --no-kill --requeue      # --hold is a comment
+#SBATCH -t 2:00:00 -N2
+##SBATCH --mem=0
+
+#SBATCH --signal=B:USR1@120 --comment="a b"
+srun hostname
+#SBATCH --exclusive
+"""
+
+
+def test_lines_before_the_first_command_count() -> None:
+    assert of_script(SCRIPT, {}).given == {
+        "no-kill": "",
+        "requeue": "",
+        "time": "2:00:00",
+        "nodes": "2",
+        "signal": "B:USR1@120",
+        "comment": "a b",
+    }
+
+
+def test_the_environment_overrides_the_script_and_the_command_line_both() -> None:
+    environ = {"SBATCH_SIGNAL": "USR1", "SBATCH_NO_REQUEUE": "1", "SBATCH_MEM_PER_NODE": "4G"}
+    given = of_script(SCRIPT, environ).given
+    assert (given["signal"], given["requeue"], given["mem"]) == ("USR1", OFF, "4G")
+    line = "sbatch --requeue --signal B:USR1@60 train.sbatch --no-kill=off --mem=1"
+    options = of_submission(Submission(line=line, script=SCRIPT), environ)
+    assert options.complete
+    assert (options.given["signal"], options.given["requeue"], options.given["mem"]) == (
+        "B:USR1@60",
+        "",
+        "4G",
+    )
+    assert options.given["no-kill"] == ""
+
+
+def test_an_option_that_is_taken_back_is_not_given() -> None:
+    line = "sbatch --no-kill=off train.sbatch"
+    assert "no-kill" not in of_submission(Submission(line=line, script=SCRIPT), {}).given
+
+
+@pytest.mark.parametrize(
+    "submission", [Submission(), Submission(line="sbatch -k x"), Submission(script=SCRIPT)]
+)
+def test_what_slurm_does_not_show_may_have_been_given(submission: Submission) -> None:
+    assert not of_submission(submission, {}).complete
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("-k -w n1 x", {"no-kill": "", "nodelist": "n1"}),
+        ("-wn1 --wait x", {"nodelist": "n1", "wait": ""}),
+        ("--exclusive --nodes 2 x --hold", {"exclusive": "", "nodes": "2"}),
+        ("--requeue=expedite -- x", {"requeue": "expedite"}),
+        ("--wrap 'sleep 9", {"wrap": "'sleep"}),
+        ("--mem", {"mem": ""}),
+    ],
+)
+def test_words_of_a_command_line(words: str, given: dict[str, str]) -> None:
+    assert of_submission(Submission(line=f"sbatch {words}"), {}).given == given
+
+
+@pytest.mark.parametrize(
+    ("text", "signal"),
+    [
+        ("B:USR1@120", Signal(name="USR1", before_s=120, to_batch=True)),
+        ("b:sigusr1", Signal(name="USR1", to_batch=True)),
+        ("R:10@0", Signal(name="USR1", before_s=0)),
+        ("RB:TERM@5", Signal(name="TERM", before_s=5, to_batch=True)),
+        ("@5", None),
+        ("", None),
+    ],
+)
+def test_signals(text: str, signal: Signal | None) -> None:
+    assert parse_signal(text) == signal
+
+
+def test_sizes_as_slurm_has_them() -> None:
+    assert parse_memory("40G") == 40 << 30
+    assert parse_memory("100") == 100 << 20
+    assert parse_memory("1t") == 1 << 40
+    for text in ("", "4 G", "-1", "4P", "1.5G"):
+        with pytest.raises(ValueError, match="no size"):
+            parse_memory(text)
