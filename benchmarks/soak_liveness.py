@@ -1,8 +1,8 @@
 """Nodes that live although little of them is heard: how many are called dead? None should be.
 
-``python -m benchmarks.soak_liveness [--minutes 60] [--nodes 6] [--load 8] [--seed 1]`` (root). A training runs
-beside processes that use all processors and memory, agents are stopped for up to 3 s, one after the other, and
-two nodes hear and are heard 0.2 s late each way with 5 % of the packets lost.
+``python -m benchmarks.soak_liveness [--minutes 60] [--nodes 6] [--load 8] [--seed 1]`` (root). A training
+runs beside processes that use all processors and memory, agents are stopped for up to 3 s, one after the
+other, and two nodes hear and are heard 0.2 s late each way with 5 % of the packets lost.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def stop_agents(sandbox: Sandbox, nodes: tuple[str, ...], until: float, seed: in
     """Stop one agent after the other for a moment; how many times."""
     chance, stops = random.Random(seed), 0
     while time.monotonic() < until:
-        agent = find_process(sandbox, chance.choice(nodes), "-m", "slurm_robust.agent")
+        try:
+            agent = find_process(sandbox, chance.choice(nodes), "-m", "slurm_robust.agent")
+        except OSError:
+            continue  # another process of the node has ended meanwhile
         os.kill(agent, signal.SIGSTOP)
         try:
             time.sleep(chance.uniform(*STOPPED_S))

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
-from slurm_robust.nodes.gpus.events import XidEvent, XidEvents
 
 from slurm_robust.nodes.gpus.nvml import DriverError
-from slurm_robust.nodes.live.gpuevents import GpuEvents
+from slurm_robust.nodes.live.gpuevents import GpuEvents, XidEvent, XidEvents
 from tests.waiting import wait_for
 
 XID_79 = XidEvent(at=1.0, index=3, uuid="GPU-3", code=79)
