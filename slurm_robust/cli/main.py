@@ -10,13 +10,13 @@ import traceback
 from collections.abc import Sequence
 
 from slurm_robust import __version__
-from slurm_robust.cli import admin, checkpoint, config, inspect, replay, run, sandbox
+from slurm_robust.cli import admin, checkpoint, config, inspect, replay, run, sandbox, spares
 from slurm_robust.cli.parsing import Parser, UsageError, add_command
 from slurm_robust.cli.terminal import visible_only
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.text import message
 
-COMMANDS = (run, inspect, checkpoint, replay, admin, sandbox, config)
+COMMANDS = (run, inspect, checkpoint, replay, admin, spares, sandbox, config)
 
 
 def make_parser() -> Parser:

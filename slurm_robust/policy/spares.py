@@ -32,7 +32,7 @@ _CHANCES = 3
 
 
 class Measured(Record):
-    """What a site's history says: ``rate`` per node and day, from ``low`` to ``high`` with 95 % confidence."""
+    """What a site's history says: ``rate`` per node and day, ``low`` to ``high`` with 95 % confidence."""
 
     failures: int
     node_days: float
@@ -99,10 +99,9 @@ def plan(
     p = failing(rate.per_day, replenish_days)
     by_chance = at_once(nodes, p, quantile)
     least = max(0, by_chance - _CHANCES)
-    window = "a day" if replenish_days == 1 else f"{replenish_days:g} days"
     reason = (
         f"with a probability of {100 * quantile:g} % at most {by_chance} of {nodes:,} nodes fail within "
-        f"{window}, until a spare that was used is replaced"
+        f"{days_text(replenish_days)}, until a spare that was used is replaced"
     )
     if group > by_chance:
         reason += f"; a group of {group} that is evicted at once needs {group}"
@@ -126,22 +125,30 @@ def plan(
     )
 
 
+def days_text(days: float) -> str:
+    """``1 day``, ``0.5 days``."""
+    return f"{days:g} {'day' if days == 1 else 'days'}"
+
+
 def rate_to_use(given: float | None, measured: Measured | None, missing: str = "") -> Rate:
     """The rate that somebody gave, else the measured one where it says enough, else the paper's.
 
     ``missing``: why nothing was measured.
     """
     if given is not None:
-        return Rate(per_day=given, source="given", why="as asked for")
+        return Rate(per_day=given, source="given", why="as given")
     if measured is None:
-        return Rate(per_day=PAPER_RATE, source="paper", why=missing or "nothing was measured")
+        return Rate(
+            per_day=PAPER_RATE, source="paper", why=f"the paper's: {missing or 'nothing was measured'}"
+        )
     seen = f"{measured.failures} failures in {measured.node_days:,.0f} node-days"
     if measured.failures >= ENOUGH:
-        return Rate(per_day=measured.rate, source="measured", why=seen)
+        return Rate(per_day=measured.rate, source="measured", why=f"measured: {seen}")
     if measured.low > PAPER_RATE:
-        why = f"only {seen}, but all of the interval lies above the paper's rate"
+        why = f"measured: only {seen}, but even the low end of the interval is above the paper's rate"
         return Rate(per_day=measured.rate, source="measured", why=why)
-    return Rate(per_day=PAPER_RATE, source="paper", why=f"{seen}: fewer than {ENOUGH} are too few for a rate")
+    why = f"the paper's: {seen} are too few to measure one, {ENOUGH} would do"
+    return Rate(per_day=PAPER_RATE, source="paper", why=why)
 
 
 def measure(failures: int, node_days: float) -> Measured | None:

@@ -73,13 +73,14 @@ class SlurmCommandError(SlurmError):
         returncode: int | None = None,
         stdout: str = "",
         stderr: str = "",
+        fix: str | None = None,
     ) -> None:
         self.what = what
         self.command = tuple(command)
         self.returncode = returncode
         self.stdout = stdout
         self.stderr = stderr
-        super().__init__(self._message())
+        super().__init__(self._message(), fix=fix)
 
     def _message(self) -> str:
         parts = [self.what]
@@ -158,6 +159,7 @@ class InvalidNode(SlurmCommandError):
 class ReservationNotFound(SlurmCommandError):
     """Slurm does not know the reservation."""
 
+    exit_code = ExitCode.NO_INPUT
     fix = "compare with 'scontrol show reservation'"
 
 

@@ -176,7 +176,7 @@ def test_few_failures_in_so_little_time_that_the_paper_s_rate_is_out() -> None:
 
 
 def test_why_nothing_was_measured_is_told() -> None:
-    assert rate_to_use(None, None, "slurmdbd is silent").why == "slurmdbd is silent"
+    assert rate_to_use(None, None, "slurmdbd is silent").why == "the paper's: slurmdbd is silent"
 
 
 @given(st.integers(0, ENOUGH - 1), st.floats(1.0, 1e6))
