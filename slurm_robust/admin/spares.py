@@ -200,15 +200,11 @@ def _unfit(node: Node, *, busy: bool) -> str:
 def not_permitted(error: PermissionDenied, users: Sequence[str], *, is_root: bool) -> PermissionDenied:
     """Slurm says ``Invalid user id`` for two things; which of them it was."""
     unknown = [user for user in users if not _is_known(user)]
+    what = "only root and operators of Slurm may make reservations"
+    fix = "run it as root, or: sacctmgr modify user $USER set adminlevel=operator"
     if unknown or is_root:
-        whom = ", ".join(unknown or users) or "one of the users"
-        what, fix = (
-            f"Slurm does not know the user {whom}",
-            "compare with 'getent passwd' where slurmctld runs",
-        )
-    else:
-        what = "only root and operators of Slurm may make reservations"
-        fix = "run it as root, or: sacctmgr modify user $USER set adminlevel=operator"
+        fix = "compare with 'getent passwd' where slurmctld runs" + ("" if is_root else f"; and {what}")
+        what = f"Slurm does not know the user {', '.join(unknown or users)}"
     return PermissionDenied(f"{what} ({error.what})", fix=fix)
 
 
@@ -250,14 +246,22 @@ def create(
         raise
     made = find(slurm, request.name)
     if made and len(made.nodes) < (request.node_count or 0):
-        # Slurm gives what is free when the whole partition is smaller than what is asked for.
-        slurm.delete_reservation(request.name)
-        raise TooFewNodes(
-            f"Slurm had only {len(made.nodes)} nodes for {request.node_count} spares; they are free again"
-        )
+        raise _given_back(slurm, made, request.node_count or 0)
     nodes = fold(made.nodes) if made else "its nodes"
     print(f"{request.name} holds {nodes}; 'srobust spares status' shows their state")
     return 0
+
+
+def _given_back(slurm: SlurmClient, made: Reservation, count: int) -> TooFewNodes:
+    """Slurm gives what is free when the whole partition is smaller than what is asked for."""
+    now = "they are free again"
+    try:
+        slurm.delete_reservation(made.name)
+    except ReservationNotFound:
+        pass  # Somebody was faster.
+    except ReservationInUse:
+        now = f"a job uses them already, so {made.name} stands"
+    return TooFewNodes(f"Slurm had only {len(made.nodes)} nodes for {count} spares; {now}")
 
 
 def _proposal(request: ReservationRequest, free: Sequence[str]) -> str:

@@ -146,6 +146,18 @@ def test_fewer_nodes_than_ordered_are_given_back(slurm: FakeSlurm) -> None:
     assert slurm.reservations() == ()
 
 
+def test_fewer_nodes_than_ordered_that_a_job_has_already(slurm: FakeSlurm) -> None:
+    class Eager(Smaller):
+        def reservations(self) -> tuple[Reservation, ...]:
+            found = super().reservations()
+            if found:
+                train(self, 1, NAME)
+            return found
+
+    with pytest.raises(TooFewNodes, match="a job uses them already, so srobust_spares stands"):
+        create(Eager(slurm.cluster))
+
+
 def test_of_two_who_create_at_once_one_is_told(slurm: FakeSlurm) -> None:
     class Late(FakeSlurm):
         def reservations(self) -> tuple[Reservation, ...]:
