@@ -248,7 +248,7 @@ def create(
     if made and len(made.nodes) < (request.node_count or 0):
         raise _given_back(slurm, made, request.node_count or 0)
     nodes = fold(made.nodes) if made else "its nodes"
-    print(f"{request.name} holds {nodes}; 'srobust spares status' shows their state")
+    print(one_line(f"{request.name} holds {nodes}; 'srobust spares status' shows their state"))
     return 0
 
 
@@ -388,15 +388,15 @@ def remove(
                 f"{name} is in use: {_jobs_text(jobs, holding=True) or error.what}",
                 fix="wait for these jobs, or cancel them with --force",
             ) from error
-    print(f"{name} is removed; {fold(made.nodes)} are for everybody again")
+    print(one_line(f"{name} is removed; {fold(made.nodes)} are for everybody again"))
     return 0
 
 
 def _removal(made: Reservation, jobs: Sequence[Job]) -> str:
     lines = [
-        shlex.join(commands.delete_reservation(made.name)),
+        one_line(shlex.join(commands.delete_reservation(made.name)), None),
         "",
-        f"{fold(made.nodes)} are for everybody again.",
+        one_line(f"{fold(made.nodes)} are for everybody again."),
     ]
     if running := _jobs_text(jobs, holding=True):
         lines.append(f"Slurm refuses while they run: {running}. --force cancels them.")
