@@ -338,7 +338,8 @@ def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str)
         ["classify", text], ["nodes", text], ["diagnose", "--tests", text], ["replay", text],
         ["sandbox", "status", "--name", text], ["admin", text], ["admin", "quarantine", text],
         ["version", text], ["checkpoint", "ls", text], ["spares", "plan", "--nodes", text],
-        ["spares", "status"], ["spares", "create", "--count", "1", "--users", text], ["spares", "remove", "--name", text],
+        ["spares", "status"], ["spares", "create", "--count", "1", "--users", text],
+        ["spares", "remove", "--name", text],
     ):  # fmt: skip
         output_of(*argv)
 
