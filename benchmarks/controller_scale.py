@@ -25,9 +25,9 @@ from rich.table import Table
 
 from benchmarks import common
 from benchmarks.scale_agents import NPROC
-from slurm_robust.wire.client import Client
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.messages import Drill, DrillReply, ShowStacks, StacksShown
+from slurm_robust.wire.sockets import Client
 
 NODES = (1250,)
 SPARES = 10

@@ -25,7 +25,7 @@ from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.agent.copies.threads import Notes
 from slurm_robust.agent.network import bind_free
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.util import openfiles
+from slurm_robust.util.process import raise_file_limit
 from slurm_robust.wire.copychannel import Channel, Get, derive_key
 
 REPS = 40
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write build/bench/copy_port_flood.json."""
     options = common.parser(__doc__, REPS).parse_args(argv)
     machine = common.machine()
-    openfiles.raise_limit()
+    raise_file_limit()
     table = Table(
         "strangers", "connections/s", "agents served", "median ms", "slowest ms", "server's CPU", box=None
     )

@@ -29,11 +29,10 @@ import zmq
 from rich.table import Table
 
 from benchmarks import common
-from slurm_robust.util import openfiles
-from slurm_robust.wire.client import Client
+from slurm_robust.util.process import raise_file_limit
 from slurm_robust.wire.keys import create_keys, load_client, load_server
 from slurm_robust.wire.messages import Ping, Pong
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import Client, ControllerSocket
 
 KINDS = ("idle", "pouring", "churn")
 RATES = (300, 1000, 3000)
@@ -130,7 +129,7 @@ def timed(agent: Client) -> float:
 def serve(keys: Path, pipe: Connection) -> None:
     """The controller: answers, and tries to open a file a few times a second."""
     resource.setrlimit(resource.RLIMIT_NOFILE, LIMITS)
-    openfiles.raise_limit()
+    raise_file_limit()
     refused = 0
     with closing(ControllerSocket(load_server(keys))) as server:
         pipe.send(server.port)
@@ -150,7 +149,7 @@ def serve(keys: Path, pipe: Connection) -> None:
 
 def flood(kind: str, rate: int, port: int, seconds: float, pipe: Connection) -> None:
     """The stranger."""
-    openfiles.raise_limit()
+    raise_file_limit()
     held: deque[socket.socket] = deque()
     began, made = time.monotonic(), 0
     while (now := time.monotonic()) - began < seconds:

@@ -41,8 +41,7 @@ from slurm_robust.agent.stimuli import (
 from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.progress import Traffic
 from slurm_robust.model.stacks import RankStacks
-from slurm_robust.util import openfiles
-from slurm_robust.wire.client import AgentSocket
+from slurm_robust.util.process import raise_file_limit
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.messages import (
     Ack,
@@ -57,6 +56,7 @@ from slurm_robust.wire.messages import (
     Stop,
     TakeStacks,
 )
+from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.spawning import Exited, Ready, Spawned
 
 NPROC = 8
@@ -232,7 +232,7 @@ def traffic(now: float) -> Traffic:
 
 def main(folder: Path, first: int, last: int, total: int, step_s: float, heartbeat_s: float) -> int:
     """Serve until all agents were told to end, or the controller's port file is gone."""
-    openfiles.raise_limit()
+    raise_file_limit()
     os.nice(AGENTS_NICE)  # on a cluster they run elsewhere
     keys = load_client(folder / "keys")
     port = folder / "port"

@@ -25,7 +25,7 @@ from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
-from slurm_robust.controller.tester import StepTester
+from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.replay.steps import ReplayCommand
@@ -40,7 +40,7 @@ from slurm_robust.testing.fake_replayer import FakeReplayer
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 
 
 class TimedCore(Core):
@@ -117,21 +117,20 @@ def main(folder: Path, nodes: int, spares: int) -> int:
             requeuer=Requeuer(slurm, 7, 0, folder / "requeue.jsonl", start_now=False),
             store=SharedTiers(shared_tiers({Tier.STORAGE: str(directory.checkpoints)})),
             slurm=slurm,
-            tester=StepTester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), ""),
+            tester=Tester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), ""),
         )
         (folder / ".port").write_text(str(server.port))
         (folder / ".port").rename(folder / "port")
         loop.run()
         (folder / "port").unlink()
-        statistics = server.statistics()
     found = {
         "marks": marks.found,
         "samples": core.samples,
         "ticks": core.ticks,
         "tick_s": core.tick_s,
         "longest_tick_s": core.longest_s,
-        "received": statistics.received,
-        "sent": statistics.sent,
+        "received": server.received,
+        "sent": server.sent,
         "choose_s": timed(lambda: core.checkpoints.choose(read_clocks())),
         "seal_s": timed(lambda: core.checkpoints.seal(core.state.generation, (), read_clocks(), None)),
         "journal_events": len(journal.events),

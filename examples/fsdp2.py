@@ -5,7 +5,7 @@ options it ends with bitwise the same weights, however often it was interrupted,
 once per epoch.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py --steps 40 --workers 2
-    srobust run --nproc-per-node 2 -- examples/fsdp2.py --steps 400 --out result.json
+    srobust run --nproc-per-node 2 examples/fsdp2.py --steps 400 --out result.json
 
 Needs torchdata (pip install 'slurm_robust[data]').
 """

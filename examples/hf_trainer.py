@@ -4,7 +4,7 @@ A tiny GPT-2, made from its configuration, learns random walks; nothing is downl
 alone, under torchrun and under `srobust run`, on CPUs (gloo) and GPUs.
 
     torchrun --nproc-per-node 2 examples/hf_trainer.py --steps 40
-    srobust run --nproc-per-node 2 -- examples/hf_trainer.py --steps 400 --out result.json
+    srobust run --nproc-per-node 2 examples/hf_trainer.py --steps 400 --out result.json
 
 Needs transformers and accelerate (pip install 'slurm_robust[hf]').
 """

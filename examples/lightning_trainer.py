@@ -4,7 +4,7 @@ A small network learns to continue random walks. The same script runs alone, und
 `srobust run`, on CPUs (gloo) and GPUs.
 
     torchrun --nproc-per-node 2 examples/lightning_trainer.py --epochs 3
-    srobust run --nproc-per-node 2 -- examples/lightning_trainer.py --epochs 20 --out result.json
+    srobust run --nproc-per-node 2 examples/lightning_trainer.py --epochs 20 --out result.json
 
 Needs lightning and torchdata (pip install 'slurm_robust[lightning]').
 """

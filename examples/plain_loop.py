@@ -3,7 +3,7 @@
 Its progress is seen all the same: the worker counts optimizer steps. After a fault it starts from the
 beginning, since nobody saves its state (see train_gpt.py for the two lines that do).
 
-    srobust run --nproc-per-node 2 -- examples/plain_loop.py --steps 500
+    srobust run --nproc-per-node 2 examples/plain_loop.py --steps 500
 """
 
 from __future__ import annotations

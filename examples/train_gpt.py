@@ -6,7 +6,7 @@ interrupted: compare the "sha256" of --out.
 
     python examples/train_gpt.py --steps 20
     torchrun --nproc-per-node 2 examples/train_gpt.py --steps 20
-    srobust run --nproc-per-node 2 -- examples/train_gpt.py --steps 300 --out result.json
+    srobust run --nproc-per-node 2 examples/train_gpt.py --steps 300 --out result.json
 """
 
 from __future__ import annotations

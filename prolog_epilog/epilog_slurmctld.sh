@@ -1,5 +1,5 @@
 #!/bin/sh
-# EpilogSlurmctld: beside slurmctld, as SlurmUser, when a job has given its nodes back. Optional. In slurm.conf:
+# EpilogSlurmctld: beside slurmctld, as SlurmUser, when a job has released its nodes. Optional. In slurm.conf:
 #   EpilogSlurmctld=/usr/libexec/slurm-robust/epilog_slurmctld.sh
 # Records the end of the job. Always ends with 0.
 SROBUST_NODE=/usr/bin/srobust-node

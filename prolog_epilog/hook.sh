@@ -1,6 +1,6 @@
 # What the scripts beside this file share. POSIX sh; no environment is assumed, since Slurm gives hooks none.
 # Programs of the site in /etc/slurm-robust/<hook>.d run around ours: those whose names begin with 0 to 4
-# before, all others after. Each is bounded in time; what one of them ends with, other than 0, ends the hook.
+# before, all others after. Each is bounded in time; an exit code other than 0 ends the hook with that code.
 
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
@@ -12,7 +12,7 @@ say() {
     timeout 2 logger -t slurm-robust -- "$1" 2>/dev/null
 }
 
-# A last resort: srobust-node ends by itself within its budget, and leaves behind what hangs.
+# The last resort: srobust-node ends by itself within its budget, and leaves behind what hangs.
 bounded() {
     limit=$1
     shift
@@ -37,8 +37,8 @@ drop_ins() { # hook, before|after
     return 0
 }
 
-# The code of srobust-node, where it means something: 1 of a prolog says that no job may start here. Anything
-# else is a fault of ours (not installed, a bug), which is no reason to drain a node.
+# One exit code of srobust-node counts: 1 of a prolog means that no job may start here. Any other is a fault
+# of ours (not installed, a bug), which is no reason to drain a node.
 ours() { # hook, limit in seconds
     for command in "$SROBUST_NODE" /usr/bin/srobust-node /usr/local/bin/srobust-node; do
         [ -x "$command" ] && break

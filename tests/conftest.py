@@ -99,7 +99,7 @@ def _no_folders_left() -> Iterator[None]:
 def sandbox_pool(_no_folders_left: None) -> Iterator[SandboxPool]:
     """The session's sandboxes. Skips where none can run, or fails if SROBUST_REQUIRE_CLUSTER=1."""
     from slurm_robust.sandbox.errors import RequirementMissing
-    from slurm_robust.sandbox.requirements import check_machine
+    from slurm_robust.sandbox.sandbox import check_machine
 
     try:
         check_machine(accounting=True)

@@ -28,6 +28,7 @@ LONGEST = (
     "tests/cluster/test_replay.py",
     "tests/cluster/test_starts.py",
     "tests/unit/integrations/test_examples.py",
+    "tests/unit/diagnostics/test_runner.py",
     "tests/unit/worker/test_examples.py",
     "tests/unit/agent/test_agent.py",
     "tests/unit/worker/test_zygote.py",

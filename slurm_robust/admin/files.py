@@ -35,12 +35,16 @@ class InstallError(SrobustError):
 
 
 class Item(Record):
-    """What should be at ``path``: a file with ``text``, a link to ``target``, or a folder. Owner is root."""
+    """What should be at a path. Root is its owner."""
 
     path: str
     kind: Literal["file", "link", "folder"] = "file"
     text: str = ""
+    """Of a file."""
+
     target: str = ""
+    """Of a link."""
+
     mode: int = 0o644
 
     @property
@@ -58,10 +62,13 @@ class Found(Record):
 
 
 class Manifest(Record):
-    """``digests`` of what version ``version`` wrote, by path."""
+    """What the last installation wrote."""
 
     version: str = ""
+    """The version of slurm_robust that wrote it."""
+
     digests: dict[str, str] = {}
+    """By path."""
 
 
 class FileAction(str, Enum):
@@ -76,12 +83,13 @@ class FileAction(str, Enum):
 
 
 class Step(Record):
-    """One change of the file tree; ``why`` is for people."""
+    """One change of the file tree."""
 
     action: FileAction
     path: str
     item: Item | None = None
     why: str = ""
+    """For people."""
 
 
 def plan(wanted: Sequence[Item], manifest: Manifest, found: Mapping[str, Found]) -> list[Step]:

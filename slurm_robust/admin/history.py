@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from slurm_robust.admin.chosen import chosen
 from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
@@ -72,21 +71,24 @@ class LogUnreadable(SrobustError):
 
 
 class Entry(Record):
-    """One thing that happened to a node at ``at``, until ``until`` if it lasted; seconds since 1970."""
+    """One thing that happened to a node. Times are seconds since 1970."""
 
     node: str
     at: float
     what: str
     text: str = ""
     until: float | None = None
+    """When it was over, if it lasted."""
 
 
 class History(Record):
-    """All that was gathered. ``logged``: our own events as they are in the logs, with a node and a time."""
+    """All that was gathered."""
 
     events: tuple[NodeEvent, ...]
     runs: tuple[AccountingRow, ...]
     logged: tuple[dict[str, Any], ...]
+    """Our own events as they are in the logs, with a node and a time."""
+
     until: float
 
 
@@ -226,7 +228,7 @@ def _text(event: dict[str, Any]) -> str:
 
 
 def main(
-    nodes: str,
+    nodes: Sequence[str],
     *,
     lemons: bool,
     days: float,
@@ -239,7 +241,7 @@ def main(
     from slurm_robust.config.nodefile import FILE, load
     from slurm_robust.slurm.cli_client import CliSlurmClient
 
-    names = set(chosen(nodes))
+    names = set(nodes)
     config = load(config_file or FILE)
     files = logs or own_log(Path(config.paths.log))
     slurm = slurm or CliSlurmClient(SLURMDBD_S)

@@ -1,12 +1,13 @@
-"""``srobust admin install``: the node's side on this machine, and what it needs in slurm.conf.
+"""``srobust admin install`` and ``uninstall``: this machine's files, and what they need in slurm.conf.
 
 Order matters on a cluster: a ``Prolog`` that names files which a node does not have drains that node. So
-every node is installed first, and slurm.conf is changed once, at last.
+every node is installed first, and slurm.conf is changed once, at last; an uninstallation begins with it.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -17,10 +18,13 @@ from slurm_robust.admin import items, slurmconf, verify
 from slurm_robust.admin.files import InstallError, Step
 from slurm_robust.admin.items import Layout
 from slurm_robust.admin.site import Site, is_packaged, must_be_root
+from slurm_robust.admin.verify import matches
+from slurm_robust.slurm.configuration import ConfigurationRefused
 from slurm_robust.util.text import one_line
 from slurm_robust.util.trust import distrust
 
 SYSTEMCTL_S = 30.0
+_RUN_TIME = ("/var/lib/slurm-robust", "/var/log/slurm-robust", "/run/slurm-robust")
 
 _NOT_LINKED = (
     "is not made yet: it is in a folder of the site, whose scripts Slurm runs at once; "
@@ -69,7 +73,8 @@ def main(
     _refuse_open(site, layout)
     site.tree.carry_out(steps, wanted, __version__)
     if layout.timer:
-        enable_timer(site)
+        systemctl(site, "daemon-reload")
+        systemctl(site, "enable", "--now", items.TIMER)
     if not apply:
         _show(plan, bool(files), applied=False)
         return 0
@@ -105,12 +110,6 @@ def listed(steps: Sequence[Step]) -> str:
         f"{step.action.value:>8}  {one_line(f'{step.path} ({step.why})' if step.why else step.path)}"
         for step in steps
     )
-
-
-def enable_timer(site: Site) -> None:
-    """Start the periodic checks by systemd, or say how."""
-    systemctl(site, "daemon-reload")
-    systemctl(site, "enable", "--now", items.TIMER)
 
 
 def systemctl(site: Site, *args: str) -> None:
@@ -194,3 +193,69 @@ def _apply(
         for backup in site.apply(plan, time.strftime("%Y%m%dT%H%M%S")):
             print(f"backup: {backup}")
     return verify.report(verify.cluster_points(site.live.read(), site.config, timer=layout.timer))
+
+
+def uninstall(
+    *,
+    dry_run: bool = False,
+    apply: bool = False,
+    purge: bool = False,
+    slurm_conf: str = "",
+    site: Site | None = None,
+) -> int:
+    """Take away what an installation wrote, and nothing else. State, events and backups go with ``purge``.
+
+    Returns 0. Raises :class:`InstallError` while slurm.conf still names what would be removed.
+    """
+    if not dry_run:
+        must_be_root("srobust admin uninstall")
+    site = site or Site(slurm_conf)
+    files = site.slurm_files()
+    plan = slurmconf.without_ours(files)
+    steps = site.tree.steps(())
+    print(plan.diff() or "slurm.conf: nothing to change")
+    if dry_run:
+        print(listed(steps) or "files: none of ours")
+        return 0
+    if apply and plan.diff():
+        for backup in site.apply(plan, time.strftime("%Y%m%dT%H%M%S")):
+            print(f"backup: {backup}")
+    if names := still_named(site):
+        raise InstallError(
+            f"nothing was removed: {names}",
+            "first 'srobust admin uninstall --apply' on the controller, then 'uninstall' on every node",
+        )
+    print(listed(steps) or "files: none of ours")
+    if site.has_timer:
+        systemctl(site, "disable", "--now", items.TIMER, items.WATCH)
+    kept = site.tree.carry_out(steps, (), __version__)
+    if kept:
+        print(f"left as they are:\n{listed(kept)}")
+    backups = site.backups()
+    for name in _RUN_TIME if purge else ():
+        shutil.rmtree(site.tree.path(name), ignore_errors=True)
+    for old in backups:
+        if purge:
+            old.unlink(missing_ok=True)
+        else:
+            print(f"left as it is: {one_line(str(old))} (--purge removes it)")
+    return 0
+
+
+def still_named(site: Site) -> str:
+    """Where Slurm still names our hooks: in the file, or in what slurmctld has in force; empty if nowhere."""
+    for statement in slurmconf.statements(site.slurm_files(), site.main):
+        if statement.value.startswith(items.HOOKS):
+            return f"{statement.file} still says {statement.key}={statement.value}"
+        if statement.key.lower() in ("prolog", "epilog"):
+            matched = matches(site.tree, statement.value)
+            if matched and set(matched) <= site.tree.manifest().digests.keys():
+                return f"{statement.key}={statement.value} would match nothing any more, which drains nodes"
+    try:
+        live = site.live.read()
+    except ConfigurationRefused:
+        return ""  # The file is what slurmctld reads when it comes back.
+    for key in ("prolog", "epilog", "healthcheckprogram"):
+        if named := [value for value in live.get(key, ()) if value.startswith(items.HOOKS)]:
+            return f"slurmctld still has {key.capitalize()}={named[0]}; scontrol reconfigure"
+    return ""

@@ -34,13 +34,15 @@ _SETTING = re.compile(r"^(SROBUST_NODE|here)=.*$", re.MULTILINE)
 
 
 class Layout(Record):
-    """Where things go. ``packaged``: a .deb or .rpm has brought all that is below ``prefix`` and in /etc."""
+    """Where things go."""
 
     node_command: str
     """Absolute path of ``srobust-node``."""
 
     prefix: str = "/usr/local"
     packaged: bool = False
+    """A .deb or .rpm has brought all that is below ``prefix`` and in /etc."""
+
     timer: bool = False
     act: bool = False
 

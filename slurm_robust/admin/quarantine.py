@@ -19,17 +19,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
-from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.deep_check import Examination
 from slurm_robust.admin.reservations import end_reservation
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.hooks.drain import is_tagged, untouchable
+from slurm_robust.nodes.hooks.log import EventLog, Log
 from slurm_robust.nodes.verdict import TAG
 from slurm_robust.report.console import show
 from slurm_robust.slurm.client import SlurmClient
@@ -69,30 +68,32 @@ class NoNotes(SrobustError):
 
 
 class Result(Record):
-    """One node for the repair desk. ``returned``: it is in service; else ``why`` not.
-
-    ``reason``: of the drain when it began; ``drained``: of the one that stands now, if it is another;
-    ``evidence``: what failed now; ``serials`` of its parts; ``checks``: what was checked. ``tests``: how
-    often it was tested.
-    """
+    """One node for the repair desk."""
 
     node: str
     returned: bool
+    """It is in service."""
+
     why: str
+    """Why it is not in service; "passed" for one that is."""
+
     reason: str = ""
+    """Of the drain that stood at first."""
+
     drained: str = ""
+    """Of the drain that stands now, if it is another."""
+
     tests: int = 0
+    """How often the node was tested."""
+
     evidence: tuple[Finding, ...] = ()
+    """What failed now."""
+
     checks: tuple[str, ...] = ()
+    """Names of the checks that ran."""
+
     serials: dict[str, str] = {}
-
-
-class Log(Protocol):
-    """Where events go: :class:`slurm_robust.nodes.hooks.log.EventLog`."""
-
-    def write(self, event: str, **facts: object) -> None:
-        """Never raises, never blocks."""
-        ...
+    """Of its parts."""
 
 
 Examine = Callable[[str, str], Examination]
@@ -295,14 +296,12 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
     return examine
 
 
-def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int:
+def main(nodes: Sequence[str], *, once: bool, json: bool, config_file: Path | None) -> int:
     """Test and print the report; 0 when every node was returned, 1 when some are kept."""
     from slurm_robust.config.nodefile import FILE, load
-    from slurm_robust.nodes.hooks.log import EventLog
     from slurm_robust.nodes.runner import node_name
     from slurm_robust.slurm.cli_client import CliSlurmClient
 
-    names = chosen(nodes)
     # Whatever ends it, it must clean up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -315,7 +314,7 @@ def main(nodes: str, *, once: bool, json: bool, config_file: Path | None) -> int
         Path(config.paths.state) / "quarantine",
         runs=1 if once else config.drain.pass_runs,
     )
-    results = quarantine.run(names)
+    results = quarantine.run(nodes)
     show(results, _text, json=json)
     return 0 if all(result.returned for result in results) else 1
 

@@ -37,21 +37,27 @@ _MOST_INCLUDES = 64
 
 
 class Statement(Record):
-    """``Key=value`` in lines ``begin`` to ``end`` (from 0, exclusive) of a file."""
+    """``Key=value`` in a file."""
 
     file: str
     begin: int
+    """Its first line, from 0."""
+
     end: int
+    """The line behind its last one."""
+
     key: str
     value: str
 
 
 class Wish(Record):
-    """What slurm.conf shall say. ``health_check`` is empty where a timer runs the checks."""
+    """What slurm.conf shall say."""
 
     prolog: str
     epilog: str
     health_check: str
+    """Empty where a timer runs the checks."""
+
     interval_s: int = 61
     """26.05 wants it above HealthCheckTimeout, which is 60 where nobody sets it."""
 
@@ -60,16 +66,29 @@ class Wish(Record):
 
 
 class Plan(Record):
-    """The files as they are and as they should be, what must be linked where, and what a person must know."""
+    """A change of slurm.conf. Texts and links are by path."""
 
     before: dict[str, str]
+    """The files as they are."""
+
     after: dict[str, str]
+    """The files as they should be."""
+
     links: dict[str, str] = {}
+    """Targets of the links to make."""
+
     notes: tuple[str, ...] = ()
+    """What a person must know."""
 
     def diff(self) -> str:
-        """Unified; empty if nothing is to be changed."""
-        return diff(self.before, self.after)
+        """Unified difference of all files; empty if nothing is to be changed."""
+        lines: list[str] = []
+        for name, old in self.before.items():
+            pieces = difflib.unified_diff(_lines(old), _lines(self.after[name]), name, name)
+            lines += [
+                line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in pieces
+            ]
+        return "".join(lines)
 
 
 def read_all(main: str, read: Callable[[str], str]) -> dict[str, str]:
@@ -113,17 +132,6 @@ def without_ours(files: Mapping[str, str]) -> Plan:
 def revert(text: str) -> str:
     """The text as it was before any change of ours."""
     return _BLOCK.sub(lambda block: str(json.loads(block["was"])), text)
-
-
-def diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Unified difference of all files."""
-    lines: list[str] = []
-    for name, old in before.items():
-        pieces = difflib.unified_diff(_lines(old), _lines(after[name]), name, name)
-        lines += [
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in pieces
-        ]
-    return "".join(lines)
 
 
 def statements(files: Mapping[str, str], main: str) -> list[Statement]:

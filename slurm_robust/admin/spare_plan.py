@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.admin.chosen import chosen
 from slurm_robust.admin.history import DAY_S, SLURMDBD_S, History, failures_of, gather, work_of
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
@@ -30,12 +29,12 @@ from slurm_robust.report.console import facts_table, section, show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
 from slurm_robust.slurm.records import Node
-from slurm_robust.util.hostlist import fold
+from slurm_robust.util.hostlist import InvalidHostlist, expand, fold
 from slurm_robust.util.text import one_line
 
 
 class NoNodes(SrobustError):
-    """There is nothing to plan for."""
+    """There is nothing to plan for, or what is given names no nodes."""
 
     exit_code = ExitCode.USAGE
     fix = "give --nodes a number from 1, a partition, or a hostlist such as gpu[001-128]"
@@ -66,7 +65,7 @@ class Fleet(Record):
 def fleet_of(slurm: SlurmClient, nodes: str) -> Fleet:
     """``nodes``: a number, a partition, a hostlist, or "" for all. A partition wins over a node of its name.
 
-    Raises :class:`NoNodes`, ``NotNodes``, InvalidNode and other SlurmCommandError types.
+    Raises :class:`NoNodes`, InvalidNode and other SlurmCommandError types.
     """
     if nodes.isascii() and nodes.isdecimal():
         if not (count := int(nodes[:10])):
@@ -83,7 +82,10 @@ def known_fleet(every: Iterable[Node], nodes: str) -> Fleet:
         return Fleet(
             name=f"nodes of {nodes}" if nodes else "nodes of the cluster", count=len(members), nodes=members
         )
-    names = frozenset(chosen(nodes))
+    try:
+        names = frozenset(expand(nodes))
+    except InvalidHostlist as error:
+        raise NoNodes(str(error)) from error
     if not names:
         raise NoNodes("Slurm has no nodes")
     if unknown := names - {node.name for node in real}:

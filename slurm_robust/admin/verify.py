@@ -36,11 +36,13 @@ _OURS = "slurm-robust"
 
 
 class Point(Record):
-    """One thing that was checked. ``why`` it matters and the ``fix`` are for what is not ``good``."""
+    """One thing that was checked."""
 
     good: bool
     what: str
     why: str = ""
+    """Why it matters, for what is not good."""
+
     fix: str = ""
 
 
@@ -126,7 +128,7 @@ def file_points(site: Site) -> Iterator[Point]:
             why="hooks run it as root",
             fix="chown root and chmod go-w what is named",
         )
-    for link in _our_links(manifest.digests):
+    for link in sorted(path for path, digest in manifest.digests.items() if digest.startswith("link:")):
         real = site.tree.real(link)
         why = distrust(str(real)) if _runs(real) else f"{real} cannot be executed"
         yield Point(
@@ -135,10 +137,6 @@ def file_points(site: Site) -> Iterator[Point]:
             why="Slurm runs it as root; without it, it drains the node",
             fix=f"chown root and chmod go-w what is named, or {fix}",
         )
-
-
-def _our_links(paths: Mapping[str, str]) -> list[str]:
-    return [path for path in sorted(paths) if paths[path].startswith("link:")]
 
 
 def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[Point]:

@@ -14,17 +14,18 @@ from slurm_robust.agent import rankenv
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.folders import RuntimeFolder
 from slurm_robust.agent.launcher import ZygoteLauncher
+from slurm_robust.agent.liveness import Liveness
 from slurm_robust.agent.loop import Agent, Setup
 from slurm_robust.agent.network import NoAddress, PortHolder, address_in
-from slurm_robust.agent.stacks import StackTaker
+from slurm_robust.agent.stacks.taker import StackTaker
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import decoded
+from slurm_robust.nodes.live.inspection import Inspection
 from slurm_robust.nodes.live.inspector import Inspector
-from slurm_robust.nodes.live.service import Inspection
-from slurm_robust.util import openfiles
 from slurm_robust.util.ours import NotOurs, check_own_folder, read_ours
+from slurm_robust.util.process import raise_file_limit
 from slurm_robust.wire.keys import load_client
 from slurm_robust.worker.lookup import missing
 from slurm_robust.worker.spawning import Prepare
@@ -46,7 +47,7 @@ class CannotBegin(SrobustError):
 
 def main() -> int:
     """Run the agent; exit code 0 after an order to end, 3 when it cannot begin."""
-    openfiles.raise_limit()
+    raise_file_limit()
     arguments = _arguments()
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     job = JobDirectory(Path(arguments.job_dir).absolute())
@@ -132,9 +133,10 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
         spec=spec, job=job, keys=keys, node=node, agent=identity, address=address, data_address=data_address
     )
     inspection = Inspection(Inspector(spec.inspection) if spec.inspection else None)
-    return Agent(
-        setup, ZygoteLauncher(prepare), runtime, holder, copies, StackTaker(runtime.path), inspection
-    )
+    # One more port than the copies have.
+    liveness = Liveness(keys.client.public, node, identity, spec.beacon_s, spare_ports(ports))
+    stacks = StackTaker(runtime.path)
+    return Agent(setup, ZygoteLauncher(prepare), runtime, holder, copies, stacks, inspection, liveness)
 
 
 _SHARED = "put the job directory on storage that every node of the job mounts at the same path"

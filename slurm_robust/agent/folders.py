@@ -72,10 +72,10 @@ _LINE_CHARS = 500
 
 
 class EpochRead(Record):
-    """The newest epoch, None before there is one; ``failed`` when the job directory could not be read."""
+    """What the job directory says of controllers."""
 
-    newest: EpochRecord | None
-    failed: bool = False
+    newest: EpochRecord | None  # None before there is one
+    failed: bool = False  # the job directory could not be read
 
 
 def make_log_folders(job: JobDirectory, generation: int, ranks: tuple[int, ...]) -> None:

@@ -8,20 +8,108 @@ that does so may let a question hang, and because the zygote must never have ask
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from slurm_robust.agent.gpuwait import FREE, NO_GPUS
 from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.nodes.gpus.facts import GpuProcess, Use
 from slurm_robust.nodes.gpus.nvidia import read_use
-from slurm_robust.nodes.gpus.nvml import DriverError, Nvml
+from slurm_robust.nodes.gpus.nvml import LIBRARY, DriverError, Nvml
 from slurm_robust.nodes.host import Host
 from slurm_robust.util.process import die_with_parent
+
+FREE, NO_GPUS = "free", "no GPUs"
+"""The last line of the child."""
+
+
+class GpuWait:
+    """The agent's side: asks a child process, one for each wait. No call blocks."""
+
+    def __init__(self) -> None:
+        self.possible = _has_library()  # there may be GPUs to wait for
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_asked = False
+        self._over: list[subprocess.Popen[bytes]] = []
+
+    def fileno(self) -> int:
+        """Readable when :meth:`read` has something; -1 while nothing is waited for."""
+        process = self._process
+        return process.stdout.fileno() if self._is_asked and process and process.stdout else -1
+
+    def prepare(self) -> None:
+        """Start the child, which has read its modules by the time the workers are gone."""
+        if not self.possible or self._process is not None:
+            return
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "slurm_robust.agent.gpumemory", "--parent", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # A signal to the agent's group is not for it.
+                start_new_session=True,
+            )
+        except OSError:
+            return  # what cannot be asked is not waited for
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def ask(self, workers: Iterable[int]) -> None:
+        """Have it wait until nothing of ``workers`` (process groups) is left."""
+        self.prepare()
+        self._is_asked = True
+        if self._process is not None and self._process.stdin is not None:
+            try:
+                self._process.stdin.write(" ".join(map(str, workers)).encode() + b"\n")
+                self._process.stdin.close()
+            except OSError:
+                pass  # it has ended already, and has said why
+
+    def read(self) -> str | None:
+        """What is still held, :data:`FREE` when nothing is; None without news."""
+        if not self._is_asked:
+            return None
+        line = FREE.encode()
+        if self._process is not None and self._process.stdout is not None:
+            try:
+                line = os.read(self._process.stdout.fileno(), 65536) or line
+            except BlockingIOError:
+                return None
+        held = line.decode(errors="replace").splitlines()[-1]
+        if held == NO_GPUS:
+            self.possible, held = False, FREE
+        if held == FREE:
+            self.end()
+        return held
+
+    def end(self) -> None:
+        """Wait for nothing any more."""
+        self._is_asked = False
+        self._over = [process for process in self._over if process.poll() is None]
+        if self._process is None:
+            return
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process.kill()
+        # One that hangs in the driver dies later.
+        self._over.append(self._process)
+        self._process = None
+
+
+def _has_library() -> bool:
+    """Whether the driver's library is here. Loading it asks the driver nothing."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
+
 
 STILL_S = 30.0
 """Memory that nobody holds and that has not become less for so long will not be given back."""

@@ -28,7 +28,7 @@ class HeartbeatState:
         self._base: tuple[Heartbeat, float] | None = None  # the newest heartbeat, and when it was made
         self._answered = 0
         self.address = self.data_address = ""
-        self.port = 0
+        self.port = self.probe_port = 0
 
     def note(self, text: str) -> None:
         """A fact for the journal; it goes with every heartbeat until one is answered."""
@@ -66,7 +66,7 @@ class HeartbeatState:
             rendezvous_port=self.port,
             ready=not state.fatal and (state.ready or self._always_ready),
             progress=progress,
-            exits=state.exits(now),
+            exits=state.workers.exits(now),
             timings=dict(state.timings),
             notes=tuple(text for _, text in self._notes),
             data_port=news.port,
@@ -77,6 +77,7 @@ class HeartbeatState:
             saved=news.saved,
             alerts=alerts,
             traffic=traffic,
+            probe_port=self.probe_port,
             still_s=still_s,
             fatal=state.fatal,
         )

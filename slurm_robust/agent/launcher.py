@@ -83,17 +83,20 @@ class ZygoteLauncher:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, spawning.MAX_PACKET_BYTES)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "slurm_robust.worker.zygote", "--channel", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                # Out of the agent's group: a signal that Slurm or a terminal sends to that group
-                # must reach the workers through the agent's decision only.
-                start_new_session=True,
-            )
+            self._process = self._run(theirs.fileno())
         ours.setblocking(False)
         self._channel = ours
         self._send(self._prepare)
+
+    def _run(self, channel: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "slurm_robust.worker.zygote", "--channel", str(channel)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[channel],
+            # Out of the agent's group: a signal that Slurm or a terminal sends to that group
+            # must reach the workers through the agent's decision only.
+            start_new_session=True,
+        )
 
     def fileno(self) -> int:
         """The socket's descriptor."""

@@ -12,20 +12,19 @@ from types import FrameType
 import zmq
 
 from slurm_robust.agent import rankenv
-from slurm_robust.agent.allocation import check_allocation
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
-from slurm_robust.agent.dying import DeathWatch
+from slurm_robust.agent.deaths import DeathWatch, OomKills
 from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch, read_tail
-from slurm_robust.agent.gpuwait import FREE, GpuWait
+from slurm_robust.agent.gpumemory import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
 from slurm_robust.agent.link import ControllerLink
+from slurm_robust.agent.liveness import Liveness
 from slurm_robust.agent.network import PortHolder, local_address, taken_by
-from slurm_robust.agent.oomkills import OomKills
 from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.progress import StepWatch
-from slurm_robust.agent.stacks.orders import StackOrders, StackTaking
+from slurm_robust.agent.stacks.taker import StackOrders, StackTaking
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
@@ -56,13 +55,22 @@ from slurm_robust.agent.stimuli import (
     WatchGpus,
 )
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
-from slurm_robust.nodes.live.service import Inspection
-from slurm_robust.util import openfiles
+from slurm_robust.nodes.live.inspection import Inspection
 from slurm_robust.util.executor import SerialExecutor
+from slurm_robust.util.process import file_shortage
 from slurm_robust.util.wakeup import WakeUp
-from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.keys import ClientKeys
-from slurm_robust.wire.messages import Ack, DrillReply, FromController, Launch, Phase, Pong, StacksShown
+from slurm_robust.wire.messages import (
+    Ack,
+    DrillReply,
+    FromController,
+    Launch,
+    Phase,
+    Pong,
+    ProbeNodes,
+    StacksShown,
+)
+from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.spawning import Exited, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
@@ -74,15 +82,15 @@ _STEP_POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Setup:
-    """What an agent is made of. How others reach this node ("": find out), and for copies ("": the same)."""
+    """Which job and node an agent serves."""
 
     spec: JobSpec
     job: JobDirectory
     keys: ClientKeys
     node: str
-    agent: str
-    address: str = ""
-    data_address: str = ""
+    agent: str  # unique for each start of an agent process
+    address: str = ""  # how other nodes reach this one; "": as this one reaches the controller
+    data_address: str = ""  # the same for copies of checkpoints; "": ``address``
 
 
 class Agent:
@@ -97,6 +105,7 @@ class Agent:
         copies: CopyService,
         stacks: StackTaking,
         inspection: Inspection,
+        liveness: Liveness,
     ) -> None:
         spec = setup.spec
         self._setup = setup
@@ -105,11 +114,12 @@ class Agent:
         self._ports = ports
         self._copies = copies
         self._inspection = inspection
+        self._liveness = liveness
         self._gpus = GpuWait()
         self._state = AgentState(kill_wait_s=spec.kill_wait_s, waits_for_gpus=lambda: self._gpus.possible)
         self._book = HeartbeatState(setup.node, setup.agent, always_ready=spec.kind is CommandKind.EXEC)
         self._book.address, self._book.port = setup.address, ports.port
-        self._book.data_address = setup.data_address
+        self._book.data_address, self._book.probe_port = setup.data_address, liveness.port
         self._link = ControllerLink()
         self._socket = AgentSocket(setup.keys, setup.agent)
         self._files: SerialExecutor[EpochRead | TailRead] = SerialExecutor("srobust-files")
@@ -139,7 +149,7 @@ class Agent:
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         try:
-            for note in check_allocation():
+            for note in rankenv.find_shortage(os.environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1):
                 self._book.note(note)
             self._carry_out(StartLauncher())
             while not self._ended:
@@ -152,6 +162,7 @@ class Agent:
 
     def _close(self) -> None:
         self._socket.close()
+        self._liveness.close()
         self._launcher.close()
         self._steps.forget()
         self._ports.close()
@@ -180,6 +191,8 @@ class Agent:
             self._take(GpusReported(held="" if held == FREE else held))
         for answer in self._stacks.finished():
             self._socket.send(answer)  # if it is lost, the order comes again
+        for found in self._liveness.finished():
+            self._socket.send(found)
         now = time.monotonic()
         if self._state.deadline is not None and now >= self._state.deadline:
             self._take(Ticked())
@@ -201,8 +214,8 @@ class Agent:
         poller = zmq.Poller()
         for socket, flags in self._socket.pollers(writing=self._heartbeat_wanted):
             poller.register(socket, flags)
-        sources = (self._wakeup, self._files, self._stacks, self._launcher, self._inspection, self._gpus)
-        for source in sources:
+        sources = (self._wakeup, self._files, self._stacks, self._liveness, self._launcher, self._inspection)
+        for source in (*sources, self._gpus):
             if (descriptor := source.fileno()) >= 0:
                 poller.register(descriptor, zmq.POLLIN)
         poller.poll(max(0, int(1000 * self._patience(time.monotonic())) + 1))
@@ -253,6 +266,9 @@ class Agent:
                 if epoch >= self._state.epoch:
                     self._book.on_ack(seq)
                 self._take(EpochSeen(epoch=epoch))
+            case ProbeNodes(epoch=epoch):
+                if epoch >= self._state.epoch:
+                    self._liveness.order(message)
             case _:
                 self._take(OrderCame(order=message))
         self._link.on_answer(message.epoch, time.monotonic())
@@ -261,6 +277,8 @@ class Agent:
         self._orphan.tick(self._link.silence(now))
         if self._link.wants_epoch(now):
             self._files.submit(partial(read_epoch, self._setup.job.epochs))
+        if self._socket.endpoint:
+            self._liveness.aim(self._socket.endpoint)
         if not self._setup.address and not self._book.address and self._socket.endpoint:
             self._learn_address(self._socket.endpoint)
 
@@ -370,7 +388,7 @@ class Agent:
                 failed = SpawnFailed(generation=launch.generation, rank=rank, reason=reason)
                 self._take(LauncherReported(message=failed))
             return
-        if launch.slot == 0 and (short := openfiles.shortage(launch.world_size, "ranks at rank 0's store")):
+        if launch.slot == 0 and (short := file_shortage(launch.world_size, "ranks at rank 0's store")):
             self._book.note(short)
         self._flush = -1
         self._gpus.end()

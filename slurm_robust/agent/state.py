@@ -7,11 +7,11 @@ repeats them until a heartbeat shows that they were carried out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from msgspec import structs
 
-from slurm_robust.agent.gpuwait import Freeing
 from slurm_robust.agent.launcher import Gone
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
@@ -42,8 +42,7 @@ from slurm_robust.agent.stimuli import (
     Ticked,
     WatchGpus,
 )
-from slurm_robust.agent.workers import Workers
-from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.wire.messages import (
     Flush,
@@ -58,6 +57,96 @@ from slurm_robust.wire.messages import (
     TakeStacks,
 )
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
+
+
+@dataclass
+class Worker:
+    """One rank."""
+
+    rank: int
+    pid: int | None = None  # None while its start is ordered and not confirmed
+    ended: float = 0.0  # monotonic seconds, when there is an exit
+    exit: WorkerExit | None = None
+
+    def bury_unstarted(self, reason: str, now: float) -> None:
+        """It could not be started."""
+        error = WorkerError(type="LaunchError", message=reason)
+        self.ended, self.exit = now, WorkerExit(rank=self.rank, code=1, error=error)
+
+
+class Workers(dict[int, Worker]):
+    """The workers of one generation on this node, by rank: all that were ordered, ended ones too."""
+
+    @classmethod
+    def ordered(cls, ranks: Iterable[int]) -> Workers:
+        """Of a launch that was just ordered."""
+        return cls({rank: Worker(rank) for rank in ranks})
+
+    @property
+    def living(self) -> list[Worker]:
+        """Those that have not ended."""
+        return [worker for worker in self.values() if worker.exit is None]
+
+    @property
+    def are_starting(self) -> bool:
+        """Whether the start of any is not confirmed."""
+        return any(worker.pid is None for worker in self.living)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of all that were started."""
+        return tuple(worker.pid for worker in self.values() if worker.pid is not None)
+
+    @property
+    def last_end(self) -> float:
+        """When the last one ended, if all have."""
+        return max(worker.ended for worker in self.values())
+
+    def exits(self, now: float) -> tuple[WorkerExit, ...]:
+        """How they ended, with their age at ``now``."""
+        return tuple(
+            structs.replace(worker.exit, age_s=max(0.0, now - worker.ended))
+            for worker in self.values()
+            if worker.exit is not None
+        )
+
+
+# Figures of others: 0.4 to 0.8 s for device memory, more than 30 s in bad cases (sgl-project/sglang#31871).
+GPUS_S = 60.0
+
+
+class Freeing:
+    """The time from the end of workers until nothing of theirs is left on the GPUs, 60 s at most.
+
+    Decides only; times are monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._held = ""
+
+    @property
+    def deadline(self) -> float | None:
+        """When waiting is over in any case; None while nothing is waited for."""
+        return None if self._since is None else self._since + GPUS_S
+
+    def begin(self, now: float) -> None:
+        """The workers have ended."""
+        self._since, self._held = now, "the driver does not answer"
+
+    def hold(self, held: str) -> None:
+        """``held`` is what they hold, for people."""
+        self._held = held
+
+    def end(self, now: float) -> float:
+        """Nothing is waited for any more; how long it took."""
+        since, self._since = self._since, None
+        return 0.0 if since is None else now - since
+
+    def complaint(self) -> str:
+        """What to say when waiting ends at its bound."""
+        return f"GPUs are not free {GPUS_S:.0f} s after their workers ended: {self._held}"
+
 
 LAUNCHER_STARTS = 3
 # A launcher that lived this long did not fail at its start: its end is counted anew.
@@ -111,10 +200,6 @@ class AgentState:
         if self._stop_began is None or self._kill_at is not None:
             return ()
         return tuple(w.pid for w in self.workers.living if w.pid is not None)
-
-    def exits(self, now: float) -> tuple[WorkerExit, ...]:
-        """How workers of the generation ended, with their age at ``now``."""
-        return self.workers.exits(now)
 
     # -- the one way to change ---------------------------------------------------------------------
 
@@ -292,7 +377,7 @@ class AgentState:
         if worker is None or worker.pid != exited.pid or exited.generation != self.generation:
             return []
         worker.ended = exited.ended
-        # Whom we end ourselves did not end for want of memory or of its port.
+        # A worker that we end ourselves does not end for want of memory or of its port.
         ours = self.phase is Phase.STOPPING
         worker.exit = WorkerExit(
             rank=exited.rank,

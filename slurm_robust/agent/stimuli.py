@@ -30,16 +30,16 @@ class OrderCame(Record):
 
 
 class EpochSeen(Record):
-    """A controller with ``epoch`` exists; orders of lower ones are void from now on."""
+    """A controller with ``epoch`` exists; orders of lower epochs are void from now on."""
 
     epoch: int
 
 
 class LauncherReported(Record):
-    """News of the workers or of the launcher itself. ``oom``, ``taken``: as in ``WorkerExit``."""
+    """News of the workers or of the launcher itself."""
 
     message: LauncherMessage
-    oom: str = ""
+    oom: str = ""  # as in ``WorkerExit``, and so is ``taken``
     taken: str = ""
 
 
@@ -52,15 +52,15 @@ class TailRead(Record):
 
 
 class GpusReported(Record):
-    """What ended workers still hold of the GPUs, for people; "" when nothing is left."""
+    """News of the memory of GPUs that ended workers may still hold."""
 
-    held: str
+    held: str  # what they hold, for people; "" when nothing is left
 
 
 class TermCame(Record):
-    """Slurm ends the step: workers get ``grace_s`` seconds."""
+    """Slurm ends the step."""
 
-    grace_s: float
+    grace_s: float  # seconds that workers get
 
 
 class Ticked(Record):
@@ -162,9 +162,9 @@ class SendHeartbeat(Record):
 
 
 class EndAgent(Record):
-    """End the agent. ``keep_copies``: the job comes back, so the copies in memory stay."""
+    """End the agent."""
 
-    keep_copies: bool = False
+    keep_copies: bool = False  # the job comes back, so the copies in memory stay
 
 
 Instruction: TypeAlias = (

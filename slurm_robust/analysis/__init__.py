@@ -1,1 +1,1 @@
-"""Pure conclusions from what was observed: exits, productive time. Nothing here touches the machine."""
+"""Pure conclusions from logs, step records, stacks, replays and histories: nothing touches the machine."""

@@ -28,16 +28,15 @@ _LARGEST = 64
 
 
 class Failure(Record):
-    """Something that went wrong at ``t`` (seconds since 1970); ``kind`` is for people.
-
-    On one of ``nodes``, those of a job that died of it, or (``in_job`` is False) on a node that was seen to
-    fail by itself, whatever ran there.
-    """
+    """Something that went wrong on one of ``nodes``."""
 
     t: float
+    """Seconds since 1970."""
     nodes: tuple[str, ...]
     kind: str
+    """For people."""
     in_job: bool = True
+    """A job on ``nodes`` died of it; else a node was seen to fail by itself, whatever ran there."""
 
 
 class Work(Record):
@@ -49,23 +48,24 @@ class Work(Record):
 
 
 class Score(Record):
-    """One node. ``hours`` it worked, ``blame`` it collected, and ``expected`` at the rate of the others.
-
-    ``ratio`` is blame by expectation (None where there is nobody to compare with); all that is expected must
-    be multiplied by ``least``, with 95 % confidence, for the blame not to be surprising. ``p``: how likely a
-    node like the others collects at least as much, times the number of nodes analysed. ``kinds``: how many
-    failures of each kind.
-    """
+    """One node."""
 
     node: str
     hours: float
+    """That it worked."""
     blame: float
+    """That it collected."""
     expected: float
+    """Blame at the rate of the other nodes."""
     ratio: float | None = None
+    """``blame`` by ``expected``; None where there is nobody to compare with."""
     least: float | None = None
+    """What ``expected`` must be multiplied by, with 95 % confidence, for the blame not to be surprising."""
     p: float = 1.0
+    """How likely a node like the others collects at least as much, times the number of nodes analysed."""
     is_lemon: bool = False
     kinds: dict[str, int] = {}
+    """How many failures of each kind."""
 
 
 def score(work: Iterable[Work], failures: Iterable[Failure], since: float, until: float) -> list[Score]:
@@ -106,13 +106,14 @@ def pinned(failures: Iterable[Failure], window_s: float) -> list[Failure]:
 
 
 class _Node:
-    """What is known of one node; ``seen`` and ``hazard`` are by the share of its jobs, as 1/share."""
+    """What is known of one node."""
 
     def __init__(self) -> None:
         self.hours = 0.0
         self.hazard: defaultdict[int, float] = defaultdict(float)
-        """Node-hours of the jobs in which it took part: how often such jobs die goes with these."""
+        """Node-hours of its jobs, by 1/share in them: how often such jobs die goes with these."""
         self.seen: defaultdict[int, int] = defaultdict(int)
+        """Failures of its jobs, by 1/share in them."""
         self.job_blame = 0.0
         self.own = 0
         self.kinds: dict[str, int] = {}
@@ -205,12 +206,12 @@ def at_least(blame: float, means: Mapping[int, float]) -> float:
     return max(0.0, 1 - math.exp(scale + math.log(below))) if below > 0 else 1.0
 
 
-def least_ratio(blame: float, means: Mapping[int, float], confidence: float = CONFIDENCE) -> float:
+def least_ratio(blame: float, means: Mapping[int, float]) -> float:
     """By how much all ``means`` must at least be too small for ``blame`` not to be surprising.
 
     With one kind of failure this is the lower end of the exact interval of Garwood (1936).
     """
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
 
     def grown(factor: float) -> float:
         return at_least(blame, {size: mean * factor for size, mean in means.items()})

@@ -42,14 +42,16 @@ class Phase(str, Enum):
 class Grid(Record):
     """``units`` in ``n`` groups of ``m``, and what is left in a shorter one.
 
-    A *unit* is a node, or the ``unit_nodes`` neighbours that hold one tensor parallel group together; they
-    are numbered in the order of the slots. ``k`` is the data parallel size inside a group.
+    A *unit* is a node, or the neighbours that hold one tensor parallel group together; they are numbered in
+    the order of the slots.
     """
 
     units: int
     m: int
     k: int = 1
+    """The data parallel size inside a group."""
     unit_nodes: int = 1
+    """Nodes of a unit."""
 
     @property
     def n(self) -> int:
@@ -132,16 +134,16 @@ def nodes_of(grid: Grid, units: Sequence[int], nodes: Sequence[str]) -> tuple[st
 
 
 class Intersection(Record):
-    """``units`` that the faulty groups ``a`` (horizontal) and ``b`` (vertical) have in common.
-
-    ``is_ambiguous``: more than one unit, or more than one faulty group in a phase; then of several faulty
-    nodes one in a shorter group may be missing.
-    """
+    """``units`` that the faulty groups of both phases have in common."""
 
     units: tuple[int, ...]
     a: tuple[int, ...]
+    """Numbers of the faulty horizontal groups."""
     b: tuple[int, ...]
+    """Numbers of the faulty vertical groups."""
     is_ambiguous: bool
+    """More than one unit, or more than one faulty group in a phase: then of several faulty nodes one in a
+    shorter group may be missing."""
 
 
 def intersect(grid: Grid, horizontal: Sequence[Outcome], vertical: Sequence[Outcome]) -> Intersection:
@@ -170,25 +172,26 @@ def _by_unit(parts: Sequence[Sequence[int]], outcomes: Sequence[Outcome]) -> dic
 
 
 class GroupRun(Record):
-    """What one group did. ``steps`` has for each step a digest of the losses and gradients of all its ranks.
-
-    ``kind`` names what makes runs comparable: sizes and hardware. ``trouble`` says how it failed by
-    itself (crash, no result in time, NaN), "" if it did not; ``left_out`` why it did not run at all.
-    """
+    """What one group did."""
 
     nodes: tuple[str, ...]
     steps: tuple[str, ...] = ()
+    """For each step a digest of the losses and gradients of all its ranks."""
     kind: str = ""
+    """What makes runs comparable: sizes and hardware."""
     trouble: str = ""
+    """How it failed by itself (crash, no result in time, NaN), "" if it did not."""
     left_out: str = ""
+    """Why it did not run at all."""
 
 
 class GroupSeen(Record):
-    """The verdict of the oracle on one group. ``text`` says briefly what is wrong, "" where nothing is."""
+    """The verdict of the oracle on one group."""
 
     nodes: tuple[str, ...]
     outcome: Outcome
     text: str = ""
+    """Says briefly what is wrong, "" where nothing is."""
 
 
 def judge(runs: Sequence[GroupRun]) -> tuple[GroupSeen, ...]:
@@ -236,20 +239,19 @@ def _difference(steps: Sequence[str], majority: Sequence[str]) -> str:
 
 
 class ReplayVerdict(Record):
-    """What a replay has shown. ``suspects`` are nodes; ``reason`` is for people.
-
-    ``a`` and ``b`` are the numbers of the faulty groups, ``horizontal`` and ``vertical`` what was seen of
-    each group (empty: that phase was not run). ``is_ambiguous``: see :class:`Intersection`. ``took_s`` in
-    seconds.
-    """
+    """What a replay has shown. ``is_ambiguous``, ``a`` and ``b`` are as in :class:`Intersection`."""
 
     reason: str
+    """For people."""
     suspects: tuple[str, ...] = ()
+    """Nodes."""
     is_ambiguous: bool = False
     a: tuple[int, ...] = ()
     b: tuple[int, ...] = ()
     horizontal: tuple[GroupSeen, ...] = ()
+    """What was seen of each group; empty where the phase was not run."""
     vertical: tuple[GroupSeen, ...] = ()
+    """The same."""
     took_s: float = 0.0
 
     def diagnosis(self) -> Diagnosis:

@@ -32,19 +32,19 @@ _MEANING = {
 
 
 class Room(Record):
-    """One limit on memory: all of it and what is free, in bytes."""
+    """One limit on memory."""
 
-    name: str
-    total: int
+    name: str  # for people
+    total: int  # bytes, and so is ``free``
     free: int
 
 
 class MemoryPlan(Record):
-    """Buffers of each own part and of each peer's part; ``reason`` is empty if it is the best plan."""
+    """How many snapshots a node keeps."""
 
-    own_buffers: int
-    peer_buffers: int
-    reason: str = ""
+    own_buffers: int  # of each part of its own ranks
+    peer_buffers: int  # of each part of a peer's ranks
+    reason: str = ""  # why it is not the best plan, "" if it is
 
 
 def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ...]) -> MemoryPlan:

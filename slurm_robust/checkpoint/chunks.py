@@ -20,10 +20,10 @@ _IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
 class Piece(NamedTuple):
-    """A stretch of the data; ``read``: ``view`` is where it is to be put, otherwise it is there already."""
+    """A stretch of the data."""
 
     view: memoryview
-    read: bool
+    read: bool  # it is to be read into ``view``; else it is there already
 
 
 def sums_of(data: memoryview) -> bytes:

@@ -133,19 +133,19 @@ class NotReserved(Exception):
 
 
 class TensorSpec(Record):
-    """One tensor of the table: torch's name of the dtype without ``torch.``, its shape, its bytes."""
+    """One tensor of the table."""
 
-    dtype: str
+    dtype: str  # torch's name without ``torch.``
     shape: tuple[int, ...]
     nbytes: int
 
 
 class Meta(Record):
-    """What is between the header and the data. ``sums``: one u64 per chunk of the data."""
+    """What is between the header and the data."""
 
     tensors: tuple[TensorSpec, ...]
-    tree: bytes
-    sums: bytes
+    tree: bytes  # to which they belong (:mod:`slurm_robust.checkpoint.tree`)
+    sums: bytes  # one u64 per chunk of the data
 
 
 # Made while there is one thread; see Record.
@@ -423,10 +423,10 @@ def read_header(path: Path) -> PartHeader | None:
 
 
 class Front(NamedTuple):
-    """What is in front of the data of a whole image: its header, and all of it as bytes."""
+    """What is in front of the data of a whole image."""
 
     header: PartHeader
-    content: bytes
+    content: bytes  # all of it, the header included
 
 
 def read_front(file: IO[bytes]) -> Front | None:

@@ -37,10 +37,10 @@ _ORDER = {"own": 0, "shared": 0, "fetched": 1, "fetched-shared": 1, "peer": 2}
 
 
 class FoundImage(Record):
-    """A file of the folder that holds a whole image. ``kind``: see :func:`kind_of`."""
+    """A file of the folder that holds a whole image."""
 
     path: Path
-    kind: str
+    kind: str  # see :func:`kind_of`
     header: PartHeader
     nbytes: int  # of the file, which may be larger than the image
 

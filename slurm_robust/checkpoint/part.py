@@ -28,40 +28,43 @@ _READ_BYTES = 4 * 2**20
 
 
 class PartItem(Record):
-    """One value in the data file, at ``offset``, with the sum of its ``length`` bytes.
-
-    ``path`` leads to it in the state that was saved, as ``torch.distributed.checkpoint`` flattens it; an
-    item without path is of no use there. ``dtype`` is torch's name, "" for anything but a tensor; its bare
-    bytes with ``strides`` begin ``raw`` bytes after ``offset``, -1 if only torch can read them. A shard is at
-    ``at`` in a tensor of shape ``whole``, which is None for all others. ``shared``: equal on all ranks.
-    """
+    """One value in the data file."""
 
     path: tuple[str | int, ...]
+    """Leads to it in the state that was saved, as ``torch.distributed.checkpoint`` flattens that; an item
+    without path is of no use there."""
     offset: int
     length: int
     sum: int
+    """XXH3 of its bytes."""
     dtype: str = ""
+    """torch's name of it, "" for anything but a tensor."""
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     raw: int = -1
+    """Bytes from ``offset`` to where its bare numbers begin, -1 if only torch can read them."""
     whole: tuple[int, ...] | None = None
+    """Of a shard: the shape of the tensor that it belongs to."""
     at: tuple[int, ...] = ()
+    """Of a shard: where in that tensor it begins."""
     shared: bool = False
+    """Equal on all ranks."""
 
 
 class Sidecar(Record):
-    """All but the data. ``own`` and ``shared`` are the trees to which the tensors belong, in the order of
-    the items (:mod:`slurm_robust.checkpoint.tree`); ``shared`` is empty in the parts of all ranks but 0.
-    ``entries``: the names under which state was saved.
-    """
+    """All but the data."""
 
     header: PartHeader
     entries: tuple[str, ...]
+    """The names under which state was saved."""
     data: str
+    """The name of the data file, which is beside this one."""
     data_bytes: int
     items: tuple[PartItem, ...]
     own: bytes
+    """The tree to which the tensors belong, in the order of items (:mod:`slurm_robust.checkpoint.tree`)."""
     shared: bytes
+    """The same of the shared state, in rank 0's part; empty in all others."""
 
 
 # Made while there is one thread; see Record.

@@ -13,7 +13,7 @@ eviction of a whole group is what lies on storage.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from slurm_robust.model.layout import ParallelLayout
@@ -28,16 +28,6 @@ def peer_slots(layout: ParallelLayout, switches: Sequence[str] = ()) -> tuple[in
     that can be). Equal input gives equal output.
     """
     return _peer_slots(layout, tuple(switches))
-
-
-def peers_of(layout: ParallelLayout, switches: Sequence[str] = ()) -> Mapping[int, int]:
-    """For each rank the slot whose node keeps its second copy; empty for a world on one node."""
-    nproc = layout.nproc_per_node
-    return {
-        slot * nproc + local: peer
-        for slot, peer in enumerate(peer_slots(layout, switches))
-        for local in range(nproc)
-    }
 
 
 class Links:

@@ -24,14 +24,13 @@ _SHARD = "slurm_robust local shard"
 
 
 class Placed(NamedTuple):
-    """A stored shard: its tensor, the shape of the whole, and its offsets there.
-
-    ``at`` is None for the empty shard of a rank that is not on the mesh.
-    """
+    """A stored shard."""
 
     local: torch.Tensor
     whole: tuple[int, ...]
+    """The shape of the tensor that it belongs to."""
     at: tuple[int, ...] | None
+    """Its offsets there; None for the empty shard of a rank that is not on the mesh."""
 
 
 def localised(target: object, state: Any) -> Any:

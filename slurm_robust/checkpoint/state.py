@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurm_robust.checkpoint import shards
-from slurm_robust.checkpoint.errors import EntryMismatch
+from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
 from slurm_robust.checkpoint.gpus import Gpus
 from slurm_robust.checkpoint.plain import map_tensors, merge, plain
 
@@ -55,17 +55,18 @@ class Training:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's state between two steps, by entry.
+    """One rank's state between two steps, by entry; an entry is the union of its two trees.
 
-    ``shared`` is equal on all ranks, ``own`` is this rank's; an entry is the union of its two trees.
     Tensors share memory with the live ones: to keep a snapshot beyond the current step copy them.
-    Those of a snapshot that was read are in a mapped file, but for ``placed`` (addresses of storages).
     """
 
     own: dict[str, Any]
+    """What is this rank's."""
     shared: dict[str, Any]
+    """What is equal on all ranks."""
     rng: dict[str, Any]
     placed: frozenset[int] = frozenset()
+    """Of a snapshot that was read: addresses of the storages that are not in a mapped file."""
 
 
 def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compact: bool = True) -> Snapshot:
@@ -173,18 +174,13 @@ def _replicated(entries: Mapping[str, Stateful]) -> set[int]:
     """Ids of the parameters that DistributedDataParallel keeps equal on all ranks."""
     found = set()
     for entry in entries.values():
-        for module in _modules(entry):
+        for module in entry.modules() if isinstance(entry, nn.Module) else ():
             if isinstance(module, DistributedDataParallel):
                 ignored = module.parameters_to_ignore
                 for name, parameter in module.module.named_parameters():
                     if name not in ignored:
                         found.add(id(parameter))
     return found
-
-
-def _modules(entry: Stateful) -> Iterator[nn.Module]:
-    if isinstance(entry, nn.Module):
-        yield from entry.modules()
 
 
 def _state_of(
@@ -348,3 +344,66 @@ def restore_rng(state: dict[str, Any]) -> None:
             )
         for device, one in enumerate(cuda):
             torch.cuda.set_rng_state(one.clone(), device)
+
+
+_DEEPSPEED = (
+    "pass slurm_robust.integrations.deepspeed.EngineState(engine) as one entry in place of the engine, its "
+    "module, optimizer and scheduler"
+)
+_MEGATRON = (
+    "pass slurm_robust.integrations.megatron.TrainingState(model_chunks, optimizer) as one entry in place of "
+    "the model and the optimizer"
+)
+
+
+def refuse_incomplete(entries: Mapping[str, Any]) -> None:
+    """Raise :class:`UnsupportedState` with the right way for an entry that does not give its whole state.
+
+    Objects of other frameworks are known by what they are made of: none of the frameworks has to be there.
+    """
+    for name, entry in entries.items():
+        for reason in _reasons(entry):
+            raise UnsupportedState(f"entry {name!r} {reason}")
+
+
+def _reasons(entry: Any) -> Iterator[str]:
+    kind = f"is a {type(entry).__qualname__}"
+    if isinstance(entry, torch.nn.Module):
+        yield from _reasons_of_module(entry, kind)
+    elif _descends(entry, "deepspeed", "DeepSpeedOptimizer"):
+        yield f"{kind} of DeepSpeed, which keeps its state with the engine: {_DEEPSPEED}"
+    elif _descends(entry, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
+        yield (
+            f"{kind}, whose state_dict() gathers the state of all ranks: pass its part of this rank, "
+            "optimizer.optim, and say Checkpointer(…, deduplicate=False), since each rank's is another one"
+        )
+    elif hasattr(entry, "sharded_state_dict"):
+        yield f"{kind}, whose state_dict() lacks the sharded state: {_MEGATRON}"
+
+
+def _reasons_of_module(module: torch.nn.Module, kind: str) -> Iterator[str]:
+    if _descends(module, "deepspeed", "DeepSpeedEngine"):
+        yield f"{kind}, whose state_dict() lacks the optimizer and what ZeRO shards: {_DEEPSPEED}"
+    elif any(hasattr(parameter, "ds_tensor") for parameter in module.parameters()):
+        yield f"has parameters sharded by ZeRO-3, which its state_dict() lacks: {_DEEPSPEED}"
+    for inner in module.modules():
+        if _descends(inner, "megatron", "MegatronFSDP") or _descends(
+            inner, "megatron", "FullyShardedDataParallel"
+        ):
+            yield (
+                "uses Megatron-FSDP, which is not supported: use Megatron's DistributedDataParallel with "
+                f"use_distributed_optimizer=True, and {_MEGATRON}"
+            )
+        elif _descends(inner, "", "FullyShardedDataParallel"):
+            yield (
+                "uses FullyShardedDataParallel, whose state_dict() gathers the whole model: "
+                "use torch.distributed.fsdp.fully_shard"
+            )
+
+
+def _descends(value: object, package: str, name: str) -> bool:
+    """Whether ``value`` is of a class ``name`` in ``package`` or below ("": any), or of one made from it."""
+    return any(
+        kind.__name__ == name and (not package or f"{kind.__module__}.".startswith(f"{package}."))
+        for kind in type(value).__mro__
+    )

@@ -22,7 +22,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from slurm_robust.checkpoint.errors import MissingCheckpoint
@@ -103,20 +103,18 @@ class CheckpointStore:
         """The highest generation that has a folder here, 0 for none."""
         return max((int(m[1]) for m in map(_GENERATION.fullmatch, names_in(self.path)) if m), default=0)
 
-    @contextmanager
-    def publishing(self, checkpoint: CheckpointId, rank: int, world_size: int) -> Iterator[Path]:
+    def publishing(
+        self, checkpoint: CheckpointId, rank: int, world_size: int
+    ) -> AbstractContextManager[Path]:
         """Publish one sidecar, after its data: write the path that this yields. At the end it has its name.
 
         Whole, and durable. After an exception the unfinished file is removed. Raises ``OSError``.
         """
-        with self._publishing(self.part_path(checkpoint, rank, world_size)) as path:
-            yield path
+        return self._publishing(self.part_path(checkpoint, rank, world_size))
 
-    @contextmanager
-    def publishing_data(self, checkpoint: CheckpointId, rank: int) -> Iterator[Path]:
+    def publishing_data(self, checkpoint: CheckpointId, rank: int) -> AbstractContextManager[Path]:
         """Put the data of one part in place, which count once their sidecar is there."""
-        with self._publishing(self.data_path(checkpoint, rank)) as path:
-            yield path
+        return self._publishing(self.data_path(checkpoint, rank))
 
     @contextmanager
     def _publishing(self, final: Path) -> Iterator[Path]:

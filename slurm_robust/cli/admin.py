@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import add_command, add_group, number
+from slurm_robust.cli.parsing import add_command, add_group, hostlist, number
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
@@ -29,7 +29,9 @@ def _add_node_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_nodes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("nodes", metavar="NODES", nargs="?", default="", help="only these, as a hostlist")
+    parser.add_argument(
+        "nodes", metavar="NODES", nargs="?", type=hostlist, default=(), help="only these, as a hostlist"
+    )
 
 
 # -- check, diagnose, nodes ------------------------------------------------------------------------
@@ -224,9 +226,9 @@ def _register_uninstall(commands: Commands) -> None:
 
 
 def _uninstall(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import uninstall
+    from slurm_robust.admin import install
 
-    return uninstall.main(
+    return install.uninstall(
         dry_run=args.dry_run, apply=args.apply, purge=args.purge, slurm_conf=args.slurm_conf
     )
 

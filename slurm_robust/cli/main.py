@@ -7,16 +7,25 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO, cast
 
 from slurm_robust import __version__
-from slurm_robust.cli import admin, checkpoint, config, inspect, replay, run, sandbox, spares
+from slurm_robust.cli import admin, config, inspect, run, sandbox, spares
 from slurm_robust.cli.parsing import Parser, UsageError, add_command
-from slurm_robust.cli.terminal import visible_only
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.util.text import message
+from slurm_robust.util.text import message, visible
 
-COMMANDS = (run, inspect, checkpoint, replay, admin, spares, sandbox, config)
+REGISTER = (
+    run.register,
+    inspect.register,
+    run.register_replay,
+    admin.register,
+    spares.register,
+    sandbox.register,
+    config.register,
+)
 
 
 def make_parser() -> Parser:
@@ -28,8 +37,8 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"srobust {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.register(commands)
+    for register in REGISTER:
+        register(commands)
     add_command(commands, "version", _version, "print the version")
     return parser
 
@@ -37,6 +46,43 @@ def make_parser() -> Parser:
 def _version(_: argparse.Namespace) -> int:
     print(f"srobust {__version__}")
     return ExitCode.SUCCESS
+
+
+class VisibleStream:
+    """A stream that writes :func:`visible` text only, and what its encoding lacks as ``\\u2026``.
+
+    rich has to control the terminal: it finds the stream behind this one by its own attribute and writes
+    there. :class:`~slurm_robust.report.console.Screen` cleans what rich is given.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        """Write ``text`` cleaned. Raises ``OSError``."""
+        encoding = self.rich_proxied_file.encoding or "utf-8"
+        self.rich_proxied_file.write(visible(text).encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write them one after the other. Raises ``OSError``."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextmanager
+def visible_only() -> Iterator[None]:
+    """Standard output and standard error take visible text only.
+
+    All output passes here, so that text of jobs, logs, Slurm and users controls no terminal.
+    """
+    # A stream is None where the caller has closed it.
+    out, err = (s and cast(TextIO, VisibleStream(s)) for s in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
+        yield
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -71,6 +71,16 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
     return parse
 
 
+def hostlist(text: str) -> tuple[str, ...]:
+    """The type of an argument that names nodes. Raises UsageError."""
+    from slurm_robust.util.hostlist import InvalidHostlist, expand
+
+    try:
+        return expand(text)
+    except InvalidHostlist as error:
+        raise UsageError(str(error), fix="name nodes as Slurm does, for example gpu[001-004,007]") from error
+
+
 Handler = Callable[[argparse.Namespace], int]
 """Carries out a command; returns the exit code."""
 

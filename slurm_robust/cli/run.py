@@ -1,4 +1,4 @@
-"""``srobust run``: options, then the user's command, which is never interpreted."""
+"""``srobust run`` and ``srobust replay``: options, then the user's command, which is never interpreted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
     from slurm_robust.config.job import JobConfig
 
-# Of each option its key and value.
+# Of each option its key, and its value or None where it was not given.
 OwnSettings = Mapping[str, tuple[str, object]]
 
 # Options that are one key of the configuration each: key, type, placeholder, help.
@@ -39,7 +39,7 @@ USAGE = """srobust run [options] script.py [args ...]
 
 
 def register(commands: Commands) -> None:
-    """Add the command."""
+    """Add ``srobust run``."""
     parser = commands.add_parser(
         "run",
         help="run a training inside a Slurm job, protected",
@@ -59,7 +59,7 @@ def register(commands: Commands) -> None:
     )
     parser.add_argument("-m", action="store_true", dest="module", help="the command is a Python module")
     add_config_options(parser)
-    parser.set_defaults(handler=handle)
+    parser.set_defaults(handler=_run)
 
 
 def split_command(argv: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
@@ -76,23 +76,26 @@ def split_command(argv: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
     return argv[:index], tuple(argv[index:]), False
 
 
-def handle(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     """Run it so that a job with an expedited requeue ends where the run ends for good."""
     from slurm_robust.controller.requeue import ending_for_good
 
-    return ending_for_good(lambda: _run(args))
+    def run_once() -> int:
+        from slurm_robust.controller.main import run
+
+        kind = _kind_of(args, USAGE)
+        if args.name and not all(c.isascii() and (c.isalnum() or c in "-_") for c in args.name):
+            raise UsageError(
+                f"--name {args.name!r} is no folder name", fix="use letters, digits, '-' and '_'"
+            )
+        own = {option: (key, getattr(args, key)) for option, (key, *_) in OWN_OPTIONS.items()}
+        own["--observe"] = ("mode", "observe" if args.observe else None)
+        return run(_configured(args, kind, own), args.command, kind, args.name)
+
+    return ending_for_good(run_once)
 
 
-def _run(args: argparse.Namespace) -> int:
-    """Hand over to the controller."""
-    from slurm_robust.controller.main import run
-
-    kind = kind_of(args, USAGE)
-    _check_name(args.name)
-    return run(configured(args, kind, _own_settings(args)), args.command, kind, args.name)
-
-
-def configured(args: argparse.Namespace, kind: CommandKind, own: OwnSettings) -> JobConfig:
+def _configured(args: argparse.Namespace, kind: CommandKind, own: OwnSettings) -> JobConfig:
     """The configuration of a command that runs a training. Raises ConfigError.
 
     All that is wrong with it, with the options and with the user's command is reported at once.
@@ -104,7 +107,8 @@ def configured(args: argparse.Namespace, kind: CommandKind, own: OwnSettings) ->
 
     options = settings_of(args)
     for option, (key, value) in own.items():
-        options.add(key, value, Place(f"option {option}", ExitCode.USAGE))
+        if value is not None:
+            options.add(key, value, Place(f"option {option}", ExitCode.USAGE))
     layers = collect(args.config, os.environ, options)
     try:
         check_command(kind, args.command, Path.cwd())
@@ -113,7 +117,7 @@ def configured(args: argparse.Namespace, kind: CommandKind, own: OwnSettings) ->
     return layers.build()
 
 
-def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
+def _kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
     """How the user's command is to be run. Raises UsageError, which shows ``usage`` where there is none."""
     if not args.command:
         raise UsageError("nothing to run", fix=f"usage: {usage}")
@@ -124,12 +128,37 @@ def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
     return CommandKind.MODULE if args.module else CommandKind.SCRIPT
 
 
-def _check_name(name: str) -> None:
-    if name and not all(c.isascii() and (c.isalnum() or c in "-_") for c in name):
-        raise UsageError(f"--name {name!r} is no folder name", fix="use letters, digits, '-' and '_'")
+# -- replay ----------------------------------------------------------------------------------------
+
+REPLAY_USAGE = """srobust replay [options] script.py [args ...]
+       srobust replay [options] -m package.module [args ...]"""
 
 
-def _own_settings(args: argparse.Namespace) -> OwnSettings:
-    given = {option: (key, getattr(args, key)) for option, (key, *_) in OWN_OPTIONS.items()}
-    given["--observe"] = ("mode", "observe" if args.observe else None)
-    return {option: (key, value) for option, (key, value) in given.items() if value is not None}
+def register_replay(commands: Commands) -> None:
+    """Add ``srobust replay``."""
+    parser = commands.add_parser(
+        "replay",
+        help="find the node that computes wrongly, by a training in small groups",
+        description="Run a few steps of a training in small groups of the nodes of this Slurm job, in two "
+        "phases, and name the node that the groups with other results have in common. docs/replay.md says "
+        "what the script must do. Options end at the script: everything after it belongs to the script.",
+        epilog="Exit codes: 0 all groups agree, 1 a node is named, 3 no verdict.",
+        usage=REPLAY_USAGE,
+    )
+    parser.add_argument(
+        "--nproc-per-node", type=int, metavar="P", help="workers per node (default: its GPUs, 1 without)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    parser.add_argument("-m", action="store_true", dest="module", help="the command is a Python module")
+    add_config_options(parser)
+    parser.set_defaults(handler=_replay)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from slurm_robust.controller.main import replay
+
+    kind = _kind_of(args, REPLAY_USAGE)
+    if kind is CommandKind.EXEC:
+        raise UsageError("only a Python script or module can be replayed", fix="leave out the --")
+    own = {"--nproc-per-node": ("nproc_per_node", args.nproc_per_node)}
+    return replay(_configured(args, kind, own), args.command, kind, json=args.json)

@@ -142,8 +142,7 @@ def _register_down(commands: Commands) -> None:
 
 def _down(args: argparse.Namespace) -> int:
     from slurm_robust.sandbox.database import remove_cache
-    from slurm_robust.sandbox.requirements import check_root
-    from slurm_robust.sandbox.sandbox import sandbox_names
+    from slurm_robust.sandbox.sandbox import check_root, sandbox_names
     from slurm_robust.sandbox.teardown import take_down
 
     check_root()

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import UsageError, add_command, add_group, number, whole_number
+from slurm_robust.cli.parsing import UsageError, add_command, add_group, hostlist, number, whole_number
 
 if TYPE_CHECKING:
     from slurm_robust.admin.spare_plan import Wanted
@@ -126,7 +126,9 @@ def _register_create(commands: Commands) -> None:
     nodes.add_argument(
         "--count", metavar="N", type=whole_number(1), help="so many nodes, which Slurm chooses and replaces"
     )
-    nodes.add_argument("--nodes", metavar="LIST", default="", help="just these nodes, never replaced")
+    nodes.add_argument(
+        "--nodes", metavar="LIST", type=hostlist, default=(), help="just these nodes, never replaced"
+    )
     parser.add_argument("--users", metavar="A,B", type=_names, default=(), help="users whose jobs get them")
     parser.add_argument(
         "--accounts",
@@ -149,17 +151,15 @@ def _create(args: argparse.Namespace) -> int:
     import os
 
     from slurm_robust.admin import spares
-    from slurm_robust.admin.chosen import chosen
 
-    nodes = chosen(args.nodes)
     if not (args.users or args.accounts):
         raise UsageError("spares for whom?", fix="name users (--users A,B) or accounts (--accounts A,B)")
-    if not (args.count or nodes):
+    if not (args.count or args.nodes):
         raise UsageError("--nodes names no node", fix="name nodes, or give their number with --count")
     request = spares.request_of(
         args.name,
         count=args.count,
-        nodes=nodes,
+        nodes=args.nodes,
         users=args.users,
         accounts=args.accounts,
         partition=args.partition or "",

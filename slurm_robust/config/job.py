@@ -26,6 +26,9 @@ _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 
 _NonEmpty = Annotated[str, Meta(min_length=1, title="a string that is not empty")]
 _Rate = Annotated[float, Meta(gt=0, le=FINITE, title="a number above 0")]
+_SecondsOrNone = Annotated[float, Meta(ge=0, le=FINITE, title="a number of seconds, or 0 for none")]
+# Eight beacons; a network that is only busy delays them by tens of milliseconds.
+_LEAST_VERDICT_S = 0.4
 _Port = Annotated[int, Meta(ge=0, le=_HIGHEST_PORT, title=f"an integer from 0 to {_HIGHEST_PORT}")]
 _ExitCode = Annotated[int, Meta(ge=1, le=255, title="an exit code from 1 to 255")]
 
@@ -54,6 +57,11 @@ class Timings(Section):
     node_dead_s: Seconds = 5.0
     """A node counts as dead after its agent has been silent for this time, unless
     [another witness](detection.md#silence-of-nodes) contradicts. At least two heartbeats."""
+
+    verdict_s: _SecondsOrNone = 0.8
+    """A node counts as dead earlier, after this time without a beacon of its agent, if its kernel answers no
+    probe either and [another node finds the same](detection.md#a-verdict-within-a-second). With more than
+    1,000 nodes it takes longer. 0: only ``node_dead_s`` counts, and no beacons are sent."""
 
     unreachable_s: Seconds = 300.0
     """How long to wait for nodes that fell silent together, because the network between them may recover."""
@@ -93,6 +101,13 @@ class Timings(Section):
                 f"{self.heartbeat_s:g}): one late heartbeat would cost a healthy node",
                 fix=f"set node_dead_s to {2 * self.heartbeat_s:g} or more, or heartbeat_s to "
                 f"{self.node_dead_s / 2:g} or less",
+            )
+        if self.verdict_s and not _LEAST_VERDICT_S <= self.verdict_s <= self.node_dead_s:
+            yield Contradiction(
+                keys=("verdict_s", "node_dead_s"),
+                text=f"verdict_s ({self.verdict_s:g}) is neither 0 nor between {_LEAST_VERDICT_S:g} and "
+                f"node_dead_s ({self.node_dead_s:g})",
+                fix=f"set verdict_s to 0 for none, or to {_LEAST_VERDICT_S:g} or more, and below node_dead_s",
             )
         stop_s = self.stop_grace_s + min(self.kill_wait_s, LEAVING_S)
         if self.shutdown_s < stop_s:

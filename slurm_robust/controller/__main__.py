@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import socket
 import sys
 import time
 import traceback
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -17,17 +18,16 @@ import msgspec
 from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
-from slurm_robust.config.job import CheckpointConfig, DetectConfig
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
-from slurm_robust.controller.output import introduction, say, settle
+from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import begin, build
 from slurm_robust.controller.supervisor import report_end, storage_error
-from slurm_robust.controller.tester import StepTester
+from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.places import SlurmPlace
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
@@ -35,19 +35,23 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.model.job import CopySpec, InspectionSpec, JobDirectory, JobSpec
+from slurm_robust.model.job import CommandKind, CopySpec, InspectionSpec, JobDirectory, JobSpec, make_in_job
 from slurm_robust.model.journal import fold
-from slurm_robust.model.place import make_in_job
+from slurm_robust.model.state import JobState
+from slurm_robust.policy.liveness import beacon_interval, overdue_s
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
-from slurm_robust.util import openfiles
 from slurm_robust.util.files import write_atomically
+from slurm_robust.util.hostlist import fold as fold_nodes
+from slurm_robust.util.process import file_shortage, raise_file_limit
+from slurm_robust.util.text import count
+from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 
 OUTPUT_S = 2.0  # for the last lines
 
@@ -88,33 +92,24 @@ def _explain(error: Exception, supervisor: int | None) -> int:
 
 def control(directory: JobDirectory, plan: Plan) -> int:
     """Take the job's next epoch, replay the journal, and go on from there."""
-    openfiles.raise_limit()
+    raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     journal = Journal(directory.journal)
-    with closing(_listen(directory, plan)) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(_listen(directory, plan)))
         epoch = _take(directory, plan, server.port)
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)
         write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
-        if not journal.events:
-            journal.append(_run_started(plan))
-        if journal.torn is not None:
-            journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
-        journal.append(
-            ev.ControllerStarted(
-                t=time.time(),
-                epoch=epoch.epoch,
-                host=epoch.host,
-                pid=epoch.pid,
-                port=epoch.port,
-                node=os.environ.get("SLURMD_NODENAME", ""),
-            )
-        )
-        if short := openfiles.shortage(len(plan.nodes), "agents"):
-            say(short)
-            journal.append(ev.Noted(t=time.time(), text=short))
+        _write_start(journal, plan, epoch)
+        beacons = _listen_for_beacons(directory, spec, server.port, journal)
+        if beacons is not None:
+            stack.enter_context(closing(beacons))
         rules = _log_rules(journal, plan)
+        allocation = _allocation(slurm, plan)
         first = begin(journal, plan)
+        steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents)
+        steps.adopt()
         core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)
         loop = Loop(
             core,
@@ -122,9 +117,8 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             directory=directory,
             journal=journal,
             socket=server,
-            steps=AgentSteps(
-                slurm, _allocation(slurm, plan), _agent_command(directory, plan), directory.agents
-            ),
+            beacons=beacons,
+            steps=steps,
             requeuer=Requeuer(
                 slurm,
                 plan.job_id,
@@ -135,7 +129,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             ),
             store=SharedTiers(shared_tiers(places)),
             slurm=slurm,
-            tester=_tester(directory, plan, slurm, places[Tier.STORAGE]),
+            tester=_tester(directory, plan, slurm, allocation, places[Tier.STORAGE]),
         )
         for line in introduction(plan, directory, core.state):
             say(line)
@@ -147,8 +141,64 @@ def control(directory: JobDirectory, plan: Plan) -> int:
     return code
 
 
+def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str]:
+    """What a controller says first: what runs and where, and where the output of the training is."""
+    task = f" ({plan.array_task})" if plan.array_task else ""
+    command = shlex.join(plan.command)
+    command = f"-m {command}" if plan.kind is CommandKind.MODULE else command
+    where = f"{count(state.placement.world_size, 'rank')} on {fold_nodes(state.slots)}"
+    spares = f", standby {fold_nodes(state.spares)}" if state.spares else ""
+    mode = "; observe mode: nothing is done about faults" if plan.config.mode == "observe" else ""
+    generation = state.generation if state.running else state.generation + 1
+    output = directory.worker_log(generation, 0, "out")
+    # By its id a job is found only where it is in the usual place.
+    usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
+    name = str(plan.job_id) if usual else shlex.quote(str(directory.path))
+    return (
+        f"controller {state.epoch} of job {plan.job_id}{task}: {command}; {where}{spares}; "
+        f"folder {directory.path}{mode}",
+        f"output of the training: {output}; to follow it: srobust logs {name} -f",
+    )
+
+
+def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord) -> None:
+    if not journal.events:
+        journal.append(_run_started(plan))
+    if journal.torn is not None:
+        journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
+    journal.append(
+        ev.ControllerStarted(
+            t=time.time(),
+            epoch=epoch.epoch,
+            host=epoch.host,
+            pid=epoch.pid,
+            port=epoch.port,
+            node=os.environ.get("SLURMD_NODENAME", ""),
+        )
+    )
+    if short := file_shortage(len(plan.nodes), "agents"):
+        say(short)
+        journal.append(ev.Noted(t=time.time(), text=short))
+
+
 def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:
     return ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
+
+
+def _listen_for_beacons(
+    directory: JobDirectory, spec: JobSpec, port: int, journal: Journal
+) -> BeaconReceiver | None:
+    """None where none are sent, or where the port is somebody else's."""
+    if not spec.beacon_s:
+        return None
+    key = load_server(directory.keys).client_public
+    try:
+        return BeaconReceiver(key, port, spec.beacon_s, overdue_s(spec.beacon_s))
+    except OSError as error:
+        text = f"no beacons are received: UDP port {port} cannot be used ({error.strerror})"
+        say(text)
+        journal.append(ev.Noted(t=time.time(), text=text))
+        return None
 
 
 def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
@@ -183,12 +233,20 @@ def _own_addresses(host: str) -> tuple[str, ...]:
     return tuple(remote or found)
 
 
-def _checkpoints(directory: JobDirectory, plan: Plan) -> Path:
-    given = plan.config.checkpoint.directory
-    return Path(plan.cwd, given) if given else directory.checkpoints
-
-
 def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
+    detect, checkpoint = plan.config.detect, plan.config.checkpoint
+    folder = Path(plan.cwd, checkpoint.directory) if checkpoint.directory else directory.checkpoints
+    inspection = InspectionSpec(
+        kernel_s=detect.kernel_s, gpu_s=detect.gpu_s, network_s=detect.network_s, node_s=detect.node_s
+    )
+    copies = CopySpec(
+        memory=checkpoint.memory,
+        peers=checkpoint.peers,
+        peer_bytes_s=(checkpoint.peer_mb_s or 0.0) * 1e6,
+        network=checkpoint.peer_network or "",
+        places=checkpoint.places,
+        keep=checkpoint.keep,
+    )
     return JobSpec(
         run_id=plan.run_id,
         job_id=plan.job_id,
@@ -198,30 +256,12 @@ def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
         nproc_per_node=plan.nproc_per_node,
         preload=plan.config.preload,
         heartbeat_s=plan.config.timings.heartbeat_s,
+        beacon_s=beacon_interval(plan.config.timings.verdict_s, len(plan.nodes)),
         kill_wait_s=plan.config.timings.kill_wait_s,
-        checkpoint_dir=str(_checkpoints(directory, plan)),
-        copies=_copies(plan.config.checkpoint),
-        inspection=_inspection(plan.config.detect),
+        checkpoint_dir=str(folder),
+        copies=copies,
+        inspection=inspection if detect.inspect else None,
         numa_binding=plan.config.workers.numa_binding == "node",
-    )
-
-
-def _copies(config: CheckpointConfig) -> CopySpec:
-    return CopySpec(
-        memory=config.memory,
-        peers=config.peers,
-        peer_bytes_s=(config.peer_mb_s or 0.0) * 1e6,
-        network=config.peer_network or "",
-        places=config.places,
-        keep=config.keep,
-    )
-
-
-def _inspection(config: DetectConfig) -> InspectionSpec | None:
-    if not config.inspect:
-        return None
-    return InspectionSpec(
-        kernel_s=config.kernel_s, gpu_s=config.gpu_s, network_s=config.network_s, node_s=config.node_s
     )
 
 
@@ -251,12 +291,13 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
         return allocation_from_environment(os.environ)
 
 
-def _tester(directory: JobDirectory, plan: Plan, slurm: SlurmClient, checkpoints: str) -> StepTester:
-    allocation = _allocation(slurm, plan)
+def _tester(
+    directory: JobDirectory, plan: Plan, slurm: SlurmClient, allocation: Allocation, checkpoints: str
+) -> Tester:
     ports = plan.config.rendezvous.ports
     replay = plan.config.replay
     command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)
-    return StepTester(
+    return Tester(
         PlaceDiagnoser(SlurmPlace(slurm, allocation), ports=ports, report=say),
         StepReplayer(slurm, allocation, directory.path / "replays", ports=ports),
         command,

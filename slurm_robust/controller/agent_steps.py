@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
-from slurm_robust.model.record import Record
-from slurm_robust.slurm.client import SlurmClient, StepHandle
+from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.records import Allocation, Node
 from slurm_robust.slurm.requests import whole_node_steps
-from slurm_robust.slurm.step_output import step_end, task_ends
+from slurm_robust.slurm.step_output import before_abort, step_end, task_ends
+from slurm_robust.util import proc
+from slurm_robust.util.files import read_regular, write_atomically
 
 _MAX_READ = 1 << 20
 _MOST_LINES = 100  # of a step's output; what says why it ended is at its end
@@ -39,14 +44,34 @@ class News(Record):
     ends: tuple[StepEnd, ...]
 
 
+class Srun(Record):
+    """The srun of a step, beside its output: for the next controller, which is not its parent."""
+
+    pid: int
+    begun: int
+    nodes: tuple[str, ...]
+    restart_count: int
+
+    def poll(self) -> int | None:
+        """None while it runs, then -1: only its parent knows the exit code."""
+        found = proc.read_process(self.pid)
+        lives = found is not None and found.begun == self.begun and found.state not in proc.DEAD
+        return None if lives else -1
+
+
+_sruns = msgspec.json.Decoder(Srun)
+
+
 class _Output:
     """One step: its srun, and its output file, read as it grows."""
 
-    def __init__(self, path: Path, handle: StepHandle, nodes: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, poll: Callable[[], int | None], nodes: tuple[str, ...]) -> None:
         self.path = path
-        self.handle = handle
+        self.poll = poll
+        self.nodes = nodes
         self._nodes = nodes  # whose agents have not ended
         self._lines: list[str] = []
+        self._aborts = False  # the whole step, one task after the other
         self._offset = 0
         self._rest = b""
 
@@ -65,18 +90,25 @@ class _Output:
         return found
 
     def ends(self, lines: list[str], code: int | None) -> list[StepEnd]:
-        """Of the tasks that ``lines`` report, and of srun for all others once it has ended with ``code``."""
-        found = list(task_ends(self._nodes, lines, self._lines))
+        """Of the tasks that ``lines`` report, and of srun for all others once it has ended with ``code``.
+
+        Where the whole step is aborted, the first task that ends counts as the end of srun.
+        """
+        alone = [] if self._aborts else before_abort(lines)
+        found = list(task_ends(self._nodes, alone, self._lines))
         self._nodes = tuple(n for n in self._nodes if all(n not in end.nodes for end in found))
-        if code is not None and self._nodes:
+        self._aborts = self._aborts or len(alone) < len(lines)
+        together = any(task_ends(self._nodes, lines[len(alone) :], ()))
+        if self._nodes and (together or code is not None):
             # The last line may have no end.
-            found.append(step_end(self._nodes, code, [*self._lines, self._rest.decode(errors="replace")]))
+            said = [*self._lines, self._rest.decode(errors="replace")]
+            found.append(step_end(self._nodes, -1 if code is None else code, said))
             self._nodes = ()
         return found
 
 
 class AgentSteps:
-    """All agents' steps that this controller started."""
+    """All agents' steps that this controller started or adopted."""
 
     def __init__(
         self, slurm: SlurmClient, allocation: Allocation, command: tuple[str, ...], folder: Path
@@ -97,28 +129,45 @@ class AgentSteps:
         for request in whole_node_steps(self._allocation, nodes, self._command, name=name):
             path = self._folder / f"step-{epoch:06d}-{len(self._outputs):02d}.log"
             handle = self._slurm.launch_step(request, path)
-            self._outputs.append(_Output(path, handle, request.nodes))
+            self._outputs.append(_Output(path, handle.poll, request.nodes))
+            self._leave_record(path, handle.pid, request.nodes)
 
-    @property
-    def started(self) -> bool:
-        """Whether any step was started by this controller."""
-        return bool(self._outputs)
+    def adopt(self) -> None:
+        """Follow the steps of this run that earlier controllers started, of each node the newest."""
+        known: set[str] = set()
+        for path in sorted(self._folder.glob("step-*.json"), key=_numbers, reverse=True):
+            try:
+                srun = _sruns.decode(read_regular(path, _MAX_READ))
+            except (OSError, *UNREADABLE):
+                continue  # what becomes of these agents is seen by their silence
+            if srun.restart_count == self._allocation.restart_count:
+                nodes = tuple(node for node in srun.nodes if node not in known)
+                known.update(nodes)
+                self._outputs.append(_Output(path.with_suffix(".log"), srun.poll, nodes))
+
+    def _leave_record(self, path: Path, pid: int, nodes: tuple[str, ...]) -> None:
+        if (srun := proc.read_process(pid)) is None:
+            return
+        record = Srun(pid=pid, begun=srun.begun, nodes=nodes, restart_count=self._allocation.restart_count)
+        with suppress(OSError):  # only another controller needs it
+            write_atomically(path.with_suffix(".json"), msgspec.json.encode(record), durable=False)
 
     def ended(self) -> bool:
-        """Whether every srun that was started has ended."""
-        return self.started and all(o.handle.poll() is not None for o in self._outputs)
+        """Whether there is any srun, started here or adopted, and all have ended."""
+        return bool(self._outputs) and all(o.poll() is not None for o in self._outputs)
 
     def news(self) -> News:
         """What has come since the last call. Touches shared storage."""
         refusals: list[Refusal] = []
         ends: list[StepEnd] = []
         for output in self._outputs:
-            code = output.handle.poll()  # asked first: all that it said is in the file then
+            code = output.poll()  # asked first: all that it said is in the file then
             try:
                 lines = output.new_lines()
             except OSError:
                 continue  # storage does not answer now, and an end is judged by what srun said
-            refusals += filter(None, (_refusal(line) for line in lines))
+            told = filter(None, map(_refusal, lines))
+            refusals += (refusal for refusal in told if refusal.node in output.nodes)
             ends += output.ends(lines, code)
         return News(refusals=tuple(refusals), ends=tuple(ends))
 
@@ -126,6 +175,10 @@ class AgentSteps:
         """What Slurm says of each of ``nodes``, beside their silence. Raises ``SlurmError``."""
         held = self._slurm.allocation(self._allocation.job_id).nodes
         return tuple(_witness(node, node.name in held) for node in self._slurm.nodes(nodes))
+
+
+def _numbers(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", path.name)]
 
 
 def _refusal(line: str) -> Refusal | None:

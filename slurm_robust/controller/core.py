@@ -26,6 +26,7 @@ from slurm_robust.controller.effects import (
 )
 from slurm_robust.controller.fleet import Heard
 from slurm_robust.controller.incidents import Incidents
+from slurm_robust.controller.liveness import Liveness
 from slurm_robust.controller.monitor import Monitor
 from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.starts import AgentStarts
@@ -40,6 +41,7 @@ from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
 from slurm_robust.wire import messages as msg
+from slurm_robust.wire.probes import Answers
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
 TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
@@ -82,6 +84,7 @@ class Core(Context):
         super().__init__(config, state, now, log_rules)
         self.starts: Final = AgentStarts(self)
         self.witnesses: Final = Witnesses(self)
+        self.liveness: Final = Liveness(self)
         self.checkpoints: Final = Checkpoints(self, now)
         self.monitor: Final = Monitor(self, now)
         self.incidents: Final = Incidents(self)
@@ -141,7 +144,7 @@ class Core(Context):
         if seconds >= TOLD_STALL_S:
             text = (
                 f"the controller stood still for {seconds:.0f} s: the job was suspended (scontrol suspend), "
-                "or this node or the storage of the job's folder hung; nobody is called silent for it, and "
+                "or this node or the storage of the job's folder hung; no node counts as silent for it, and "
                 "ETTR counts it as training"
             )
             self.record(ev.Noted(t=now.wall, text=text, node=self.state.own_node))
@@ -155,6 +158,8 @@ class Core(Context):
         return effects
 
     def _go_on(self, now: Now) -> None:
+        nodes = (*self.state.slots, *self.state.spares)
+        self.liveness.step(now, self.starts.step_ended(nodes, now))
         while (following := self._stage.step(self, now)) is not None:
             self._stage = self._table(following)
             self._stage.enter(self, now)
@@ -173,8 +178,8 @@ class Core(Context):
         if self.state.running:
             self.monitor.excuse(seconds, now)
         text = (
-            f"nothing was decided for {seconds:.0f} s, since the storage of the job's folder did not take "
-            "the journal; nobody is blamed for it, and ETTR counts it as training"
+            f"the controller decided nothing for {seconds:.0f} s, since the storage of the job's folder "
+            "did not take the journal; it blames nobody for that, and ETTR counts it as training"
         )
         self.record(ev.Noted(t=now.wall, text=text))
         self.emit(Say(text=text))
@@ -221,6 +226,19 @@ class Core(Context):
     def on_knock(self, answering: Iterable[str], now: Now) -> None:
         """Answer to Knock: the kernels of these nodes take connections."""
         self.witnesses.on_knock(answering, now)
+
+    def on_beacons(self, ages: Mapping[str, float]) -> None:
+        """Seconds since the newest beacon of each agent. Nothing is concluded before :meth:`on_tick`."""
+        self.liveness.on_beacons(ages)
+
+    def on_answers(self, number: int, answers: Answers | None, now: Now) -> list[Effect]:
+        """Answer to Probe ``number``; None: the probes could not be made."""
+        self.liveness.on_answers(number, answers, now)
+        return self.on_tick(now)
+
+    def on_observed(self, found: msg.NodesProbed, now: Now) -> None:
+        """An agent has probed other nodes. Nothing is concluded before :meth:`on_tick`."""
+        self.liveness.on_observed(found, now)
 
     def on_switches(self, leaves: Mapping[str, str]) -> None:
         """Slurm says behind which leaf switch each node is."""

@@ -11,13 +11,16 @@ from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.wire.messages import FromController
+from slurm_robust.wire.probes import Place
 
 
 class Now(Record):
-    """One reading of both clocks, in seconds: ``mono`` for durations, ``wall`` for people."""
+    """One reading of both clocks, in seconds."""
 
     mono: float
+    """For durations."""
     wall: float
+    """For people."""
 
 
 class Said(str, Enum):
@@ -30,10 +33,11 @@ class Said(str, Enum):
 
 
 class RequeueAnswer(Record):
-    """What Slurm says to :class:`BeginRequeue`. ``detail``: its message, or who has to release the job."""
+    """What Slurm says to :class:`BeginRequeue`."""
 
     said: Said
     detail: str = ""
+    """Its message, or who has to release the job."""
 
 
 # -- core to loop ----------------------------------------------------------------------------------
@@ -46,12 +50,10 @@ class Write(Record):
 
 
 class Send(Record):
-    """Send ``message`` to the agent of ``node``; lost without trace if it cannot be reached.
-
-    ``node`` may be the id of one agent, where several speak for a node.
-    """
+    """Send ``message`` to the agent of ``node``; lost without trace if it cannot be reached."""
 
     node: str
+    """Or the id of one agent, where several speak for a node."""
     message: FromController
 
 
@@ -62,9 +64,22 @@ class StartAgents(Record):
 
 
 class Knock(Record):
-    """See which of ``places`` (address and port by node) take a connection; answered by ``on_knock``."""
+    """See which of ``places`` take a connection; answered by ``on_knock``."""
 
     places: dict[str, tuple[str, int]]
+    """Address and port by node."""
+
+
+class Probe(Record):
+    """Probe the kernels at ``places`` for ``for_s`` seconds; answered by ``on_answers`` with ``number``.
+
+    ``each_kind``: see which kinds of probes are answered.
+    """
+
+    number: int
+    places: dict[str, Place]
+    for_s: float
+    each_kind: bool = False
 
 
 class AskAboutNodes(Record):
@@ -80,9 +95,10 @@ class FindCheckpoint(Record):
 
 
 class Prune(Record):
-    """Remove old checkpoints; ``sealed``: newest step that counts of each ended generation."""
+    """Remove old checkpoints."""
 
     sealed: dict[int, int]
+    """The newest step that counts of each ended generation."""
 
 
 class BeginRequeue(Record):
@@ -137,10 +153,11 @@ class SaveSuspect(Record):
 
 
 class Say(Record):
-    """A line for the job's own output. ``ettr``: with the job's ETTR, which takes the whole journal."""
+    """A line for the job's own output."""
 
     text: str
     ettr: bool = False
+    """With the job's ETTR, which takes the whole journal."""
 
 
 class Exit(Record):
@@ -155,6 +172,7 @@ Effect: TypeAlias = (
     | StartAgents
     | AskAboutNodes
     | Knock
+    | Probe
     | FindCheckpoint
     | Prune
     | BeginRequeue

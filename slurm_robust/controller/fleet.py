@@ -26,17 +26,20 @@ class Heard(Enum):
 
 @dataclass
 class AgentView:
-    """The newest heartbeat of one node, which came at ``received``; ``replaced`` counts agent changes.
-
-    ``heard``: when the newest heartbeat or Pulse came; ``sign``: when the node last gave another sign of
-    life. All are monotonic time.
-    """
+    """What the controller knows of one node's agent. Times are monotonic."""
 
     heartbeat: Heartbeat
+    """The newest one."""
     heard: float
+    """When the newest heartbeat or Pulse came."""
     received: float
+    """When ``heartbeat`` came."""
     replaced: int = 0
+    """How often the node's agent was another one than before."""
     sign: float = -math.inf
+    """When the node last gave another sign of life."""
+    dead: tuple[str, float] | None = None
+    """Why the node is known to be dead, and since when nothing has come of it."""
 
 
 class Fleet:
@@ -63,7 +66,7 @@ class Fleet:
             return Heard.RESTARTED
         if heartbeat.seq >= known.heartbeat.seq:
             known.heartbeat, known.received = heartbeat, now
-        known.heard = now
+        known.heard, known.dead = now, None
         return Heard.SAME
 
     def feel(self, pulse: Pulse, now: float) -> Heartbeat | None:
@@ -71,7 +74,7 @@ class Fleet:
         known = self._views.get(pulse.node)
         if known is None or known.heartbeat.agent != pulse.agent:
             return None
-        known.heard = now
+        known.heard, known.dead = now, None
         return known.heartbeat if known.heartbeat.seq == pulse.base else None
 
     def forget(self, node: str) -> AgentView | None:
@@ -79,15 +82,24 @@ class Fleet:
         self._aged = None
         return self._views.pop(node, None)
 
-    def forget_all(self) -> None:
-        """No node has an agent any more."""
-        self._aged = None
-        self._views.clear()
+    def forget_silent(self, now: float, dead_s: float) -> None:
+        """Nodes that are silent for more than ``dead_s`` have no agent any more."""
+        for node in [n for n in self._views if self.silence(n, now, now) > dead_s]:
+            self.forget(node)
 
     def give_sign(self, node: str, at: float) -> None:
         """``node`` gave another sign of life than a heartbeat. Raises ``KeyError``."""
         view = self._views[node]
         view.sign = max(view.sign, at)
+
+    def declare_dead(self, node: str, why: str, since: float) -> None:
+        """Nothing of ``node`` answers, and its silence is as good as any longer one. Raises ``KeyError``."""
+        self._views[node].dead = why, since
+
+    def deaths(self, nodes: Iterable[str]) -> dict[str, tuple[str, float]]:
+        """Of ``nodes`` those that are known to be dead: why, and since when nothing came of them."""
+        views = {node: self._views[node] for node in nodes if node in self._views}
+        return {node: view.dead for node, view in views.items() if view.dead is not None}
 
     def forgive(self, seconds: float) -> None:
         """Do not count the last ``seconds`` as silence of anybody."""
@@ -105,10 +117,19 @@ class Fleet:
         view = self._views.get(node)
         return view.heartbeat if view else None
 
+    def heartbeats(self, nodes: Iterable[str]) -> dict[str, Heartbeat]:
+        """Newest heartbeat of each of ``nodes`` that has sent one, in their order."""
+        return {node: self._views[node].heartbeat for node in nodes if node in self._views}
+
     def silence(self, node: str, now: float, since: float) -> float:
         """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""
         view = self._views.get(node)
         return counted(now - view.heard, now - view.sign) if view else now - since
+
+    def is_silent(self, node: str, limit_s: float, now: float, since: float) -> bool:
+        """Whether ``node`` is known to be dead, or its :meth:`silence` is longer than ``limit_s``."""
+        view = self._views.get(node)
+        return (view is not None and view.dead is not None) or self.silence(node, now, since) > limit_s
 
     def all_in(self, nodes: Iterable[str], generation: int, phases: tuple[Phase, ...]) -> bool:
         """Whether every node describes workers of ``generation`` in one of ``phases``."""

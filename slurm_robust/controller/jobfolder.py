@@ -27,29 +27,26 @@ _ROOT_MODE = 0o755
 
 
 class Folder(Record):
-    """What is known of a folder on the way to the job's, or of a link there.
-
-    ``is_private``: the folder's group is the user's own, with nobody else in it. ``is_job``: it is the job's.
-    """
+    """What is known of a folder on the way to the job's, or of a link there."""
 
     path: Path
     owner: int
     mode: int
     group: int = 0
     is_private: bool = False
+    """The folder's group is the user's own, with nobody else in it."""
     is_job: bool = False
+    """It is the job's."""
 
 
 class Exchangeable(Record):
-    """Who could exchange the job's folder, and what to do about it.
-
-    ``is_chosen``: only people whom the owner or the site has let in, above the job's own folder.
-    """
+    """Who could exchange the job's folder, and what to do about it."""
 
     text: str
     fix: str
     is_job: bool
     is_chosen: bool = False
+    """Only people whom the owner or the site has let in, above the job's own folder."""
 
 
 def judge(folder: Folder, uid: int) -> Exchangeable | None:

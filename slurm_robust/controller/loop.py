@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import signal
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
-from slurm_robust.controller.background import Background, Work
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
@@ -26,8 +29,7 @@ from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.incident import Diagnosis
-from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.place import FolderGone, check_in_place
+from slurm_robust.model.job import FolderGone, JobDirectory, check_in_place
 from slurm_robust.policy.restore import retained
 from slurm_robust.report import bundle
 from slurm_robust.report.ettr import productivity
@@ -35,13 +37,66 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.util.hostlist import fold
+from slurm_robust.util.wakeup import Inbox
 from slurm_robust.wire import messages as msg
+from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import newest_epoch
-from slurm_robust.wire.knock import answering
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.probes import probe
+from slurm_robust.wire.sockets import ControllerSocket, answering
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes
+
+
+Work: TypeAlias = Callable[[], Callable[[], None]]
+Failed: TypeAlias = Callable[[BaseException, str], None]
+
+
+class Background:
+    """Runs functions in threads and hands what they return to the loop, in the loop's own thread.
+
+    Threads are daemons: one that hangs in a dead file system does not keep the controller from ending, nor
+    does it hold up other work, since there are as many as are busy. Those that are done wait for more.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Work, Failed]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._results: Inbox[Callable[[], None]] = Inbox()
+
+    def fileno(self) -> int:
+        """Readable when something is to be taken by :meth:`drain`."""
+        return self._results.fileno()
+
+    def run(self, work: Work, failed: Failed) -> None:
+        """Do ``work`` in a thread; the function it returns is called by :meth:`drain`.
+
+        What it raises instead is handed to ``failed`` by :meth:`drain`, with its traceback, so the caller
+        gets an answer.
+        """
+        self._work.put((work, failed))
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._serve, name="srobust-background", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            work, failed = self._work.get()
+            try:
+                then = work()
+            except BaseException as error:  # noqa: BLE001 - it is reported, and the thread goes on
+                # Here, since the lines of the source are read for it, from storage that may hang.
+                then = partial(failed, error, "".join(traceback.format_exception(error)))
+            self._idle.release()
+            self.post(then)
+
+    def post(self, then: Callable[[], None]) -> None:
+        """Have ``then`` called by :meth:`drain`. From any thread."""
+        self._results.put(then)
+
+    def drain(self) -> None:
+        """Call what has been posted. From the loop's thread only."""
+        for then in self._results.take():
+            then()
 
 
 class Loop:
@@ -55,6 +110,7 @@ class Loop:
         directory: JobDirectory,
         journal: Journal,
         socket: ControllerSocket,
+        beacons: BeaconReceiver | None,
         steps: AgentSteps,
         requeuer: Requeuer,
         store: SharedTiers,
@@ -66,6 +122,7 @@ class Loop:
         self._directory = directory
         self._journal = journal
         self._socket = socket
+        self._beacons = beacons
         self._steps = steps
         self._requeuer = requeuer
         self._store = store
@@ -74,9 +131,8 @@ class Loop:
         self._background = Background()
         self._hold = Hold()
         self._now = self._hold.now
-        self._held: deque[tuple[int, Sequence[fx.Effect]]] = (
-            deque()
-        )  # and how many events must be written first
+        self._held: deque[tuple[int, Sequence[fx.Effect]]] = deque()
+        """What was decided, with how many events must be written before it is done."""
         self._identities: dict[str, bytes] = {}
         self._code: int | None = None
         self._slow_at = 0.0
@@ -91,6 +147,7 @@ class Loop:
             fx.StartAgents: self._start_agents,
             fx.AskAboutNodes: self._ask_about_nodes,
             fx.Knock: self._knock,
+            fx.Probe: self._probe,
             fx.FindCheckpoint: self._find_checkpoint,
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
@@ -108,7 +165,8 @@ class Loop:
         """Run until the core ends; returns the exit code of the job."""
         self._journal.wake = partial(self._background.post, lambda: None)
         with Signals() as signals:
-            turns = Turns((self._socket.socket, self._background.fileno()), signals.fileno())
+            beacons = (self._beacons.fileno(),) if self._beacons is not None else ()
+            turns = Turns((self._socket.socket, self._background.fileno(), *beacons), signals.fileno())
             self._in_background("learn switches", self._learn_switches, lambda text: None)
             self._do(self._core.on_tick(self._now()))
             turned, behind = time.monotonic(), False
@@ -121,6 +179,8 @@ class Loop:
                     self._on_signal(number)
                 self._background.drain()
                 behind = not self._take_messages(turned + STALL_S)
+                if self._beacons is not None:
+                    self._core.on_beacons(self._beacons.ages())
                 self._follow_journal()
                 self._slow_tick()
                 with turns.tick():
@@ -147,6 +207,8 @@ class Loop:
                 self._core.on_heartbeat(message, now)
             case msg.Pulse():
                 self._core.on_pulse(message, now)
+            case msg.NodesProbed():
+                self._core.on_observed(message, now)
             case msg.StacksTaken():
                 self._core.on_stacks(message)
             case msg.Ping():
@@ -192,7 +254,7 @@ class Loop:
         if trouble and not self._trouble:
             self._trouble = trouble
             waits = (
-                "nothing is decided, and news is kept in memory"
+                "the controller decides nothing, and keeps news in memory"
                 if self._hold.holds
                 else "it is in memory only"
             )
@@ -361,6 +423,16 @@ class Loop:
             return lambda: self._core.on_knock(found, self._now())
 
         self._in_background("knock", work, lambda text: None)
+
+    def _probe(self, effect: fx.Probe) -> None:
+        def work() -> Callable[[], None]:
+            answers = probe(effect.places, effect.for_s, each_kind=effect.each_kind)
+            return lambda: self._do(self._core.on_answers(effect.number, answers, self._now()))
+
+        def failed(text: str) -> None:
+            self._do(self._core.on_answers(effect.number, None, self._now()))
+
+        self._in_background("probe kernels", work, failed)
 
     def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
         world = self._core.state.placement.world_size

@@ -17,7 +17,7 @@ from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.model import journal
 from slurm_robust.model.job import CommandKind
 from slurm_robust.report.console import show
-from slurm_robust.report.replay import Code, code_of, render
+from slurm_robust.report.diagnosis import Code, code_of_replay, render_replay
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
@@ -95,5 +95,5 @@ def replay(config: JobConfig, command: tuple[str, ...], kind: CommandKind, *, js
         steps=config.replay.steps,
         budget_s=config.replay.budget_s,
     )
-    show(verdict, render, json=json)
-    return code_of(verdict)
+    show(verdict, render_replay, json=json)
+    return code_of_replay(verdict)

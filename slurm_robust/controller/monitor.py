@@ -22,9 +22,6 @@ EVERY_S = 0.25
 MANY_RECORDS = 10_000
 LEARN_EVERY_S = 60.0
 
-_PACE = {"hang": Symptom.HANG, "slow": Symptom.SLOW}
-_METRICS = {"non_finite": Symptom.NON_FINITE, "spike": Symptom.SPIKE}
-
 
 class Monitor:
     """Names what is wrong with the current generation, each thing once; begins anew with the next one."""
@@ -71,8 +68,7 @@ class Monitor:
     def unfit_spares(self) -> dict[str, str]:
         """Spares that their alerts name, with the reason: a slot would be left for them in vain."""
         spares, fleet = self._context.state.spares, self._context.fleet
-        heartbeats = (fleet.heartbeat(node) for node in spares)
-        if not any(heartbeat is not None and heartbeat.alerts for heartbeat in heartbeats):
+        if not any(heartbeat.alerts for heartbeat in fleet.heartbeats(spares).values()):
             return {}
         faults, _ = self._judge_alerts()
         named = {node: why for fault in faults for node, why in fault.named.items()}
@@ -81,15 +77,9 @@ class Monitor:
     def _judge_alerts(self) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
         """See :func:`slurm_robust.policy.alerts.judge`."""
         context = self._context
-        heartbeats = {
-            node: context.fleet.heartbeat(node) for node in (*context.state.slots, *context.state.spares)
-        }
-        seen = {
-            node: heartbeat.alerts
-            for node, heartbeat in heartbeats.items()
-            if heartbeat is not None and heartbeat.alerts
-        }
-        return alerts.judge(seen, context.switches, context.config.detect, nodes=len(heartbeats))
+        nodes = (*context.state.slots, *context.state.spares)
+        seen = {node: b.alerts for node, b in context.fleet.heartbeats(nodes).items() if b.alerts}
+        return alerts.judge(seen, context.switches, context.config.detect, nodes=len(nodes))
 
     def _inspection(self, now: Now) -> Fault | None:
         faults, waits = self._judge_alerts()
@@ -122,10 +112,8 @@ class Monitor:
         self._learn(now)
         wrong = self._metrics.verdict()
         if wrong is not None:
-            good_step = wrong.good_step if wrong.kind == "non_finite" else None
-            return Fault(
-                symptom=_METRICS[wrong.kind], detail=wrong.text, detect_s=wrong.age_s, good_step=good_step
-            )
+            good_step = wrong.good_step if wrong.symptom is Symptom.NON_FINITE else None
+            return Fault(symptom=wrong.symptom, detail=wrong.text, detect_s=wrong.age_s, good_step=good_step)
         if now.mono < self._excused_until:
             return None
         views = (context.fleet.views.get(node) for node in state.slots)
@@ -136,7 +124,7 @@ class Monitor:
         if late is None:
             return self._silence(records)
         self._learn(now, force=True)
-        return Fault(symptom=_PACE[late.kind], detail=late.text, detect_s=late.since_s, times=late.times)
+        return Fault(symptom=late.symptom, detail=late.text, detect_s=late.since_s, times=late.times)
 
     def _learn(self, now: Now, *, force: bool = False) -> None:
         """Write down what was learnt of the training's pace, so that the next generation knows it."""
@@ -157,6 +145,4 @@ class Monitor:
         pause_s = max(past.pause_s, past.longest_s, past.first_step_s)
         found = fallen_silent(traffic, records, context.config.detect, longest_pause_s=pause_s)
         was_reported, self._reported_silent = self._reported_silent, found is not None
-        if found is None or was_reported:
-            return None
-        return Fault(symptom=Symptom.HANG, detail=found.text, detect_s=found.since_s, low_confidence=True)
+        return None if was_reported else found

@@ -30,11 +30,12 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.records import Allocation
+from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import check_own_folder, read_ours
-from slurm_robust.wire.client import ask
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping, Pong
+from slurm_robust.wire.sockets import ask
 from slurm_robust.worker.lookup import missing, missing_module, mode_of
 
 PING_TIMEOUT_S = 2.0
@@ -52,9 +53,7 @@ class PreflightError(SrobustError):
 class Plan(Record):
     """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
 
-    ``nodes``: the allocation in Slurm's order. ``config`` is the whole configuration. ``cluster`` and
-    ``submitted``: see :class:`~slurm_robust.model.events.RunStarted` and ``AllocationTaken``.
-    ``array_task``: as in ``RunStarted``; ``time_limit_s``: as in ``AllocationTaken``.
+    The last four are as in :class:`~slurm_robust.model.events.RunStarted` and ``AllocationTaken``.
     """
 
     run_id: str
@@ -67,6 +66,7 @@ class Plan(Record):
     nproc_per_node: int
     restart_count: int
     nodes: tuple[str, ...]
+    """The allocation, in Slurm's order."""
     config: JobConfig
     cluster: str = ""
     submitted: float | None = None
@@ -118,12 +118,6 @@ def sizes(config: JobConfig, allocation: Allocation) -> tuple[int, int, int]:
         )
     gpus = min(allocation.gpus_per_node.values(), default=0)
     nproc = config.nproc_per_node or gpus or 1
-    check_layout(config, slots, nproc)
-    return slots, config.spares, nproc
-
-
-def check_layout(config: JobConfig, slots: int, nproc: int) -> None:
-    """The parallel sizes must divide the world. Raises PreflightError."""
     try:
         layout_of(config, slots, nproc)
     except DoesNotDivide as error:
@@ -134,6 +128,7 @@ def check_layout(config: JobConfig, slots: int, nproc: int) -> None:
             "on another number of nodes (--nodes) or processes (--nproc-per-node)",
             code=ExitCode.CONFIG,
         ) from error
+    return slots, config.spares, nproc
 
 
 def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, name: str) -> JobDirectory:
@@ -229,9 +224,7 @@ def check_history(state: JobState, events: list[AnyEvent], command: tuple[str, .
 
 def save_plan(directory: JobDirectory, plan: Plan) -> None:
     """Write the plan for the controller, atomically. Raises ``OSError``."""
-    beside = directory.path / ".plan.json.new"
-    beside.write_bytes(msgspec.json.encode(plan))
-    beside.replace(directory.path / "plan.json")
+    write_atomically(directory.path / "plan.json", msgspec.json.encode(plan), durable=False)
 
 
 def load_plan(directory: JobDirectory, run_id: str = "") -> Plan:

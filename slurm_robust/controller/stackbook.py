@@ -25,12 +25,12 @@ class StackBook:
     """The newest sample round. Rounds are numbered, so that a late answer to an earlier one is recognised.
 
     Agents carry out one order after the other, so a second round would come too late to count as answered.
-    Hence a request during a round gets that round. ``budget_s``: how long taking stacks may take.
-    Times are monotonic.
+    Hence a request during a round gets that round. Times are monotonic.
     """
 
     def __init__(self, budget_s: float) -> None:
         self.budget_s = budget_s
+        """How long taking stacks may take."""
         self.number = 0
         self.generation = 0
         self.nodes: tuple[str, ...] = ()

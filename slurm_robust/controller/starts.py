@@ -14,7 +14,15 @@ from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
-from slurm_robust.policy.starting import GRACE_S, Answer, Start, format_start, judge, went_with_step
+from slurm_robust.policy.starting import (
+    GRACE_S,
+    Answer,
+    Start,
+    format_start,
+    judge,
+    may_yet_end,
+    went_with_step,
+)
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Heartbeat, Shutdown
 
@@ -36,14 +44,14 @@ class _NodeStart:
 
 @dataclass
 class Unstarted:
-    """Nodes without an agent for which waiting is over, with the reason.
-
-    ``down``: Slurm says so; ``silent``: nothing says why; ``refused``: Slurm does not start the agent.
-    """
+    """Nodes without an agent for which waiting is over, with the reason."""
 
     down: dict[str, str] = field(default_factory=dict)
+    """Slurm says that the node is not there."""
     silent: dict[str, str] = field(default_factory=dict)
+    """Nothing says why."""
     refused: dict[str, str] = field(default_factory=dict)
+    """Slurm does not start the agent."""
 
 
 class AgentStarts:
@@ -84,11 +92,6 @@ class AgentStarts:
         for start in self._nodes.values():
             start.ended += seconds
 
-    def expect(self, nodes: Iterable[str], now: Now) -> None:
-        """Agents of ``nodes`` may come by themselves, and have the time of a start."""
-        for node in nodes:
-            self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
-
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
         """The agent of ``node`` could not begin (its own message, from the step's output)."""
         self._refused.setdefault(node, text)
@@ -106,8 +109,8 @@ class AgentStarts:
         for node in end.nodes:
             if not context.state.running:
                 context.fleet.forget(node)
-            start = self._nodes.get(node)
-            if start is not None and not (start.end is not None and node in start.end.named):
+            start = self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
+            if start.end is None or node not in start.end.named:
                 start.end, start.ended = end, now.mono
 
     def on_witness(self, found: Iterable[Witness] | None) -> None:
@@ -133,7 +136,8 @@ class AgentStarts:
     def check(self, nodes: Iterable[str], now: Now) -> Unstarted:
         """Of ``nodes``, none of which has an agent: ask, start again; those for which waiting is over."""
         context, missing = self._context, tuple(nodes)
-        self.expect(missing, now)
+        for node in missing:  # an agent may come by itself, and has the time of a start
+            self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
         starts = {node: self._seen(node, now) for node in missing}
         joined_s = context.fleet.joined_s(now.mono)
         patience = patience_s(context.config.timings.agent_start_s, AGENT_LEAST_S, joined_s)
@@ -169,9 +173,9 @@ class AgentStarts:
         found: dict[str, str] = {}
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
-            if start is None or start.end is None or not start.end.is_task or view is None:
+            if start is None or start.end is None or not start.end.is_task:
                 continue
-            if view.heard <= start.ended:
+            if view is None or view.heard <= start.ended:
                 found[node] = start.end.message
         return found
 
@@ -187,6 +191,13 @@ class AgentStarts:
             if went and now.mono - heard > GRACE_S:
                 found[node] = start.end.message or f"srun ended with exit code {start.end.code}"
         return found
+
+    def may_yet_end(self, node: str, now: Now) -> bool:
+        """Whether the agent of ``node``, which is heard, may end soon, since its step has."""
+        start, view = self._nodes.get(node), self._context.fleet.views.get(node)
+        if start is None or start.end is None or view is None:
+            return False
+        return may_yet_end(start.end, node, view.heard - start.ended)
 
     def failed(self, node: str) -> str:
         """Why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""

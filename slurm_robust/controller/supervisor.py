@@ -23,7 +23,8 @@ from types import FrameType
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.util import openfiles
+from slurm_robust.model.exits import signal_name
+from slurm_robust.util.process import raise_file_limit
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.keys import KeysError
 
@@ -99,7 +100,7 @@ def report_end(descriptor: int | None, code: int) -> None:
 
 def supervise(directory: Path, run_id: str = "") -> int:
     """Run controllers on the ``directory`` of ``run_id`` until one reports the end; the job's exit code."""
-    openfiles.raise_limit()
+    raise_file_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
     return Supervisor((*command, "--run-id", run_id)).run()
 
@@ -205,7 +206,7 @@ class Supervisor:
             self._early += 1
         if code not in (ExitCode.INTERNAL, *_KILLED) or code == -signal.SIGBUS:
             return self._wait_for_storage(now)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "met an error of its own"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else "met an error of its own"
         self._ends.append(now)
         while self._ends[0] < now - WINDOW_S:
             self._ends.popleft()

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from slurm_robust.config.job import ReplayConfig
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, Replayer
@@ -18,27 +17,10 @@ from slurm_robust.util.files import make_folder
 _log = logging.getLogger(__name__)
 
 
-class Tester(Protocol):
+class Tester:
     """Tests nodes of this job on which no worker lives."""
 
-    def test(self, nodes: Sequence[str], *, bitwise: bool, budget_s: float) -> Diagnosis:
-        """Test ``nodes`` within ``budget_s`` seconds. Blocks, raises nothing."""
-        ...
-
-    def replay(self, nodes: Sequence[str], layout: ParallelLayout) -> Diagnosis:
-        """Have ``nodes`` replay the training. Blocks, raises nothing."""
-        ...
-
-    def stop(self) -> None:
-        """From any thread: end what runs."""
-        ...
-
-
-class StepTester:
-    """Tests by job steps.
-
-    ``storage`` is the folder whose file system is tested, "" for none; ``make`` makes it.
-    """
+    __test__ = False
 
     def __init__(
         self,
@@ -49,6 +31,7 @@ class StepTester:
         storage: str,
         make: Callable[[Path], None] = make_folder,
     ) -> None:
+        """``storage``: the folder whose file system is tested, "" for none; ``make`` makes it."""
         self._diagnoser = diagnoser
         self._replayer = replayer
         self._command = command
@@ -57,7 +40,7 @@ class StepTester:
         self._make = make
 
     def test(self, nodes: Sequence[str], *, bitwise: bool, budget_s: float) -> Diagnosis:
-        """See :class:`Tester`."""
+        """Test ``nodes`` within ``budget_s`` seconds. Blocks, raises nothing."""
         if self._storage:
             with suppress(OSError):  # the test of the storage reports it
                 self._make(Path(self._storage))  # before the first checkpoint there is none
@@ -67,7 +50,7 @@ class StepTester:
             return _nothing(error)
 
     def replay(self, nodes: Sequence[str], layout: ParallelLayout) -> Diagnosis:
-        """See :class:`Tester`."""
+        """Have ``nodes`` replay the training. Blocks, raises nothing."""
         config = self._config
         try:
             verdict = self._replayer.replay(
@@ -78,7 +61,7 @@ class StepTester:
             return _nothing(error)
 
     def stop(self) -> None:
-        """See :class:`Tester`."""
+        """From any thread: end what runs."""
         self._diagnoser.stop()
         self._replayer.stop()
 

@@ -9,14 +9,12 @@ from slurm_robust.model.record import Record
 
 
 class ToGathering(Record):
-    """Wait until every slot has a node that can start workers.
-
-    ``start``: agents must be started (again); ``expected``: those of an earlier controller may come
-    by themselves first.
-    """
+    """Wait until every slot has a node that can start workers."""
 
     start: bool = False
+    """Agents must be started (again)."""
     expected: bool = False
+    """Those of an earlier controller may come by themselves first."""
 
 
 class ToLaunching(Record):
@@ -24,13 +22,12 @@ class ToLaunching(Record):
 
 
 class ToRunning(Record):
-    """All ranks live. ``agents``: node to the id of the agent that holds its ranks, as launched.
-
-    ``launched``: monotonic time of the launch, None where it is not known or long ago.
-    """
+    """All ranks live."""
 
     agents: dict[str, str]
+    """By node the id of the agent that holds its ranks, as launched."""
     launched: float | None = None
+    """Monotonic time of the launch, None where it is not known or long ago."""
 
 
 class ToLocalising(Record):
@@ -52,14 +49,12 @@ class ToObserving(Record):
 
 
 class ToUnreachable(Record):
-    """Many nodes fell silent at once, which convicts none of them: wait for them.
-
-    ``ended``: the generation has ended; else it is left to train, on ``agents``.
-    """
+    """Many nodes fell silent at once, which convicts none of them: wait for them."""
 
     fault: Fault
     agents: dict[str, str] = {}
     ended: bool = False
+    """The generation has ended; else it is left to train, on ``agents``."""
 
 
 class ToCheckpointing(Record):
@@ -69,15 +64,13 @@ class ToCheckpointing(Record):
 
 
 class ToStopping(Record):
-    """End all workers of the generation.
-
-    ``fault``: None where nothing is wrong with it; ``waited``: nodes that cannot be reached have been waited
-    for.
-    """
+    """End all workers of the generation."""
 
     reason: str
     fault: Fault | None = None
+    """None where nothing is wrong with it."""
     waited: bool = False
+    """Nodes that cannot be reached have been waited for."""
 
 
 class ToDeciding(Record):
@@ -102,11 +95,12 @@ class ToRequeueing(Record):
 
 
 class ToEnding(Record):
-    """End agents and controller with ``code``. ``final``: the run is over for good."""
+    """End agents and controller with ``code``."""
 
     code: int
     reason: str
     final: bool = True
+    """The run is over for good."""
 
 
 class ToSaving(Record):

@@ -24,10 +24,7 @@ REST_FACTOR = 9.0
 
 
 class Turns:
-    """Waits for news; after a tick no sooner than its rest is over, while more news may queue.
-
-    ``sources`` have news to read; ``urgent`` is a descriptor that no rest holds up.
-    """
+    """Waits for news; after a tick no sooner than its rest is over, while more news may queue."""
 
     def __init__(
         self,
@@ -35,6 +32,7 @@ class Turns:
         urgent: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``sources`` have news to read; ``urgent`` is a descriptor that no rest holds up."""
         self._clock = clock
         self._news, self._urgent = zmq.Poller(), zmq.Poller()
         for source in (*sources, urgent):

@@ -73,7 +73,7 @@ class Witnesses:
         return set(nodes) <= self._given_up
 
     def silence(self, now: Now, since: float, explained: Collection[str] = ()) -> Silence | None:
-        """Who is silent and whose silence it is; ``since``: from then on for nodes that were never heard.
+        """Silent nodes, and their common cause; ``since``: from when silence counts of nodes never heard.
 
         Silence of ``explained`` nodes is known to be another's and is not judged.
         """
@@ -86,7 +86,11 @@ class Witnesses:
         longest_s = max((timings.node_dead_s, *silent_s.values())) + apart_s
         heard = [node for node in state.spares if node in fleet.views and node not in explained]
         standbys = {node: fleet.silence(node, now.mono, since) for node in heard}
-        return judge(
+        dead = fleet.deaths(silent_s.keys() | standbys.keys())
+        for node in dead:
+            silent_s.pop(node, None)
+            standbys.pop(node, None)
+        found = judge(
             silent_s | {node: silence for node, silence in standbys.items() if silence < longest_s},
             state.own_node,
             dead_s=timings.node_dead_s,
@@ -94,6 +98,11 @@ class Witnesses:
             switches=self._context.switches,
             slurm_answers=self._slurm_answers if now.mono - self._slurm_at < FRESH_S else None,
         )
+        if not dead:
+            return found
+        # Of each of them it is known; what the others' silence means is seen without them.
+        others = found.nodes if found is not None and not found.cause else ()
+        return Silence(nodes=tuple(sorted({*dead, *others})))
 
     def _sign(self, node: str, at: float, why: str, now: Now) -> None:
         context = self._context
@@ -103,7 +112,7 @@ class Witnesses:
         silent_s = now.mono - context.fleet.views[node].heard
         if node not in self._noted and silent_s > context.config.timings.node_dead_s:
             self._noted.add(node)
-            text = f"the agent of {node} is silent, but {why}: it is waited for up to {STALLED_S:.0f} s"
+            text = f"the agent of {node} is silent, but {why}: waiting for it, up to {STALLED_S:.0f} s"
             context.note(text, node, now)
             context.emit(Say(text=text))
 

@@ -17,7 +17,6 @@ from functools import partial
 
 import msgspec
 
-from slurm_robust.diagnostics.children import without_value
 from slurm_robust.diagnostics.part import (
     Died,
     Measurement,
@@ -28,6 +27,7 @@ from slurm_robust.diagnostics.part import (
     died,
     failed,
     unknown,
+    without_value,
 )
 from slurm_robust.diagnostics.plan import BY_NAME, Program
 from slurm_robust.model.incident import TestResult

@@ -23,7 +23,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.text import some_of
 
 SLOWER = 4.0
-"""So many times slower than most nodes of its kind is a failure: links degrade by halves, loss by more."""
+"""This many times slower than most nodes of its kind is a failure: links degrade by halves, loss by more."""
 
 _ENOUGH_NODES = 3
 
@@ -137,10 +137,10 @@ def far_below(results: Sequence[TestResult]) -> list[TestResult]:
 
 
 class Meetings(Record):
-    """How pairs got on in a test: ``failures`` with their texts, ``good`` nodes that passed with somebody."""
+    """How pairs got on in a test."""
 
-    failures: dict[tuple[str, ...], str]
-    good: frozenset[str]
+    failures: dict[tuple[str, ...], str]  # pairs that failed, with the text
+    good: frozenset[str]  # nodes that passed with another one
 
     @classmethod
     def of(cls, results: Iterable[TestResult], quiet: Iterable[str]) -> Meetings:
@@ -185,7 +185,7 @@ def retry_rounds(
 def _by_themselves(
     alone: DiagnosticRound, answers: Sequence[PartAnswer], quiet: Mapping[str, str]
 ) -> DiagnosticRound | None:
-    """Who was only far slower than others, or has measured nothing, has it again with nobody else at work."""
+    """Nodes that were only far slower, or have measured nothing, measure again with nobody else at work."""
     results = [a for a in answers if a.result.test in alone.programs and not a.left_out]
     again = [(slow.test, slow.node) for slow in only_slow([a.result for a in results])]
     again += [(a.result.test, a.result.node) for a in results if not a.measured]
@@ -202,9 +202,9 @@ def _with_others(
 ) -> DiagnosticRound | None:
     """A round in which nodes that failed with both neighbours each meet a good one that they have not met.
 
-    It clears a good node between two bad ones, and one that had bad luck twice. Who was only slow, or has
-    measured nothing, meets a neighbour again where there is nobody else; one that finds no partner stays in
-    doubt. None where nobody is in doubt or good nodes are lacking.
+    It clears a good node between two bad ones, and one that had bad luck twice. A node that was only slow,
+    or has measured nothing, meets a neighbour again where there is nobody else; one that finds no partner
+    stays in doubt. None where nobody is in doubt or good nodes are lacking.
     """
     here = [a for a in answers if len(a.result.peers) > 1 and not a.left_out]
     results = [a.result if a.measured else replace(a.result, outcome=Outcome.FAIL) for a in here]
@@ -230,11 +230,11 @@ def _with_others(
 
 
 class _Judging:
-    """What is found out step by step: ``blamed`` with the reasons, and ``remarks`` that blame nobody."""
+    """What is found out step by step."""
 
     def __init__(self) -> None:
-        self.blamed: dict[str, list[str]] = defaultdict(list)
-        self.remarks: list[str] = []
+        self.blamed: dict[str, list[str]] = defaultdict(list)  # nodes, with the reasons
+        self.remarks: list[str] = []  # that blame nobody
         self.left_out: dict[str, str] = {}
 
     def silent(self, rounds: Sequence[DiagnosticRound], answers: Sequence[PartAnswer]) -> dict[str, str]:

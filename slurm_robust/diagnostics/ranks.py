@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 
 from slurm_robust.agent.network import local_address
-from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import name_of
-from slurm_robust.diagnostics.part import Measurement, Part, failed, late, unknown, worst
+from slurm_robust.diagnostics.part import Measurement, Part, failed, in_children, late, unknown, worst
 from slurm_robust.model.record import Record
 
 _GIVE_UP_S = 3.0  # before the time is over, so that what went wrong can still be reported
@@ -27,11 +26,12 @@ _BUSY = 0.5
 
 
 class Ranks(Record):
-    """``count`` ranks of this node out of ``world``, from ``first`` on, which meet at an address and port."""
+    """Ranks of this node."""
 
     count: int
     first: int
     world: int
+    """How many all nodes have together; they meet at ``address`` and ``port``."""
     address: str
     port: int
     on_gpus: bool

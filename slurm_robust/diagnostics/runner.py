@@ -79,7 +79,7 @@ class PlaceDiagnoser:
         run = _DiagnosticRun(self._place, storage, time.monotonic() + budget_s, self._stopped, self._report)
         index = 0
         while True:
-            # Who is silent once takes no part in what comes.
+            # A node that is silent once takes no part in what comes.
             left = [node for node in nodes if node not in run.quiet]
             todo = self._plan(left, bitwise, storage)
             if index >= len(todo.rounds):
@@ -154,7 +154,7 @@ class _DiagnosticRun:
     def _take(self, round_: DiagnosticRound, answers: list[PartAnswer], output: str) -> None:
         quiet = quiet_nodes(round_, answers)
         if quiet and self._stopped.is_set():
-            # Who had no time to answer is not to blame.
+            # A node that had no time to answer is not to blame.
             self.left_out |= dict.fromkeys(round_.programs, "it was stopped")
             return
         self.rounds.append(round_)

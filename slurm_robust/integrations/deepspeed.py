@@ -77,7 +77,7 @@ class EngineState:
         engine, optimizer = self._engine, self._engine.optimizer
         by_rank = [{**optimizer.state_dict(), **state_dict["optimizer"]}] * torch.distributed.get_world_size()
         load_remainder(engine.module, self._not_whole(), state_dict["module"])
-        if _is_stage_3(engine):
+        if engine.zero_optimization_partition_weights():  # stage 3
             optimizer.checkpoint_event_prologue()
             optimizer.load_state_dict(by_rank)
             parts, stored = self._frozen(), state_dict["frozen"]
@@ -107,10 +107,6 @@ class EngineState:
 
     def _not_whole(self) -> set[int]:
         return self._trained() | {id(parameter) for parameter in self._frozen().values()}
-
-
-def _is_stage_3(engine: Any) -> bool:
-    return bool(engine.zero_optimization_partition_weights())
 
 
 def _numbers_of(scaler: Any) -> dict[str, Any]:

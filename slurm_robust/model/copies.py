@@ -70,9 +70,10 @@ _SHARED_TIERS = frozenset({Tier.STORAGE})
 
 
 class Copy(Record, array_like=True, gc=False):
-    """One whole copy of one part. ``rank`` is :data:`SHARED` for the shared part."""
+    """One whole copy of one part."""
 
     rank: int
+    """:data:`SHARED` for the shared part."""
     generation: int
     step: int
     tier: Tier
@@ -85,14 +86,12 @@ class Copy(Record, array_like=True, gc=False):
 
 
 class Source(Record):
-    """Where a node gets the part of ``rank`` for a restore.
-
-    With ``address`` from the agent there (which holds it in ``tier``), without from this node itself.
-    """
+    """Where a node gets the part of ``rank`` for a restore."""
 
     rank: int
     tier: Tier
     address: str = ""
+    """Of the agent that holds it, "" for this node itself."""
     port: int = 0
 
 

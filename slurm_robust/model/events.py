@@ -28,10 +28,7 @@ class Event(Record, tag_field="event", tag=_snake):
 
 
 class RunStarted(Event):
-    """The first event: what is to be run, and on how much; ``cluster`` is "" where that is not known.
-
-    ``array_task``: the id that squeue shows where the job is a task of an array (``38_1``), else "".
-    """
+    """The first event: what is to be run, and on how much."""
 
     run_id: str
     job_id: int
@@ -43,32 +40,34 @@ class RunStarted(Event):
     nproc_per_node: int
     version: str
     cluster: str = ""
+    """"" where it is not known."""
     array_task: str = ""
+    """The id that squeue shows where the job is a task of an array (``38_1``), else ""."""
 
 
 class ControllerStarted(Event):
-    """A controller took the job. Agents obey the highest epoch. ``node``: Slurm's name of its host."""
+    """A controller took the job. Agents obey the highest epoch."""
 
     epoch: int
     host: str
     pid: int
     port: int
     node: str = ""
+    """Slurm's name of ``host``."""
 
 
 class AllocationTaken(Event):
-    """The nodes of this run of the Slurm job, in Slurm's order (a requeue brings another set).
-
-    ``submitted``: Slurm's submit time, which a requeue sets anew, in seconds since 1970; None if not known.
-    ``time_limit_s``: how long this run may take, None if not known.
-    """
+    """The nodes of this run of the Slurm job (a requeue brings another set)."""
 
     restart_count: int
     nodes: tuple[str, ...]
+    """In Slurm's order."""
     slots: tuple[str, ...]
     spares: tuple[str, ...]
     submitted: float | None = None
+    """Slurm's submit time, which a requeue sets anew, in seconds since 1970; None if not known."""
     time_limit_s: float | None = None
+    """How long this run may take; None if not known."""
 
 
 class AgentJoined(Event):
@@ -80,18 +79,16 @@ class AgentJoined(Event):
 
 
 class GenerationLaunched(Event):
-    """Launch orders were sent.
-
-    ``tiers``: how many ranks get their part of ``restore`` from which tier;
-    ``layout``: identity of the parallel layout.
-    """
+    """Launch orders were sent."""
 
     generation: int
     slots: tuple[str, ...]
     master: str
     restore: CheckpointId | None = None
     tiers: dict[str, int] = {}
+    """How many ranks get their part of ``restore`` from which tier."""
     layout: str = ""
+    """Identity of the parallel layout."""
 
     @property
     def restore_step(self) -> int:
@@ -100,11 +97,12 @@ class GenerationLaunched(Event):
 
 
 class FirstStep(Event):
-    """All ranks of the generation completed their first step (``reported``: numbered by the script)."""
+    """All ranks of the generation completed their first step."""
 
     generation: int
     step: int
     reported: bool
+    """The script numbers its steps."""
     timings: dict[str, float] = {}
 
 
@@ -119,13 +117,14 @@ class ProgressMade(Event):
 
 
 class IncidentOpened(Event):
-    """Training is no longer productive. ``detect_s``: from the fault as seen from outside until now."""
+    """Training is no longer productive."""
 
     incident: int
     generation: int
     symptom: Symptom
     detail: str
     detect_s: float
+    """From the fault as seen from outside until now."""
     best_step: int
 
 
@@ -138,35 +137,31 @@ class SymptomAdded(Event):
 
 
 class GenerationEnded(Event):
-    """No worker of the generation counts any more: what it writes from now on does not exist.
-
-    ``sealed_step`` is the step of the newest checkpoint of this generation of which every part was in reach
-    at this moment, -1 for none. ``pending``: hardly anything could be asked (no node answered, or storage
-    did not), so :class:`GenerationSealed` follows. ``shared``: it has a part that is equal on all ranks.
-    ``root``: the rank whose exit explains the others, -1 where none does.
-    ``good_step``: what was computed after it may hold numbers that are not finite, so no later checkpoint
-    counts (-1: none of this generation); None where nothing speaks against them.
-    """
+    """No worker of the generation counts any more: what it writes from now on does not exist."""
 
     generation: int
     reason: str
     exits: tuple[NodeExit, ...] = ()
     sealed_step: int = -1
+    """Of its newest checkpoint of which every part was in reach at this moment, -1 for none."""
     pending: bool = False
+    """Hardly anything could be asked (nodes or storage did not answer): :class:`GenerationSealed` follows."""
     shared: bool = False
+    """The generation has a part that is equal on all ranks."""
     root: int = -1
+    """The rank whose exit explains the others, -1 where none does."""
     good_step: int | None = None
+    """Later steps may hold numbers that are not finite, so no later checkpoint counts (-1: none of this
+    generation); None where nothing speaks against them."""
 
 
 class GenerationSealed(Event):
-    """What counts of a generation whose end could not be sealed when it was written down.
-
-    ``pending``: storage has not listed what it has, so another one may follow.
-    """
+    """What counts of a generation whose end could not be sealed when it was written down."""
 
     generation: int
     sealed_step: int
     pending: bool = False
+    """Storage has not listed what it has, so another one may follow."""
     shared: bool = False
 
 
@@ -178,15 +173,13 @@ class CheckpointBanned(Event):
 
 
 class StrideChanged(Event):
-    """From now on snapshots of steps that are multiples of ``stride`` go to peers.
-
-    ``seconds_per_step`` and ``lag_s`` (from a snapshot's completion until its peer has it) are why.
-    """
+    """From now on snapshots of steps that are multiples of ``stride`` go to peers; the times are why."""
 
     generation: int
     stride: int
     seconds_per_step: float
     lag_s: float
+    """From a snapshot's completion until its peer has it."""
 
 
 class StorageWritten(Event):
@@ -225,13 +218,12 @@ class NodesTested(Event):
 
 
 class Unanswered(Event):
-    """``nodes`` were asked for evidence in vain: the decision that follows lacks it.
-
-    ``asked``: ``stacks``, ``tests``, ``a replay``; ``incident`` is 0 where none is open.
-    """
+    """``nodes`` were asked for evidence in vain: the decision that follows lacks it."""
 
     incident: int
+    """0 where none is open."""
     asked: str
+    """``stacks``, ``tests`` or ``a replay``."""
     nodes: tuple[str, ...]
     why: str
 
@@ -258,11 +250,12 @@ class NodeReturned(Event):
 
 
 class SpareSetAside(Event):
-    """A standby does not answer. ``usable``: it may still be taken, where there is no other."""
+    """A standby does not answer."""
 
     node: str
     reason: str
     usable: bool
+    """It may still be taken where there is no other."""
 
 
 class SpareAnswers(Event):
@@ -272,15 +265,13 @@ class SpareAnswers(Event):
 
 
 class IncidentClosed(Event):
-    """The first new step was completed. ``recover_s``: from the verdict until that step.
-
-    None where training went on by itself, or where that is not known.
-    """
+    """The first new step was completed."""
 
     incident: int
     generation: int
     step: int
     recover_s: float | None
+    """From the verdict until that step; None where training went on by itself, or where it is not known."""
 
 
 class CheckpointRequested(Event):
@@ -292,11 +283,12 @@ class CheckpointRequested(Event):
 
 
 class RequeueStarted(Event):
-    """The job is being requeued. ``failure`` is False for a time limit or a preemption."""
+    """The job is being requeued."""
 
     exclude: tuple[str, ...]
     reason: str
     failure: bool
+    """False for a time limit or a preemption."""
 
 
 class StageDone(Event):
@@ -308,11 +300,12 @@ class StageDone(Event):
 
 
 class RunEnded(Event):
-    """The run is over. ``final``: for good, else the same job may be started again and goes on from here."""
+    """The run is over."""
 
     code: int
     reason: str
     final: bool = True
+    """For good; else the same job may be started again and goes on from here."""
 
 
 class Noted(Event):

@@ -9,23 +9,30 @@ from slurm_robust.model.record import Record
 
 
 class WorkerError(Record):
-    """An exception that ended a worker's script, taken where it was raised.
-
-    ``file`` and ``line`` name the innermost frame in the user's own code (not in site-packages),
-    so that the same bug has the same signature on every rank. ``full``: if a write failed for want of room,
-    the mount point of the node's own file system that had none left.
-    """
+    """An exception that ended a worker's script, taken where it was raised."""
 
     type: str
     message: str
     file: str = ""
+    """Of the innermost frame in the user's own code (not in site-packages): so the same bug has the same
+    signature on every rank."""
     line: int = 0
+    """Of that frame."""
     traceback: str = ""
     full: str = ""
+    """If a write failed for want of room: mount point of the node's own file system that had none left."""
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class WorkerExit(Record):
-    """End of one worker process. Exactly one of ``code`` and ``signal`` is set."""
+    """End of one worker process, by an exit code or by a signal."""
 
     rank: int
     code: int | None = None
@@ -49,11 +56,7 @@ class WorkerExit(Record):
     def describe(self) -> str:
         """One short line: ``rank 2: SIGKILL``, ``rank 0: ValueError at train.py:12``."""
         if self.signal is not None:
-            try:
-                name = signal.Signals(self.signal).name
-            except ValueError:
-                name = f"signal {self.signal}"
-            return f"rank {self.rank}: {name}" + (f", {self.oom}" if self.oom else "")
+            return f"rank {self.rank}: {signal_name(self.signal)}" + (f", {self.oom}" if self.oom else "")
         if self.error is not None:
             where = f" at {self.error.file}:{self.error.line}" if self.error.file else ""
             return f"rank {self.rank}: {self.error.type}{where}"

@@ -43,7 +43,7 @@ class Party(str, Enum):
 
 
 class Writer(str, Enum):
-    """Who can cause what is seen, or fake it.
+    """The parties that can cause what is seen, or fake it.
 
     What ordinary users can write convicts no node by itself (docs/security.md has all of it in one table).
     """

@@ -41,20 +41,19 @@ class Remedy(str, Enum):
 
 
 class Classification(Record):
-    """The verdict on one log.
-
-    ``symptom`` is the main one of ``symptoms``; ``line`` the line that decided, as it stands in the log;
-    ``rule`` the name of the rule that matched it, "" when none did; ``place`` the module and line of a
-    Python traceback (``train.py:12``), "" without one.
-    """
+    """The verdict on one log."""
 
     symptom: str
+    """The main one of ``symptoms``."""
     blame: Cause
     action: Remedy
     symptoms: tuple[str, ...] = ()
     line: str = ""
+    """The line that decided, as it stands in the log."""
     rule: str = ""
+    """Name of the rule that matched it, "" when none did."""
     place: str = ""
+    """Module and line of a Python traceback (``train.py:12``), "" without one."""
 
 
 class JobClassification(Record):
@@ -66,13 +65,7 @@ class JobClassification(Record):
 
 
 class TestResult(Record):
-    """One test on one node. ``text`` says briefly what is wrong.
-
-    ``peers`` are the nodes that took part, ``value`` was measured, ``limit`` allowed; ``digest`` is what must
-    be equal on all nodes, for tests whose result is compared, and ``rate`` (in GB/s, 0 for none) what must
-    not be far below that of others; both are compared among results of one ``kind`` only (the models of
-    processors, the version of PyTorch). ``took_s`` in seconds.
-    """
+    """One test on one node."""
 
     __test__ = False  # pytest takes every class with this beginning for tests
 
@@ -80,25 +73,32 @@ class TestResult(Record):
     node: str
     outcome: Outcome
     text: str = ""
+    """Says briefly what is wrong."""
     peers: tuple[str, ...] = ()
+    """The nodes that took part."""
     value: str = ""
+    """Measured."""
     limit: str = ""
+    """Allowed."""
     digest: str = ""
+    """What must be equal on all nodes, for tests whose result is compared."""
     rate: float = 0.0
+    """What must not be far below that of others, in GB/s; 0 for none."""
     kind: str = ""
+    """The models of processors and the version of PyTorch: digests and rates of one kind are compared."""
     took_s: float = 0.0
 
 
 class Diagnosis(Record):
-    """All results, and the nodes that failed by themselves (not only together with another one).
-
-    ``reason`` is for people; ``left_out`` names tests that could not run, with the reason.
-    """
+    """What tests of nodes, or a replay, have shown."""
 
     results: tuple[TestResult, ...] = ()
     suspects: tuple[str, ...] = ()
+    """Nodes that failed by themselves, not only together with another one."""
     reason: str = ""
+    """For people."""
     left_out: dict[str, str] = {}
+    """Tests that could not run, with the reason."""
 
 
 class Symptom(str, Enum):
@@ -195,7 +195,7 @@ class Fault(Record):
 
 
 class Blame(str, Enum):
-    """Who is held responsible."""
+    """What is held responsible."""
 
     NODE = "node"
     CODE = "code"
@@ -239,10 +239,11 @@ _KEY_SAYS_IT = (FaultKind.EXCEPTION, FaultKind.EXIT, FaultKind.RANKS, FaultKind.
 
 
 class Signature(Record):
-    """Names a fault. ``key``: which of its kind: nodes, a checkpoint, a place in code …"""
+    """Names a fault."""
 
     kind: FaultKind
     key: str = ""
+    """Which of its kind: nodes, a checkpoint, a place in code …"""
 
     @classmethod
     def of_nodes(cls, kind: FaultKind, nodes: Iterable[str]) -> Signature:
@@ -254,16 +255,15 @@ class Signature(Record):
 
 
 class Place(Record):
-    """Where the stacks of all ranks placed a fault: the ``ranks`` and their ``nodes``, at which ``step``.
-
-    ``stack``: a text of what the ranks did there.
-    """
+    """Where the stacks of all ranks placed a fault."""
 
     symptom: Symptom
     step: int
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
+    """Of these ranks."""
     stack: str = ""
+    """What the ranks did there."""
 
 
 class Verdict(Record):
@@ -328,10 +328,11 @@ class Replay(Record, tag_field="action", tag="replay"):
 
 
 class Diagnose(Record, tag_field="action", tag="diagnose"):
-    """Test the held nodes, then decide again. ``bitwise``: also with the reference model."""
+    """Test the held nodes, then decide again."""
 
     reason: str
     bitwise: bool = False
+    """Also with the reference model."""
 
 
 class GiveUp(Record, tag_field="action", tag="give up"):

@@ -1,12 +1,18 @@
-"""The job as controller and agents must agree on it, and the names of the files in its directory."""
+"""The job as controller and agents must agree on it, and the job directory."""
 
 from __future__ import annotations
 
+import errno
+import os
 from enum import Enum
 from pathlib import Path
 
+import msgspec
+
 from slurm_robust.model.copies import Tier
-from slurm_robust.model.record import Record
+from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.util.files import make_folder
+from slurm_robust.util.ours import NotOurs, read_ours
 
 JOBS_FOLDER = "srobust-jobs"
 """Folder for the directories of jobs, below the one from which a job was submitted."""
@@ -29,44 +35,37 @@ class CommandKind(str, Enum):
 
 
 class CopySpec(Record):
-    """What agents do about copies of checkpoints beyond shared storage.
-
-    ``memory``: snapshots in the node's memory; ``peers``: second copies on other nodes, with at most
-    ``peer_bytes_s`` bytes per second and node (0: a share of what the interface can carry), over ``network``
-    (a subnet or an interface, "" for that of the heartbeats); ``places``: where the tiers are
-    that get a copy of what :class:`~slurm_robust.wire.messages.Flush` asks for, besides ``checkpoint_dir``;
-    the newest ``keep`` stay there.
-    """
+    """What agents do about copies of checkpoints beyond shared storage."""
 
     memory: bool = True
+    """Snapshots in the node's memory."""
     peers: bool = True
+    """Second copies on other nodes."""
     peer_bytes_s: float = 0.0
+    """Most bytes per second and node that go to peers; 0: a share of what the interface can carry."""
     network: str = ""
+    """The subnet or interface by which they go, "" for that of the heartbeats."""
     places: dict[Tier, str] = {}
+    """Tiers beside ``checkpoint_dir`` that get what :class:`~slurm_robust.wire.messages.Flush` asks for."""
     keep: int = 2
+    """So many of the newest stay there."""
 
 
 class InspectionSpec(Record):
-    """How often agents check their nodes while the training runs, in seconds.
-
-    ``kernel_s``: from a line in the kernel's log until it is judged.
-    """
+    """How often agents check their nodes while the training runs, in seconds."""
 
     kernel_s: float = 1.0
+    """From a line in the kernel's log until it is judged."""
     gpu_s: float = 4.0
     network_s: float = 10.0
     node_s: float = 30.0
 
 
 class JobSpec(Record):
-    """What every agent must know of the job; ``job.json`` in the job directory.
-
-    ``run_id`` is made once per job directory and stamped on everything that could be mistaken for
-    another run's. Times are in seconds. ``inspection``: None for none. ``numa_binding``: workers run
-    beside their GPUs.
-    """
+    """What every agent must know of the job; ``job.json`` in the job directory. Times are in seconds."""
 
     run_id: str
+    """Made once per job directory, and stamped on everything that could be mistaken for another run's."""
     job_id: int
     kind: CommandKind
     command: tuple[str, ...]
@@ -74,11 +73,15 @@ class JobSpec(Record):
     nproc_per_node: int
     preload: tuple[str, ...] = ()
     heartbeat_s: float = 1.0
+    beacon_s: float = 0.0
+    """Between two beacons; 0 for none."""
     kill_wait_s: float = 180.0
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()
     inspection: InspectionSpec | None = None
+    """None: no inspection."""
     numa_binding: bool = True
+    """Workers run beside their GPUs."""
 
     def tier_places(self, directory: JobDirectory) -> dict[Tier, str]:
         """Where the tiers beyond the nodes' memory are."""
@@ -149,3 +152,50 @@ class JobDirectory:
         """Files of a stream that there are, by rank."""
         paths = self.logs(generation).rglob(f"rank-*.{stream}")
         return {int(path.stem.removeprefix("rank-")): path for path in paths}
+
+
+# -- the job directory in its place ------------------------------------------------------------------
+# ``srobust run`` makes it before training begins, and nobody makes it again. One that is renamed or removed
+# while the job runs would otherwise come back with the umask's mode, with a part of what belongs to the job,
+# and in the way of the one that is to be put back.
+
+
+class _Run(Record):
+    run_id: str
+
+
+# Made while there is one thread; see Record.
+_runs = msgspec.json.Decoder(_Run)
+
+
+class FolderGone(OSError):
+    """The job's folder is not where it was, or another one is there."""
+
+    def __init__(self, job: Path) -> None:
+        super().__init__(errno.ENOENT, f"the job's folder {job} was moved or removed: put it back", str(job))
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def check_in_place(job: Path, run_id: str) -> None:
+    """Raise :class:`FolderGone` unless ``job`` is the folder of the run ``run_id``, or ``OSError``."""
+    try:
+        found = _runs.decode(read_ours(JobDirectory(job).spec)).run_id
+    except (FileNotFoundError, NotADirectoryError, NotOurs, *UNREADABLE):
+        found = ""
+    if found != run_id:
+        raise FolderGone(job)
+
+
+def make_in_job(job: Path, run_id: str, folder: Path) -> None:
+    """Make ``folder``: below the job's folder closed to others (0700), elsewhere as the umask says.
+
+    Raises :class:`FolderGone` for the former where the job's folder is not in its place, or ``OSError``.
+    """
+    job, folder = Path(os.path.abspath(job)), Path(os.path.abspath(folder))
+    if not folder.is_relative_to(job):
+        make_folder(folder)
+        return
+    check_in_place(job, run_id)
+    make_folder(folder, below=job)

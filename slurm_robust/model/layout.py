@@ -18,15 +18,12 @@ class DoesNotDivide(ValueError):
 
 
 class ParallelLayout(Record):
-    """How ranks are arranged in parallel dimensions.
-
-    ``sizes`` names each dimension with its size, the one that changes fastest with the rank first
-    (Megatron-LM's order ``tp-cp-ep-dp-pp`` is such a list). A *group* of a dimension are the ranks that
-    differ in it only.
-    """
+    """How ranks are arranged in parallel dimensions; ranks that differ in one only are a *group* of it."""
 
     nproc_per_node: int
     sizes: tuple[tuple[str, int], ...]
+    """Each dimension with its size, the one that changes fastest with the rank first (Megatron-LM's order
+    ``tp-cp-ep-dp-pp`` is such a list)."""
 
     @classmethod
     def fit(
@@ -100,14 +97,12 @@ class ParallelLayout(Record):
 
 
 class Placement(Record, dict=True):
-    """Which node stands in which slot. Ranks belong to slots, so a spare inherits coordinates.
-
-    ``slots[i]`` is the name of the node in slot ``i``; every slot holds ``nproc_per_node`` ranks,
-    numbered slot by slot as torchrun numbers them (rank = slot * nproc_per_node + local rank).
-    """
+    """Which node stands in which slot. Ranks belong to slots, so a spare inherits coordinates."""
 
     slots: tuple[str, ...]
+    """The node of each slot."""
     nproc_per_node: int
+    """Ranks of each slot, numbered as torchrun numbers them: rank = slot * nproc_per_node + local rank."""
 
     @property
     def world_size(self) -> int:

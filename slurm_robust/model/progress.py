@@ -14,28 +14,27 @@ _SAME_S = 0.01
 
 
 class Progress(Record, array_like=True, gc=False):
-    """Step record of one rank, read from outside the worker.
-
-    ``step`` is the newest completed step, -1 before the first. ``reported`` is False when the number
-    is only a count of optimizer steps of this generation (script without the library's API).
-    ``age_s``: seconds since that step was completed, by the node's monotonic clock; before the first
-    step since the launch. ``phase`` is what the rank does between steps (:mod:`slurm_robust.model.progress`),
-    "" for nothing of that kind; ``phase_s``: seconds since it began or, with no phase, since the last one
-    ended (infinite: there was none). ``bad_step``: the first step of this generation with a
-    non-finite loss, -1: none.
-    """
+    """Step record of one rank, read from outside the worker."""
 
     rank: int
     step: int
+    """Newest completed step, -1 before the first."""
     reported: bool
+    """False when ``step`` only counts optimizer steps of this generation (script without our API)."""
     age_s: float
+    """Seconds since that step, or before the first since the launch, by the node's monotonic clock."""
     loss: float | None = None
     grad_norm: float | None = None
-    checkpoint: int = -1  # newest step whose part this rank has published in this generation
-    restored_s: float | None = None  # seconds from fork until restore() had the state, None before
+    checkpoint: int = -1
+    """Newest step whose part this rank has published in this generation."""
+    restored_s: float | None = None
+    """Seconds from fork until restore() had the state, None before."""
     phase: str = ""
+    """What the rank does between steps: one of the constants below, or the script's own; "" for nothing."""
     phase_s: float = math.inf
+    """Seconds since the phase began or, without one, since the last one ended (infinite: there was none)."""
     bad_step: int = -1
+    """The first step of this generation with a non-finite loss, -1: none."""
 
     @property
     def is_finite(self) -> bool:
@@ -105,12 +104,11 @@ class PaceHistory(Record):
 
 
 class Traffic(Record):
-    """Since the workers of the generation began. In seconds, of the node's own clock.
-
-    ``silent_s``: the links have carried next to nothing for so long; ``pause_s``: the longest such time
-    before, which ended by itself; ``talked_s``: from the first traffic to the newest.
-    """
+    """Since the workers of the generation began. In seconds, of the node's own clock."""
 
     silent_s: float
+    """How long the links have carried next to nothing."""
     pause_s: float = 0.0
+    """The longest such time before, which ended by itself."""
     talked_s: float = 0.0
+    """From the first traffic to the newest."""

@@ -23,52 +23,57 @@ class ProcessKind(str, Enum):
 
 
 class Frame(Record):
-    """One call. ``file`` as the interpreter names it, or a native frame's library; ``line`` 0: unknown."""
+    """One call."""
 
     function: str
     file: str = ""
+    """As the interpreter names it, or a native frame's library."""
     line: int = 0
+    """0 where it is not known."""
 
 
 class ThreadStack(Record):
-    """One thread's calls, innermost first."""
+    """One thread's calls."""
 
     frames: tuple[Frame, ...]
+    """Innermost first."""
     name: str = ""
     is_main: bool = False
 
 
 class ProcessStacks(Record):
-    """All threads of one process.
-
-    ``state`` is the letter of proc_pid_stat(5) (R running, S sleeping, D in the kernel, T stopped, Z dead);
-    ``error`` says why there are no threads. ``cpu_s``: processor time that a worker and all its descendants
-    have used, None where that is not known.
-    """
+    """All threads of one process."""
 
     pid: int
     kind: ProcessKind
     state: str = ""
+    """The letter of proc_pid_stat(5): R running, S sleeping, D in the kernel, T stopped, Z dead."""
     threads: tuple[ThreadStack, ...] = ()
     error: str = ""
+    """Why there are no threads."""
     cpu_s: float | None = None
+    """Processor time that a worker and its descendants have used, None where that is not known."""
 
 
 class Collective(Record):
-    """Where a process group of this rank stands, by PyTorch's flight recorder.
-
-    ``sequence`` counts the group's operations. It is that of the oldest one that has not completed, or of
-    the newest where all have; ``operation`` and ``state`` (the recorder's word: ``scheduled``, ``started``,
-    ``completed``) are that one's. ``enqueued`` is the newest number, -1 for ``sequence``: with NCCL the host
-    runs ahead of its GPU. ``ranks`` are the group's global ranks.
-    """
+    """Where a process group of this rank stands, by PyTorch's flight recorder."""
 
     group: str
     sequence: int
+    """Number of the oldest operation that has not completed, or of the newest where all have."""
     operation: str
+    """That operation."""
     state: str
+    """Its state in the recorder's word: ``scheduled``, ``started``, ``completed``."""
     ranks: tuple[int, ...] = ()
+    """The group's global ranks."""
     enqueued: int = -1
+    """The newest number, -1 for ``sequence``: with NCCL the host runs ahead of its GPU."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The group by its name, first rank and size: to compare all ranks of large groups takes seconds."""
+        return self.group, self.ranks[0] if self.ranks else -1, len(self.ranks)
 
     @property
     def newest(self) -> int:
@@ -77,51 +82,50 @@ class Collective(Record):
 
 
 class Absent(Record):
-    """A process that NCCL's RAS misses: ``rank`` of a communicator of ``size`` ranks.
-
-    ``dead``: RAS has given it up; else it has only not answered in time.
-    """
+    """A process that NCCL's RAS misses."""
 
     rank: int
     size: int
+    """Ranks of its communicator."""
     dead: bool = False
+    """RAS has given it up; else it has only not answered in time."""
 
 
 class RankStacks(Record):
-    """What one rank and its helpers were doing.
-
-    ``source`` says how the stacks were taken: ``py-spy``, ``signal`` (the handler in the worker), or "" when
-    there are none. ``took_s`` is how long that took. Of the ``collectives`` that have not completed the one
-    that was enqueued first comes first. ``native``: the calls in libraries were asked for too. ``absent``:
-    processes that NCCL misses anywhere in the job, reported with rank 0.
-    """
+    """What one rank and its helpers were doing."""
 
     rank: int
     node: str
     processes: tuple[ProcessStacks, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    """Of those that have not completed, the one that was enqueued first comes first."""
     source: str = ""
+    """How they were taken: ``py-spy``, ``signal`` (the handler in the worker), "" when there are none."""
     took_s: float = 0.0
+    """How long that took."""
     native: bool = False
+    """The calls in libraries were asked for too."""
     absent: tuple[Absent, ...] = ()
+    """Processes that NCCL misses anywhere in the job, reported with rank 0."""
 
 
 class Localisation(Record):
-    """Where stacks place a fault.
-
-    ``outliers`` are ranks that do something else than most; ``ranks`` those that are at fault: the parallel
-    group that covers them (``group``, as ``pp 24-31``), or exactly they when ``exact``. ``stack``: what these
-    ranks do. ``halted``: their processes are stopped or gone, which no code does to itself; one
-    that is blocked in the kernel may be waiting for storage, which is no fault of its node. ``healthy``: how
-    many ranks do what most do. Empty ``ranks``: nothing could be concluded.
-    """
+    """Where stacks place a fault."""
 
     outliers: tuple[int, ...] = ()
+    """Ranks that do something else than most."""
     ranks: tuple[int, ...] = ()
+    """Ranks that are at fault; empty where nothing could be concluded."""
     group: str = ""
+    """The parallel group that ``ranks`` are, ``pp 24-31``: the smallest one that covers those at fault."""
     exact: bool = False
+    """``ranks`` are exactly those at fault."""
     healthy: int = 0
+    """How many ranks do what most do."""
     confidence: float = 0.0
     reason: str = ""
     stack: str = ""
+    """What ``ranks`` do."""
     halted: bool = False
+    """Their processes are stopped or gone, which no code does to itself. (One that is blocked in the kernel
+    may be waiting for storage, which is no fault of its node.)"""

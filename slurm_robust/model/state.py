@@ -39,16 +39,15 @@ class Attempt(Record):
 
 
 class OpenIncident(Record):
-    """The incident that is open now. ``step`` is the newest completed step when it began.
-
-    ``decided``: when it was first decided what to do, by the wall clock; None as long as it was not.
-    """
+    """The incident that is open now."""
 
     number: int
     symptom: Symptom
     step: int
+    """Newest completed step when it began."""
     generation: int
     decided: float | None = None
+    """When it was first decided what to do, by the wall clock; None as long as it was not."""
 
 
 class JobState(Record, dict=True):
@@ -57,7 +56,6 @@ class JobState(Record, dict=True):
     run_id: str = ""
     job_id: int = 0
     nproc_per_node: int = 1
-    slot_count: int = 0
     restart_count: int = -1
     epoch: int = 0
     own_node: str = ""
@@ -171,7 +169,6 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
         run_id=event.run_id,
         job_id=event.job_id,
         nproc_per_node=event.nproc_per_node,
-        slot_count=event.slots,
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
+from msgspec import structs
+
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
@@ -85,9 +87,11 @@ HISTORY = 64
 
 
 class Sample(Record, Generic[F], kw_only=False):
-    """Facts of an earlier run. ``at`` is wall-clock time, seconds since 1970; ``boot_id`` of that boot."""
+    """Facts of an earlier run."""
 
     at: float
+    """Wall-clock time, seconds since 1970."""
+
     boot_id: str
     facts: F
 
@@ -149,6 +153,26 @@ class Check(Record, Generic[F], kw_only=False):
     def confirm(self) -> int:
         """The one rule: what users can write counts when it stays, or with independent evidence."""
         return CONFIRM if self.written_by.is_user and not self.second else 1
+
+
+def judged(
+    check: str,
+    bad: str,
+    *,
+    subject: str = "",
+    value: str,
+    limit: str,
+    source: str,
+    suggestion: Suggestion = Suggestion.MONITOR,
+    blame: Party = Party.NODE,
+) -> Finding:
+    """A failure whose text is ``bad``; where that is empty a pass, which neither suggests nor blames."""
+    found = Finding(
+        check=check, outcome=Outcome.PASS, subject=subject, value=value, limit=limit, source=source
+    )
+    if not bad:
+        return found
+    return structs.replace(found, outcome=Outcome.FAIL, text=bad, suggestion=suggestion, blame=blame)
 
 
 AnyCheck = Check[Any]

@@ -31,11 +31,12 @@ _FACTS, _BASELINE = "facts.msgpack", "baseline.json"
 
 
 class Stored(Record):
-    """Facts as they are kept: ``facts`` is MessagePack of the source's record."""
+    """Facts as they are kept."""
 
     at: float
     boot_id: str
     facts: bytes
+    """MessagePack of the source's record."""
 
 
 class _Contents(Record):

@@ -32,13 +32,14 @@ _PSEUDO = frozenset((
 
 
 class Mounted(Record):
-    """One mount. ``owner``: user id of who made it, as FUSE tells; 0 for all others."""
+    """One mount."""
 
     path: str
     kind: str
     source: str
     readonly: bool
     owner: int = 0
+    """User id of who made it, as FUSE tells; 0 for all others."""
 
     @property
     def is_network(self) -> bool:
@@ -53,11 +54,12 @@ class Mounted(Record):
 
 
 class Declared(Record, omit_defaults=True):
-    """A line of ``/etc/fstab``: to be mounted at boot. ``optional``: ``nofail`` on this node's disk."""
+    """A line of ``/etc/fstab``: to be mounted at boot."""
 
     kind: str = ""
     readonly: bool = False
     optional: bool = False
+    """``nofail``, on this node's disk."""
 
 
 def is_network(kind: str) -> bool:

@@ -15,16 +15,16 @@ MELLANOX, NVIDIA, AMD = "15b3", "10de", "1002"
 
 
 class PciDevice(Record):
-    """One function. ``kind``: class and subclass (``0207``); ``vendor`` and ``device`` in hexadecimal digits.
-
-    ``driver`` is empty where none is bound to it.
-    """
+    """One function. Kind, vendor and device are in hexadecimal digits."""
 
     address: str
     kind: str
+    """Class and subclass (``0207``)."""
+
     vendor: str
     device: str
     driver: str = ""
+    """Empty where none is bound to it."""
 
     @property
     def id(self) -> str:

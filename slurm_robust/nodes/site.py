@@ -33,14 +33,15 @@ _WARNING, _CRITICAL, _NOT_KNOWN = 1, 2, 3
 
 
 class SiteFacts(Record):
-    """What a command said: its exit code (negative: a signal), the text, and the values behind ``|``.
-
-    Of a function its findings.
-    """
+    """What a command said, or the findings of a function."""
 
     code: int = 0
+    """Exit code; negative: a signal."""
+
     text: str = ""
     value: str = ""
+    """The values behind ``|``."""
+
     findings: tuple[Finding, ...] = ()
 
 

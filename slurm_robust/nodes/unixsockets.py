@@ -26,12 +26,14 @@ _ANSWER_S = 1.0
 class Connections(Record):
     """Of one listening socket, each by the inode of its other end, with its owner.
 
-    ``accepted``: those that its daemon has taken, ``pending`` those that it has not. The owner is None for an
-    end in another network namespace, or where the kernel does not tell.
+    The owner is None for an end in another network namespace, or where the kernel does not tell.
     """
 
     accepted: dict[int, int | None] = {}
+    """Those that its daemon has taken."""
+
     pending: dict[int, int | None] = {}
+    """Those that it has not."""
 
 
 def connections(path: str) -> Connections:

@@ -1,4 +1,4 @@
-"""From what agents have seen of their nodes to who is evicted, before the training shows anything. Pure.
+"""From what agents have seen of their nodes to the nodes to evict, before the training shows anything. Pure.
 
 Damping: a link may heal by itself, so alerts of the network are counted; and what many nodes see at once is
 no fault of one of them.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
+from slurm_robust.model.findings import Alert, Effect, Party
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import some_of
@@ -24,8 +24,6 @@ _CROWD = 3
 _CROWD_SHARE = 1 / 3
 # Checks in a row that find a link down or slow, after which it counts as a second alert.
 _MISSES = 2
-
-_WEIGHT = {suggestion: weight for weight, suggestion in enumerate(Suggestion)}
 
 
 class _Event(Record):
@@ -210,6 +208,6 @@ def _format_alert(alert: Alert) -> str:
 
 
 def _reason(alerts: Sequence[Alert]) -> str:
-    worst = max(alerts, key=lambda alert: (_WEIGHT[alert.suggestion], -alert.number))
+    worst = max(alerts, key=lambda alert: (alert.suggestion.weight, -alert.number))
     more = f" (+{len(alerts) - 1})" if len(alerts) > 1 else ""
     return _format_alert(worst) + more

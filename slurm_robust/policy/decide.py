@@ -23,10 +23,9 @@ from slurm_robust.model.incident import (
     Verdict,
 )
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.ladder import LADDER
+from slurm_robust.policy.ladder import LADDER, place_of
 from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
 from slurm_robust.policy.rules import Rules, exceeded, in_vain
-from slurm_robust.policy.stacks import place_of
 
 TESTS = 5  # the rung
 
@@ -74,7 +73,8 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
     kind = verdict.signature.kind
     if kind is FaultKind.UNREACHABLE:
         return go_on_without(state, fault.lost, rules)
-    if kind is FaultKind.SLOW_TO_DIE and rules.requeue and _was_tried(state, verdict.signature):
+    was_tried = any(attempt.signature == verdict.signature for attempt in state.in_vain)
+    if kind is FaultKind.SLOW_TO_DIE and rules.requeue and was_tried:
         return go_on_without(state, fault.stuck, rules)
     if verdict.suspects:
         return move_ranks(state, verdict.suspects)
@@ -92,11 +92,6 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
     if kind is FaultKind.RESTORE:
         return (Restart(),), "restart from what else is there"
     return (Restart(),), "restart in place"
-
-
-def _was_tried(state: JobState, signature: Signature) -> bool:
-    """Whether this was answered before without new progress since."""
-    return any(attempt.signature == signature for attempt in state.in_vain)
 
 
 def _last_resort(

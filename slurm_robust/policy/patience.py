@@ -1,4 +1,4 @@
-"""Slow is not broken: how long nodes that come late, and workers that die slowly, are waited for. Pure.
+"""Slow is not broken: how long late nodes, slowly dying workers and a requeue are waited for. Pure.
 
 Where all nodes read the same files from one storage, a thousand of them take minutes and come in a long row:
 agents, zygotes and launches alike.
@@ -47,6 +47,8 @@ class Growth:
         return None if self._at is None else now - self._at
 
 
+# -- workers that die slowly -------------------------------------------------------------------------
+
 MARGIN_S = 2.0
 """Beyond grace and kill wait, for orders and answers to travel."""
 
@@ -61,3 +63,45 @@ def is_stuck(killed_s: float, still_s: float | None, most_s: float) -> bool:
     it moves.
     """
     return killed_s > most_s or (still_s is not None and still_s > STILL_S)
+
+
+# -- a requeue and its effects -----------------------------------------------------------------------
+
+TERM_COMES_S = 10.0
+"""Slurm sends TERM to the batch script at once when it takes a requeue."""
+
+ANSWER_COMES_S = 10.0
+"""A TERM may be that of the requeue whose answer is on its way; Slurm's command may have died of it, too.
+Slurm kills what is left 30 s after it (``KillWait``)."""
+
+OWNER_S = 1.5
+"""The owner's TERM is obeyed after this time, while no order to Slurm is on its way."""
+
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 16.0
+"""Between two attempts, of which each waits up to 20 s itself: doubled from the first to the second."""
+
+LOST_S = 180.0
+"""An attempt without an answer for this long is lost; its commands are bounded, and take less."""
+
+GIVE_UP_S = 86400.0
+"""After this time the nodes are given back without an answer of slurmctld."""
+
+
+def next_pause_s(pause_s: float) -> float:
+    """The pause after the next attempt without an answer."""
+    return min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def requeue_patience_s(*, taken: bool, done: bool, ordered_to_end: bool, asked: bool) -> float:
+    """How long a requeue may stay as it is.
+
+    ``taken``: Slurm has requeued the job; ``done``: and all else is in good hands; ``ordered_to_end``: the
+    controller was, by Slurm or by the owner; ``asked``: Slurm's answer is awaited.
+    """
+    if not taken and not ordered_to_end:
+        return GIVE_UP_S
+    if not taken:
+        return ANSWER_COMES_S if asked else OWNER_S
+    if done and ordered_to_end:
+        return 0.0
+    return TERM_COMES_S if done or ordered_to_end else LOST_S

@@ -20,25 +20,24 @@ from slurm_robust.model.state import JobState
 
 
 class Holding(Record):
-    """A node within reach: its copies, and where other nodes get them (``port`` 0: nowhere)."""
+    """A node within reach: its copies, and where other nodes get them."""
 
     node: str
     copies: tuple[Copy, ...]
     address: str = ""
     port: int = 0
+    """0: nowhere."""
 
 
 class RestorePlan(Record):
-    """What the next generation continues from.
-
-    ``sources``: for each node where it finds its parts. ``tiers``: how many ranks get their own part from
-    which tier, as people count: ``memory`` of the node itself, a ``peer``'s memory, a ``local`` disk,
-    ``storage``.
-    """
+    """What the next generation continues from."""
 
     ref: CheckpointId
     sources: dict[str, tuple[Source, ...]]
+    """For each node where it finds its parts."""
     tiers: dict[str, int]
+    """How many ranks get their own part from which tier, as people count: ``memory`` of the node itself, a
+    ``peer``'s memory, a ``local`` disk, ``storage``."""
 
 
 class _Where(Record, gc=False):

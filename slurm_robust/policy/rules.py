@@ -12,18 +12,17 @@ from slurm_robust.util.text import count
 
 
 class Rules(Record):
-    """Bounds and choices that decisions depend on, taken from the configuration once.
-
-    ``diagnose``: nodes may be tested, also in a slowdown for which ``slow_samples`` found no culprit (0: not
-    for that); ``replay``: the script can be replayed in small groups.
-    """
+    """Bounds and choices that decisions depend on, taken from the configuration once."""
 
     limits: Limits
     final_exit_codes: tuple[int, ...] = (2,)
     requeue: bool = True
     diagnose: bool = False
+    """Nodes may be tested."""
     slow_samples: int = 0
+    """Also in a slowdown, once this many samples found no culprit; 0: not for that."""
     replay: bool = False
+    """The script can be replayed in small groups."""
 
     @classmethod
     def of(cls, config: JobConfig) -> Rules:
@@ -75,7 +74,7 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     if len(same) >= verdict.allowed:
         return (
             f"'{verdict.signature}' came {len(same) + 1} times without new progress in between "
-            f"(limit: {verdict.allowed} restart{'s' if verdict.allowed != 1 else ''})"
+            f"(limit: {count(verdict.allowed, 'restart')})"
         )
     if verdict.signature.kind is FaultKind.PORT_TAKEN:
         return None

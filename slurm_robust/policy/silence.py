@@ -1,7 +1,7 @@
 """Is a node silent, or the network between? Pure.
 
 One node that is silent while others speak is lost. Where many fall silent at once there is one cause for all,
-and who hears nobody at all may be cut off himself; then nobody is convicted.
+and a controller that hears nobody at all may be cut off itself; then nobody is convicted.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def is_settled(since_s: float | None, dead_s: float) -> bool:
 
 
 class Silence(Record):
-    """``nodes`` are silent. ``cause``: of all of them together; "" where each speaks for itself."""
+    """``nodes`` are silent."""
 
     nodes: tuple[str, ...]
     cause: str = ""
+    """Of all of them together; "" where each speaks for itself."""
 
 
 def judge(
@@ -85,7 +86,7 @@ def judge(
     switches: Mapping[str, str],
     slurm_answers: bool | None,
 ) -> Silence | None:
-    """Who is silent, and whether that has one cause; None while nobody is.
+    """Nodes that are silent, and whether that has one cause; None while no node is.
 
     ``silent_s``: seconds since each node of the job was heard, also of standbys; ``own``: the node on which
     this is judged; ``dead_s``: the silence that counts; ``apart_s``: how far apart nodes that fall silent
@@ -105,9 +106,9 @@ def judge(
         elif slurm_answers:
             cause = ""
         else:
-            asked = f"Slurm is asked whether {own} itself is cut off"
             doubt = f"Slurm does not answer either: {own} itself may be cut off"
-            cause = f"{own} hears no other node; {doubt if slurm_answers is False else asked}"
+            asking = f"asking Slurm whether {own} itself is cut off"
+            cause = f"{own} hears no other node; {doubt if slurm_answers is False else asking}"
         return Silence(nodes=tuple(sorted(silent)), cause=cause)
     leaf = _common_leaf(silent, others, switches)
     if len(silent) > 1 and (leaf or len(silent) >= _CROWD_SHARE * len(others)):

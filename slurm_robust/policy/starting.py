@@ -10,6 +10,7 @@ from enum import Enum
 
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.model.record import Record
+from slurm_robust.util.text import count
 
 MOST_STARTS = 2  # on one node, unless Slurm itself may be the reason
 PASSING_S = 900.0  # slurmctld may be away so long: its restart takes minutes on a large site
@@ -49,6 +50,14 @@ def went_with_step(end: StepEnd | None, node: str, heard_s: float) -> bool:
     return end is not None and not end.is_task and node not in end.named and heard_s <= LAST_S
 
 
+def may_yet_end(end: StepEnd, node: str, heard_s: float) -> bool:
+    """Whether the agent of ``node`` may follow the ``end`` of its srun: they end one after the other.
+
+    ``heard_s``: as in :func:`went_with_step`. Where srun names a node as the reason, others live on.
+    """
+    return went_with_step(end, node, heard_s) and not end.named
+
+
 class Answer(Enum):
     """What to do about the node."""
 
@@ -61,22 +70,24 @@ class Answer(Enum):
 
 
 class Start(Record):
-    """The newest start of an agent on ``node``, which was the ``times``-th without one that joined.
-
-    Seconds: ``waited_s`` since it, ``tried_s`` since the first; ``end_s`` since its ``end``, if there is one;
-    ``asked_s`` since Slurm was asked about the node (None: not asked), which gave ``witness``. ``unsettled``:
-    a start before failed because slurmctld was away.
-    """
+    """The newest start of an agent on ``node``. Times in seconds."""
 
     node: str
     times: int
+    """How many starts there were, with this one, without an agent that joined."""
     waited_s: float
+    """Since this start."""
     tried_s: float
+    """Since the first one."""
     end: StepEnd | None = None
     end_s: float = 0.0
+    """Since ``end``, if there is one."""
     asked_s: float | None = None
+    """Since Slurm was asked about the node, None where it was not."""
     witness: Witness | None = None
+    """Slurm's answer."""
     unsettled: bool = False
+    """A start before failed because slurmctld was away."""
 
     @property
     def outlook(self) -> Outlook | None:
@@ -113,8 +124,8 @@ def judge(start: Start, patience_s: float) -> Answer:
 
 def format_start(start: Start) -> str:
     """Why there is no agent, as far as it is known."""
-    parts = [f"no agent has joined in {start.times} start{'s' if start.times != 1 else ''}"]
-    parts = [f"{parts[0]}, {start.tried_s:.0f} s" if start.tried_s >= 1 else parts[0]]
+    seconds = f", {start.tried_s:.0f} s" if start.tried_s >= 1 else ""
+    parts = [f"no agent has joined in {count(start.times, 'start')}{seconds}"]
     if start.end is not None:
         parts.append(start.end.message or f"srun ended with exit code {start.end.code} without a message")
     if start.witness is not None:

@@ -23,7 +23,7 @@ from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.report import incident_text
 from slurm_robust.report import stacks as stack_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports
-from slurm_robust.util.files import make_folder
+from slurm_robust.util.files import make_folder, write_atomically
 from slurm_robust.util.text import clock, date_and_time, one_line
 
 MIB = 1024 * 1024
@@ -60,11 +60,14 @@ _FILES = (
 
 
 class SavedAlerts(Record):
-    """``alerts.json``. ``t``: what ages count back from, seconds since 1970; ``left_out``: older ones."""
+    """``alerts.json``."""
 
     t: float
+    """What ages count back from, in seconds since 1970."""
     alerts: dict[str, tuple[Alert, ...]]
+    """By node."""
     left_out: int = 0
+    """How many older ones there are."""
 
 
 def save(directory: JobDirectory, number: int, events: Sequence[ev.AnyEvent]) -> Path:
@@ -80,7 +83,8 @@ def save(directory: JobDirectory, number: int, events: Sequence[ev.AnyEvent]) ->
         return folder
     make_folder(folder, below=directory.path)
     remove_leftovers(folder)
-    write(folder / "incident.json", _encoded(report))
+    encoded = next(text for text in _shorter_and_shorter(report) if len(text) <= MOST_JSON)
+    write(folder / "incident.json", encoded + b"\n")
     write_lines(folder / "README.txt", readme(report))
     error = copy_tails(directory, report, folder)
     if error is not None:
@@ -116,22 +120,13 @@ def save_suspect(directory: JobDirectory, suspect: Suspect) -> Path:
     """Write ``suspects/<node>.json``, which the epilog of that node reads. Raises ``OSError``."""
     directory.suspects.mkdir(mode=0o700, exist_ok=True)
     path = directory.suspects / f"{suspect.node}.json"
-    beside = directory.suspects / f".{suspect.node}.new"
-    with beside.open("wb") as file:
-        file.write(msgspec.json.encode(suspect))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    write_atomically(path, msgspec.json.encode(suspect), durable=True)
     return path
 
 
 def folder_of(directory: JobDirectory, number: int) -> Path:
     """Where the bundle of incident ``number`` lies."""
     return directory.incidents / f"{number:03d}"
-
-
-def _encoded(report: IncidentReport) -> bytes:
-    return next(text for text in _shorter_and_shorter(report) if len(text) <= MOST_JSON) + b"\n"
 
 
 def _shorter_and_shorter(report: IncidentReport) -> Iterator[bytes]:

@@ -63,11 +63,11 @@ def friendly() -> Iterator[None]:
         ) from error
 
 
-class Place:
+class JobHere:
     """A job as it is seen from this node."""
 
     def __init__(self, directory: JobDirectory, events: Sequence[ev.AnyEvent], spec: JobSpec) -> None:
-        """Use :func:`open_place`."""
+        """Use :func:`open_job`."""
         self.directory = directory
         self.events = events
         self.spec = spec
@@ -93,32 +93,32 @@ class Place:
 
 
 class Stored(Record):
-    """A checkpoint on storage: how many of its ``of`` parts, their bytes, seconds since the newest came."""
+    """A checkpoint on storage."""
 
     parts: int
+    """How many are there."""
     of: int
+    """How many belong to it."""
     complete: bool
     nbytes: int
     age_s: float
+    """Seconds since the newest part came."""
 
 
 class Row(Record):
-    """One checkpoint. ``here``: ranks whose copies this node has, by tier (SHARED is -1)."""
+    """One checkpoint."""
 
     token: str
     step: int
     generation: int
     stored: Stored | None
     here: dict[str, tuple[int, ...]]
+    """Ranks whose copies this node has, by tier; -1 for the part that is equal on all ranks."""
     notes: tuple[str, ...]
 
 
 class Listing(Record):
-    """What ``srobust checkpoint ls`` shows, newest first.
-
-    ``restored``: token of what would be restored if this node alone answered, "" for none, with where from
-    in ``how``; ``latest``: what the pointer on storage names.
-    """
+    """What ``srobust checkpoint ls`` shows."""
 
     job_id: int
     node: str
@@ -126,12 +126,16 @@ class Listing(Record):
     memory: str
     local: str
     rows: tuple[Row, ...]
+    """Newest first."""
     restored: str
+    """Token of what would be restored if this node alone answered, "" for none."""
     how: str
+    """From where."""
     latest: str
+    """What the pointer on storage names."""
 
 
-def open_place(name: str, job_dir: str | None) -> Place:
+def open_job(name: str, job_dir: str | None) -> JobHere:
     """The job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
     directory = find(name, job_dir)
     try:
@@ -141,28 +145,28 @@ def open_place(name: str, job_dir: str | None) -> Place:
             f"{directory.spec} is not there, so job {name} has not begun to run",
             fix="try again when 'srobust status' shows nodes",
         ) from None
-    return Place(directory, load_events(directory), spec)
+    return JobHere(directory, load_events(directory), spec)
 
 
 def list_main(name: str, *, json: bool, job_dir: str | None) -> int:
     """Print the table, or all of it as JSON. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoAccess`."""
-    place = open_place(name, job_dir)
+    job = open_job(name, job_dir)
     with friendly():
-        listing = list_checkpoints(place, time.time())
+        listing = list_checkpoints(job, time.time())
     show(listing, render, json=json)
     return 0
 
 
-def list_checkpoints(place: Place, now: float) -> Listing:
+def list_checkpoints(job: JobHere, now: float) -> Listing:
     """Everything about the job's checkpoints that can be seen from here. ``now``: wall clock."""
-    copies = place.copies()
+    copies = job.copies()
     here: dict[CheckpointId, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for copy in copies:
         here[copy.checkpoint][copy.tier.value].append(copy.rank)
-    stored = {ref: _stored(place.store, ref, now) for ref in place.store.present()}
-    notes = _notes(place.events)
-    plan = would_restore(place, copies, [ref for ref, one in stored.items() if one.complete])
-    latest = place.store.latest()
+    stored = {ref: _stored(job.store, ref, now) for ref in job.store.present()}
+    notes = _notes(job.events)
+    plan = would_restore(job, copies, [ref for ref, one in stored.items() if one.complete])
+    latest = job.store.latest()
     rows = [
         Row(
             token=str(ref),
@@ -175,11 +179,11 @@ def list_checkpoints(place: Place, now: float) -> Listing:
         for ref in sorted({*stored, *here, *notes}, reverse=True)
     ]
     return Listing(
-        job_id=place.state.job_id,
-        node=place.node,
-        storage=str(place.store.path),
-        memory=str(place.memory.path),
-        local=str(place.local.path) if place.local else "",
+        job_id=job.state.job_id,
+        node=job.node,
+        storage=str(job.store.path),
+        memory=str(job.memory.path),
+        local=str(job.local.path) if job.local else "",
         rows=tuple(rows),
         restored=str(plan.ref) if plan else "",
         how=restore.format_source(plan.ref.step, plan.tiers) if plan else "",
@@ -188,15 +192,15 @@ def list_checkpoints(place: Place, now: float) -> Listing:
 
 
 def would_restore(
-    place: Place, copies: tuple[Copy, ...], complete: Iterable[CheckpointId]
+    job: JobHere, copies: tuple[Copy, ...], complete: Iterable[CheckpointId]
 ) -> restore.RestorePlan | None:
     """What the controller would choose if no node but this one answered and the workers ended now."""
-    state = place.state
+    state = job.state
     sealed = dict(state.sealed)
     if state.running:
         sealed[state.generation] = _FOR_EVER
     # A port, so that the ranks of other nodes could fetch from here.
-    holding = restore.Holding(node=place.node, copies=copies, address="here", port=1)
+    holding = restore.Holding(node=job.node, copies=copies, address="here", port=1)
     return restore.choose(
         sealed,
         [holding],
@@ -247,11 +251,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 class Verified(Record):
-    """``files`` with ``nbytes`` are whole; ``damaged``: path and what is wrong with it."""
+    """What ``srobust checkpoint verify`` found."""
 
     files: int
+    """Files that are whole."""
     nbytes: int
+    """Of these."""
     damaged: tuple[tuple[str, str], ...]
+    """Path, and what is wrong with it."""
 
 
 def verify_main(name: str, *, json: bool, job_dir: str | None) -> int:
@@ -259,9 +266,9 @@ def verify_main(name: str, *, json: bool, job_dir: str | None) -> int:
 
     Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoAccess`.
     """
-    place = open_place(name, job_dir)
+    job = open_job(name, job_dir)
     with friendly():
-        found = verify(place, quiet=json)
+        found = verify(job, quiet=json)
     show(found, render_verified, json=json)
     return 1 if found.damaged else 0
 
@@ -273,9 +280,9 @@ def render_verified(found: Verified) -> str:
     return "\n".join([*(f"damaged: {one_line(text)}" for _, text in found.damaged), end])
 
 
-def verify(place: Place, *, quiet: bool) -> Verified:
+def verify(job: JobHere, *, quiet: bool) -> Verified:
     """Read all copies in reach. Raises ``OSError``."""
-    files = list(files_of(place))
+    files = list(files_of(job))
     whole = nbytes = 0
     damaged: list[tuple[str, str]] = []
     with bar(quiet=quiet) as progress:
@@ -294,16 +301,16 @@ def verify(place: Place, *, quiet: bool) -> Verified:
     return Verified(files=whole, nbytes=nbytes, damaged=tuple(damaged))
 
 
-def files_of(place: Place) -> Iterator[tuple[Path, int]]:
+def files_of(job: JobHere) -> Iterator[tuple[Path, int]]:
     """Every file in reach that holds a part, with the bytes to read. Sidecars stand for their data."""
-    for ref in place.store.present():
-        yield from _parts(place.store, ref)
-    if place.memory.path.is_dir():
-        for path in sorted(place.memory.path.iterdir()):
+    for ref in job.store.present():
+        yield from _parts(job.store, ref)
+    if job.memory.path.is_dir():
+        for path in sorted(job.memory.path.iterdir()):
             if kind_of(path.name):
                 yield path, size_of(path)
-    if place.local is not None:
-        for path in sorted(place.local.path.rglob("*.img")):
+    if job.local is not None:
+        for path in sorted(job.local.path.rglob("*.img")):
             yield path, size_of(path)
 
 

@@ -159,13 +159,11 @@ def _table(findings: Iterable[Finding]) -> Table:
     groups = defaultdict(list)
     for finding in findings:
         groups[finding.subject].append(finding)
-    for subject, group in sorted(groups.items(), key=lambda item: (_worst_rank(item[1]), item[0])):
+    for subject, group in sorted(
+        groups.items(), key=lambda item: (min(f.outcome.order for f in item[1]), item[0])
+    ):
         _add_group(table, subject or "node", sorted(group, key=lambda finding: finding.outcome.order))
     return table
-
-
-def _worst_rank(findings: Iterable[Finding]) -> int:
-    return min(finding.outcome.order for finding in findings)
 
 
 def _add_group(table: Table, subject: str, findings: Sequence[Finding]) -> None:

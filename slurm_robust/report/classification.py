@@ -67,12 +67,14 @@ class LogOfRank(Record):
 
 
 class LogRecord(Record):
-    """A line of the input of ``--jsonl``: either ``text`` or ``ranks``; other fields are passed over."""
+    """A line of the input of ``--jsonl``; other fields are passed over."""
 
     id: str
     stream: str = "program"
     text: str | None = None
+    """Of a single log,"""
     ranks: tuple[LogOfRank, ...] | None = None
+    """or the logs of several ranks."""
 
 
 class Answer(Record):

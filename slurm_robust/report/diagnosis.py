@@ -1,4 +1,4 @@
-"""``srobust diagnose``: tests nodes on demand and shows the results."""
+"""``srobust diagnose`` tests nodes on demand; its screen, and that of ``srobust replay``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slurm_robust.analysis.replay import Phase, ReplayVerdict
 from slurm_robust.diagnostics.places import HerePlace, Place, SlurmPlace, gpus_here
 from slurm_robust.diagnostics.plan import BY_NAME, PROGRAMS
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
@@ -28,10 +29,14 @@ from slurm_robust.util.text import one_line
 
 
 class Code(IntEnum):
-    """Exit codes of this command."""
+    """Exit codes of both commands."""
 
     PASSED = 0
+    """All tests have passed, or all groups of a replay agree."""
+
     FAILED = 1
+    """There are suspects, or tests that failed."""
+
     UNKNOWN = 3
 
 
@@ -72,9 +77,7 @@ def code_of(diagnosis: Diagnosis) -> Code:
 
 def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
     """The suspects, a row for each node with a column for each test, and the reason of each failure."""
-    suspects = ", ".join(diagnosis.suspects)
-    style = "bold red" if suspects else "bold"
-    parts: list[RenderableType] = [Text(one_line(f"suspects: {suspects or 'none'}"), style=style)]
+    parts: list[RenderableType] = [_headline(diagnosis.suspects)]
     if diagnosis.reason:
         parts.append(Text(one_line(diagnosis.reason)))
     if diagnosis.results:
@@ -88,6 +91,11 @@ def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
         Text(one_line(f"left out: {test} ({why})"), style="dim") for test, why in diagnosis.left_out.items()
     ]
     return Group(*parts)
+
+
+def _headline(suspects: Sequence[str]) -> Text:
+    text = f"suspects: {', '.join(suspects) or 'none'}"
+    return Text(one_line(text), style="bold red" if suspects else "bold")
 
 
 def _table(results: Sequence[TestResult], nodes: Sequence[str]) -> Table:
@@ -135,3 +143,25 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
         raise WrongArgument(f"the job does not hold {', '.join(foreign)}", fix="name nodes of this job only")
     # In the order of Slurm, in which neighbours are near each other.
     return SlurmPlace(slurm, allocation), [name for name in allocation.nodes if name in names]
+
+
+# -- srobust replay --------------------------------------------------------------------------------
+
+
+def code_of_replay(verdict: ReplayVerdict) -> Code:
+    """What the verdict means for a script."""
+    if verdict.suspects:
+        return Code.FAILED
+    outcomes = {seen.outcome for seen in (*verdict.horizontal, *verdict.vertical)}
+    return Code.PASSED if outcomes == {Outcome.PASS} else Code.UNKNOWN
+
+
+def render_replay(verdict: ReplayVerdict) -> RenderableType:
+    """The suspects and why, and a row for each group of each phase."""
+    parts: list[RenderableType] = [_headline(verdict.suspects), Text(one_line(verdict.reason))]
+    table = Table("phase", "group", "nodes", "")
+    for phase, seen in ((Phase.HORIZONTAL, verdict.horizontal), (Phase.VERTICAL, verdict.vertical)):
+        for number, group in enumerate(seen):
+            outcome = Text(one_line(f"{group.outcome.value} {group.text}"), style=STYLES[group.outcome])
+            table.add_row(phase.value, str(number), Text(one_line(", ".join(group.nodes))), outcome)
+    return Group(*parts, table) if table.row_count else Group(*parts)

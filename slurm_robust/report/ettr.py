@@ -16,17 +16,17 @@ from slurm_robust.model.record import Record
 
 
 class Productivity(Record):
-    """``ettr`` = ``productive_s`` / ``wall_s``; ``steps`` counts each step once, ``repeated`` the rest.
-
-    A script that does not number its steps begins anew in each generation, as far as is known: ``repeated``
-    is then None after the first restart.
-    """
+    """How productive a job was."""
 
     wall_s: float
     productive_s: float
     ettr: float
+    """``productive_s`` / ``wall_s``."""
     steps: int
+    """Each counted once."""
     repeated: int | None
+    """Steps that were done again. None after the first restart of a script that does not number its steps: as
+    far as is known, it begins anew in each generation."""
 
 
 class _Stretch:
@@ -91,7 +91,8 @@ def young(write_s: float, mtbf_s: float) -> float:
     interval", Communications of the ACM 17(9), 1974. ``write_s``: what writing one costs; ``mtbf_s``: mean
     time between failures of the job, not of a node. Raises ``ValueError`` unless both are above 0.
     """
-    _check(write_s, mtbf_s)
+    if not (write_s > 0 and mtbf_s > 0):
+        raise ValueError(f"write_s={write_s:g} and mtbf_s={mtbf_s:g} must be above 0 seconds")
     return math.sqrt(2 * write_s * mtbf_s)
 
 
@@ -103,24 +104,25 @@ def daly(write_s: float, mtbf_s: float) -> float:
     rework, and ``mtbf_s`` where writing takes more than twice that. Arguments as in
     :func:`young`. Raises ``ValueError``.
     """
-    _check(write_s, mtbf_s)
+    first_order_s = young(write_s, mtbf_s)
     if write_s >= 2 * mtbf_s:
         return mtbf_s
     share = write_s / (2 * mtbf_s)
-    return math.sqrt(2 * write_s * mtbf_s) * (1 + math.sqrt(share) / 3 + share / 9) - write_s
+    return first_order_s * (1 + math.sqrt(share) / 3 + share / 9) - write_s
 
 
 class IntervalAdvice(Record):
-    """``every_s``: advised seconds between checkpoints on storage, by Daly.
+    """How often a checkpoint should go to storage, by Daly.
 
-    From ``write_s``, the median time that one took to get there, and ``mtbf_s``, the time per incident of
-    this job so far. Training goes on while a snapshot is written, and most incidents need nothing from
-    storage, so the true optimum is at most as often as this.
+    Training goes on while a snapshot is written, and most incidents need nothing from storage, so the true
+    optimum is at most as often as this.
     """
 
     every_s: float
     write_s: float
+    """The median time that one took to get there."""
     mtbf_s: float
+    """The time per incident of this job so far."""
 
 
 def advise(events: Sequence[ev.AnyEvent], now: float) -> IntervalAdvice | None:
@@ -136,8 +138,3 @@ def advise(events: Sequence[ev.AnyEvent], now: float) -> IntervalAdvice | None:
     if mtbf_s <= 0:  # a clock was set back
         return None
     return IntervalAdvice(every_s=daly(median(writes), mtbf_s), write_s=median(writes), mtbf_s=mtbf_s)
-
-
-def _check(write_s: float, mtbf_s: float) -> None:
-    if not (write_s > 0 and mtbf_s > 0):
-        raise ValueError(f"write_s={write_s:g} and mtbf_s={mtbf_s:g} must be above 0 seconds")

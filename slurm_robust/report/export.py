@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from slurm_robust.checkpoint.store import METADATA, CheckpointStore
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
-from slurm_robust.report.checkpoints import Place, bar, friendly, open_place, would_restore
+from slurm_robust.report.checkpoints import JobHere, bar, friendly, open_job, would_restore
 from slurm_robust.report.console import show
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import named_ranks, one_line
@@ -64,31 +64,31 @@ def main(name: str, step: str, to: Path, *, json: bool, job_dir: str | None) -> 
 
     Raises ``NoSuchJob``, :class:`NoSuchCheckpoint`, :class:`TargetInTheWay`, ``NoAccess``.
     """
-    place = open_place(name, job_dir)
+    job = open_job(name, job_dir)
     with friendly():
-        ref = choose(place, step)
-        done = export(place, ref, to, quiet=json)
-    show(done, partial(render, place, ref), json=json)
+        ref = choose(job, step)
+        done = export(job, ref, to, quiet=json)
+    show(done, partial(render, job, ref), json=json)
     return int(ExitCode.NO_INPUT) if done.missing else 0
 
 
-def render(place: Place, ref: CheckpointId, done: Exported) -> str:
+def render(job: JobHere, ref: CheckpointId, done: Exported) -> str:
     """A line for each damaged copy, then whether the folder is complete."""
     whole = f"{done.directory}: step {ref.step} of generation {ref.generation}, complete"
-    end = missing_text(place, ref, done) if done.missing else f"{whole}; load it with dcp.load()"
+    end = missing_text(job, ref, done) if done.missing else f"{whole}; load it with dcp.load()"
     return "\n".join([*(f"damaged: {one_line(text)}" for text in done.damaged), end])
 
 
-def choose(place: Place, step: str) -> CheckpointId:
+def choose(job: JobHere, step: str) -> CheckpointId:
     """The checkpoint that a person means by a step, a token, or ``latest``.
 
     Raises :class:`NoSuchCheckpoint`.
     """
-    copies = place.copies()
+    copies = job.copies()
     present = {c.checkpoint for c in copies}
-    present.update(ref for ref in place.store.present() if place.store.parts(ref))
+    present.update(ref for ref in job.store.present() if job.store.parts(ref))
     if step == LATEST:
-        plan = would_restore(place, copies, place.store.complete())
+        plan = would_restore(job, copies, job.store.complete())
         found = [plan.ref] if plan else []
     else:
         # Of one step in several generations the latest counts: it was reached after a restore.
@@ -96,23 +96,23 @@ def choose(place: Place, step: str) -> CheckpointId:
     if found:
         return found[-1]
     what = "no checkpoint is complete" if step == LATEST else f"there is no part of step {step}"
-    raise NoSuchCheckpoint(f"{what} within reach of node {place.node}")
+    raise NoSuchCheckpoint(f"{what} within reach of node {job.node}")
 
 
-def export(place: Place, ref: CheckpointId, to: Path, *, quiet: bool) -> Exported:
+def export(job: JobHere, ref: CheckpointId, to: Path, *, quiet: bool) -> Exported:
     """Write the parts within reach that are not in ``to`` yet.
 
     Raises :class:`NoSuchCheckpoint`, :class:`TargetInTheWay` or ``OSError``.
     """
-    world_size = _world_size(place, ref)
+    world_size = _world_size(job, ref)
     target = OneFolder(to)
-    _check_target(place, ref, target, world_size)
+    _check_target(job, ref, target, world_size)
     written: list[int] = []
     damaged: list[str] = []
     todo = [rank for rank in range(world_size) if not target.part_path(ref, rank, world_size).exists()]
     with bar(quiet=quiet) as progress:
         for rank in progress.track(todo, description="exporting"):
-            if _export_rank(place, ref, rank, world_size, target, damaged):
+            if _export_rank(job, ref, rank, world_size, target, damaged):
                 written.append(rank)
     missing = tuple(rank for rank in todo if rank not in written)
     if not missing:
@@ -128,26 +128,26 @@ def export(place: Place, ref: CheckpointId, to: Path, *, quiet: bool) -> Exporte
     )
 
 
-def missing_text(place: Place, ref: CheckpointId, done: Exported) -> str:
+def missing_text(job: JobHere, ref: CheckpointId, done: Exported) -> str:
     """Which parts are missing, and the command that adds them."""
-    placement = place.placement(ref.generation)
+    placement = job.placement(ref.generation)
     ranks = [rank for rank in done.missing if rank < placement.world_size]
-    nodes = {placement.node_of(rank) for rank in ranks} - {place.node}
+    nodes = {placement.node_of(rank) for rank in ranks} - {job.node}
     text = f"{done.directory} is incomplete: {named_ranks(done.missing)} missing"
     if not nodes:
         return text + ": no copy is left within reach of this node"
-    srun = f"srun --jobid={place.state.job_id} --overlap -w {fold(nodes)}"
-    command = f"srobust checkpoint export {place.directory.path.absolute()} {ref}"
+    srun = f"srun --jobid={job.state.job_id} --overlap -w {fold(nodes)}"
+    command = f"srobust checkpoint export {job.directory.path.absolute()} {ref}"
     to = f"--to {Path(done.directory).absolute()}"
     return f"{text}, which ran on {fold(nodes)}; while the job runs, add it by\n  {srun} {command} {to}"
 
 
 def _export_rank(
-    place: Place, ref: CheckpointId, rank: int, world_size: int, target: OneFolder, damaged: list[str]
+    job: JobHere, ref: CheckpointId, rank: int, world_size: int, target: OneFolder, damaged: list[str]
 ) -> bool:
-    for write in _sources(place, ref, rank, world_size):
+    for write in _sources(job, ref, rank, world_size, target):
         try:
-            write.into(target)
+            write()
         except MissingCheckpoint:
             continue
         except CheckpointError as error:
@@ -157,66 +157,59 @@ def _export_rank(
     return False
 
 
-class _FromStorage:
-    def __init__(self, place: Place, ref: CheckpointId, rank: int, world_size: int) -> None:
-        self._store, self._ref, self._rank, self._size = place.store, ref, rank, world_size
-
-    def into(self, target: OneFolder) -> None:
-        """Copy both files, verified before the sidecar gets its name."""
-        source = self._store.part_path(self._ref, self._rank, self._size)
-        if not source.exists():
-            raise MissingCheckpoint(f"{source} is not there")
-        verify_part(source)
-        with target.publishing_data(self._ref, self._rank) as path:
-            shutil.copyfile(self._store.data_path(self._ref, self._rank), path)
-        with target.publishing(self._ref, self._rank, self._size) as path:
-            shutil.copyfile(source, path)
-
-
-class _FromImages:
-    def __init__(self, ref: CheckpointId, own: Path, shared: Path | None) -> None:
-        self._ref, self._own, self._shared = ref, own, shared
-
-    def into(self, target: OneFolder) -> None:
-        """Write the part that the storage writer would write."""
-        from slurm_robust.checkpoint.disk import write_part
-        from slurm_robust.checkpoint.flush import snapshot_of
-
-        opened: list[Image] = []
-        try:
-            opened += [open_image(path) for path in (self._own, self._shared) if path is not None]
-            header = opened[0].header
-            snapshot = snapshot_of(opened[0], opened[1] if len(opened) > 1 else None)
-            write_part(target, self._ref, header, snapshot)
-        finally:
-            for image in opened:
-                image.close()
-
-
 def _sources(
-    place: Place, ref: CheckpointId, rank: int, world_size: int
-) -> Iterator[_FromImages | _FromStorage]:
-    """Where the part of ``rank`` may be, nearest first."""
-    for tier in (place.memory, place.local):
+    job: JobHere, ref: CheckpointId, rank: int, world_size: int, target: OneFolder
+) -> Iterator[Callable[[], None]]:
+    """Functions that write the part of ``rank``, from the nearest copy first. Each raises CheckpointError."""
+    for tier in (job.memory, job.local):
         own = tier.find(rank, ref) if tier is not None else None
         if own is not None:
-            yield _FromImages(ref, own, _shared(place, ref) if rank == 0 else None)
-    yield _FromStorage(place, ref, rank, world_size)
+            yield partial(_write_images, ref, own, _shared(job, ref) if rank == 0 else None, target)
+    yield partial(_copy_from_storage, job.store, ref, rank, world_size, target)
 
 
-def _shared(place: Place, ref: CheckpointId) -> Path | None:
-    found = place.memory.find(SHARED, ref)
-    return found or (place.local.find(SHARED, ref) if place.local is not None else None)
+def _copy_from_storage(
+    store: CheckpointStore, ref: CheckpointId, rank: int, world_size: int, target: OneFolder
+) -> None:
+    """Copy both files, verified before the sidecar gets its name."""
+    source = store.part_path(ref, rank, world_size)
+    if not source.exists():
+        raise MissingCheckpoint(f"{source} is not there")
+    verify_part(source)
+    with target.publishing_data(ref, rank) as path:
+        shutil.copyfile(store.data_path(ref, rank), path)
+    with target.publishing(ref, rank, world_size) as path:
+        shutil.copyfile(source, path)
 
 
-def _world_size(place: Place, ref: CheckpointId) -> int:
-    parts = place.store.parts(ref)
+def _write_images(ref: CheckpointId, own: Path, shared: Path | None, target: OneFolder) -> None:
+    """Write the part that the storage writer would write."""
+    from slurm_robust.checkpoint.disk import write_part
+    from slurm_robust.checkpoint.flush import snapshot_of
+
+    opened: list[Image] = []
+    try:
+        opened += [open_image(path) for path in (own, shared) if path is not None]
+        snapshot = snapshot_of(opened[0], opened[1] if len(opened) > 1 else None)
+        write_part(target, ref, opened[0].header, snapshot)
+    finally:
+        for image in opened:
+            image.close()
+
+
+def _shared(job: JobHere, ref: CheckpointId) -> Path | None:
+    found = job.memory.find(SHARED, ref)
+    return found or (job.local.find(SHARED, ref) if job.local is not None else None)
+
+
+def _world_size(job: JobHere, ref: CheckpointId) -> int:
+    parts = job.store.parts(ref)
     for path in parts:
         return int(path.stem.split("-")[3])
-    return place.placement(ref.generation).world_size
+    return job.placement(ref.generation).world_size
 
 
-def _check_target(place: Place, ref: CheckpointId, target: OneFolder, world_size: int) -> None:
+def _check_target(job: JobHere, ref: CheckpointId, target: OneFolder, world_size: int) -> None:
     """Refuse everything but a new folder, or one that an export of the same checkpoint left unfinished."""
     try:
         names = os.listdir(target.path)
@@ -233,7 +226,7 @@ def _check_target(place: Place, ref: CheckpointId, target: OneFolder, world_size
         raise _in_the_way(target.path, "is not empty")
     for path in parts:
         header = read_sidecar(path).header
-        expected = (place.spec.run_id, ref.generation, ref.step, world_size)
+        expected = (job.spec.run_id, ref.generation, ref.step, world_size)
         if (header.run_id, header.generation, header.step, header.world_size) != expected:
             raise _in_the_way(target.path, f"holds parts of another checkpoint (step {header.step})")
 

@@ -37,25 +37,24 @@ RUNGS = {  # of the recovery ladder, by the evidence that each decides from
 
 
 class TimelineEntry(Record):
-    """One line of the timeline. ``after_s``: seconds since the first sign, by the controller's wall clock."""
+    """One line of the timeline."""
 
     t: float
     after_s: float
+    """Seconds since the first sign, by the controller's wall clock."""
     what: str
     text: str
 
 
 class IncidentRow(Record):
-    """One incident as a row of a table. Durations in seconds; None: not yet known.
-
-    ``signs``: what was seen, in order. ``steps_repeated`` is None where the script does not number its steps.
-    """
+    """One incident as a row of a table. Durations in seconds; None: not yet known."""
 
     number: int
     t: float
     status: IncidentStatus
     symptom: str
     signs: tuple[str, ...]
+    """What was seen, in order."""
     blamed: str
     suspects: tuple[str, ...]
     done: str
@@ -64,13 +63,15 @@ class IncidentRow(Record):
     localise_s: float | None
     recover_s: float | None
     steps_repeated: int | None
+    """None where the script does not number its steps."""
 
 
 class ResultRow(Record):
-    """Equal results of one test. ``nodes`` as Slurm writes lists of nodes."""
+    """Equal results of one test."""
 
     test: str
     nodes: str
+    """As a hostlist."""
     outcome: Outcome
     text: str
     value: str

@@ -42,12 +42,14 @@ _Saved = TypeVar("_Saved", SavedAlerts, SavedStacks)
 
 
 class Listing(Record):
-    """All that ``srobust incidents --json`` prints. ``job`` is its state; ``left_out``: older incidents."""
+    """All that ``srobust incidents --json`` prints."""
 
     job_id: int
     job: str
+    """Its state."""
     incidents: tuple[IncidentRow, ...]
     left_out: int = 0
+    """Older incidents."""
 
 
 def show_all(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int:
@@ -99,18 +101,17 @@ class NoSuchIncident(SrobustError):
 
 
 class Bundle(Record):
-    """All that ``srobust incident --json`` prints. ``files``: names in ``folder`` with their bytes.
-
-    ``job``: its state; ``root``: the exit that explains the others; ``damaged``: files that cannot be read,
-    with the reason.
-    """
+    """All that ``srobust incident --json`` prints."""
 
     job: str
+    """Its state."""
     facts: dict[str, str]
     incident: IncidentReport
     root: NodeExit | None
+    """The exit that explains the others."""
     folder: str
     files: dict[str, int]
+    """Names in ``folder`` with their bytes."""
     alerts: SavedAlerts | None = None
     stacks: SavedStacks | None = None
     damaged: dict[str, str] = {}

@@ -73,7 +73,7 @@ class IncidentReport(Record):
 
     @property
     def blame(self) -> Blame | None:
-        """Who is held responsible; None as long as nothing is decided."""
+        """What is held responsible; None as long as nothing is decided."""
         return self.verdict.blame if self.verdict is not None and not self.testing else None
 
     @property

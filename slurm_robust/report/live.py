@@ -30,10 +30,10 @@ from slurm_robust.report.stacks import StackGroup, flight
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
-from slurm_robust.wire.client import Client, ask
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys, load_client
 from slurm_robust.wire.messages import Drill, DrillReply, ShowStacks, StacksShown, StacksTaken
+from slurm_robust.wire.sockets import Client, ask
 
 ANSWER_S = 5.0
 """For one answer of the controller, which never waits for nodes."""
@@ -118,32 +118,33 @@ def drill(name: str, fault: str, rank: int, *, job_dir: str | None) -> int:
 
 
 class Taken(Record):
-    """The stacks of ``generation`` at one moment. ``silent`` nodes did not answer within ``limit_s``."""
+    """The stacks of ``generation`` at one moment."""
 
     generation: int
     nodes: tuple[str, ...]
     stacks: tuple[RankStacks, ...]
     silent: tuple[str, ...]
+    """Nodes that did not answer within ``limit_s``."""
     limit_s: float
 
 
 class StackSample(Record):
-    """All that ``srobust stacks --json`` prints. ``groups``: that of most ranks first, then outliers.
-
-    ``incident``: the open one, 0 for none; ``ranks``: the whole stacks of those that were asked for.
-    """
+    """All that ``srobust stacks --json`` prints."""
 
     job_id: int
     t: float
     incident: int
+    """The open one, 0 for none."""
     generation: int
     nodes: tuple[str, ...]
     silent: tuple[str, ...]
     limit_s: float
     localisation: Localisation
     groups: tuple[StackGroup, ...]
+    """That of most ranks first, then outliers."""
     flight: tuple[str, ...]
     ranks: tuple[RankStacks, ...] = ()
+    """The whole stacks of those that were asked for."""
 
 
 def stacks(

@@ -32,15 +32,16 @@ _LAST_EVENT = 1 << 14  # bytes; the end of a run is a short event
 
 
 class Wanted(Record):
-    """What to show. ``rank``: None for all; ``generation``: None for the newest and its successors.
-
-    ``stream``: ``out`` or ``err``; ``lines``: of each rank's past, None for all.
-    """
+    """What to show."""
 
     rank: int | None = 0
+    """None for all."""
     generation: int | None = None
+    """None for the newest and its successors."""
     stream: str = "out"
+    """``out`` or ``err``."""
     lines: int | None = 50
+    """Of each rank's past, None for all."""
     follow: bool = False
     json: bool = False
 

@@ -18,16 +18,15 @@ ANSWER_S = 10.0
 
 
 class SlurmView(Record):
-    """A job as Slurm knows it. Without ``job``, ``row`` and ``silent`` Slurm does not know the job.
-
-    ``row``: slurmdbd's record of its newest run, where it was asked. ``silent``: why there is no answer, as
-    the end of a sentence that begins with "Slurm"; ``away``: it may answer later.
-    """
+    """A job as Slurm knows it. Without ``job``, ``row`` and ``silent`` Slurm does not know the job."""
 
     job: Job | None = None
     row: AccountingRow | None = None
+    """slurmdbd's record of its newest run, where it was asked."""
     silent: str = ""
+    """Why there is no answer, as the end of a sentence that begins with "Slurm"."""
     away: bool = False
+    """Slurm may answer later."""
 
     @property
     def state(self) -> str:

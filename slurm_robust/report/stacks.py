@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from slurm_robust.analysis.stacks.normal import Reader
-from slurm_robust.analysis.stacks.ranks import RankView, view
+from slurm_robust.analysis.stacks.ranks import RankView, Reader, view
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Collective, Frame, Localisation, ProcessStacks, RankStacks
 from slurm_robust.util.hostlist import fold
@@ -34,26 +33,27 @@ _STATES = {"T": "stopped by a signal", "t": "held by a debugger", "D": "waits in
 
 
 class StackGroup(Record):
-    """Ranks with equal stacks, what they do, and the stacks of one of them.
-
-    ``is_outlier``: most other ranks do something else.
-    """
+    """Ranks with equal stacks."""
 
     ranks: tuple[int, ...]
     nodes: str
     is_outlier: bool
+    """Most other ranks do something else."""
     doing: str
     example: RankStacks
+    """The stacks of one of them."""
 
 
 class SavedStacks(Record):
-    """``stacks.json``. ``ranks``: further members of the groups; ``left_out``: how many did not fit."""
+    """``stacks.json``."""
 
     localisation: Localisation
     groups: tuple[StackGroup, ...]
     flight: tuple[str, ...]
     ranks: tuple[RankStacks, ...] = ()
+    """Further members of the groups."""
     left_out: int = 0
+    """How many did not fit."""
 
 
 def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[StackGroup, ...]:
@@ -209,9 +209,7 @@ def flight(stacks: Iterable[RankStacks]) -> list[str]:
     recorded: set[int] = set()
     for stack in stacks:
         for record in stack.collectives:
-            # Its ranks name a group; the first and their number do too, at a fraction of the cost.
-            key = record.group, record.ranks[0] if record.ranks else -1, len(record.ranks)
-            groups.setdefault(key, _Group(record.ranks)).add(stack.rank, record)
+            groups.setdefault(record.key, _Group(record.ranks)).add(stack.rank, record)
             recorded.add(stack.rank)
     waiting = [
         (name, group) for (name, *_), group in sorted(groups.items(), key=lambda item: item[0]) if group.waits

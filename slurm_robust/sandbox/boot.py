@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.sandbox import etcfiles, nvml, procs, slurmconf
+from slurm_robust.sandbox import etcfiles, procs
 from slurm_robust.sandbox.config import ACCOUNT, CLUSTER, HEAD, INSIDE, SandboxConfig
 from slurm_robust.sandbox.database import cache_folder, prepare_database
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed
 from slurm_robust.sandbox.folder import MADE, StateFolder
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import STATE_FILE, Gpus, library
 from slurm_robust.sandbox.procs import INIT_MODULE, listens, wait_until
 from slurm_robust.sandbox.services import SYSTEM_PATH, user_path
 from slurm_robust.sandbox.teardown import take_down, undisturbed
@@ -91,15 +91,15 @@ def fill_folder(folder: StateFolder, config: SandboxConfig) -> None:
 
 def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
     texts = {
-        "slurm.conf": slurmconf.slurm_conf(config),
-        "gres.conf": slurmconf.gres_conf(config),
-        "cgroup.conf": slurmconf.cgroup_conf(slurm_version()),
-        "topology.conf": slurmconf.topology_conf(config),
+        "slurm.conf": etcfiles.slurm_conf(config),
+        "gres.conf": etcfiles.gres_conf(config),
+        "cgroup.conf": etcfiles.cgroup_conf(slurm_version()),
+        "topology.conf": etcfiles.topology_conf(config),
     }
     for name, text in texts.items():
         if text:
             (folder.etc / name).write_text(text)
-    _write_secret(folder.etc / "slurmdbd.conf", slurmconf.slurmdbd_conf().encode())
+    _write_secret(folder.etc / "slurmdbd.conf", etcfiles.slurmdbd_conf().encode())
     _write_secret(folder.etc / "munge.key", os.urandom(1024))
 
 
@@ -134,9 +134,9 @@ def _make_gpus(folder: StateFolder, config: SandboxConfig) -> None:
         device.chmod(0o666)
     for node in config.node_names:
         folder.gpus(node).mkdir(mode=0o755, parents=True)
-        Gpus(folder.gpus(node) / nvml.STATE_FILE, node, config.gpus_per_node).reset()
+        Gpus(folder.gpus(node) / STATE_FILE, node, config.gpus_per_node).reset()
     folder.libraries.mkdir(mode=0o755)
-    shutil.copy2(nvml.library(cache_folder()), folder.libraries)
+    shutil.copy2(library(cache_folder()), folder.libraries)
     # -X: no link is changed anywhere; folders named here come before those of the machine.
     command = ["ldconfig", "-X", "-C", str(folder.etc / "ld.so.cache"), str(folder.libraries)]
     subprocess.run(command, check=True, capture_output=True, timeout=LDCONFIG_S, env={"PATH": SYSTEM_PATH})
@@ -169,6 +169,8 @@ def slurm_version() -> tuple[int, int]:
 
 def launch_init(folder: StateFolder, view: View) -> None:
     """Start the sandbox's PID 1 and wait until it takes orders. Raises :class:`BootFailed`."""
+    # The package may be run from a source tree that only the caller's sys.path knows.
+    path = str(Path(__file__).resolve().parents[2])
     with folder.log("init").open("ab") as log:
         launcher = subprocess.Popen(
             [sys.executable, "-m", INIT_MODULE, str(folder.path)],
@@ -176,7 +178,7 @@ def launch_init(folder: StateFolder, view: View) -> None:
             stdout=log,
             stderr=log,
             cwd="/",
-            env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "PYTHONPATH": _python_path()},
+            env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "PYTHONPATH": path},
             # Ctrl-C in the terminal is for `up`, which then takes the sandbox down by itself.
             start_new_session=True,
         )
@@ -188,11 +190,6 @@ def launch_init(folder: StateFolder, view: View) -> None:
         code = -1
     if code != 0 or not wait_until(lambda: (folder.path / "control.sock").exists(), INIT_S):
         raise BootFailed(f"the sandbox's PID 1 did not start:\n{view.log_tail('init')}")
-
-
-def _python_path() -> str:
-    # The package may be run from a source tree that only the caller's sys.path knows.
-    return str(Path(__file__).resolve().parents[2])
 
 
 def boot(view: View, progress: Progress) -> None:
@@ -207,7 +204,7 @@ def boot(view: View, progress: Progress) -> None:
     if config.accounting:
         database.start()
     try:
-        progress(f"nodes {slurmconf.node_range(config)}")
+        progress(f"nodes {etcfiles.node_range(config)}")
         for node in config.node_names:
             control.boot(node)
         _need_munge(view)
@@ -223,7 +220,7 @@ def boot(view: View, progress: Progress) -> None:
     database.check()
     progress("slurmctld")
     control.start(HEAD, "slurmctld")
-    _need(view, "slurmctld", lambda: listens(head, slurmconf.SLURMCTLD_PORT))
+    _need(view, "slurmctld", lambda: listens(head, etcfiles.SLURMCTLD_PORT))
     progress("slurmd on every node")
     for node in config.node_names:
         control.start(node, "slurmd")
@@ -255,10 +252,10 @@ def _start_database(view: View, head: int, progress: Progress) -> None:
     progress("MariaDB and slurmdbd")
     prepare_database(view.folder.database)
     view.control.start(HEAD, "mariadbd")
-    _need(view, "mariadbd", lambda: _greets(Path(f"/proc/{head}/root{slurmconf.DATABASE_SOCKET}")))
+    _need(view, "mariadbd", lambda: _greets(Path(f"/proc/{head}/root{etcfiles.DATABASE_SOCKET}")))
     _need_munge(view)
     view.control.start(HEAD, "slurmdbd")
-    _need(view, "slurmdbd", lambda: listens(head, slurmconf.SLURMDBD_PORT))
+    _need(view, "slurmdbd", lambda: listens(head, etcfiles.SLURMDBD_PORT))
     dump = view.folder.etc / "accounts.cfg"
     dump.write_text(accounts(view.config))
     view.exec(

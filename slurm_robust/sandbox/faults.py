@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 from slurm_robust.sandbox import procs
 from slurm_robust.sandbox.config import HEAD
 from slurm_robust.sandbox.errors import BootFailed, FaultRefused, NotThere, SandboxError
+from slurm_robust.sandbox.etcfiles import SLURMCTLD_PORT, SLURMD_PORT
 from slurm_robust.sandbox.procs import wait_until
-from slurm_robust.sandbox.slurmconf import SLURMCTLD_PORT, SLURMD_PORT
 from slurm_robust.sandbox.view import View
 from slurm_robust.util.text import as_json
 
@@ -25,9 +25,11 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Fault:
-    """What was done: ``t`` is ``time.time()`` just before the act."""
+    """What was done."""
 
     t: float
+    """``time.time()`` just before the act."""
+
     fault: str
     target: str
 

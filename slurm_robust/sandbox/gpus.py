@@ -1,20 +1,74 @@
-"""The GPUs of a sandbox's node: lines in a file that the stand-in library reads at every call."""
+"""The GPUs of a sandbox's nodes: a stand-in for ``libnvidia-ml.so.1``, controlled by a text file.
+
+The library is compiled once per machine and reads its node's file at every call.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from slurm_robust.sandbox.errors import NotThere
+from slurm_robust.sandbox.errors import BootFailed, NotThere, RequirementMissing
+
+SOURCE = Path(__file__).with_name("nvml.c")
+LIBRARY = "libnvidia-ml.so.1"
+STATE_VARIABLE = "SROBUST_NVML_STATE"
+STATE_FOLDER = "/run/srobust-gpus"
+"""Where the library looks for its state without the variable."""
+
+STATE_FILE = "state"
+
+_COMPILE_S = 60.0
+_FLAGS = ("-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread", f"-Wl,-soname,{LIBRARY}")
+
+
+def library(cache: Path) -> Path:
+    """The compiled library, in a folder of its own below ``cache``.
+
+    Raises :class:`RequirementMissing` without a compiler and :class:`BootFailed` if it does not compile.
+    """
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    folder = cache / f"nvml-{os.uname().machine}-{digest}"
+    if not (folder / LIBRARY).exists():
+        _compile(folder)
+    return folder / LIBRARY
+
+
+def _compile(folder: Path) -> None:
+    """Beside its place, then renamed: two sandboxes may boot at once."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise RequirementMissing(
+            "stand-in GPUs need a C compiler once, and there is no cc",
+            fix="apt-get install gcc libc6-dev",
+        )
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as made:
+        target = Path(made, LIBRARY)
+        done = subprocess.run(
+            [compiler, *_FLAGS, "-o", str(target), str(SOURCE)],
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise BootFailed(f"{SOURCE.name} does not compile: {done.stderr[-1500:]}")
+        target.chmod(0o755)
+        os.replace(target, folder / LIBRARY)
+
 
 ALL = "*"
 DRIVER = "system"
 
 
 class Gpus:
-    """Stand-in GPUs: ``set(3, lost=True)``, ``xid(3, 79)``, ``driver(hang=True)``. See ``nvml/nvml.c``.
+    """Stand-in GPUs: ``set(3, lost=True)``, ``xid(3, 79)``, ``driver(hang=True)``. See ``nvml.c``.
 
     Changes are seen by running processes too. ``path`` is the state file, ``node`` goes into the UUIDs.
     """
@@ -40,7 +94,9 @@ class Gpus:
 
     def set(self, index: int | None = None, **values: object) -> None:
         """Change values of one GPU, or of all. None: the hardware does not have it."""
-        target = ALL if index is None else str(self._known(index))
+        if index is not None and not 0 <= index < self._count:
+            raise NotThere(f"no GPU {index} on {self._node}: it has {self._count}")
+        target = ALL if index is None else str(index)
         self._append(f"{target} {key} {_value(value)}" for key, value in values.items())
 
     def driver(self, **values: object) -> None:
@@ -50,11 +106,6 @@ class Gpus:
     def xid(self, index: int, code: int) -> None:
         """Report an XID to programs that wait for events."""
         self.set(index, xid=code)
-
-    def _known(self, index: int) -> int:
-        if not 0 <= index < self._count:
-            raise NotThere(f"no GPU {index} on {self._node}: it has {self._count}")
-        return index
 
     def _append(self, lines: Iterable[str]) -> None:
         # In one write: a reader never sees half a change.

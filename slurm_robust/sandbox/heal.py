@@ -140,7 +140,10 @@ def _sweep(sandbox: Sandbox) -> None:
                 pass  # It ended by itself.
         procs.wait_gone(left, 5.0)
         for path in FILLABLE:
-            _empty(f"/proc/{sandbox.node_pid(node)}/root{path}")
+            # Not what is mounted below: that is bound from the machine, and somebody's own.
+            folder = f"/proc/{sandbox.node_pid(node)}/root{path}"
+            command = ["find", folder, "-xdev", "-mindepth", "1", "-depth", "-delete"]
+            subprocess.run(command, stderr=subprocess.DEVNULL, check=False, timeout=EMPTY_S)
 
 
 def _owner(pid: int) -> int | None:
@@ -148,12 +151,6 @@ def _owner(pid: int) -> int | None:
         return os.stat(f"/proc/{pid}").st_uid
     except FileNotFoundError:
         return None
-
-
-def _empty(folder: str) -> None:
-    """Not what is mounted below: that is bound from the machine, and somebody's own."""
-    command = ["find", folder, "-xdev", "-mindepth", "1", "-depth", "-delete"]
-    subprocess.run(command, stderr=subprocess.DEVNULL, check=False, timeout=EMPTY_S)
 
 
 def _resume(sandbox: Sandbox) -> bool:

@@ -125,7 +125,9 @@ class Rack:
         pid, node.pid, node.connected = node.pid, 0, False
         os.kill(pid, signal.SIGKILL)
         node.link.close()
-        _wait_gone(pid, KILL_S)
+        deadline = time.monotonic() + KILL_S
+        while time.monotonic() < deadline and not os.waitpid(pid, os.WNOHANG)[0]:
+            time.sleep(0.005)
         # The kernel removes the pair some time after the namespace; a boot must not meet the old one.
         subprocess.run(
             ["ip", "link", "del", f"v-{name}"], check=False, stderr=subprocess.DEVNULL, timeout=IP_TIMEOUT_S
@@ -163,14 +165,6 @@ class Rack:
 
 def _ip(command: str) -> None:
     subprocess.run(["ip", *command.split()], check=True, timeout=IP_TIMEOUT_S)
-
-
-def _wait_gone(pid: int, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            return
-        time.sleep(0.005)
 
 
 def obey(rack: Rack, order: dict[str, object]) -> dict[str, object]:

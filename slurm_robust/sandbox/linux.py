@@ -69,10 +69,12 @@ def set_comm(name: str) -> None:
 
 @dataclass(frozen=True)
 class Mount:
-    """One mount to be made: a tmpfs when ``source`` is empty, else a bind."""
+    """One mount to be made."""
 
     target: str
     source: str = ""
+    """Of a bind; empty for a tmpfs."""
+
     read_only: bool = False
     options: str = ""
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_robust.sandbox import nvml
 from slurm_robust.sandbox.config import HEAD, INSIDE, SandboxConfig
 from slurm_robust.sandbox.errors import InvalidSandbox
+from slurm_robust.sandbox.gpus import STATE_FOLDER
 from slurm_robust.sandbox.linux import Mount
 
 
@@ -78,7 +78,7 @@ def _own_binds(config: SandboxConfig, state: str, node: str) -> Iterable[Mount]:
     # So that what runs without SLURM_CONF (a HealthCheckProgram, a user's cron job) finds it as well.
     yield Mount("/etc/slurm", f"{state}/etc")
     if config.gpus_per_node and node != HEAD:
-        yield Mount(nvml.STATE_FOLDER, f"{state}/gpus/{node}")
+        yield Mount(STATE_FOLDER, f"{state}/gpus/{node}")
         # Programs find the stand-in library by the loader's own means, also in an empty environment.
         yield Mount("/etc/ld.so.cache", f"{state}/etc/ld.so.cache", read_only=True)
 

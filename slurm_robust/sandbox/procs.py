@@ -21,7 +21,7 @@ _DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 @dataclass(frozen=True)
 class Process:
-    """One process; ``pid`` and ``parent`` count in this machine's PID namespace."""
+    """One process. Its and its parent's pid count in this machine's PID namespace."""
 
     pid: int
     parent: int
@@ -115,9 +115,8 @@ def runs_init(pid: int, state: Path) -> bool:
 def sandbox_init(state: Path) -> int | None:
     """The machine's pid of the sandbox's PID 1: of its processes the one that is nobody's nested node."""
     candidates = []
-    for pid in sandbox_processes(state):
-        process = read_process(pid)
-        if process and len(process.nspids) > 1 and process.nspids[-1] == 1:
+    for process in filter(None, map(read_process, sandbox_processes(state))):
+        if len(process.nspids) > 1 and process.nspids[-1] == 1:
             candidates.append(process)
     return min(candidates, key=lambda process: len(process.nspids)).pid if candidates else None
 

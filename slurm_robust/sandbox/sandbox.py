@@ -9,23 +9,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from slurm_robust.sandbox import nvml
 from slurm_robust.sandbox.boot import boot, claimed, fill_folder
 from slurm_robust.sandbox.config import SandboxConfig
-from slurm_robust.sandbox.errors import BootFailed, NotThere, NotUp, SandboxError
+from slurm_robust.sandbox.errors import BootFailed, NotThere, NotUp, RequirementMissing, SandboxError
 from slurm_robust.sandbox.faults import Faults
 from slurm_robust.sandbox.folder import MADE, StateFolder, state_root
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import STATE_FILE, Gpus
 from slurm_robust.sandbox.procs import wait_until
-from slurm_robust.sandbox.requirements import check_machine, check_root
+from slurm_robust.sandbox.services import SYSTEM_PATH
 from slurm_robust.sandbox.teardown import take_down, undisturbed
 from slurm_robust.sandbox.view import View
 
 IDLE_S = 60.0
 
-
-def _silent(_: str) -> None:
-    """Progress that nobody reads."""
+# Program -> Debian package. The second part only with accounting.
+_ALWAYS = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sinfo": "slurm-client",
+    "munged": "munge",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+}
+_ACCOUNTING = {
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
+    "mariadb-install-db": "mariadb-server-core",
+    "my_print_defaults": "mariadb-client-core",
+}
 
 
 class Sandbox(View):
@@ -49,7 +61,7 @@ class Sandbox(View):
         config: SandboxConfig | None = None,
         *,
         name: str = "default",
-        progress: Callable[[str], None] = _silent,
+        progress: Callable[[str], None] = lambda phase: None,
     ) -> Sandbox:
         """Boot a cluster and return when all nodes are idle. ``progress`` gets each phase.
 
@@ -101,7 +113,7 @@ class Sandbox(View):
         self.check_node(node)
         if not self.config.gpus_per_node:
             raise SandboxError(f"{self.name} has no GPUs", fix="up with --gpus-per-node 8")
-        return Gpus(self.folder.gpus(node) / nvml.STATE_FILE, node, self.config.gpus_per_node)
+        return Gpus(self.folder.gpus(node) / STATE_FILE, node, self.config.gpus_per_node)
 
     def home(self, user: str) -> Path:
         """The user's home folder on this machine; inside it is /home/<user>."""
@@ -175,3 +187,33 @@ def sandbox_names() -> tuple[str, ...]:
         return tuple(sorted(entry.name for entry in state_root().iterdir() if (entry / MADE).exists()))
     except FileNotFoundError:
         return ()
+
+
+# -- what a machine needs ----------------------------------------------------------------------------
+
+
+def missing_packages(accounting: bool, has: Callable[[str], bool]) -> tuple[str, ...]:
+    """Debian packages of the programs that ``has`` does not find, sorted. Pure."""
+    programs = _ALWAYS | (_ACCOUNTING if accounting else {})
+    return tuple(sorted({package for program, package in programs.items() if not has(program)}))
+
+
+def check_machine(accounting: bool) -> None:
+    """Raise :class:`RequirementMissing` when this process is not root or a program is not installed."""
+    check_root()
+    packages = missing_packages(
+        accounting, lambda program: shutil.which(program, path=SYSTEM_PATH) is not None
+    )
+    if packages:
+        raise RequirementMissing(
+            f"programs of these Debian packages are not installed: {', '.join(packages)}",
+            fix=f"apt-get install {' '.join(packages)}",
+        )
+
+
+def check_root() -> None:
+    """Raise :class:`RequirementMissing` when this process is not root's."""
+    if os.geteuid() != 0:
+        raise RequirementMissing(
+            "a sandbox makes namespaces and mounts, which only root may", fix="run it as root, with sudo"
+        )

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from slurm_robust.sandbox.config import HEAD, INSIDE
-from slurm_robust.sandbox.slurmconf import DATABASE_SOCKET, MUNGE_SOCKET
+from slurm_robust.sandbox.etcfiles import DATABASE_SOCKET, MUNGE_SOCKET
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SLURM_CONF = f"{INSIDE}/etc/slurm.conf"
@@ -14,10 +14,12 @@ SLURM_CONF = f"{INSIDE}/etc/slurm.conf"
 
 @dataclass(frozen=True)
 class Service:
-    """One daemon in the foreground. ``output`` takes its stdout and stderr; Slurm's also write a log."""
+    """One daemon in the foreground."""
 
     argv: tuple[str, ...]
     output: str
+    """The file that takes its stdout and stderr; Slurm's daemons also write a log."""
+
     env: dict[str, str] = field(default_factory=dict)
 
 

@@ -146,12 +146,9 @@ class View:
 
     def log_tail(self, daemon: str, lines: int = 15) -> str:
         """The end of a daemon's log and of its output, for messages."""
-        parts = []
-        for path in (self.folder.log(daemon), self.folder.logs / f"{daemon}.out"):
-            text = _tail(path, lines)
-            if text:
-                parts.append(text)
-        return "\n".join(parts) or f"(no log in {self.folder.logs})"
+        paths = (self.folder.log(daemon), self.folder.logs / f"{daemon}.out")
+        text = "\n".join(filter(None, (_tail(path, lines) for path in paths)))
+        return text or f"(no log in {self.folder.logs})"
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

@@ -302,7 +302,7 @@ class CliSlurmClient:
         of_json: Callable[[jsonforms.Object], T],
     ) -> T:
         """Read in JSON where we know that of the release, else in text."""
-        if parser := self._data_parser():
+        if parser := "" if self._json_refused else commands.data_parser(self.version()):
             argv = command(parser)
             try:
                 return self._parsed(argv, self._output(argv), lambda out: of_json(jsonforms.load(out)))
@@ -313,9 +313,6 @@ class CliSlurmClient:
                 self._json_refused = True
         argv = command("")
         return self._parsed(argv, self._output(argv), of_text)
-
-    def _data_parser(self) -> str:
-        return "" if self._json_refused else commands.data_parser(self.version())
 
     def _parsed(self, argv: list[str], output: str, parse: Callable[[str], T]) -> T:
         try:

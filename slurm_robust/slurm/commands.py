@@ -226,7 +226,9 @@ def sbatch(request: SubmitRequest) -> list[str]:
     command += ["--exclusive"] if request.exclusive else []
     command += request.options
     if request.wrap:
-        return [*command, "--wrap", _shell_line(request.command)]
+        # sbatch runs what --wrap holds with sh; a single argument counts as such a line.
+        own = request.command
+        return [*command, "--wrap", own[0] if len(own) == 1 else shlex.join(own)]
     return [*command, *request.command]
 
 
@@ -334,8 +336,3 @@ def step_environment(environ: Mapping[str, str], request: StepRequest) -> dict[s
 
 def _minutes(seconds: float) -> int:
     return max(1, math.ceil(seconds / 60))
-
-
-def _shell_line(command: Sequence[str]) -> str:
-    """sbatch runs what ``--wrap`` holds with sh; a single argument counts as such a line."""
-    return command[0] if len(command) == 1 else shlex.join(command)

@@ -15,10 +15,12 @@ from slurm_robust.util.child import kill_group
 
 
 class CompletedCommand(Record):
-    """A command that ended by itself. ``exit_code`` is negative for a signal, as in ``subprocess``."""
+    """A command that ended by itself."""
 
     command: tuple[str, ...]
     exit_code: int
+    """Negative for a signal, as in ``subprocess``."""
+
     stdout: str
     stderr: str
     wall_s: float = 0.0

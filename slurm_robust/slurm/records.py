@@ -27,7 +27,7 @@ TERMINAL_STATES = frozenset(
 
 
 class SlurmVersion(Record, order=True):
-    """A release, say 22.05.8. ``major`` 22, ``minor`` 5, ``micro`` 8; comparable."""
+    """A release, say 22.05.8: major 22, minor 5, micro 8; comparable."""
 
     major: int
     minor: int
@@ -42,28 +42,29 @@ class SlurmVersion(Record, order=True):
 
 
 class Gres(Record):
-    """Generic resources of one kind: ``gpu:h200:8``. ``type`` is empty when the site names none."""
+    """Generic resources of one kind: ``gpu:h200:8``."""
 
     name: str
     type: str
+    """Empty when the site names none."""
+
     count: int
 
 
 class Node(Record):
-    """One node as slurmctld sees it.
-
-    ``states`` holds Slurm's upper-case names without suffixes: one base state (IDLE, ALLOCATED,
-    MIXED, DOWN, ERROR, FUTURE, UNKNOWN) and any flags (DRAIN, NOT_RESPONDING, RESERVED,
-    COMPLETING, FAIL, MAINTENANCE, POWERED_DOWN, REBOOT_REQUESTED, …). Flag names are those of
-    ``scontrol show node``. ``reason`` may outlive its state (Slurm without accounting keeps it after
-    a resume): judge by ``states``, never by ``reason``.
-    """
+    """One node as slurmctld sees it."""
 
     name: str
     hostname: str
     address: str
     states: frozenset[str]
+    """Slurm's upper-case names without suffixes: one base state (IDLE, ALLOCATED, MIXED, DOWN, ERROR, FUTURE,
+    UNKNOWN) and any flags (DRAIN, NOT_RESPONDING, RESERVED, COMPLETING, FAIL, MAINTENANCE, POWERED_DOWN,
+    REBOOT_REQUESTED, …). Flag names are those of ``scontrol show node``."""
+
     reason: str = ""
+    """May outlive its state (Slurm without accounting keeps it after a resume): judge by ``states``."""
+
     reason_user: str = ""
     reason_time: float | None = None
     cpus: int = 0
@@ -111,32 +112,36 @@ class Node(Record):
 
 
 class Job(Record):
-    """One job as slurmctld sees it.
-
-    ``states``: the base state (PENDING, RUNNING, …) and flags (COMPLETING, REQUEUE_HOLD, …). Releases
-    before 23.02 print COMPLETING *instead of* the base state in text, so ask the properties.
-    ``reason`` is what ``scontrol`` shows: slurmctld's description with ``_`` for blanks where there
-    is one (``launch_failed_requeued_held``), else that of squeue(1) (``BeginTime``, ``None``).
-    ``required_nodes``/``excluded_nodes`` are what ``--nodelist``/``--exclude`` ask for. ``expedited``:
-    submitted with ``--requeue=expedite`` (25.11 on).
-    """
+    """One job as slurmctld sees it."""
 
     job_id: int
     name: str
     user_id: int
     user_name: str
     states: frozenset[str]
+    """The base state (PENDING, RUNNING, …) and flags (COMPLETING, REQUEUE_HOLD, …). Releases before 23.02
+    print COMPLETING *instead of* the base state in text, so ask the properties."""
+
     reason: str = ""
+    """What ``scontrol`` shows: slurmctld's description with ``_`` for blanks where there is one
+    (``launch_failed_requeued_held``), else that of squeue(1) (``BeginTime``, ``None``)."""
+
     partition: str = ""
     nodes: tuple[str, ...] = ()
     num_nodes: int = 0
     excluded_nodes: tuple[str, ...] = ()
+    """What ``--exclude`` asks for."""
+
     required_nodes: tuple[str, ...] = ()
+    """What ``--nodelist`` asks for."""
+
     batch_host: str = ""
     restart_count: int = 0
     priority: int = 0
     requeue: bool = False
     expedited: bool = False
+    """Submitted with ``--requeue=expedite`` (25.11 on)."""
+
     submit_time: float | None = None
     eligible_time: float | None = None
     start_time: float | None = None
@@ -191,10 +196,12 @@ class Job(Record):
 
 
 class Step(Record):
-    """One step that is known to slurmctld. ``step_id`` is ``0``, ``batch``, ``extern``, …"""
+    """One step that is known to slurmctld."""
 
     job_id: int
     step_id: str
+    """``0``, ``batch``, ``extern``, …"""
+
     name: str
     nodes: tuple[str, ...]
     states: frozenset[str]
@@ -203,15 +210,18 @@ class Step(Record):
 
 
 class Allocation(Record):
-    """What a job holds now. ``nodes`` in Slurm's order: task 0 runs on the first.
-
-    ``cpus_per_node`` and ``gpus_per_node`` map node name to count; a node without GPUs has 0.
-    """
+    """What a job holds now."""
 
     job_id: int
     nodes: tuple[str, ...]
+    """In Slurm's order: task 0 runs on the first."""
+
     cpus_per_node: dict[str, int] = {}
+    """By name of the node."""
+
     gpus_per_node: dict[str, int] = {}
+    """By name of the node; 0 for one without GPUs."""
+
     batch_host: str = ""
     restart_count: int = 0
     end_time: float | None = None
@@ -219,7 +229,7 @@ class Allocation(Record):
 
 
 class Reservation(Record):
-    """One reservation. ``flags`` are Slurm's names (IGNORE_JOBS, SPEC_NODES, …)."""
+    """One reservation."""
 
     name: str
     nodes: tuple[str, ...]
@@ -228,23 +238,27 @@ class Reservation(Record):
     accounts: tuple[str, ...] = ()
     partition: str = ""
     flags: frozenset[str] = frozenset()
+    """Slurm's names (IGNORE_JOBS, SPEC_NODES, …)."""
+
     start_time: float | None = None
     end_time: float | None = None
 
 
 class AccountingRow(Record):
-    """One line of ``sacct --duplicates``: one run of the job, or one step of it.
-
-    ``step`` is empty for the job itself. ``run`` counts the runs of the job from 0, which is what
-    SLURM_RESTART_COUNT was in that run as long as slurmdbd lost none. ``state`` is the first name
-    (``CANCELLED by 1000`` is CANCELLED; a run that was requeued is REQUEUED, NODE_FAIL or
-    PREEMPTED; a job that lost or gave back a node gets a row RESIZING).
-    """
+    """One line of ``sacct --duplicates``: one run of the job, or one step of it."""
 
     job_id: int
     step: str
+    """Empty for the job itself."""
+
     run: int
+    """Counts the runs of the job from 0, which is what SLURM_RESTART_COUNT was in that run as long as
+    slurmdbd lost none."""
+
     state: str
+    """The first name (``CANCELLED by 1000`` is CANCELLED); a run that was requeued is REQUEUED, NODE_FAIL or
+    PREEMPTED; a job that lost or gave back a node gets a row RESIZING."""
+
     exit_code: int
     signal: int
     nodes: tuple[str, ...] = ()
@@ -255,22 +269,27 @@ class AccountingRow(Record):
 class NodeEvent(Record):
     """One line of ``sacctmgr show event``: a time in which the node could not be used, or only drained.
 
-    ``state`` holds Slurm's names (``DOWN``, ``DRAIN``, ``IDLE``) without suffixes; ``end_time`` is None
-    while it lasts. Slurm begins a new event when the state changes within one, with the same reason.
+    Slurm begins a new event when the state changes within one, with the same reason.
     """
 
     node: str
     state: str
+    """Slurm's names (``DOWN``, ``DRAIN``, ``IDLE``) without suffixes."""
+
     reason: str = ""
     user: str = ""
     start_time: float | None = None
     end_time: float | None = None
+    """None while it lasts."""
 
 
 class Switch(Record):
-    """One switch of topology/tree. Level 0 switches have ``nodes``, higher ones ``switches``."""
+    """One switch of topology/tree."""
 
     name: str
     level: int
     nodes: tuple[str, ...] = ()
+    """Of a switch of level 0."""
+
     switches: tuple[str, ...] = ()
+    """Of a higher one."""

@@ -7,13 +7,11 @@ from slurm_robust.slurm.records import Allocation
 
 
 class SubmitRequest(Record):
-    """A batch job. ``command`` is the script with its arguments, or with ``wrap`` any command.
-
-    Fields left at their default are left to Slurm. ``environment`` is added to that of the caller.
-    ``options`` are further sbatch options, as written on the command line.
-    """
+    """A batch job. Fields left at their default are left to Slurm."""
 
     command: tuple[str, ...]
+    """The script with its arguments, or with ``wrap`` any command."""
+
     wrap: bool = False
     name: str = ""
     nodes: int | None = None
@@ -30,36 +28,33 @@ class SubmitRequest(Record):
     exclusive: bool = False
     gres: str = ""
     environment: dict[str, str] = {}
+    """Added to that of the caller."""
+
     options: tuple[str, ...] = ()
+    """Further sbatch options, as written on the command line."""
 
 
 class StepRequest(Record):
-    """One task per node of ``command`` on ``nodes`` of a job, as a step that shares everything.
-
-    ``nodes`` must name live nodes of the allocation only: a dead one in the list makes the launch
-    fail after 5 to 12 s. ``gpus_per_node`` None leaves GPUs to what the job asked per node; a job
-    submitted with ``--gpus-per-task`` then gets only one task's share, so give the number (as
-    :func:`whole_node_steps` does).
-    """
+    """One task per node of ``command`` on ``nodes`` of a job, as a step that shares everything."""
 
     job_id: int
     nodes: tuple[str, ...]
+    """Live nodes of the allocation only: a dead one in the list makes the launch fail after 5 to 12 s."""
+
     command: tuple[str, ...]
     name: str = "agents"
     whole_node: bool = True
     overlap: bool = True
     no_kill: bool = True
     gpus_per_node: int | None = None
+    """None leaves GPUs to what the job asked per node; a job submitted with ``--gpus-per-task`` then gets
+    only one task's share, so give the number (as :func:`whole_node_steps` does)."""
+
     environment: dict[str, str] = {}
 
 
 class ReservationRequest(Record):
-    """A reservation to be created.
-
-    Either ``nodes`` or ``node_count``. ``duration_s`` None is UNLIMITED. ``flags`` are Slurm's names
-    (``IGNORE_JOBS``, ``REPLACE_DOWN``, …); REPLACE_DOWN needs ``node_count``. ``start_time`` is for a new
-    one, by slurmctld's clock, in seconds since 1970, cut to whole ones; None is now by this host's clock.
-    """
+    """A reservation to be created, of ``nodes`` or of any ``node_count`` of them."""
 
     name: str
     nodes: tuple[str, ...] = ()
@@ -68,8 +63,13 @@ class ReservationRequest(Record):
     accounts: tuple[str, ...] = ()
     partition: str = ""
     flags: tuple[str, ...] = ()
+    """Slurm's names (``IGNORE_JOBS``, ``REPLACE_DOWN``, …); REPLACE_DOWN needs ``node_count``."""
+
     duration_s: float | None = None
+    """None is UNLIMITED."""
+
     start_time: float | None = None
+    """By slurmctld's clock, in seconds since 1970, cut to whole ones; None is now by this host's clock."""
 
 
 def whole_node_steps(

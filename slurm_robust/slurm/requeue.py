@@ -80,15 +80,17 @@ class Clock(Protocol):
 
 
 class Outcome(Record):
-    """How it ended. ``ok``: as far as asked; otherwise ``detail`` says why not.
-
-    ``final``: Slurm has said so; else it gave no answer in time, and the same may be asked again.
-    """
+    """How it ended."""
 
     ok: bool
+    """It came as far as asked."""
+
     detail: str
+    """Why not, or how."""
+
     job: Job | None = None
     final: bool = True
+    """Slurm has said so; else it gave no answer in time, and the same may be asked again."""
 
 
 class SystemClock:

@@ -50,27 +50,28 @@ class Until(str, Enum):
 
 
 class StageOutcome(Record):
-    """What became of one order. ``detail`` is Slurm's own text when it was refused."""
+    """What became of one order."""
 
     stage: Stage
     ok: bool
     detail: str
+    """Slurm's own text when it refused."""
 
 
 class Order(Record):
-    """What is wanted. ``ending_run`` is the restart count of the run that is to end.
-
-    It makes repeating safe: a job that already runs with a higher count is left alone. A watcher
-    has ``may_requeue`` False: it waits for the run to end, it does not end it.
-    """
+    """What is wanted."""
 
     job_id: int
     ending_run: int
+    """The restart count of the run that is to end. It makes repeating safe: a job that already runs with a
+    higher count is left alone."""
+
     exclude: tuple[str, ...]
     until: Until = Until.RUNNING
     hold: bool = False
     max_releases: int = 3
     may_requeue: bool = True
+    """False for a watcher, which waits for the run to end and does not end it."""
 
 
 class Memory(Record):
@@ -80,18 +81,25 @@ class Memory(Record):
     attempts: dict[Stage, int] = {}
     started: bool = False
     pending_for_s: float = 0.0
-    waits: int = 0  # polls of the pending job since the last order to start
-    nudge_at: int = 8  # after that many waits the order is repeated; doubled each time
-    refusal: str = ""  # Slurm's newest one
+    waits: int = 0
+    """Polls of the pending job since the last order to start."""
+
+    nudge_at: int = 8
+    """After that many waits the order is repeated; doubled each time."""
+
+    refusal: str = ""
+    """Slurm's newest one."""
+
     releases: int = 0
     extra_exclude: tuple[str, ...] = ()
 
 
 class Do(Record):
-    """Carry out ``stage``; ``nodes`` is the whole new list for EXCLUDE and UNPIN."""
+    """Carry out ``stage``."""
 
     stage: Stage
     nodes: tuple[str, ...] = ()
+    """The whole new list, for EXCLUDE and UNPIN."""
 
 
 class Wait(Record):

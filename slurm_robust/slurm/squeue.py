@@ -17,13 +17,13 @@ _UNKNOWN_JOB = "Invalid job id specified"
 
 
 class QueuedJob(Record):
-    """A job as squeue shows it: its state, and the nodes that it has now.
-
-    ``state`` is empty for a job that Slurm does not know, or no longer.
-    """
+    """A job as squeue shows it."""
 
     state: str = ""
+    """Empty for a job that Slurm does not know, or no longer."""
+
     nodes: tuple[str, ...] = ()
+    """Those that it has now."""
 
     @property
     def has_ended(self) -> bool:

@@ -13,6 +13,8 @@ _MOST_TEXT = 600
 _SLURMS = re.compile(r"(srun|slurmstepd[\w.-]*|slurmd[\w.-]*): ")
 # Messages of srun that report no error, or follow one.
 _HARMLESS = ("lacks support for cpu binding", "job step aborted", "force terminated", "check slurm_job_id")
+# srun says so before it, or Slurm at somebody's order (scancel JOB.STEP), ends all tasks of a step.
+_ABORTS = "srun: job step aborted"
 _TASKS = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,\-\[\]]+: (?P<how>.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _NAMED = (
@@ -69,7 +71,12 @@ def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd
         message=_joined(messages),
         outlook=outlook,
         fix=fix,
-        named={node: why for node, why in _named(messages) if node in nodes},
+        named={
+            match["node"]: line
+            for line in messages
+            for pattern in _NAMED
+            if (match := pattern.search(line)) is not None and match["node"] in nodes
+        },
     )
 
 
@@ -94,6 +101,12 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str
                 )
 
 
+def before_abort(lines: Sequence[str]) -> Sequence[str]:
+    """Of ``lines`` those before srun says that the whole step ends; all if it does not."""
+    at = next((n for n, line in enumerate(lines) if line.lower().startswith(_ABORTS)), len(lines))
+    return lines[:at]
+
+
 def _outlook(text: str) -> tuple[Outlook, str]:
     if any(part in text for part in _PASSES):
         return Outlook.PASSES, "see 'scontrol ping'"
@@ -101,13 +114,6 @@ def _outlook(text: str) -> tuple[Outlook, str]:
         if part in text:
             return Outlook.STAYS, fix
     return Outlook.UNKNOWN, ""
-
-
-def _named(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        for pattern in _NAMED:
-            if (match := pattern.search(line)) is not None:
-                yield match["node"], line
 
 
 def _of_stepd(node: str, lines: Iterable[str]) -> Iterator[str]:

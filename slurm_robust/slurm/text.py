@@ -18,7 +18,6 @@ from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.records import (
     AccountingRow,
     Allocation,
-    Gres,
     Job,
     Node,
     NodeEvent,
@@ -144,6 +143,7 @@ def _node(fields: dict[str, str]) -> Node:
     stamp = re.search(r"^(.*) \[([^@\]]+)@([^\]]+)\]$", reason, re.DOTALL)
     if stamp is not None:
         reason, user, when = stamp[1], stamp[2], parse_time(stamp[3])
+    used = fields.get("AllocTRES", "").split(",")  # cpu=3,gres/gpu=4
     return Node(
         name=fields["NodeName"],
         hostname=_string(fields, "NodeHostName"),
@@ -156,7 +156,7 @@ def _node(fields: dict[str, str]) -> Node:
         allocated_cpus=_integer(fields, "CPUAlloc"),
         memory_mb=_integer(fields, "RealMemory"),
         gres=parse_gres(fields.get("Gres", "")),
-        gres_used=_used(fields.get("AllocTRES", "")),
+        gres_used=parse_gres(",".join(tres for tres in used if tres.startswith("gres/"))),
         partitions=parse_list(fields.get("Partitions", "")),
         features=parse_list(fields.get("ActiveFeatures", "")),
         boot_time=parse_time(fields.get("BootTime", "")),
@@ -206,11 +206,6 @@ def _columns(line: str) -> dict[str, str]:
         end = None if name == "Reason" else begin + width
         values[name], begin = line[begin:end].strip(), begin + width
     return values
-
-
-def _used(tres: str) -> tuple[Gres, ...]:
-    """``cpu=3,gres/gpu=4`` to the generic resources in it."""
-    return parse_gres(",".join(part for part in tres.split(",") if part.startswith("gres/")))
 
 
 # -- jobs -------------------------------------------------------------------------------------------

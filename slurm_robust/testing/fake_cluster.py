@@ -65,8 +65,8 @@ class FakeCluster:
     """Nodes and jobs in memory. Time is that of ``clock``; call :meth:`settle` to let what is due happen.
 
     A requeued job is COMPLETING for ``completing_s`` (its batch script lives on), then PENDING with a
-    begin time 121 s ahead, or none if it is expedited. Faults: :meth:`node_down`, :attr:`failing_prologs`
-    (names of nodes), :attr:`unreachable`. All members may be used from several threads under :attr:`lock`.
+    begin time 121 s ahead, or none if it is expedited. All members may be used from several threads under
+    :attr:`lock`.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class FakeCluster:
     ) -> None:
         self.clock = clock or FakeClock()
         self.completing_s = completing_s
-        self.unreachable = False
-        self.failing_prologs: set[str] = set()
+        self.unreachable = False  # a fault: slurmctld does not answer
+        self.failing_prologs: set[str] = set()  # a fault: nodes whose prolog fails
         self.launched: list[FakeStep] = []
         self.signals: list[tuple[int, str | None, str]] = []
         self.programs: Program = silent

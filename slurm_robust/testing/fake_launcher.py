@@ -15,9 +15,9 @@ from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned, W
 
 
 class Behaviour(Record):
-    """What a fake worker does: end at once with ``exit_code``, or live until a signal ends it."""
+    """What a fake worker does."""
 
-    exit_code: int | None = None
+    exit_code: int | None = None  # with which it ends at once; None: it lives until a signal ends it
     ignores_term: bool = False
 
 
@@ -124,10 +124,6 @@ class FakeLauncher:
     def pids(self) -> dict[int, int]:
         """Rank to pid of the workers that live."""
         return {worker.rank: pid for pid, worker in self._workers.items() if not worker.ended}
-
-    def end_worker(self, rank: int, code: int) -> None:
-        """The worker ends by itself."""
-        self._end(self.pids[rank], code=code)
 
     def die(self) -> None:
         """The launcher ends, and its workers with it."""

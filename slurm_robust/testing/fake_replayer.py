@@ -34,14 +34,11 @@ class Fault(Enum):
 
 
 class FakeReplayer:
-    """A :class:`~slurm_robust.diagnostics.replay.steps.Replayer`; nodes not in ``faults`` are sound.
-
-    ``asked`` are the nodes of each call, ``stopped`` whether it was stopped.
-    """
+    """A :class:`~slurm_robust.diagnostics.replay.steps.Replayer`."""
 
     def __init__(self, faults: Mapping[str, Fault] | None = None) -> None:
-        self.faults = dict(faults or {})
-        self.asked: list[tuple[str, ...]] = []
+        self.faults = dict(faults or {})  # by node; all others are sound
+        self.asked: list[tuple[str, ...]] = []  # the nodes of each call
         self.stopped = False
 
     def stop(self) -> None:

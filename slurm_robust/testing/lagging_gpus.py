@@ -74,21 +74,18 @@ class LaggingGpus:
     enqueued by :meth:`launch` and done later, by the thread, in any order that the streams allow: ``seed``
     chooses. Between :meth:`hold` and :meth:`release` the device does nothing. A copy is made in parts.
 
-    ``refuses`` says which registrations (address, bytes) are refused; while ``may_register`` is not set they
-    take. With ``refuses_copies`` a copy raises when a part of it is under way already; ``failure`` is what
-    every wait for the device raises from then on. ``calls`` counts waits and registrations; ``registrars``
-    are the threads that registered.
+    ``refuses`` says which registrations (address, bytes) are refused.
     """
 
     def __init__(
         self, seed: int = 0, refuses: Callable[[int, int], bool] = lambda address, nbytes: False
     ) -> None:
-        self.calls: Counter[str] = Counter()
-        self.registrars: set[str] = set()
-        self.may_register = threading.Event()
+        self.calls: Counter[str] = Counter()  # waits and registrations
+        self.registrars: set[str] = set()  # threads that registered
+        self.may_register = threading.Event()  # while it is not set, registrations take
         self.may_register.set()
-        self.refuses_copies = False
-        self.failure = ""
+        self.refuses_copies = False  # a copy raises when a part of it is under way already
+        self.failure = ""  # what every wait for the device raises from now on
         self._refuses = refuses
         self._memory: dict[int, torch.Tensor] = {}
         self._registered: dict[int, int] = {}

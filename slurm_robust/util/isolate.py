@@ -34,20 +34,21 @@ _abandoned: set[int] = set()
 
 
 class Answer(NamedTuple):
-    """What became of one call: ``value``, or None and the reason in ``error``.
-
-    ``hung``: it did not end within its own time limit. ``is_cut``: the time for all was over before, so that
-    nothing is known of it. ``died``: its process ended before it answered, or could not be started.
-    ``sent`` is what it had said by :func:`send`. ``took_s`` is wall-clock time, seconds.
-    """
+    """What became of one call."""
 
     value: bytes | None
+    """None where there is none; ``error`` says why."""
     error: str = ""
     hung: bool = False
+    """The call did not end within its own time limit."""
     is_cut: bool = False
+    """The time for all was over before, so that nothing is known of it."""
     died: bool = False
+    """Its process ended before it answered, or could not be started."""
     sent: bytes = b""
+    """What the call had said by :func:`send`."""
     took_s: float = 0.0
+    """Wall-clock time, seconds."""
 
 
 def call(
@@ -178,15 +179,12 @@ class _Pool:
             del self._running[child.fd]
             self._answers |= child.abandon()
             if child.is_over and not child.begun:
-                # There are no tickets left. Who has drawn one may still answer; else it died before a word.
+                # There are no tickets left. A child with one may still answer; else it died before a word.
                 self._give_up("ended without an answer")
 
 
 class _Child:
-    """A process that does tasks. ``fd`` is where its answers come from; ``begun``: what it has drawn so far.
-
-    ``end`` is when it must be given up, ``is_over`` when nothing more comes from it.
-    """
+    """A process that does tasks."""
 
     def __init__(
         self,
@@ -205,9 +203,13 @@ class _Child:
         self._is_cut = False
         self._sent = b""
         self.begun: set[str] = set()
+        """What it has drawn so far."""
         self.end = end
+        """When it must be given up."""
         self.is_over = False
+        """Nothing more comes from it."""
         self.fd, theirs = os.pipe()
+        """Where its answers come from."""
         try:
             self._pid = os.fork()
             if self._pid == 0:

@@ -63,9 +63,9 @@ def only_we_write(file: int) -> bool:
     return info.st_uid == os.geteuid() and not info.st_mode & _OTHERS_WRITE
 
 
-def read_ours(path: Path | str, limit: int = -1, owner: int | None = None) -> bytes:
+def read_ours(path: Path | str, limit: int = -1) -> bytes:
     """What :func:`open_ours` opens, up to ``limit`` bytes."""
-    with os.fdopen(open_ours(path, owner), "rb") as file:
+    with os.fdopen(open_ours(path), "rb") as file:
         return file.read(limit)
 
 

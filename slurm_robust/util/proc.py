@@ -19,6 +19,7 @@ STOPPED, DEAD = frozenset("Tt"), frozenset("ZXx")
 
 # utime, stime, cutime and cstime, counted from the state; in clock ticks.
 _CPU_FIELDS = slice(11, 15)
+_BEGUN_FIELD = 19
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 _UNLIMITED = 1 << 60  # version 1 shows a limit near 2**63 where there is none
@@ -34,6 +35,8 @@ class Process(NamedTuple):
     """The letter of proc_pid_stat(5)."""
     cpu_s: float
     """Processor time that it and its children which have ended have used."""
+    begun: int = 0
+    """When it began, in clock ticks since the boot: with the pid it is no other process."""
 
 
 def process_table() -> dict[int, Process]:
@@ -51,10 +54,11 @@ def read_process(pid: int) -> Process | None:
     # pid (name) state parent ...: the name may hold anything, so find its last bracket.
     head, _, rest = text.rpartition(")")
     fields = rest.split()
-    if len(fields) < 2:
+    if len(fields) <= _BEGUN_FIELD:
         return None
     cpu_s = sum(map(int, fields[_CPU_FIELDS])) / _TICKS
-    return Process(pid, int(fields[1]), head.partition("(")[2], fields[0], cpu_s)
+    name = head.partition("(")[2]
+    return Process(pid, int(fields[1]), name, fields[0], cpu_s, int(fields[_BEGUN_FIELD]))
 
 
 def descendants(table: Mapping[int, Process], ancestor: int) -> tuple[Process, ...]:

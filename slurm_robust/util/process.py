@@ -1,10 +1,11 @@
-"""What the kernel must know of a worker process; Linux calls that Python does not offer."""
+"""What the kernel must know of a process, and lets it do; Linux calls that Python does not offer."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+import resource
 import signal
 from collections.abc import Collection
 from pathlib import Path
@@ -20,6 +21,51 @@ _MASK_WORDS = 16
 
 # Out of 1000. The kernel takes a worker before the agent, whose reports are needed to recover.
 OOM_SCORE = 500
+
+# -- open files --------------------------------------------------------------------------------------
+# A large job holds a connection to each agent, and rank 0's store one to each rank. Slurm hands the limits of
+# the shell that submitted the job on to its steps, and a shell's soft limit is usually 1,024: the hard one is
+# for programs that know that they need more.
+
+MOST_FILES = 2**20
+"""Some programs walk through all descriptors up to the limit before they start another one."""
+
+OTHER_FILES = 256
+"""Files of a process beside its connections."""
+
+
+def raise_file_limit() -> None:
+    """Let this process and its children open as many files as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(_number(hard), MOST_FILES)
+    if _number(soft) < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def file_shortage(connections: int, of_what: str) -> str:
+    """The message, with the fix, if the limit is too low for ``connections``; "" if it is not."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + OTHER_FILES
+    if _number(soft) >= needed:
+        return ""
+    return (
+        f"this process may open {soft} files and needs about {needed}, one for each of {connections} "
+        f"{of_what}: raise the hard limit (LimitNOFILE of slurmd, or nofile in limits.conf where the job is "
+        "submitted)"
+    )
+
+
+def spare_files(connections: int) -> int:
+    """How many more files this process may open beside ``connections``; at least 0."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(0, _number(soft) - connections - OTHER_FILES)
+
+
+def _number(limit: int) -> int:
+    return 2**62 if limit == resource.RLIM_INFINITY else limit
+
+
+# -- workers -----------------------------------------------------------------------------------------
 
 
 def die_with_parent(parent: int) -> None:
@@ -63,7 +109,7 @@ def bind(cpus: Collection[int], node: int) -> None:
         return
     mask = (ctypes.c_uint64 * _MASK_WORDS)()
     mask[word] = 1 << bit
-    # The kernel reads one bit less than it is told.
+    # The kernel reads one bit less than the call says.
     ctypes.CDLL(None).syscall(number, _MPOL_PREFERRED, mask, ctypes.c_ulong(64 * _MASK_WORDS + 1))
 
 

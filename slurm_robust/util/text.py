@@ -57,11 +57,8 @@ def visible(text: str) -> str:
 def _visible_line(line: str) -> str:
     if line.isprintable():
         return line
-    return "".join(map(_visible_char, without_escapes(line.removesuffix("\r"))))
-
-
-def _visible_char(char: str) -> str:
-    return char if char.isprintable() else "    " if char == "\t" else "?"
+    chars = without_escapes(line.removesuffix("\r")).replace("\t", "    ")
+    return "".join(char if char.isprintable() else "?" for char in chars)
 
 
 def one_line(text: str, most: int | None = MOST_TEXT) -> str:

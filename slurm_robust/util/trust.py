@@ -43,7 +43,7 @@ def distrust(path: str, owners: Collection[int] = ROOT) -> str:
         return f"{here}: {error.strerror}"
 
 
-def distrust_folder(folder: str, owners: Collection[int] = ROOT) -> str:
+def distrust_folder(folder: str) -> str:
     """The same for all that a folder holds; "" also where there is no such folder.
 
     Python's own folder holds those of installed packages, of which a virtual environment uses none: a folder
@@ -51,7 +51,7 @@ def distrust_folder(folder: str, owners: Collection[int] = ROOT) -> str:
     """
     if not os.path.isdir(folder):
         return ""
-    if why := distrust(folder, owners):
+    if why := distrust(folder):
         return why
     # No link is followed on the way down; each is checked itself.
     for place, folders, files in os.walk(folder):
@@ -62,7 +62,7 @@ def distrust_folder(folder: str, owners: Collection[int] = ROOT) -> str:
             except FileNotFoundError:
                 continue  # it has just gone
             is_link = stat.S_ISLNK(found.st_mode)
-            if why := distrust(path, owners) if is_link else _open_to_others(path, found, owners):
+            if why := distrust(path) if is_link else _open_to_others(path, found, ROOT):
                 return why
     return ""
 

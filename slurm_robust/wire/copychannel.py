@@ -173,7 +173,7 @@ class Channel:
     """One end. One thread at a time, except for :meth:`abort`."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Use :meth:`connect` or :meth:`accept`."""
+        """Use :meth:`connect`, :meth:`accept` or :meth:`proven`."""
         self._socket = connection
 
     @classmethod
@@ -231,7 +231,7 @@ class Channel:
         return request_in(self._frame(PROGRESS_S, first))
 
     def answer(self, work_bytes: int = 0) -> CopyAnswer:
-        """The answer, for which the other side may have to go over so many bytes. Raises ``OSError``."""
+        """The answer, for which the other side may have to go over ``work_bytes``. Raises ``OSError``."""
         return answer_in(self._frame(PROGRESS_S + work_bytes / _WORK_BYTES_S))
 
     def send_file(self, file: int, total: int, pace: Callable[[int], None] | None, piece: int = 0) -> None:

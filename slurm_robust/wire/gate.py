@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from slurm_robust.util import openfiles
+from slurm_robust.util.process import spare_files
 from slurm_robust.wire import portfilter
 from slurm_robust.wire.portfilter import Address
 
@@ -131,7 +131,7 @@ class Gate(Attendant):
         events.connect(_MONITOR)
         super().__init__("srobust-gate", events)
         self._listener = listener
-        allowance = max(_LEAST_UNPROVEN, min(_MOST_UNPROVEN, openfiles.spare(agents) // 4))
+        allowance = max(_LEAST_UNPROVEN, min(_MOST_UNPROVEN, spare_files(agents) // 4))
         self._strangers: Strangers[Address] = Strangers(allowance)
         self._lock = threading.Lock()  # of it
         self.floods = 0

@@ -21,6 +21,7 @@ from slurm_robust.model.progress import Progress as Progress
 from slurm_robust.model.progress import Traffic
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.stacks import RankStacks
+from slurm_robust.wire.probes import Place
 
 
 class Phase(str, Enum):
@@ -61,6 +62,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     saved: CheckpointId | None = None  # checkpoint of the newest Save that was carried out
     alerts: tuple[Alert, ...] = ()  # what the inspection of the node has seen during this generation
     traffic: Traffic | None = None  # of the links between nodes; None where there are none, or nothing came
+    probe_port: int = 0  # TCP port on which this node's kernel refuses every connection, 0 for none
     still_s: float | None = None  # since killed workers that are still there last got further, if it is known
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
 
@@ -85,6 +87,14 @@ class StacksTaken(Record, tag_field="kind", tag="stacks"):
     generation: int
     number: int
     stacks: tuple[RankStacks, ...] = ()
+
+
+class NodesProbed(Record, tag_field="kind", tag="nodes_probed"):
+    """Answer of the agent on ``node`` to :class:`ProbeNodes` ``number``."""
+
+    node: str
+    number: int
+    answering: tuple[str, ...]  # nodes whose kernels have answered
 
 
 # -- controller to agent --------------------------------------------------------------------------
@@ -175,6 +185,15 @@ class TakeStacks(Record, tag_field="kind", tag="take_stacks"):
     native: tuple[int, ...] = ()  # ranks of which to take the calls in libraries too, which pauses them
 
 
+class ProbeNodes(Record, tag_field="kind", tag="probe_nodes"):
+    """Probe the kernels at ``places`` (by node) for ``for_s`` seconds; answered by :class:`NodesProbed`."""
+
+    epoch: int
+    number: int
+    places: dict[str, Place]
+    for_s: float
+
+
 class Inject(Record, tag_field="kind", tag="inject"):
     """A drill: send ``signal`` to the worker with global ``rank`` (asked for by the job's owner)."""
 
@@ -239,7 +258,7 @@ class StacksShown(Record, tag_field="kind", tag="stacks_shown"):
     error: str = ""  # why there are no stacks
 
 
-ToController: TypeAlias = Heartbeat | Pulse | StacksTaken | Ping | Drill | ShowStacks
+ToController: TypeAlias = Heartbeat | Pulse | StacksTaken | NodesProbed | Ping | Drill | ShowStacks
 FromController: TypeAlias = (
     Ack
     | Launch
@@ -249,6 +268,7 @@ FromController: TypeAlias = (
     | Flush
     | Save
     | TakeStacks
+    | ProbeNodes
     | Inject
     | Shutdown
     | Pong

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import torch
+
 from slurm_robust.checkpoint.errors import NotWritten, UnreadableCopy, WrongUse
-from slurm_robust.checkpoint.frameworks import refuse_incomplete
-from slurm_robust.checkpoint.state import Stateful, Training, apply
+from slurm_robust.checkpoint.gpus import CUDA, GpuEvent, Gpus
+from slurm_robust.checkpoint.shards import dtensor
+from slurm_robust.checkpoint.state import Stateful, Training, apply, refuse_incomplete
 from slurm_robust.worker.phases import phase
-from slurm_robust.worker.runs import own_environ, run_of
-from slurm_robust.worker.values import Scalar, ScalarReader
+from slurm_robust.worker.runs import run_of
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +37,8 @@ class Checkpointer:
     lets the replicas differ). The global random number generators of Python, NumPy, torch and CUDA are
     always included.
 
-    ``every``: a checkpoint after each so many steps (counted from step 0). Under ``srobust run`` that is a
-    snapshot in the node's memory (after steps that are multiples of it), where there is room; the
+    ``every``: steps from one checkpoint to the next, counted from step 0. Under ``srobust run`` a checkpoint
+    is a snapshot in the node's memory (after steps that are multiples of ``every``), where there is room; the
     controller says which go to storage, which one to restore and which to remove. Elsewhere ``path`` is
     the folder of checkpoints, of which the newest ``keep`` are kept.
 
@@ -62,7 +66,7 @@ class Checkpointer:
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise WrongUse(f"{name}={number!r}: {name} is a whole number, at least 1")
         self._training = Training(entries=dict(entries), deduplicate=deduplicate)
-        self._run = run_of(own_environ(), Path(path), keep=keep, every=every, overlap=overlap)
+        self._run = run_of(os.environ, Path(path), keep=keep, every=every, overlap=overlap)
         self._restoring = False
         self._completed: int | None = None
         self._unwritten = 0
@@ -183,3 +187,89 @@ def _check_entries(entries: Mapping[str, Stateful]) -> None:
                 "give it both, or leave it out if it has no state"
             )
     refuse_incomplete(entries)
+
+
+Scalar = float | int | torch.Tensor
+
+_IN_FLIGHT = 4
+
+
+class ScalarReader:
+    """Turns one series of values, one a step, into floats.
+
+    Numbers and CPU tensors are read at once. The value of a CUDA tensor is copied when the device gets
+    there, so :meth:`read` gives the newest one that has arrived: normally that of the step before, None
+    at first. Tensors of other devices are read at once, which waits for the device.
+
+    Of a DTensor that is replicated (the gradient norm of ``fully_shard``) this rank's copy is read. What
+    cannot be read is left out, with one warning: no report ends a training, or makes a collective.
+    """
+
+    def __init__(self, name: str = "a value", gpus: Gpus = CUDA) -> None:
+        self._name = name
+        self._gpus = gpus
+        self._in_flight: deque[tuple[torch.Tensor, GpuEvent]] = deque()
+        self._newest: float | None = None
+        self._reported = False
+
+    def read(self, value: Scalar | None) -> float | None:
+        """The float to show for ``value``. Raises :class:`WrongUse` for several values."""
+        try:
+            self._read(value)
+        except WrongUse:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a tensor of another kind raises
+            self._leave_out(f"it cannot be read ({type(error).__name__}: {error}): pass {self._name}.item()")
+        return self._newest
+
+    def _read(self, value: Scalar | None) -> None:
+        if value is None:
+            self._forget()
+            return
+        if not isinstance(value, torch.Tensor):
+            self._newest = float(value)
+            return
+        if value.numel() != 1:
+            raise WrongUse(
+                f"loss and grad_norm are single numbers, this tensor has shape {tuple(value.shape)}: "
+                "reduce it, for instance by .mean()"
+            )
+        local = _local(value)
+        if local is None or local.numel() != 1:
+            self._leave_out(
+                "it is a DTensor of which this rank does not have all: pass what .full_tensor() gives, "
+                "called by all ranks"
+            )
+        elif self._gpus.has(local):
+            self._fetch(local.detach())
+        else:
+            self._newest = float(local.detach())
+
+    def _fetch(self, value: torch.Tensor) -> None:
+        if len(self._in_flight) < _IN_FLIGHT:  # a device that lags far behind is sampled less often
+            host = self._gpus.scalar(value.dtype)
+            stream = self._gpus.training(value.device)
+            stream.copy([(host, value.reshape(()))])
+            self._in_flight.append((host, stream.record()))
+        while self._in_flight and self._in_flight[0][1].query():
+            self._newest = float(self._in_flight.popleft()[0])
+
+    def _leave_out(self, why: str) -> None:
+        self._forget()
+        if not self._reported:
+            self._reported = True
+            _log.warning("%s is not reported: %s", self._name, why)
+
+    def _forget(self) -> None:
+        self._in_flight.clear()
+        self._newest = None
+
+
+def _local(value: torch.Tensor) -> torch.Tensor | None:
+    """What this rank has of a value if that is all of it."""
+    kind = dtensor()
+    if kind is None or not isinstance(value, kind):
+        return value
+    whole = all(placement.is_replicate() for placement in value.placements)
+    local: torch.Tensor | None = value.to_local() if whole else None
+    return local

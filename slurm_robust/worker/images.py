@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from slurm_robust.checkpoint.buffers import Table
 from slurm_robust.checkpoint.errors import CorruptPart, EntryMismatch, MissingCheckpoint
 from slurm_robust.checkpoint.gpus import CUDA, Gpus
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.inplace import fill, moved, places_for
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import Table
 from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.tiers import NodeTier, kept_tiers
 from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten

@@ -25,10 +25,10 @@ _MODULE_S = 60.0
 
 
 class Missing(Record):
-    """What is not there, and what to do about it."""
+    """Something that is not there."""
 
-    text: str
-    fix: str
+    text: str  # what
+    fix: str  # what to do about it
 
 
 def missing(kind: CommandKind, command: tuple[str, ...], cwd: str) -> Missing | None:

@@ -1,5 +1,6 @@
-"""A replay's half in the worker: what each step computed, as digests, and the end after a few steps.
+"""A rank of a replay: what each step computed, as digests, and the end after a few steps.
 
+``python -m slurm_robust.worker.replay KIND COMMAND ...`` runs it, in the environment that torchrun sets.
 Groups of nodes replay the same steps and compare these digests (:mod:`slurm_robust.analysis.replay`), so a
 run may depend on nothing but the script, its rank and the world's size: random generators start from a fixed
 seed, and PyTorch is asked for deterministic algorithms. docs/replay.md says what is left to the script.
@@ -18,7 +19,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import xxhash
 
+from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.util import process
+from slurm_robust.worker import rendezvous, script
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +33,9 @@ REPLAY = "SROBUST_REPLAY"
 
 REPLAY_STEPS = "SROBUST_REPLAY_STEPS"
 """Steps after which the process ends, with code 0."""
+
+PARENT = "SROBUST_REPLAY_PARENT"
+"""Process id of the node's part, with which every rank ends."""
 
 # What must be said before the process starts, or before CUDA and NCCL do. In a data parallel group of two the
 # order of a sum does not matter; in a larger one a ring has one order, while NCCL's own choice depends on
@@ -64,9 +71,9 @@ class Loss(Record, tag_field="what", tag="loss"):
 
 
 class ReplayEnd(Record, tag_field="what", tag="end"):
-    """The process has ended; added by the process that started it. ``code`` is negative for a signal."""
+    """The process has ended; added by the process that started it."""
 
-    code: int
+    code: int  # negative for a signal
 
 
 Line = Machine | Gradients | Loss | ReplayEnd
@@ -192,3 +199,24 @@ def _leave() -> NoReturn:
         except (OSError, ValueError):
             pass  # a full disk, or closed by the script
     os._exit(0)
+
+
+def main() -> None:
+    """Run the script as Python would have, with the recorder of its steps."""
+    process.die_with_parent(int(os.environ[PARENT]))
+    process.set_title(int(os.environ["RANK"]))
+    process.prefer_for_oom()
+    kind, command = CommandKind(sys.argv[1]), tuple(sys.argv[2:])
+    entry = script.first_path_entry(kind, command, os.getcwd())
+    if entry is not None:
+        sys.path[0] = entry
+    record_steps(os.environ)
+    rendezvous.await_rank_zero()
+    script.run(kind, command)
+
+
+if __name__ == "__main__":
+    # By the module's own name: this copy of it gives way to the user's __main__.
+    from slurm_robust.worker import replay
+
+    replay.main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import struct
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+from slurm_robust.checkpoint.buffers import Table, TensorPlace
 from slurm_robust.checkpoint.devices import Captures
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import (
@@ -27,7 +27,6 @@ from slurm_robust.checkpoint.errors import (
 from slurm_robust.checkpoint.gpus import CUDA
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import Table, TensorPlace
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointStore
@@ -47,10 +46,10 @@ _UNUSABLE = (CorruptPart, ForeignPart, MissingCheckpoint)
 
 
 class SnapshotCost(Record):
-    """``blocked_s``: how long the newest snapshot held training up, in seconds; ``skipped``: not taken."""
+    """What snapshots in memory have cost a training."""
 
-    blocked_s: float = 0.0
-    skipped: int = 0
+    blocked_s: float = 0.0  # for which the newest one held training up
+    skipped: int = 0  # that were not taken, or not usable
 
 
 class TrainingRun(Protocol):
@@ -370,11 +369,6 @@ def run_of(environ: Mapping[str, str], path: Path, *, keep: int, every: int, ove
     if environment is None:
         return OwnFolder(path, keep, environ, every=every)
     return ManagedRun(environment, environ, every=every, overlap=overlap)
-
-
-def own_environ() -> Mapping[str, str]:
-    """The environment of this process."""
-    return os.environ
 
 
 def _initialized() -> bool:

@@ -56,20 +56,17 @@ class RecordError(ValueError):
 
 
 class RankPhase(Record):
-    """What a rank does between steps, since when; with no ``name``: since when it does nothing of that kind.
+    """What a rank does between steps."""
 
-    Of the name the first 32 bytes count.
-    """
-
-    name: str = ""
-    begin: float = -math.inf
+    name: str = ""  # of which the first 32 bytes count; "": it does nothing of that kind
+    begin: float = -math.inf  # monotonic seconds, since when
 
 
 class _Report(Record):
-    """Content of a report slot; ``time`` is that of the newest completed step."""
+    """Content of a report slot."""
 
     step: int = NO_STEP
-    time: float = 0.0
+    time: float = 0.0  # when ``step`` was completed
     loss: float | None = None
     grad_norm: float | None = None
     checkpoint: int = NO_STEP
@@ -311,7 +308,7 @@ class StepRecord:
             ]
             if whole:
                 return max(whole, key=_count_of)
-            if any(_untouched(content) for content in found):
+            if any(not any(content) for content in found):
                 return None
         raise RecordError(f"{self.path} is damaged: no whole slot after {_READ_TRIES} reads")
 
@@ -319,7 +316,3 @@ class StepRecord:
 def _count_of(content: bytes | None) -> int:
     """The sequence number that every slot begins with; 0 for no content."""
     return int.from_bytes(content[:8], "little") if content else 0
-
-
-def _untouched(content: bytes) -> bool:
-    return not any(content)

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slurm_robust.model.job import CommandKind
-from slurm_robust.util import openfiles
+from slurm_robust.util.process import raise_file_limit
 from slurm_robust.util.text import one_line
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.worker import crash, script, spawning
@@ -208,10 +208,10 @@ class Zygote:
 
 @dataclass
 class Prepared:
-    """What came of the imports: notes for the journal, and whether a fork may run the script."""
+    """What came of the imports."""
 
-    notes: list[str]
-    is_fit: bool = True
+    notes: list[str]  # for the journal
+    is_fit: bool = True  # a fork may run the script
 
 
 def prepare(order: Prepare) -> Prepared:
@@ -303,7 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m slurm_robust.worker.zygote", description=__doc__)
     parser.add_argument("--channel", type=int, required=True, help="descriptor of a SOCK_SEQPACKET socket")
     arguments = parser.parse_args()
-    openfiles.raise_limit()
+    raise_file_limit()
     Zygote(socket.socket(fileno=arguments.channel)).serve()
 
 

@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.releases, pytes
 FAULT = "/run/srobust-fault"  # each node has its own /run
 LOG, ALLOCATIONS = "/run/srobust-events.jsonl", "/run/slurmctld/srobust-events.jsonl"
 HOOKS = {"prolog": "prolog.sh", "epilog": "epilog.sh", "periodic": "healthcheck.sh"}
-PROLOG_S, EPILOG_S, PERIODIC_S = 6.0, 6.0, 6.0
+PROLOG_S = EPILOG_S = PERIODIC_S = 6.0
+LONG_S = 20.0  # for the same, where a hook has to find something that takes seconds
 # A check of the site: bad, hanging or good as the node's file says.
 FAN = f"""#!/bin/sh
 read -r fault < {FAULT} 2>/dev/null
@@ -64,8 +65,9 @@ class Cluster:
             self.root(node, f"rm -rf {FAULT} {LOG} /run/srobust-state")
         sandbox.wait_idle()
 
-    def configure(self, more: str = "") -> None:
-        (self.folder / "config.yaml").write_text(CONFIG.replace("HERE", str(self.folder)) + more)
+    def configure(self, more: str = "", budget_s: float = PROLOG_S) -> None:
+        config = CONFIG.replace("HERE", str(self.folder)).replace(f"_s: {PROLOG_S}", f"_s: {budget_s}")
+        (self.folder / "config.yaml").write_text(config + more)
 
     def root(self, node: str, script: str) -> str:
         return self.sandbox.exec(["sh", "-c", script], node=node, user="root", timeout_s=60.0).stdout
@@ -191,10 +193,14 @@ def test_a_check_that_hangs_costs_its_time_and_lets_jobs_start_or_not_as_configu
 
 
 def test_a_mount_that_hangs_keeps_jobs_away_and_every_hook_in_time(cluster: Cluster) -> None:
+    # On a busy machine the imports of a hook take seconds (measured: 3.3 s of 6 s at a load of 17), and what
+    # is left is too little for a mount that does not answer for 2 s.
+    cluster.configure(budget_s=LONG_S)
     with cluster.dead_mount("n1"):
         for name in HOOKS:
             code, took_s = cluster.hook(name)
-            assert (code, took_s < 10) == (int(name == "prolog"), True)
+            events = cluster.root("n1", f"cat {LOG}")
+            assert (code, took_s < LONG_S) == (int(name == "prolog"), True), events
         job = cluster.wait_done(cluster.submit("--nodes=1"))
         assert job["NodeList"] != "n1"
     assert "/run/dead" in cluster.node("n1")

@@ -52,7 +52,7 @@ class DiagnoserContract:
 
     def test_a_silent_node_is_named_and_nobody_is_the_suspect(self, world: DiagnoserWorld) -> None:
         """Its tests are unknown; the others are tested to the end."""
-        found = world.diagnoser(silent=("n3",)).diagnose(NODES, bitwise=True, storage="", budget_s=40.0)
+        found = world.diagnoser(silent=("n3",)).diagnose(NODES, bitwise=True, storage="", budget_s=25.0)
         assert found.suspects == ()
         assert "unknown on n3: " in found.reason
         assert "(no answer)" in found.reason
@@ -60,7 +60,7 @@ class DiagnoserContract:
 
     def test_when_all_are_silent_nobody_is_to_blame(self, world: DiagnoserWorld) -> None:
         """Something else must be wrong."""
-        found = world.diagnoser(silent=NODES).diagnose(NODES, bitwise=True, storage="", budget_s=20.0)
+        found = world.diagnoser(silent=NODES).diagnose(NODES, bitwise=True, storage="", budget_s=16.0)
         assert found.suspects == ()
         assert found.results == ()
         assert "reference" in found.left_out

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from slurm_robust.checkpoint.buffers import TensorPlace
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import TensorPlace
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Training
 from tests.unit.checkpoint.snapshot_training import RUN, PlusOne, header

@@ -19,7 +19,7 @@ from slurm_robust.nodes.checks import disks
 from slurm_robust.nodes.checks.disks import DisksFacts, Space
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.kernel.shapes import SHAPES
-from slurm_robust.nodes.kernel.xidtable import RULES
+from slurm_robust.nodes.kernel.xid import RULES
 from slurm_robust.nodes.live.observation import sort
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.registry import CHECKS

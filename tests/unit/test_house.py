@@ -73,6 +73,11 @@ def imports(node: ast.AST, *, at_run_time: bool) -> Iterator[str]:
         yield from imports(child, at_run_time=at_run_time)
 
 
+@cache
+def imported(path: Path, *, at_run_time: bool = False) -> frozenset[str]:
+    return frozenset(imports(parsed(path), at_run_time=at_run_time))
+
+
 def unit_of(module: str) -> str | None:
     """``nodes.hooks`` and ``nodes.live`` are units of their own, with all of ``nodes`` below them."""
     parts = module.split(".")
@@ -99,7 +104,7 @@ def test_units_import_only_lower_layers() -> None:
         f"{dotted(path)} imports {other}"
         for path in MODULES
         if (unit := unit_of(dotted(path)))
-        for other in sorted(set(imports(parsed(path), at_run_time=False)))
+        for other in sorted(imported(path))
         if (other_unit := unit_of(other)) and not may_import(unit, other_unit)
     ]
     assert wrong == []
@@ -120,10 +125,7 @@ def circles(graph: dict[str, set[str]]) -> dict[str, list[str]]:
 
 def test_modules_import_each_other_in_no_circle() -> None:
     """Nor where the way back is deferred into a function, or for type checkers only."""
-    graph = {
-        dotted(path): NAMES.intersection(imports(parsed(path), at_run_time=False)) - {dotted(path)}
-        for path in MODULES
-    }
+    graph = {dotted(path): imported(path) & NAMES - {dotted(path)} for path in MODULES}
     assert circles(graph) == {}
 
 
@@ -196,15 +198,20 @@ def test_no_function_is_longer_than_a_page() -> None:
 TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path.parent.name != "scripts"]
 
 
-def called(path: Path) -> set[str]:
-    """Names of the functions and methods that a file calls."""
-    calls = [node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
-    return {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
+def calls(path: Path, name: str) -> bool:
+    """Whether a file calls a function or method of that name."""
+    text = path.read_text()
+    if name not in text:  # as in most, which need not be parsed
+        return False
+    called = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    return name in {
+        call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in called
+    }
 
 
 def test_tests_do_not_sleep() -> None:
     """A test that sleeps is either too slow or too fast for some machine: tests.waiting.wait_for."""
-    asleep = [str(path.relative_to(ROOT)) for path in TESTS if "sleep" in called(path)]
+    asleep = [str(path.relative_to(ROOT)) for path in TESTS if calls(path, "sleep")]
     assert not asleep, "\n".join(asleep)
 
 
@@ -233,12 +240,11 @@ def needs_torch(path: Path) -> bool:
         if current in seen or not current.exists():
             continue
         seen.add(current)
-        for node in ast.walk(parsed(current)):
+        for node in parsed(current).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if any(name.split(".")[0] == "torch" for name in names) and node in parsed(current).body:
+            if any(name.split(".")[0] == "torch" for name in names):
                 return True
-        found = imports(parsed(current), at_run_time=True)
-        queue += [ROOT / (name.replace(".", "/") + ".py") for name in found]
+        queue += [ROOT / (name.replace(".", "/") + ".py") for name in imported(current, at_run_time=True)]
     return False
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
-from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import SHARED, CheckpointId, Source
@@ -91,57 +92,41 @@ class Fetches:
             if answer.verdict is not CopyVerdict.GO:
                 raise MissingCheckpoint(answer.reason)
             _write(self._folder.fetch_size(source.rank), str(answer.total))
-            with _reserved(channel, self._folder.fetched(source.rank), answer.total) as filling:
+            with _reserved(channel, self._folder.fetched(source.rank), answer.total) as (buffer, view):
                 channel.send(CopyAnswer(verdict=CopyVerdict.GO))
-                channel.receive_into(filling.view)
+                channel.receive_into(view)
                 try:
-                    header = filling.adopt()
+                    header = buffer.adopt()
                 except CorruptPart as error:
                     # So that the sender checks its own copy, and no longer reports it if it is damaged.
                     channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
                     raise
-            self._check(header, source.rank, checkpoint)
+            if (header.run_id, header.rank, header.checkpoint) != (self._run_id, source.rank, checkpoint):
+                self._folder.fetched(source.rank).unlink(missing_ok=True)
+                raise CorruptPart("what arrived is another image than was asked for")
             channel.send(CopyAnswer(verdict=CopyVerdict.GO))
         finally:
             self._channels.discard(channel)
             channel.close()
 
-    def _check(self, header: PartHeader, rank: int, checkpoint: CheckpointId) -> None:
-        if (header.run_id, header.rank, header.checkpoint) != (self._run_id, rank, checkpoint):
-            self._folder.fetched(rank).unlink(missing_ok=True)
-            raise CorruptPart("what arrived is another image than was asked for")
 
+@contextmanager
+def _reserved(channel: Channel, path: Path, total: int) -> Iterator[tuple[Buffer, memoryview]]:
+    """A buffer, and where the image of ``total`` bytes belongs; empty at the end unless that was adopted.
 
-def _reserved(channel: Channel, path: Path, total: int) -> _Filling:
-    """Reserve ``total`` bytes for the image; without room the sender gets REFUSED. Raises ``OSError``."""
-    try:
-        return _Filling(path, total)
-    except (OSError, BufferInUse) as error:
-        channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
-        raise
-
-
-class _Filling:
-    """A buffer that is being filled: whole after :meth:`adopt`, else empty at the end."""
-
-    def __init__(self, path: Path, total: int) -> None:
-        self._buffer = Buffer(path)
+    Without room the sender gets REFUSED. Raises ``OSError``.
+    """
+    with ExitStack() as stack:
         try:
-            self.view = self._buffer.receive(total)
-        except BaseException:
-            self._buffer.close()
+            buffer = Buffer(path)
+            stack.callback(buffer.close)
+            view = buffer.receive(total)
+        except (OSError, BufferInUse) as error:
+            channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=str(error)))
             raise
-
-    def adopt(self) -> PartHeader:
-        return self._buffer.adopt()
-
-    def __enter__(self) -> _Filling:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.view.release()
-        self._buffer.discard()
-        self._buffer.close()
+        stack.callback(buffer.discard)
+        stack.callback(view.release)
+        yield buffer, view
 
 
 def _write(path: Path, text: str) -> None:

@@ -46,11 +46,11 @@ class RateLimit:
 
 @dataclass(frozen=True)
 class Generation:
-    """What senders must know of the launch: its number, and the checkpoint that it began with."""
+    """What senders must know of the launch."""
 
     run_id: str
     number: int
-    restore: CheckpointId | None
+    restore: CheckpointId | None  # the checkpoint that it began with
 
 
 class PeerSender:

@@ -12,9 +12,8 @@ import msgspec
 from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher, FlushRequest
 from slurm_robust.agent.copies.leftovers import remove_leftovers
-from slurm_robust.agent.copies.peerbuffers import PeerBuffers
 from slurm_robust.agent.copies.sender import Generation, PeerSender, RateLimit
-from slurm_robust.agent.copies.server import CopyServer
+from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
 from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.agent.copies.watch import SnapshotWatch
 from slurm_robust.agent.network import bind_free, interface_of, speed_of
@@ -85,7 +84,9 @@ class CopyService:
         spec = self._spec
         try:
             memory = MemoryFolder.create(spec.run_id, base)
-            _write_run(memory.path)
+            # The job's restarts at this begin, for the epilog, which knows those at its end.
+            restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+            write_atomically(memory.path / "run", restarts.encode(), durable=False, mode=0o600)
             if spec.copies.places:
                 write_atomically(memory.seal_key, self._seal_key, durable=False, mode=0o600)
         except OSError as error:
@@ -295,12 +296,6 @@ class CopyService:
                 self._notes.say("disk", f"{tier.path} holds no copies: {error}")
         self._on_disk = tuple(found)
         self._wake()
-
-
-def _write_run(folder: Path) -> None:
-    """Leave the job's restarts at this begin for the epilog, which knows those at its end."""
-    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-    write_atomically(folder / "run", restarts.encode(), durable=False, mode=0o600)
 
 
 def read_plans(folder: Path) -> list[MemoryPlan]:

@@ -1,13 +1,15 @@
-"""Takes the stacks of all workers of a node, within a budget."""
+"""Takes the stacks of all workers of a node, within a budget, when the controller orders it."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
+from typing import Protocol
 
 from msgspec import structs
 
@@ -24,7 +26,8 @@ from slurm_robust.model.stacks import (
     ThreadStack,
 )
 from slurm_robust.util import proc
-from slurm_robust.util.executor import together
+from slurm_robust.util.executor import SerialExecutor, together
+from slurm_robust.wire.messages import StacksTaken, TakeStacks
 from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
 
 BY_PYSPY, BY_SIGNAL = "py-spy", "signal"
@@ -36,6 +39,19 @@ _ALL_READ, _ALL_ASKED, _END = 0.6, 0.85, 0.95
 
 # States of proc_pid_stat(5); a signal wakes the first two.
 _RUNNING, _SLEEPING, _UNINTERRUPTIBLE = "R", "S", "D"
+
+
+class StackTaking(Protocol):
+    """Takes stacks on this machine: :class:`StackTaker`."""
+
+    def take(
+        self, workers: Mapping[int, int], *, node: str, budget_s: float, native: Collection[int] = ()
+    ) -> tuple[RankStacks, ...]:
+        """What each worker (rank to pid) and its helpers do, within ``budget_s``. Changes nothing.
+
+        Of the ranks ``native`` with the calls in libraries.
+        """
+        ...
 
 
 class StackTaker:
@@ -83,11 +99,11 @@ class StackTaker:
 
 
 class _Sample(Record):
-    """A process of a rank and what was seen of it; ``source`` as in :class:`RankStacks`."""
+    """A process of a rank and what was seen of it."""
 
     rank: int
     stacks: ProcessStacks
-    source: str = ""
+    source: str = ""  # as in :class:`RankStacks`
 
     def seen(self, threads: tuple[ThreadStack, ...], source: str) -> _Sample:
         kind = self.stacks.kind
@@ -102,11 +118,11 @@ class _Sample(Record):
 
 
 class _Rank(Record):
-    """The samples of a rank's processes, the worker's first; ``known`` is the file of its handler."""
+    """What was seen of one rank."""
 
-    samples: tuple[_Sample, ...]
+    samples: tuple[_Sample, ...]  # one for each of its processes, the worker's first
     rank: int
-    known: Path | None
+    known: Path | None  # the file of its handler
 
 
 class _Taking:
@@ -121,14 +137,19 @@ class _Taking:
 
     def read_all(self, samples: Sequence[_Sample]) -> tuple[_Sample, ...]:
         """Read the memory of all processes."""
-        return together(self._read, samples, deadline=self._at(_ALL_READ), otherwise=_too_late)
+        return together(
+            self._read,
+            samples,
+            deadline=self._at(_ALL_READ),
+            otherwise=lambda sample: sample.failed("it was not read in time"),
+        )
 
     def finish_all(self, ranks: Sequence[_Rank]) -> tuple[RankStacks, ...]:
         """Ask the processes that could not be read, and the workers' flight recorders."""
         return together(self._finish, ranks, deadline=self._at(_END), otherwise=self._stacks)
 
     def ask_ras(self) -> SimpleQueue[tuple[Absent, ...]]:
-        """Ask NCCL whom it misses, beside everything else: it waits for those that do not answer."""
+        """Ask NCCL which processes it misses, beside everything else: it waits for the silent ones."""
         answer: SimpleQueue[tuple[Absent, ...]] = SimpleQueue()
         deadline = self._at(_END)
         # A daemon: to look up a name may take longer than any deadline.
@@ -232,10 +253,6 @@ def _settled(sample: _Sample) -> _Sample:
     return structs.replace(sample, stacks=stacks)
 
 
-def _too_late(sample: _Sample) -> _Sample:
-    return sample.failed("it was not read in time")
-
-
 def _urgency(sample: _Sample) -> int:
     """Workers first; last what may be anything, such as dozens of compilers."""
     return (ProcessKind.WORKER, ProcessKind.LOADER, ProcessKind.OTHER).index(sample.stacks.kind)
@@ -272,3 +289,42 @@ def _entry(thread: ThreadStack) -> Frame | None:
         if outer.file.endswith(_PROCESS_FILE) and outer.function.rpartition(".")[2] == "run":
             return inner
     return None
+
+
+class StackOrders:
+    """The newest order and its answer. A repeated order is answered again, not carried out again."""
+
+    def __init__(self, taker: StackTaking, node: str) -> None:
+        self._taker = taker
+        self._node = node
+        self._thread: SerialExecutor[StacksTaken] = SerialExecutor("srobust-stacks")
+        self._number = (0, 0)  # epoch and number of the newest order
+        self._answer: StacksTaken | None = None
+
+    def fileno(self) -> int:
+        """Readable when :meth:`finished` has something."""
+        return self._thread.fileno()
+
+    def order(self, order: TakeStacks, workers: Mapping[int, int]) -> StacksTaken | None:
+        """Begin with ``order``; its answer if it is there already."""
+        number = (order.epoch, order.number)
+        if number == self._number:
+            return self._answer
+        self._number, self._answer = number, None
+        self._thread.submit(partial(self._take, order, dict(workers)))
+        return None
+
+    def finished(self) -> list[StacksTaken]:
+        """Answers that have come since the last call; only that to the newest order is worth sending."""
+        found = [a for a in self._thread.results() if a.number == self._number[1]]
+        for answer in found:
+            self._answer = answer
+        return found
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._thread.close()
+
+    def _take(self, order: TakeStacks, workers: dict[int, int]) -> StacksTaken:
+        stacks = self._taker.take(workers, node=self._node, budget_s=order.budget_s, native=order.native)
+        return StacksTaken(node=self._node, generation=order.generation, number=order.number, stacks=stacks)

@@ -6,8 +6,7 @@ The rules are YAML (docs/log-rules.md); :func:`with_site_rules` adds a site's ow
 from __future__ import annotations
 
 from slurm_robust.analysis.logs.ranks import blames_peer, classify_ranks, first_causes, of_all, root_exit
-from slurm_robust.analysis.logs.rule import Rule, RuleSet
-from slurm_robust.analysis.logs.rulefile import shipped, with_site_rules
+from slurm_robust.analysis.logs.rule import Rule, RuleSet, shipped, with_site_rules
 from slurm_robust.analysis.logs.verdict import Reading, classify, classify_exit, read
 
 __all__ = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
+from os.path import commonprefix
 
 from slurm_robust.analysis.logs.text import Line
 
@@ -18,6 +20,15 @@ _QUOTED = 10
 """So many lines of others may stand between a frame and the source quoted below it."""
 _SPAN = 400
 """Maximum number of lines of a traceback."""
+
+# Where a log begins inside a traceback: what follows the source that is quoted first.
+_GOES_ON = re.compile(r'( *)(?:File "[^"\n]{1,400}", line \d+|\[Previous line repeated )')
+_ENDS = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|Failure)(?::|$)")
+
+# The first and the last line of the box that rich draws around all but the exception itself, behind a label.
+_BOX = re.compile(r"([^╭╰+]*)[╭╰+][─-]+( Traceback \(most recent call last\) )?[─-]+[╮╯+]$")
+# The lines of a box that began before the log: numbered source, and what is in a box of local variables.
+_OF_BOX = re.compile(r"[^│]{0,80}│ (?:[❱ ] *\d+ |[│╭╰]).*│$")
 
 # Nobody learns what destructors and the like raise; a handler's failure to write a log line neither.
 _ANNOUNCED = ("exception ignored in", "--- logging error ---")
@@ -53,10 +64,11 @@ def without_source(lines: Sequence[Line]) -> list[Line]:
     Source is no evidence: it may be a comment, or a message that is never raised. Lines of others may stand
     between a frame and its source; the exception's own line ends a traceback.
     """
-    opened: dict[
-        str, tuple[int, int]
-    ] = {}  # by label: the frame's indentation, and the last line that counts
+    # By label: the frame's indentation, and the last line that counts.
+    opened: dict[str, tuple[int, int]] = {}
     kept = list(lines)
+    for at in (*range(_cut(lines)), *_boxed(lines)):
+        kept[at] = lines[at]._replace(text="")
     for at, line in enumerate(lines):
         if frame := _QUOTING.match(line.text) if 'File "' in line.text else None:
             opened[_CHANGING.sub("0", frame[1])] = len(frame[2]), at
@@ -74,6 +86,38 @@ def without_source(lines: Sequence[Line]) -> list[Line]:
                 elif _LAST.match(rest.lstrip(" ")):
                     del opened[label]
     return kept
+
+
+def _cut(lines: Sequence[Line]) -> int:
+    """The number of lines with which a log begins inside the source that a traceback quotes."""
+    texts = [_CHANGING.sub("0", line.text) for line in lines[: _QUOTED + 1]]
+    for at in range(1, len(texts)):
+        label = len(commonprefix(texts[: at + 1]).rstrip(" "))  # noqa: RUF071  # of characters
+        *quoted, rest = (text[label:] for text in texts[: at + 1])
+        least, indent = min(map(_indent, quoted)), _indent(rest)
+        if (_GOES_ON.match(rest) and least > indent) or (_ENDS.match(rest[indent:]) and least >= indent + 4):
+            return at
+    return 0
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
+def _boxed(lines: Sequence[Line]) -> Iterator[int]:
+    """The lines in rich's boxes, which quote source and show local variables."""
+    boxes: dict[str, float] = {}  # by label: the newest line of the box, -inf when it has ended
+    for at, line in enumerate(lines):
+        if line.text.endswith(("╮", "╯", "+")) and (found := _BOX.match(_CHANGING.sub("0", line.text))):
+            boxes[found[1]] = at if found[2] else -math.inf
+        elif line.text.endswith(("│", "|")):
+            text = _CHANGING.sub("0", line.text)
+            label = next((box for box in boxes if text.startswith((f"{box}│", f"{box}|"))), None)
+            if label is not None and at - boxes[label] <= _QUOTED:
+                boxes[label] = at
+                yield at
+            elif not boxes and _OF_BOX.match(text):
+                yield at
 
 
 def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[range]:

@@ -60,10 +60,11 @@ _LIFE = re.compile(
 
 
 class Sighting(NamedTuple):
-    """A rule that matched. ``at`` counts the lines of the log as they were read."""
+    """A rule that matched."""
 
     rule: Rule
     at: int
+    """Counts the lines of the log as they were read."""
     line: Line
 
     @property
@@ -73,16 +74,15 @@ class Sighting(NamedTuple):
 
 
 class Sightings(NamedTuple):
-    """The matches in a log. ``decided``: all that count, the deciding one first.
-
-    Only without any there is more: ``trouble``, the last lines that look like failures and that no rule knows
-    as harmless, and ``is_well``: no such line, but one that shows a training that goes on or ended well, or
-    one that a rule knows. A log that is not a program's own reports failures only, so without one it is well.
-    """
+    """The matches in a log."""
 
     decided: list[Sighting]
+    """All that count, the deciding one first. Only without any there is more:"""
     trouble: tuple[Line, ...] = ()
+    """The last lines that look like failures and that no rule knows as harmless."""
     is_well: bool = False
+    """No such line, but one that shows a training that goes on or ended well, or one that a rule knows. A log
+    that is not a program's own reports failures only, so without one it is well."""
 
 
 def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:

@@ -84,7 +84,7 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
 
 
 def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
-    """Who is in another collective than all others: most name it, or it alone says so of itself."""
+    """The rank that is in another collective than all others: most name it, or it alone says so of itself."""
     # Ranks are compared in order, so the one that differs names rank 0, and all others name it.
     names = Counter(found[1] for line in lines.values() if (found := _NAMED.search(line)))
     (first, times), (_, next_times), *_ = [*names.most_common(2), ("", 0), ("", 0)]
@@ -104,14 +104,14 @@ def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) ->
 
 
 def _strength(reading: Reading) -> tuple[int, int]:
-    """The least one is the root. Who only ended may be it sooner than who complains about a peer."""
+    """The least one is the root. A rank that only ended comes before one that complains about a peer."""
     if reading.tier is Tier.SUMMARY and reading.verdict.action is Remedy.NONE:
         return len(_ROOTS), -reading.weight  # ended together with the others
     return _ROOTS.index(reading.tier or Tier.NOISE), -reading.weight
 
 
 def _collective(line: str) -> float | None:
-    """The number of the collective that a line speaks of. Who waits in a later one waits for the others."""
+    """The number of the collective that a line speaks of. A rank in a later one waits for the others."""
     found = _COLLECTIVE.search(line)
     return float(found[1] or found[2]) if found else None
 

@@ -14,9 +14,10 @@ LINE = 2000
 
 
 class Line(NamedTuple):
-    """``number`` counts from 1, as editors do."""
+    """One line of a log."""
 
     number: int
+    """From 1, as editors count."""
     text: str
 
 

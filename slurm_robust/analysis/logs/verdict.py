@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import frames
 from slurm_robust.analysis.logs.match import Sighting, sightings
-from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier
-from slurm_robust.analysis.logs.rulefile import shipped
+from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier, shipped
 from slurm_robust.analysis.logs.text import lines_of
-from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.exits import WorkerExit, signal_name
 from slurm_robust.model.incident import Cause, Classification, Remedy
 from slurm_robust.model.record import Record
 
 
 class Reading(Record):
-    """A verdict and what it stands on.
-
-    ``number`` is that of the deciding line (from 1; 0: none decided), ``context`` the lines around it with
-    their numbers; of an unknown log the last lines that look like failures. ``tier`` and ``weight`` are those
-    of the rule, None where none matched.
-    """
+    """A verdict and what it stands on."""
 
     verdict: Classification
     number: int = 0
+    """Of the deciding line, from 1; 0 where none decided."""
     context: tuple[tuple[int, str], ...] = ()
+    """The lines around it with their numbers; of an unknown log the last lines that look like failures."""
     tier: Tier | None = None
+    """Of the rule, as are the next two; None where none matched."""
     weight: int = 0
     advice: str = ""
 
@@ -117,11 +113,3 @@ def _ending(exit: WorkerExit) -> str:
     if exit.signal is not None:
         return f"exitcode: -{exit.signal} ({signal_name(exit.signal)})"
     return f"exitcode: {exit.code}" if exit.failed else ""
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -14,13 +14,15 @@ WINDOW = 1000
 
 
 class StepTimes:
-    """The newest 1000 measured times, in seconds. ``steps`` and ``longest`` are of all that ever were."""
+    """The newest 1000 measured times, in seconds."""
 
     def __init__(self) -> None:
         self._window: deque[float] = deque(maxlen=WINDOW)
         self._ordered: list[float] | None = None
         self.steps = 0
+        """Of all that were ever measured."""
         self.longest = 0.0
+        """The same."""
 
     def add(self, seconds: float, steps: int = 1) -> None:
         """One measurement, over ``steps`` steps that took ``seconds`` each, or at least one of them."""
@@ -61,10 +63,11 @@ UNLEARNED = (RESTORE, FINISHED)
 
 
 class Bound(Record):
-    """``seconds`` without a step are allowed; ``why``: how that was derived."""
+    """``seconds`` without a step are allowed."""
 
     seconds: float
     why: str
+    """How that was derived."""
 
 
 HUNG_HERE = "detect.phase_s: it seemed to hang after this very step before, maybe in a phase not announced"

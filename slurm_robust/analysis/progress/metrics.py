@@ -6,9 +6,9 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from statistics import median, median_low
-from typing import Literal
 
 from slurm_robust.config.job import DetectConfig
+from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import named_ranks
@@ -72,19 +72,21 @@ _GRADIENTS_IN_A_ROW = 2
 
 
 class MetricVerdict(Record):
-    """A metric is not finite or has jumped, on ``rank`` first, at ``step``, ``age_s`` seconds ago.
+    """A metric is not finite or has jumped."""
 
-    ``ranks`` are all that show it. ``text`` says what that means. ``good_step``: the newest step before at
-    which all ranks reported finite numbers, -1 if none was seen in this generation.
-    """
-
-    kind: Literal["non_finite", "spike"]
+    symptom: Symptom
+    """Non-finite, or a spike."""
     rank: int
+    """The first that shows it."""
     step: int
     text: str
+    """What it means."""
     age_s: float
+    """Seconds since ``step``."""
     ranks: tuple[int, ...]
+    """All that show it."""
     good_step: int = -1
+    """The newest step before at which all ranks reported finite numbers, -1 if none in this generation."""
 
 
 class MetricWatch:
@@ -139,7 +141,7 @@ class MetricWatch:
             others = [r for r in records if r.rank not in ranks and r.loss is not None]
             self._pending.append(
                 MetricVerdict(
-                    kind="non_finite",
+                    symptom=Symptom.NON_FINITE,
                     rank=first.rank,
                     step=first.step,
                     text=_non_finite(first, ranks, others),
@@ -178,7 +180,7 @@ class MetricWatch:
             )
             self._pending.append(
                 MetricVerdict(
-                    kind="spike",
+                    symptom=Symptom.SPIKE,
                     rank=of.rank,
                     step=of.step,
                     text=text,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 from msgspec import structs
 
 from slurm_robust.analysis.progress import bounds
 from slurm_robust.analysis.progress.bounds import FEW_STEPS, MANY_STEPS, Bound, StepTimes, span
-from slurm_robust.analysis.progress.sample import Sample
 from slurm_robust.analysis.progress.slowdown import Reminder, Slowdown
 from slurm_robust.config.job import DetectConfig
+from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import PaceHistory, Progress
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import named_ranks
@@ -29,24 +28,110 @@ CALM_S = 6 * 3600.0
 _NEWS_FACTOR = 1.25
 
 
+class Sample(Record):
+    """The step records of all ranks at one moment, reduced to what shows progress."""
+
+    now: float
+    """Monotonic seconds of the reader."""
+    records: tuple[Progress, ...]
+    """Of ranks that show progress: all that report steps or, if none does, those that count optimizer steps,
+    or all if none does that either."""
+    speaks: bool
+    """False where none does either."""
+    reported: bool
+    step: int
+    """The newest."""
+    at: float
+    """When the first rank completed ``step``."""
+    still_s: float
+    """Since any rank completed a step, or began or ended a phase."""
+    phases: dict[str, float] = {}
+    """Those that ranks are in, each since its first rank entered."""
+    phase_ended_s: float = math.inf
+    """Since the last one ended."""
+    in_phases: tuple[int, ...] = ()
+    """Ranks that are in one."""
+    silent: tuple[int, ...] = ()
+    """Ranks that report nothing while others do."""
+
+    @classmethod
+    def of(cls, records: Sequence[Progress], now: float) -> Sample:
+        """``records`` are not empty and as old as they are ``now``."""
+        reporting = tuple(r for r in records if r.reported)
+        telling = reporting or tuple(r for r in records if r.step >= 0)
+        speaking = telling or tuple(records)
+        front = max(speaking, key=lambda r: (r.step, r.age_s))
+        phases: dict[str, float] = {}
+        for record in records:
+            if record.phase:
+                phases[record.phase] = max(record.phase_s, phases.get(record.phase, 0.0))
+        return cls(
+            now=now,
+            records=speaking,
+            speaks=bool(telling),
+            reported=bool(reporting),
+            step=front.step,
+            at=now - front.age_s,
+            still_s=min(min(r.age_s for r in speaking), min(r.phase_s for r in records)),
+            phases=phases,
+            phase_ended_s=min((r.phase_s for r in records if not r.phase), default=math.inf),
+            in_phases=tuple(r.rank for r in records if r.phase),
+            silent=tuple(r.rank for r in records if not r.reported) if reporting else (),
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether a rank that will make steps has made none yet."""
+        return any(r.step < 0 for r in self.records)
+
+    @property
+    def is_in_phase(self) -> bool:
+        """Whether the newest step was completed while a rank was in a phase that still goes on."""
+        return any(since_s > self.now - self.at for since_s in self.phases.values())
+
+    @property
+    def resumed_at(self) -> float:
+        """When the last phase ended; infinitely long ago if there was none."""
+        return self.now - self.phase_ended_s
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """Ranks that the others wait for: those in a phase, or not as far; none if all are equal."""
+        if self.in_phases and len(self.in_phases) < len(self.records):
+            return self.in_phases
+        if self.is_first and 0 < len(self.silent) < len(self.records):
+            return self.silent
+        least = min(r.step for r in self.records)
+        found = tuple(r.rank for r in self.records if r.step == least)
+        return found if len(found) < len(self.records) else ()
+
+    def left_behind(self, seconds: float) -> tuple[int, ...]:
+        """Ranks without a step for longer than ``seconds``, while others go on and none is in a phase."""
+        if self.phases or self.phase_ended_s <= seconds or self.still_s > seconds:
+            return ()
+        return tuple(r.rank for r in self.records if 0 <= r.step < self.step and r.age_s > seconds)
+
+
 class PaceVerdict(Record):
     """The training hangs or is slow; given once for each time that it does.
 
     Of a slowdown it is given again while it goes on (:class:`.slowdown.Reminder`).
-
-    ``ranks`` are behind the others; none if all are equal. ``since_s``: since the last step, or since the
-    phase began (hang), or over how long it was measured (slow); ``bound_s``: the seconds that are allowed,
-    per step (slow); ``why``: how that was derived. ``text`` says all of it. ``times``: how often this
-    slowdown has been reported by now.
     """
 
-    kind: Literal["hang", "slow"]
+    symptom: Symptom
+    """A hang, or a slowdown."""
     text: str
+    """Says all of it."""
     ranks: tuple[int, ...]
+    """Behind the others; none if all are equal."""
     since_s: float
+    """Since the last step, or since the phase began (hang), or over how long it was measured (slow)."""
     bound_s: float
+    """The seconds that are allowed, per step (slow)."""
     why: str
+    """How ``bound_s`` was derived."""
     times: int = 1
+    """How often this slowdown has been reported by now."""
 
 
 class PaceWatch:
@@ -261,7 +346,7 @@ class PaceWatch:
             return None
         why = f"{self._config.slow_factor:g} x {span(reference)}, the training's own median"
         return PaceVerdict(
-            kind="slow",
+            symptom=Symptom.SLOW,
             text=f"steps take {span(recent)}, the limit is {span(self._slowdown.limit_s)} ({why})",
             ranks=(),
             since_s=self._slowdown.measured_s,
@@ -291,5 +376,5 @@ def _hang(sample: Sample, ranks: tuple[int, ...], since_s: float, bound: Bound) 
     who = f"{named_ranks(ranks)} behind the others; " if ranks else ""
     text = f"{what} for {span(since_s)}{at}: {who}the limit is {span(bound.seconds)} ({bound.why})"
     return PaceVerdict(
-        kind="hang", text=text, ranks=ranks, since_s=since_s, bound_s=bound.seconds, why=bound.why
+        symptom=Symptom.HANG, text=text, ranks=ranks, since_s=since_s, bound_s=bound.seconds, why=bound.why
     )

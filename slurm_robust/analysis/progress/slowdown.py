@@ -96,8 +96,7 @@ class Slowdown:
 class Reminder:
     """When to report a slowdown: at once, when it has become as much worse again, and ever more rarely.
 
-    The first search for a culprit may have failed because another cause hid it. ``times``:
-    how often this one was reported.
+    The first search for a culprit may have failed because another cause hid it.
     """
 
     def __init__(self, factor: float) -> None:
@@ -108,6 +107,7 @@ class Reminder:
         """The slowdown is over."""
         self._reported_s, self._reported_at, self._wait_s = 0.0, -math.inf, AGAIN_AFTER_S
         self.times = 0
+        """How often this one was reported."""
 
     def is_due(self, recent_s: float, now: float) -> bool:
         """Whether to report it ``now`` (monotonic), and count that. ``recent_s``: seconds per step."""

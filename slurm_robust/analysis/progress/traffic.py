@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from slurm_robust.analysis.progress.bounds import span
 from slurm_robust.config.job import DetectConfig
+from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.progress import Progress, Traffic
-from slurm_robust.model.record import Record
 
 CHATTER_BYTES_PER_S = 1e5
 """What heartbeats, monitoring and the fabric's own management may send while no training does."""
@@ -56,21 +56,14 @@ class TrafficMeter:
         )
 
 
-class Silence(Record):
-    """All links of all nodes have been silent for ``since_s`` seconds; ``text`` says so."""
-
-    text: str
-    since_s: float
-
-
 def fallen_silent(
     traffic: Sequence[Traffic | None],
     records: Sequence[Progress],
     config: DetectConfig,
     *,
     longest_pause_s: float = 0.0,
-) -> Silence | None:
-    """Whether a training that used the network between its nodes does so no more, and does nothing else.
+) -> Fault | None:
+    """A hang, if a training that used the network between its nodes does so no more, and does nothing else.
 
     ``traffic`` of each node that trains; a node without such links, or whose links never carried anything,
     says nothing, and then the rule has no say. Nor has it where the links carried something for a short while
@@ -88,4 +81,9 @@ def fallen_silent(
     if any(record.phase or min(record.age_s, record.phase_s) < since_s for record in records):
         return None
     text = f"the links of all {len(known)} nodes have carried next to nothing for {span(since_s)}"
-    return Silence(text=f"{text}, the limit is {span(allowed_s)}", since_s=since_s)
+    return Fault(
+        symptom=Symptom.HANG,
+        detail=f"{text}, the limit is {span(allowed_s)}",
+        detect_s=since_s,
+        low_confidence=True,
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.analysis.stacks.localise import MOST_SHARE, localise
+from slurm_robust.analysis.stacks.localise import MOST_SHARE, localise, vote
 from slurm_robust.analysis.stacks.ranks import fingerprint
-from slurm_robust.analysis.stacks.voting import vote
 
 __all__ = ["MOST_SHARE", "fingerprint", "localise", "vote"]

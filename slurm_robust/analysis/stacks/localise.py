@@ -1,4 +1,4 @@
-"""Where a hang or slowdown sits, by what all ranks do at one moment. Pure.
+"""Where a hang or slowdown sits, by what all ranks do at one moment, or in several sample rounds. Pure.
 
 Everybody waits for the one that is stuck, so what most ranks do is healthy and the others are outliers. What
 names a rank exactly goes first: a process that is halted, the flight recorder, a rank that does something of
@@ -8,15 +8,17 @@ docs/stacks.md has the rules with their reasons.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, combinations, product
 
 from slurm_robust.analysis.stacks.activity import Activity, is_point_to_point
-from slurm_robust.analysis.stacks.groups import covering, node_count, nodes_of
 from slurm_robust.analysis.stacks.ranks import RankView, views, without_libraries
 from slurm_robust.analysis.stacks.recorder import recorded, unclear
 from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.util.text import count, fold_ranks
 
@@ -53,7 +55,7 @@ def localise(
     most_share: float = MOST_SHARE,
     moving: bool = False,
 ) -> Localisation:
-    """Who is to blame, by the stacks of the ranks of ``layout``; the agents of those ``missing`` were silent.
+    """The ranks to blame, by the stacks of all of ``layout``; the agents of those ``missing`` were silent.
 
     A group is blamed if it has at most ``most_share`` of the nodes; ranks named exactly also if they are on
     one node, or in one group and on less than half of the nodes. Without such ``ranks``, the reason says why.
@@ -69,22 +71,12 @@ def localise(
     scene = _Scene(seen, layout, most_share, may_wait)
     if all(view.activity is Activity.SILENT for view in scene.views.values()):
         return scene.nobody("no stacks could be taken")
-    judges: tuple[Callable[[], Localisation | None], ...] = (
-        lambda: _halted(scene),
-        lambda: _absent(scene, taken),
-        lambda: _behind(scene, taken),
-        lambda: _elsewhere(scene),
-    )
-    return next((found for judge in judges if (found := judge()) is not None), None) or _differing(
-        scene, moving
-    )
+    named = _halted(scene) or _absent(scene, taken) or _behind(scene, taken) or _elsewhere(scene)
+    return named or _differing(scene, moving)
 
 
 class _Scene:
-    """All ranks at one moment; ``unclear`` are those whose calls may be a wait for their GPU.
-
-    A host that waits for its GPU inside a call in C, such as ``loss.item()``, looks like one that computes.
-    """
+    """All ranks at one moment."""
 
     def __init__(
         self,
@@ -97,6 +89,8 @@ class _Scene:
         self.layout = layout
         self.most_share = most_share
         self.unclear = frozenset(rank for rank in unclear if views[rank].activity in _LIKE_A_WAIT)
+        """Ranks whose calls may be a wait for their GPU: a host that waits inside a call in C, such as
+        ``loss.item()``, is seen like one that computes."""
         self.keys = {rank: view.key for rank, view in views.items()}
 
     @cached_property
@@ -212,7 +206,7 @@ def _halted(scene: _Scene) -> Localisation | None:
 
 
 def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
-    """Of whom neither the agent nor NCCL's RAS hears: two witnesses that have nothing in common."""
+    """Ranks of which neither the agent nor NCCL's RAS hears: two witnesses that have nothing in common."""
     missed = {
         absent.rank
         for stack in stacks
@@ -226,7 +220,7 @@ def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
 
 
 def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
-    """Who has not come to a collective, by the flight recorder."""
+    """Ranks that have not come to a collective, by the flight recorder."""
     waiting = scene.waiting()
     found = recorded(stacks, lambda rank: rank not in waiting and rank not in scene.healthy)
     if found is None or not found.ranks <= scene.views.keys():
@@ -238,7 +232,7 @@ def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
 
 
 def _elsewhere(scene: _Scene) -> Localisation | None:
-    """Who does something of its own while at least half of all ranks wait for peers."""
+    """Ranks that do something of their own while at least half of all ranks wait for peers."""
     waiting = scene.waiting()
     ranks = frozenset(scene.views) - waiting
     if not ranks or 2 * len(waiting) < len(scene.views):
@@ -251,7 +245,7 @@ def _elsewhere(scene: _Scene) -> Localisation | None:
 
 
 def _differing(scene: _Scene, moving: bool) -> Localisation:
-    """Who does something else than most."""
+    """Ranks that do something else than most."""
     ranks = scene.outliers
     if not ranks:
         view = scene.views[min(scene.views)]
@@ -290,3 +284,184 @@ def _pair(scene: _Scene, ranks: frozenset[int]) -> frozenset[int] | None:
     near = len(stages) == 2 and (max(stages) - min(stages)) in (1, size - 1)
     same_pipeline = len({tuple(v for k, v in place.items() if k != "tp") for place in places}) == 1
     return ranks if near and same_pipeline else None
+
+
+# -- parallel groups, as they are evicted: whole nodes ----------------------------------------------
+
+
+class RankGroup(Record):
+    """A parallel group, rounded up to whole nodes."""
+
+    dimensions: str
+    """Along which its ranks differ, as ``pp`` or ``tp-pp``; ``node`` for one node."""
+    ranks: frozenset[int]
+    """With those that only share a node with the group."""
+    nodes: int
+    """How many it is on."""
+    size: int
+    """How many ranks it has itself."""
+
+    @property
+    def name(self) -> str:
+        """``pp 24-31``."""
+        return f"{self.dimensions} {fold_ranks(self.ranks)}"
+
+
+def nodes_of(ranks: Iterable[int], layout: ParallelLayout) -> frozenset[int]:
+    """Slots on which ``ranks`` run."""
+    return frozenset(rank // layout.nproc_per_node for rank in ranks)
+
+
+def node_count(layout: ParallelLayout) -> int:
+    """How many nodes the world has."""
+    return math.ceil(layout.world_size / layout.nproc_per_node)
+
+
+def covering(ranks: Collection[int], layout: ParallelLayout, most_nodes: float) -> list[RankGroup]:
+    """All groups of at most ``most_nodes`` nodes that hold ``ranks``, the smallest first.
+
+    Of equal ones those of fewer dimensions come first, then the one that changes faster with the rank.
+    """
+    wanted = nodes_of(ranks, layout)
+    if not wanted or len(wanted) > most_nodes:
+        return []
+    first = _ranks_on(min(wanted), layout)
+    found: dict[tuple[str, frozenset[int]], RankGroup] = {}
+    if len(wanted) == 1:
+        found["node", frozenset(first)] = RankGroup(
+            dimensions="node", ranks=frozenset(first), nodes=1, size=len(first)
+        )
+    for names, rank in product(_combinations(layout, len(first), most_nodes), first):
+        raw = _members(rank, names, layout)
+        nodes = nodes_of(raw, layout)
+        # A part of a node is evicted as the node.
+        if wanted <= nodes and len(nodes) <= most_nodes and (len(nodes) > 1 or len(raw) == len(first)):
+            whole = frozenset(chain.from_iterable(_ranks_on(n, layout) for n in nodes))
+            group = RankGroup(dimensions="-".join(names), ranks=whole, nodes=len(nodes), size=len(raw))
+            found.setdefault((group.dimensions, whole), group)
+    order = [name for name, _ in layout.sizes]
+
+    def rank_of(group: RankGroup) -> tuple[object, ...]:
+        names = group.dimensions.split("-")
+        places = [order.index(name) if name in order else len(order) for name in names]
+        return group.nodes, group.size, len(names), places, sorted(group.ranks)
+
+    return sorted(found.values(), key=rank_of)
+
+
+def _combinations(layout: ParallelLayout, per_node: int, most_nodes: float) -> Iterator[tuple[str, ...]]:
+    """Dimensions whose groups may fit into ``most_nodes``; never all, which would be the world."""
+    sizes = {name: size for name, size in layout.sizes if size > 1}
+    for length in range(1, len(sizes)):
+        for names in combinations(sizes, length):
+            if math.prod(sizes[name] for name in names) <= most_nodes * per_node:
+                yield names
+
+
+def _members(rank: int, names: Collection[str], layout: ParallelLayout) -> set[int]:
+    """The ranks that differ from ``rank`` in the dimensions ``names`` only."""
+    found, stride = {rank}, 1
+    for name, size in layout.sizes:
+        if name in names:
+            found = {r - r // stride % size * stride + i * stride for r in found for i in range(size)}
+        stride *= size
+    return found
+
+
+def _ranks_on(node: int, layout: ParallelLayout) -> range:
+    first = node * layout.nproc_per_node
+    return range(first, min(first + layout.nproc_per_node, layout.world_size))
+
+
+# -- several rounds: a slow rank is flagged again and again, a chance one is not ---------------------
+
+CHANCE = 0.05
+"""Several verdicts within a group are no verdict on the group if they fall there by chance so often."""
+
+
+class _Candidate(Record):
+    """Ranks that may be blamed."""
+
+    ranks: frozenset[int]
+    group: str
+    nodes: int
+    votes: tuple[Localisation, ...]
+    """The rounds whose verdict lies within ``ranks``."""
+
+
+def vote(
+    rounds: Sequence[Localisation], layout: ParallelLayout, *, most_share: float = MOST_SHARE
+) -> Localisation:
+    """The smallest set of ranks that holds the verdicts of more than half of the rounds.
+
+    It is what a round blamed, or a parallel group of at most ``most_share`` of the nodes with several such,
+    if these are more than chance puts into a group of its size. Empty, with the reason, where there is none,
+    or where two are equally small and equally often flagged.
+    """
+    flagged = [found for found in rounds if found.ranks]
+    candidates = [c for c in _candidates(flagged, layout, most_share) if 2 * len(c.votes) > len(rounds)]
+    if not candidates:
+        ranks = sorted(set(chain.from_iterable(found.ranks for found in flagged)))
+        text = f"no majority: {len(flagged)} of {len(rounds)} sample rounds flagged ranks" + (
+            f" (ranks {fold_ranks(ranks)}), none often enough" if ranks else ""
+        )
+        why = next((found.reason for found in reversed(rounds) if not found.ranks), "")
+        return Localisation(reason=text + (f"; {why}" if why else ""))
+    best, *others = sorted(candidates, key=lambda c: (*_smallness(c), sorted(c.ranks)))
+    if equal := [c for c in others if _smallness(c) == _smallness(best) and c.ranks != best.ranks]:
+        sets = ", ".join(fold_ranks(c.ranks) for c in (best, *equal))
+        return Localisation(reason=f"ranks {sets} are flagged equally often")
+    return _of_rounds(best, len(rounds))
+
+
+def _candidates(
+    flagged: Sequence[Localisation], layout: ParallelLayout, most_share: float
+) -> list[_Candidate]:
+    """Each verdict, and each group that covers one and holds more of them than chance explains."""
+    total = node_count(layout)
+    blamed = {frozenset(found.ranks): found.group for found in flagged}
+    sets = dict(blamed)
+    for ranks in blamed:
+        for group in covering(ranks, layout, most_share * total):
+            sets.setdefault(group.ranks, group.name)
+    found = [
+        _Candidate(
+            ranks=ranks,
+            group=group,
+            nodes=len(nodes_of(ranks, layout)),
+            votes=tuple(found for found in flagged if ranks.issuperset(found.ranks)),
+        )
+        for ranks, group in sets.items()
+    ]
+    return [
+        c
+        for c in found
+        if c.ranks in blamed or _by_chance(len(c.votes), len(flagged), c.nodes / total) < CHANCE
+    ]
+
+
+def _by_chance(votes: int, rounds: int, share: float) -> float:
+    """The chance that this many verdicts on random nodes fall into one group with ``share`` of the nodes."""
+    tail = range(votes, rounds + 1)
+    return sum(math.comb(rounds, k) * share**k * (1 - share) ** (rounds - k) for k in tail) / share
+
+
+def _smallness(candidate: _Candidate) -> tuple[int, int, int]:
+    return candidate.nodes, len(candidate.ranks), -len(candidate.votes)
+
+
+def _of_rounds(best: _Candidate, rounds: int) -> Localisation:
+    named = frozenset(chain.from_iterable(found.ranks for found in best.votes))
+    last = best.votes[-1]
+    exact = named == best.ranks and all(found.exact for found in best.votes)
+    share = len(best.votes) / rounds
+    return Localisation(
+        outliers=tuple(sorted(set(chain.from_iterable(found.outliers for found in best.votes)))),
+        ranks=tuple(sorted(best.ranks)),
+        group="" if exact else best.group,
+        exact=exact,
+        healthy=min(found.healthy for found in best.votes),
+        confidence=round(share * sum(found.confidence for found in best.votes) / len(best.votes), 2),
+        reason=f"flagged in {len(best.votes)} of {rounds} sample rounds: {last.reason}",
+        stack=last.stack,
+    )

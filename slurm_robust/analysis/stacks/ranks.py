@@ -1,16 +1,20 @@
-"""What each rank does: its main thread, and those for which this one waits."""
+"""What each rank does: its main thread, and those for which this one waits.
+
+Stacks are read in a form that is equal where the same code waits at the same place, on any node.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec import structs
 
-from slurm_robust.analysis.stacks.activity import Activity, is_native
-from slurm_robust.analysis.stacks.normal import Doing, Reader
+from slurm_robust.analysis.stacks.activity import Activity, Meaning, Role, is_native, meaning
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
-from slurm_robust.model.stacks import ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 
 _HALTED = {
     "T": Activity.STOPPED,
@@ -27,17 +31,135 @@ _SERVED_BY = {
 }
 
 
-class RankView(Record):
-    """One rank. ``form`` is equal for ranks that wait at the same place of the same code.
+# What stands behind these in a path is the same wherever Python and the packages are installed.
+_INSTALLED = re.compile(r"^.*?(?:(?:site|dist)-packages|lib/python3[.\d]*)/(?!.*(?:site|dist)-packages/)")
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+|\+\d+$")
+_NUMBER = re.compile(r"\d+")
+# A process begins here; what forked it is not its own doing.
+_BEGINNINGS = ("_bootstrap", "_bootstrap_inner")
+_PURPOSES = (Activity.DATA, Activity.CHECKPOINT)
+_OVERRIDDEN = (Activity.COMPUTE, Activity.IO, Activity.HELPER)
 
-    ``helper`` says which process the rank waits for and what that one does, "" when there is none.
-    ``sleeps``: at this moment it used no processor; that is shown, and not compared.
+
+class Call(Record):
+    """One call."""
+
+    text: str
+    """Normalised."""
+    meaning: Meaning
+    is_native: bool
+    is_beginning: bool
+    """A process or thread of Python begins with it."""
+
+
+class Doing(Record):
+    """What one thread does."""
+
+    activity: Activity
+    form: str
+    """Its normalised calls, one a line, innermost first. They begin with the call that shows what the thread
+    does: below it are locks, sockets and clocks, where the moment of sampling decides what is seen."""
+    is_idle: bool = False
+    is_pythons: bool = True
+    """Python began the thread, not a library."""
+
+    @property
+    def call(self) -> str:
+        """The innermost call that means something."""
+        return self.form.partition("\n")[0]
+
+
+class Reader:
+    """Reads the stacks of one sample round. Ranks in the same place share the work of reading them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Frame, ...], Doing] = {}
+
+    def read(self, frames: tuple[Frame, ...]) -> Doing:
+        """What a thread with these calls, innermost first, does."""
+        known = self._known.get(frames)
+        if known is None:
+            known = self._known[frames] = doing(frames)
+        return known
+
+
+def doing(frames: tuple[Frame, ...]) -> Doing:
+    """The innermost call that means something decides, unless all of it serves data or a checkpoint."""
+    own = []
+    for frame in frames:
+        call = read_call(frame)
+        if call.is_beginning:
+            break
+        own.append(call)
+    activity, begin = _innermost(own)
+    meaningful = own[begin:]
+    if activity in _OVERRIDDEN:
+        purposes = (call.meaning for call in meaningful if call.meaning in _PURPOSES)
+        activity = next((p for p in purposes if isinstance(p, Activity)), activity)
+    python = [call.text for call in meaningful if not call.is_native]
+    return Doing(
+        activity=activity,
+        form="\n".join(python or [call.text for call in meaningful]),
+        is_idle=begin == len(own),
+        is_pythons=bool(python) and len(own) < len(frames),
+    )
+
+
+def _innermost(calls: Sequence[Call]) -> tuple[Activity, int]:
+    """The activity, and the index of the call that says so: behind the last one for an idle thread."""
+    waits = False
+    for index, call in enumerate(calls):
+        if call.meaning is Role.WAIT:
+            waits = True
+        elif call.meaning is Activity.COMPUTE and waits:
+            return Activity.HELPER, index
+        elif isinstance(call.meaning, Activity):
+            return call.meaning, index
+    return Activity.HELPER, len(calls)
+
+
+@lru_cache(maxsize=1 << 14)
+def read_call(frame: Frame) -> Call:
+    """One call by itself."""
+    # Tools name the same function Condition.wait or wait; C++ has its own separator.
+    name = frame.function if "::" in frame.function else frame.function.rpartition(".")[2]
+    return Call(
+        text=_normal(name, frame.file, frame.line),
+        meaning=meaning(name, frame.file),
+        is_native=is_native(frame.file),
+        is_beginning=name in _BEGINNINGS,
+    )
+
+
+def _normal(function: str, file: str, line: int) -> str:
+    """``all_reduce torch/distributed/distributed_c10d.py``, ``train train.py:90``.
+
+    Lines count in the user's own code only, where they distinguish one wait from another; in a library's loop
+    they depend on the moment. Native calls have the library's name without the folder.
     """
+    name = _ADDRESS.sub("", function)
+    if "torchinductor_" in file:
+        return f"{name} <inductor>"
+    if file.startswith("<"):
+        return f"{name} {_NUMBER.sub('', file)}"
+    if is_native(file):
+        return f"{name} {file.rpartition('/')[2].partition('.so')[0]}"
+    library = _INSTALLED.sub("", file)
+    if library != file:
+        return f"{name} {library}"
+    return f"{name} {file.rpartition('/')[2]}:{line}" if file else name
+
+
+class RankView(Record):
+    """What one rank does."""
 
     activity: Activity
     form: str = ""
+    """Equal for ranks that wait at the same place of the same code."""
     helper: str = ""
+    """Which process the rank waits for and what that one does, "" when there is none."""
     sleeps: bool = False
+    """At this moment it used no processor; that is shown, and not compared."""
 
     @property
     def key(self) -> str:

@@ -28,23 +28,24 @@ _HOSTS_OWN = "gloo:"
 
 
 class Recorded(Record):
-    """``ranks`` at fault; not ``exact`` where all have begun an operation that none of them ends."""
+    """Whom the recorder blames."""
 
     ranks: frozenset[int]
     exact: bool
+    """False where all have begun an operation that none of them ends."""
     reason: str
 
 
 class _Question(Record):
-    """The oldest operation of one process group that somebody has not completed.
-
-    ``waiting`` are in it, ``awaited`` have not come to it, ``odd`` have called another one in its place.
-    """
+    """The oldest operation of one process group that somebody has not completed."""
 
     operation: Collective
     waiting: frozenset[int]
+    """Ranks that are in it."""
     awaited: frozenset[int]
+    """Ranks that have not come to it."""
     odd: frozenset[int]
+    """Ranks that have called another one in its place."""
 
     @property
     def what(self) -> str:
@@ -99,15 +100,16 @@ def _ranks(ranks: frozenset[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
 
 
-# A group's name, its first rank and its size: to compare all ranks of large groups would take seconds.
 _Key = tuple[str, int, int]
+"""Of a process group (:attr:`.Collective.key`)."""
 
 
 class _Place(Record):
-    """Where a rank stands in a group; ``is_in``: it waits there, and has not only enqueued it for later."""
+    """Where a rank stands in a group."""
 
     record: Collective
     is_in: bool
+    """It waits there, and has not only enqueued the operation for later."""
 
 
 _Members = dict[int, _Place | None]
@@ -148,7 +150,7 @@ def _records(stacks: Sequence[RankStacks]) -> tuple[dict[_Key, _Members], dict[i
     is_timed = _is_timed(stacks)
     for rank, collectives in with_records.items():
         for record, is_in in _places(collectives, is_timed):
-            key = record.group, record.ranks[0] if record.ranks else -1, len(record.ranks)
+            key = record.key
             known.setdefault(key, record.ranks)
             if _POINT_TO_POINT.search(record.operation):
                 uncounted.add(key)

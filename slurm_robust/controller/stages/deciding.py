@@ -6,7 +6,7 @@ from msgspec import structs
 
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveEvidence, Say
-from slurm_robust.controller.stages.standby import watch_spares
+from slurm_robust.controller.stages.watch import watch_spares
 from slurm_robust.controller.transitions import (
     ToDeciding,
     ToEnding,
@@ -72,7 +72,7 @@ class Deciding:
                 core.evict(node, decided.verdict.reason, now, decided.incident, evidence)
             case inc.StartAgents(nodes=nodes):
                 if not self._fault.alive:
-                    core.fleet.forget_all()
+                    core.fleet.forget_silent(now.mono, core.config.timings.node_dead_s)
                 core.starts.begin(nodes, now)
             case inc.Restart():
                 return ToGathering()

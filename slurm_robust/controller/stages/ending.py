@@ -7,7 +7,7 @@ from msgspec import structs
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Exit, Now, Say
-from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, ended_with, has_new_step, with_cause
+from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, ended_with, with_cause
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToObserving,
@@ -25,12 +25,15 @@ from slurm_robust.wire.messages import Phase, Shutdown
 
 
 class Fate(Record):
-    """How far a generation has come to its end. ``lost``: silent nodes; ``ended``: all others ended."""
+    """How far a generation has come to its end."""
 
     exits: tuple[NodeExit, ...]
     lost: tuple[str, ...]
+    """Silent nodes."""
     ended: bool
+    """The workers of all other nodes have ended."""
     has_new_step: bool
+    """All ranks have completed a step since the incident began."""
 
     @property
     def has_failures(self) -> bool:
@@ -132,13 +135,15 @@ class Observing:
 
     def _fate(self, core: Core, now: Now) -> Fate:
         slots, limit = core.state.slots, core.config.timings.node_dead_s
-        lost = tuple(n for n in slots if core.fleet.silence(n, now.mono, core.started) > limit)
+        lost = tuple(n for n in slots if core.fleet.is_silent(n, limit, now.mono, core.started))
         ended = all(
             n in lost or ((b := core.fleet.heartbeat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
             for n in slots
         )
-        exits = core.exits(now)
-        return Fate(exits=exits, lost=lost, ended=ended, has_new_step=has_new_step(core, now))
+        state, records = core.state, core.progress(now)
+        before = state.incident.step if state.incident is not None else -1
+        has_new_step = len(records) == state.placement.world_size and min(r.step for r in records) > before
+        return Fate(exits=core.exits(now), lost=lost, ended=ended, has_new_step=has_new_step)
 
     def _say_decision(self, core: Core, fate: Fate, now: Now) -> None:
         fault = with_cause(core, ended_with(core, self._fault, fate.exits, fate.lost, {}, now=now), now)
@@ -165,10 +170,8 @@ class Reconnecting:
         if core.leaving:
             return ToStopping(reason=core.leaving)
         state = core.state
-        heartbeats = {n: core.fleet.heartbeat(n) for n in state.slots}
-        here = {
-            n: b.agent for n, b in heartbeats.items() if b is not None and b.generation == state.generation
-        }
+        heartbeats = core.fleet.heartbeats(state.slots)
+        here = {n: b.agent for n, b in heartbeats.items() if b.generation == state.generation}
         if len(here) == len(state.slots) or all_done(core, now):
             core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)

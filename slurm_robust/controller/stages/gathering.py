@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from slurm_robust.controller.context import Context
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now
-from slurm_robust.controller.output import RollCall
+from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.stopping import before_the_end
 from slurm_robust.controller.stages.watch import RECONNECT_S, conclude
 from slurm_robust.controller.starts import Unstarted
@@ -18,7 +18,36 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.policy.patience import Growth, patience_s
 from slurm_robust.policy.starting import IMPORT_S, STORAGE_S, is_everywhere, silence_s
+from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Phase
+
+ROLL_CALL_S = 10.0
+"""Agents that start within this time are not worth a line."""
+
+
+class RollCall:
+    """Says which agents are waited for, ever more rarely."""
+
+    def __init__(self, now: Now) -> None:
+        self._since = now.mono
+        self._next_s = ROLL_CALL_S
+
+    def step(self, context: Context, now: Now) -> None:
+        """Say it when it is due."""
+        waited = now.mono - self._since
+        if waited < self._next_s:
+            return
+        self._next_s = 2 * waited
+        nodes = (*context.state.slots, *context.state.spares)
+        heartbeats = context.fleet.heartbeats(nodes)
+        away = [node for node in nodes if node not in heartbeats]
+        importing = [node for node, heartbeat in heartbeats.items() if not heartbeat.ready]
+        who = "agent has" if len(nodes) == 1 else "agents have"
+        joined = f"{len(nodes) - len(away):,} of {len(nodes):,} {who} joined after {waited:.0f} s"
+        missing = f"; not yet: {fold(away)}" if away else ""
+        imported = f"{len(nodes) - len(away) - len(importing):,} of {len(nodes):,} nodes have imported torch"
+        busy = f"; {imported}; importing: {fold(importing)}" if importing else ""
+        context.emit(Say(text=joined + missing + busy))
 
 
 class Gathering:
@@ -52,6 +81,8 @@ class Gathering:
         if core.starts.refused and (refusal := self._refusal(core)) is not None:
             return refusal
         if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
+            if any(core.starts.may_yet_end(n, now) for n in slots):
+                return self._check_deadlines(core, now)
             if self._can_choose(core, now):
                 return ToLaunching()
             if now.mono - self._since > STORAGE_S:
@@ -72,8 +103,8 @@ class Gathering:
         if not (state.sealed or state.unsealed):
             return True
         # Workers of a generation without a seal would go on replacing the copies that it is sealed with.
-        heartbeats = [core.fleet.heartbeat(node) for node in state.slots]
-        busy = any(b is not None and b.phase not in (Phase.IDLE, Phase.ENDED) for b in heartbeats)
+        heartbeats = core.fleet.heartbeats(state.slots).values()
+        busy = any(b.phase not in (Phase.IDLE, Phase.ENDED) for b in heartbeats)
         stopping_s = timings.stop_grace_s + timings.kill_wait_s
         if state.unsealed and busy and now.mono - self._since < stopping_s:
             return False
@@ -98,22 +129,19 @@ class Gathering:
             final=False,
         )
 
-    def _patience(self, core: Core) -> float:
-        timings = core.config.timings
-        return silence_s(timings.agent_start_s, timings.node_dead_s, first=self._start)
-
     def _check_deadlines(self, core: Core, now: Now) -> Transition | None:
         timings, refused, slots = core.config.timings, core.starts.refused, core.state.slots
         waited = now.mono - self._since
         ready = sum((b := core.fleet.heartbeat(node)) is not None and b.ready for node in slots)
         limit_s = timings.agent_start_s + timings.launch_s
         patience = patience_s(limit_s, IMPORT_S, self._ready.see(ready, now.mono))
+        silent_s = silence_s(timings.agent_start_s, timings.node_dead_s, first=self._start)
         lost, unable = [], {node: refused[node] for node in slots if node in refused}
         for node in slots:
             heartbeat = core.fleet.heartbeat(node)
             if node in unable or heartbeat is None:
                 continue
-            if core.fleet.silence(node, now.mono, self._since) > self._patience(core):
+            if core.fleet.is_silent(node, silent_s, now.mono, self._since):
                 if core.starts.step_ended((node,), now):
                     core.starts.missed(node, now)  # it is started again, and the node is not at fault
                 else:

@@ -1,4 +1,4 @@
-"""Giving the allocation back: the requeue is asked for until Slurm answers."""
+"""Giving the allocation back: the controller asks for the requeue until Slurm answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from slurm_robust.controller.stages.ending import end_agents
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.policy.requeueing import GIVE_UP_S, LOST_S, PAUSE_S, next_pause_s, patience_s
+from slurm_robust.policy.patience import GIVE_UP_S, LOST_S, PAUSE_S, next_pause_s, requeue_patience_s
 
 SAY_EVERY_S = 600.0
 
@@ -48,7 +48,7 @@ class Requeueing:
             self._hear(core, answer, now)
         if core.leaving and not self._ordered_to_end:
             self._ordered_to_end, self._changed = True, now.mono
-        patience = patience_s(
+        patience = requeue_patience_s(
             taken=self._taken,
             done=self._done,
             ordered_to_end=self._ordered_to_end,
@@ -72,7 +72,7 @@ class Requeueing:
                 self._said = now.mono
                 core.record(ev.StageDone(t=now.wall, what="requeue", ok=False, detail=answer.detail))
                 text = f"Slurm has not taken the requeue within {now.mono - self._since:.0f} s"
-                core.emit(Say(text=f"{text} ({answer.detail}); it is asked again until it answers"))
+                core.emit(Say(text=f"{text} ({answer.detail}); asking again until it answers"))
             return
         done = answer.said is not Said.TAKEN
         if not self._taken or done > self._done:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from slurm_robust.controller.checkpoint_scheduler import CheckpointScheduler
+from slurm_robust.controller.checkpoints import CheckpointScheduler
+from slurm_robust.controller.context import Context
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.output import Course
-from slurm_robust.controller.stages.standby import watch_spares
-from slurm_robust.controller.stages.watch import all_done, current_agents, find_fault, leave
+from slurm_robust.controller.stages.watch import all_done, current_agents, find_fault, leave, watch_spares
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
     ToEnding,
@@ -19,7 +18,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
-from slurm_robust.model.progress import slowest
+from slurm_robust.model.progress import Progress, slowest
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, format_tiers
 from slurm_robust.util.hostlist import fold
@@ -134,6 +133,53 @@ class Launching:
                 core.send(node, order)
 
 
+PROGRESS_S = 600.0
+"""Between two lines that say how far training is."""
+
+
+class Course:
+    """Says the first step of a generation and then, every ten minutes, how far training is."""
+
+    def __init__(self, launched: float | None, now: Now) -> None:
+        """``launched``: monotonic time of the launch, None where another controller launched it."""
+        self._launched = launched
+        self._said_at = now.mono
+        self._said_step: int | None = None
+
+    def first_step(self, context: Context, last: Progress, now: Now) -> None:
+        """``last``, of all ranks, has completed its first step; its age is as of ``now``."""
+        what = f"first step (step {last.step})" if last.reported else "first optimizer step"
+        after = ""
+        if self._launched is not None:
+            after = f", {max(0.0, now.mono - last.age_s - self._launched):.1f} s after the launch"
+        context.emit(Say(text=f"generation {context.state.generation}: {what} is done{after}{_loss(last)}"))
+        self._said_at, self._said_step = now.mono, last.step
+
+    def step(self, context: Context, now: Now) -> None:
+        """Say how far training is when it is due."""
+        quiet_s = now.mono - self._said_at
+        if quiet_s < PROGRESS_S:
+            return
+        self._said_at = now.mono
+        records = context.progress(now)
+        if not context.is_progress(records):
+            context.emit(Say(text=f"generation {context.state.generation}: no step is done yet", ettr=True))
+            return
+        last = slowest(records)
+        done, before = last.step, self._said_step
+        self._said_step = done
+        if before is not None and done <= before:
+            text = f"no new step for {quiet_s:.0f} s; step {done} is done"
+        else:
+            pace = f", {quiet_s / (done - before):.3g} s a step" if before is not None else ""
+            text = f"step {done} is done{_loss(last)}{pace}"
+        context.emit(Say(text=text, ettr=True))
+
+
+def _loss(record: Progress) -> str:
+    return f", loss {record.loss:.4g}" if record.loss is not None else ""
+
+
 class Running:
     """All ranks are alive."""
 
@@ -161,7 +207,9 @@ class Running:
             return ToStopping(reason=core.leaving)
         if all_done(core, now):
             core.watch_progress(now, force=True)
-            return _finished(core, now)
+            reason = "every rank ended with code 0"
+            core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=reason))
+            return ToEnding(code=0, reason=reason)
         fault = find_fault(core, self._agents, self._since, now)
         if fault is not None:
             return leave(core, self._agents, fault, now)
@@ -216,14 +264,7 @@ class Running:
 def _timings(core: Core) -> dict[str, float]:
     """Slowest of each phase of the last stop and launch over all nodes, seconds."""
     worst: dict[str, float] = {}
-    for node in core.state.slots:
-        heartbeat = core.fleet.heartbeat(node)
-        for name, seconds in (heartbeat.timings if heartbeat else {}).items():
+    for heartbeat in core.fleet.heartbeats(core.state.slots).values():
+        for name, seconds in heartbeat.timings.items():
             worst[name] = max(seconds, worst.get(name, 0.0))
     return worst
-
-
-def _finished(core: Core, now: Now) -> Transition:
-    reason = "every rank ended with code 0"
-    core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=reason))
-    return ToEnding(code=0, reason=reason)

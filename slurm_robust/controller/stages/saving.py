@@ -31,7 +31,7 @@ class Saving:
         self._since = now.mono
         if not core.config.checkpoint.memory:
             return
-        core.checkpoints.seal_pending(now)
+        core.checkpoints.seal_pending(now, awaited=_may_report(core))
         self._plan = plan = core.checkpoints.only_in_memory(now)
         if plan is None:
             return
@@ -60,7 +60,9 @@ class Saving:
             )
             core.emit(Say(text=f"{saved} was only in memory; it is on storage now ({waited:.1f} s)"))
             return self._after(core)
-        if core.leaving or waited > self._limit(core) or self._is_lost(core, late, now):
+        limit_s = core.config.timings.checkpoint_s
+        limit_s = min(limit_s, LEAVING_S) if core.ending else limit_s
+        if core.leaving or waited > limit_s or self._is_lost(core, late, now):
             self._say_lost(core, late, now)
             return self._after(core)
         if now.mono - self._sent > RESEND_S:
@@ -73,14 +75,10 @@ class Saving:
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         return self._then
 
-    def _limit(self, core: Core) -> float:
-        limit = core.config.timings.checkpoint_s
-        return min(limit, LEAVING_S) if core.ending else limit
-
     def _is_lost(self, core: Core, late: list[str], now: Now) -> bool:
         """Whether one that did not write has died: without its parts the checkpoint is incomplete."""
         limit = core.config.timings.node_dead_s
-        return any(core.fleet.silence(node, now.mono, self._since) > limit for node in late)
+        return any(core.fleet.is_silent(node, limit, now.mono, self._since) for node in late)
 
     def _say_lost(self, core: Core, late: list[str], now: Now) -> None:
         assert self._plan is not None
@@ -99,11 +97,16 @@ class Saving:
             core.send(node, order)
 
 
+def _may_report(core: Core) -> bool:
+    """Whether a node without an agent may come back to the job, with what its memory holds."""
+    state = core.state
+    kept = (node for node in (*state.slots, *state.spares) if node not in state.evicted)
+    return any(core.fleet.heartbeat(node) is None for node in kept)
+
+
 def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:
     """Which node writes the parts of which ranks: the one that holds the copy."""
-    heartbeats = [
-        heartbeat for node in core.fleet.views if (heartbeat := core.fleet.heartbeat(node)) is not None
-    ]
+    heartbeats = [view.heartbeat for view in core.fleet.views.values()]
     by_address = {(b.data_address or b.address, b.data_port): b.node for b in heartbeats}
     found: dict[str, list[int]] = defaultdict(list)
     for node, sources in plan.sources.items():

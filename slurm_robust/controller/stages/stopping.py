@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with, last_lines
+from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToRequeueing,
@@ -14,12 +14,13 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model import events as ev
+from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Fault, NodeExit, Requeue
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy import at_the_end
 from slurm_robust.policy.patience import MARGIN_S, is_stuck
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Heartbeat, Phase, Stop
+from slurm_robust.wire.messages import Phase, Stop
 
 RESEND_S = 1.0
 # The job's log reports workers that take longer to die than this.
@@ -94,7 +95,7 @@ class Stopping:
                     self._lost.append(node)
             elif self._is_stopped(core, node):
                 continue
-            elif core.fleet.silence(node, now.mono, self._since) > timings.node_dead_s:
+            elif core.fleet.is_silent(node, timings.node_dead_s, now.mono, self._since):
                 self._lost.append(node)
             elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, heartbeat.still_s, most_s):
                 self._stuck.append(node)
@@ -123,7 +124,11 @@ class Stopping:
             return  # nothing was launched since the last end
         core.watch_progress(now, force=True)
         # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
-        silent = tuple(n for n in self._lost if (b := core.fleet.heartbeat(n)) is None or self._is_old(b))
+        silent = tuple(
+            n
+            for n in self._lost
+            if (b := core.fleet.heartbeat(n)) is None or b.agent == self._agents.get(b.node)
+        )
         root = root_exit(self._exits, core.log_rules)
         good_step = self._good_step(core, now)
         step, shared = core.checkpoints.seal(generation, silent, now, good_step)
@@ -156,9 +161,6 @@ class Stopping:
         good = min([seen, *(record.bad_step - 1 for record in records if record.bad_step >= 0)])
         return good if good > core.state.restored_step else -1
 
-    def _is_old(self, heartbeat: Heartbeat) -> bool:
-        return heartbeat.agent == self._agents.get(heartbeat.node)
-
     def _follow(self, core: Core, now: Now) -> Transition:
         if core.leaving:
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
@@ -168,15 +170,18 @@ class Stopping:
 
     def _ended_with(self, core: Core, now: Now) -> Fault:
         root = root_exit(self._exits, core.log_rules)
-        if root is not None and (lines := last_lines(root.exit)):
+        if root is not None and (lines := _last_lines(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{lines}"))
-        unable = {}
-        for node in core.state.slots:
-            heartbeat = core.fleet.heartbeat(node)
-            if heartbeat is not None and heartbeat.fatal and node not in self._lost:
-                unable[node] = heartbeat.fatal
+        heartbeats = core.fleet.heartbeats(core.state.slots)
+        unable = {n: b.fatal for n, b in heartbeats.items() if b.fatal and n not in self._lost}
         lost, stuck = tuple(self._lost), tuple(self._stuck)
         return ended_with(core, self._fault, self._exits, lost, unable, stuck, now=now)
+
+
+def _last_lines(exit: WorkerExit) -> str:
+    """The last lines of a failed rank for the job's own output."""
+    lines = exit.tail or (exit.error.traceback.splitlines()[-12:] if exit.error else ())
+    return "\n".join(f"  rank {exit.rank} | {line}" for line in lines)
 
 
 def before_the_end(core: Core, reason: str, now: Now, *, warned: bool = False) -> Transition:

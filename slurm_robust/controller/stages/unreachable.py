@@ -53,7 +53,8 @@ class Unreachable:
             why = f"the step of the agents on {fold(ended)} ended" if ended else "all nodes are heard again"
             return self._go_on(core, why, now)
         if not found.cause:
-            if self._all_had_their_time(core, now):
+            since_s = None if self._shrunk_at is None else now.mono - self._shrunk_at
+            if is_settled(since_s, core.config.timings.node_dead_s):
                 return self._go_on(core, f"only {fold(silent)} does not respond", now)
         elif why := self._is_over(core, silent, now):
             return self._go_without(core, why, now)
@@ -84,10 +85,6 @@ class Unreachable:
     def _ask(self, core: Core, now: Now) -> None:
         self._asked_at = now.mono
         core.emit(AskAboutNodes(nodes=core.state.slots))
-
-    def _all_had_their_time(self, core: Core, now: Now) -> bool:
-        since_s = None if self._shrunk_at is None else now.mono - self._shrunk_at
-        return is_settled(since_s, core.config.timings.node_dead_s)
 
     def _is_over(self, core: Core, silent: tuple[str, ...], now: Now) -> str:
         """Why the nodes are waited for no longer, "" while they are."""

@@ -1,4 +1,4 @@
-"""Is training still productive? What every stage with living workers asks after each input."""
+"""What stages ask after each input: is training still productive, and can a slot still get a standby?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import structs
 
 from slurm_robust.analysis.logs import blames_peer, classify_exit, root_exit
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now, SaveAlerts
+from slurm_robust.controller.effects import Now, SaveAlerts, Say
 from slurm_robust.controller.transitions import (
     ToDeciding,
     ToObserving,
@@ -14,7 +14,7 @@ from slurm_robust.controller.transitions import (
     ToUnreachable,
     Transition,
 )
-from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.policy.silence import Silence
 from slurm_robust.util.hostlist import fold
@@ -44,12 +44,11 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
         return Fault(symptom=symptom, detail=detail, detect_s=root.exit.age_s)
     if (fault := _silence(core, since, now)) is not None:
         return fault
-    for node in state.slots:
-        heartbeat = core.fleet.heartbeat(node)
-        if heartbeat is not None and heartbeat.agent != agents.get(node, heartbeat.agent):
+    for node, heartbeat in core.fleet.heartbeats(state.slots).items():
+        if heartbeat.agent != agents.get(node, heartbeat.agent):
             detail = f"{node} has a new agent: the old one and its workers are gone"
             return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=0.0)
-        if heartbeat is not None and heartbeat.fatal:
+        if heartbeat.fatal:
             return Fault(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {heartbeat.fatal}", detect_s=0.0)
     return None
 
@@ -65,6 +64,10 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
     silent = [node for node in core.state.slots if found is not None and node in found.nodes]
     if found is None or not silent:
         return None
+    if deaths := core.fleet.deaths(silent):
+        longest = max(now.mono - dead_since for _, dead_since in deaths.values())
+        detail = "; ".join(why for why, _ in deaths.values())
+        return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=longest)
     longest = max(core.fleet.silence(node, now.mono, since) for node in silent)
     if found.cause:
         return Fault(symptom=Symptom.UNREACHABLE, detail=found.cause, detect_s=longest)
@@ -81,7 +84,11 @@ def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
 def standbys_heard(core: Core, now: Now) -> list[str]:
     """Standbys that were heard a moment ago."""
     limit, views = core.config.timings.node_dead_s, core.fleet.views
-    return [n for n in core.state.spares if n in views and now.mono - views[n].heard <= limit]
+    return [
+        n
+        for n in core.state.spares
+        if n in views and views[n].dead is None and now.mono - views[n].heard <= limit
+    ]
 
 
 def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:
@@ -98,14 +105,6 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
     if fault.symptom is Symptom.UNREACHABLE:
         return ToUnreachable(agents=agents, fault=fault)
     return ToStopping(reason=fault.detail, fault=fault)
-
-
-def has_new_step(core: Core, now: Now) -> bool:
-    """Whether all ranks have completed a step since the incident began."""
-    state = core.state
-    records = core.progress(now)
-    before = state.incident.step if state.incident is not None else -1
-    return len(records) == state.placement.world_size and min(r.step for r in records) > before
 
 
 def ended_with(
@@ -166,11 +165,50 @@ def all_done(core: Core, now: Now) -> bool:
 
 def current_agents(core: Core) -> dict[str, str]:
     """Id of the agent of each slot's node as known now."""
-    heartbeats = {node: core.fleet.heartbeat(node) for node in core.state.slots}
-    return {node: heartbeat.agent for node, heartbeat in heartbeats.items() if heartbeat is not None}
+    return {node: heartbeat.agent for node, heartbeat in core.fleet.heartbeats(core.state.slots).items()}
 
 
-def last_lines(exit: WorkerExit) -> str:
-    """The last lines of a failed rank for the job's own output."""
-    lines = exit.tail or (exit.error.traceback.splitlines()[-12:] if exit.error else ())
-    return "\n".join(f"  rank {exit.rank} | {line}" for line in lines)
+# -- standbys, before a slot needs one of them ------------------------------------------------------
+
+_NOT_YET = "it has not joined yet"
+
+
+def watch_spares(core: Core, now: Now) -> None:
+    """Drop those that their node's inspection names; set aside those that do not answer."""
+    for node, why in core.monitor.unfit_spares().items():
+        reason = f"spare {node} is not fit: {why}"
+        core.evict(node, reason, now)
+        core.emit(Say(text=f"{reason}: it is not used any more"))
+    for node in core.state.spares:
+        if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, now.mono):
+            silent = core.fleet.silence(node, now.mono, now.mono)
+            core.starts.missed(node, now)
+            _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
+    missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
+    found = core.starts.check(missing, now)
+    over = found.down | found.silent | found.refused
+    for node in core.state.spares:
+        if node not in missing:
+            _count_on(core, node, now)
+        elif why := over.get(node) or core.starts.failed(node):
+            _set_aside(core, node, why, False, now)
+        elif node not in core.state.aside:
+            _set_aside(core, node, _NOT_YET, True, now)
+
+
+def _set_aside(core: Core, node: str, why: str, usable: bool, now: Now) -> None:
+    known = core.state.aside.get(node)
+    if known is not None and known.usable == usable:
+        return
+    core.record(ev.SpareSetAside(t=now.wall, node=node, reason=why, usable=usable))
+    if why != _NOT_YET:
+        core.emit(Say(text=f"standby {node} is set aside until it answers: {why}"))
+
+
+def _count_on(core: Core, node: str, now: Now) -> None:
+    known = core.state.aside.get(node)
+    if known is None:
+        return
+    core.record(ev.SpareAnswers(t=now.wall, node=node))
+    if known.reason != _NOT_YET:
+        core.emit(Say(text=f"standby {node} answers"))

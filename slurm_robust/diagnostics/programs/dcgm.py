@@ -6,14 +6,17 @@ job after it. So settings are read before and put back afterwards.
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
-from slurm_robust.diagnostics.gpusettings import restored
 from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed, late, unknown
+from slurm_robust.model.record import Record
 
 # Seconds that must be left for a level of tests; 4 has the EUD (and needs root).
 _LEVELS = ((7200.0, 4), (2400.0, 3), (600.0, 2), (0.0, 1))
@@ -81,3 +84,79 @@ def _text(value: object) -> str:
     if isinstance(value, dict):
         return str(value.get("warning", ""))
     return str(value or "")
+
+
+class GpuSettings(Record):
+    """What is set on one GPU and DCGM may change; None where it cannot be read."""
+
+    persistence: int | None
+    graphics_mhz: int | None
+    memory_mhz: int | None
+    power_mw: int | None
+    compute_mode: int | None
+
+
+@contextmanager
+def restored(nvml: Any = None) -> Iterator[list[str]]:
+    """Put back what the block changes of the GPUs' settings; yields a list that gets what stays changed.
+
+    ``nvml`` is ``pynvml`` or what behaves like it. Where there is no driver, nothing is done.
+    """
+    if nvml is None:
+        nvml = importlib.import_module("pynvml")
+    trouble: list[str] = []
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        yield trouble
+        return
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        before = [settings(nvml, handle) for handle in handles]
+        yield trouble
+        for index, (handle, wanted) in enumerate(zip(handles, before, strict=True)):
+            trouble += (f"gpu{index}: {text}" for text in put_back(nvml, handle, wanted))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def settings(nvml: Any, handle: Any) -> GpuSettings:
+    """What is set now."""
+
+    def ask(name: str, *args: int) -> int | None:
+        try:
+            return int(getattr(nvml, name)(handle, *args))
+        except nvml.NVMLError:
+            return None  # consumer GPUs and old drivers lack some
+
+    return GpuSettings(
+        persistence=ask("nvmlDeviceGetPersistenceMode"),
+        graphics_mhz=ask("nvmlDeviceGetApplicationsClock", nvml.NVML_CLOCK_GRAPHICS),
+        memory_mhz=ask("nvmlDeviceGetApplicationsClock", nvml.NVML_CLOCK_MEM),
+        power_mw=ask("nvmlDeviceGetPowerManagementLimit"),
+        compute_mode=ask("nvmlDeviceGetComputeMode"),
+    )
+
+
+def put_back(nvml: Any, handle: Any, wanted: GpuSettings) -> Iterator[str]:
+    """Set what differs from ``wanted``; yields what could not be set."""
+    now = settings(nvml, handle)
+
+    def differs(*names: str) -> bool:
+        return any(getattr(wanted, n) not in (None, getattr(now, n)) for n in names)
+
+    def attempt(what: str, set_it: Callable[..., object], *values: int | None) -> Iterator[str]:
+        try:
+            set_it(handle, *values)
+        except nvml.NVMLError as error:
+            yield f"{what} stays changed ({error})"
+
+    if differs("persistence"):
+        yield from attempt("persistence mode", nvml.nvmlDeviceSetPersistenceMode, wanted.persistence)
+    if differs("graphics_mhz", "memory_mhz") and None not in (wanted.graphics_mhz, wanted.memory_mhz):
+        clocks = (wanted.memory_mhz, wanted.graphics_mhz)
+        yield from attempt("application clocks", nvml.nvmlDeviceSetApplicationsClocks, *clocks)
+    if differs("power_mw"):
+        yield from attempt("power limit", nvml.nvmlDeviceSetPowerManagementLimit, wanted.power_mw)
+    if differs("compute_mode"):
+        yield from attempt("compute mode", nvml.nvmlDeviceSetComputeMode, wanted.compute_mode)

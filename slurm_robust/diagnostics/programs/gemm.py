@@ -14,9 +14,8 @@ from functools import partial
 import msgspec
 import torch
 
-from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import each_core, gpus_of, one_thread
-from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed, worst
+from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed, in_children, worst
 
 _SIDE = 256
 # The largest whole number among the operands, and SHA-256 of the product in float32. 256 products of numbers

@@ -17,9 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import each_core, gpus_of, name_of, one_thread
-from slurm_robust.diagnostics.part import Measurement, Part, failed, worst
+from slurm_robust.diagnostics.part import Measurement, Part, failed, in_children, worst
 from slurm_robust.model.findings import Outcome
 
 _VOCABULARY = 128

@@ -1,7 +1,8 @@
 """``python -m slurm_robust.diagnostics.replay.node``: one node's part of a group, started by srun.
 
 The first node of the group chooses the port where its ranks meet and leaves it in the group's folder. Each
-node then starts its ranks and adds to each one's digests how it ended.
+node then starts its ranks and adds to each one's digests how it ended. What the ranks left in the folder is
+gathered by :func:`group_run`, on the controller's side.
 """
 
 from __future__ import annotations
@@ -11,19 +12,32 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from slurm_robust.agent.network import PortHolder, local_address
-from slurm_robust.agent.rankenv import prepare_inherited, torch_release
-from slurm_robust.diagnostics.replay.rank import PARENT
-from slurm_robust.diagnostics.replay.traces import leave_failure, output_path, trace_path
+from slurm_robust.agent.rankenv import prepare_inherited, torch_release, torchrun
+from slurm_robust.analysis.replay import GroupRun
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.worker import environment
-from slurm_robust.worker.replay import ENVIRONMENT, REPLAY, REPLAY_STEPS, ReplayEnd, add_line
+from slurm_robust.worker.replay import (
+    ENVIRONMENT,
+    PARENT,
+    REPLAY,
+    REPLAY_STEPS,
+    Gradients,
+    Line,
+    Loss,
+    Machine,
+    ReplayEnd,
+    add_line,
+    read_lines,
+)
 
 _POLL_S = 0.1
 _RENDEZVOUS = "rendezvous"
@@ -32,21 +46,22 @@ _OF_A_RUN = (environment.RUN_ID, environment.JOB_DIR, environment.RECORD, enviro
 
 
 class Task(Record):
-    """A group's work, the same for all its nodes, which are named in the order of their ranks.
-
-    ``folder`` is the group's own on storage of all nodes, ``cwd`` where the script runs; ``limit_s`` seconds
-    are given to it all. ``ports`` are those to meet at, (0,) for any free one.
-    """
+    """A group's work, the same for all its nodes."""
 
     folder: str
+    """The group's own, on storage of all nodes."""
     nodes: tuple[str, ...]
+    """In the order of their ranks."""
     nproc: int
     steps: int
     limit_s: float
+    """Seconds for it all."""
     kind: CommandKind
     command: tuple[str, ...]
     cwd: str
+    """Where the script runs."""
     ports: tuple[int, ...] = (0,)
+    """Those to meet at, (0,) for any free one."""
 
     def command_line(self) -> tuple[str, ...]:
         """The command that does one node's part of it."""
@@ -83,41 +98,38 @@ def _announce(folder: Path, name: str, port: int) -> None:
     beside.rename(folder / _RENDEZVOUS)
 
 
-def _await_place(folder: Path, deadline: float) -> tuple[str, str] | None:
+def _await_place(folder: Path, deadline: float) -> tuple[str, int] | None:
     """Address and port of rank 0; None when they do not come in time."""
     while _RENDEZVOUS not in os.listdir(folder):
         if time.monotonic() > deadline:
             return None
         time.sleep(_POLL_S)
     address, port = (folder / _RENDEZVOUS).read_text().split()
-    return address, port
+    return address, int(port)
 
 
-def _start(task: Task, place: tuple[str, str], rank: int) -> subprocess.Popen[bytes]:
+def _start(task: Task, place: tuple[str, int], rank: int) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_RUN}
     prepare_inherited(inherited, torch_release())
-    world, local = len(task.nodes) * task.nproc, rank % task.nproc
-    own = {
-        "RANK": rank,
-        "WORLD_SIZE": world,
-        "LOCAL_RANK": local,
-        "LOCAL_WORLD_SIZE": task.nproc,
-        "GROUP_RANK": rank // task.nproc,
-        "GROUP_WORLD_SIZE": len(task.nodes),
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": world,
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": place[0],
-        "MASTER_PORT": place[1],
-        REPLAY: trace_path(Path(task.folder), rank),
-        REPLAY_STEPS: task.steps,
-        PARENT: os.getpid(),
-    }
-    command = [sys.executable, "-m", "slurm_robust.diagnostics.replay.rank", task.kind.value, *task.command]
+    slot, local = divmod(rank, task.nproc)
+    slots = len(task.nodes)
+    own = torchrun(
+        rank,
+        local,
+        task.nproc,
+        slot=slot,
+        slots=slots,
+        world_size=slots * task.nproc,
+        address=place[0],
+        port=place[1],
+    )
+    own[REPLAY], own[REPLAY_STEPS] = str(trace_path(Path(task.folder), rank)), str(task.steps)
+    own[PARENT] = str(os.getpid())
+    command = [sys.executable, "-m", "slurm_robust.worker.replay", task.kind.value, *task.command]
     with output_path(Path(task.folder), rank).open("ab") as output:
         return subprocess.Popen(
             command,
-            env={**ENVIRONMENT, **inherited, **{name: str(value) for name, value in own.items()}},
+            env={**ENVIRONMENT, **inherited, **own},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -145,6 +157,83 @@ def _watch(folder: Path, node: str, ranks: dict[int, subprocess.Popen[bytes]], d
     finally:
         for child in left.values():
             child.kill()
+
+
+_FAILED = "failed"
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    """The digests of one rank."""
+    return folder / f"rank-{rank:05d}.jsonl"
+
+
+def output_path(folder: Path, rank: int) -> Path:
+    """What one rank printed, for people."""
+    return folder / f"rank-{rank:05d}.log"
+
+
+def leave_failure(folder: Path, text: str) -> None:
+    """Say that a rank has failed. The first one counts: others fail because of it. Raises ``OSError``."""
+    try:
+        with (folder / _FAILED).open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        pass
+
+
+def has_failed(folder: Path) -> bool:
+    """Whether a rank of the group has failed, so that the others wait for nothing.
+
+    Lists the folder, which NFS asks the server for; it may remember for a minute that a file was not there.
+    """
+    try:
+        return _FAILED in os.listdir(folder)
+    except OSError:
+        return False
+
+
+def group_run(folder: Path, nodes: Sequence[str], nproc: int, waited_s: float) -> GroupRun:
+    """What the group did, by its ranks' files; ``waited_s`` seconds were given to it. Raises ``OSError``."""
+    trouble = (folder / _FAILED).read_text() or "a rank failed" if has_failed(folder) else ""
+    ranks = [read_lines(trace_path(folder, rank)) for rank in range(len(nodes) * nproc)]
+    machines = [line.name for lines in ranks for line in lines if isinstance(line, Machine)]
+    silent = sorted({nodes[r // nproc] for r, lines in enumerate(ranks) if not _has_ended(lines)})
+    if not trouble and silent:
+        trouble = f"no result within {waited_s:.0f} s from {', '.join(silent)}"
+    return GroupRun(
+        nodes=tuple(nodes),
+        steps=_steps(ranks),
+        kind=f"{len(nodes)} x {nproc}: {'; '.join(machines)}",
+        trouble=trouble or _oddity([line for lines in ranks for line in lines]),
+    )
+
+
+def _has_ended(lines: Sequence[Line]) -> bool:
+    return any(isinstance(line, ReplayEnd) for line in lines)
+
+
+def _oddity(lines: Sequence[Line]) -> str:
+    """What is wrong though all ranks ended in order."""
+    steps = [line for line in lines if isinstance(line, Gradients | Loss)]
+    if not any(isinstance(line, Gradients) for line in steps):
+        return "it ended before the first optimizer step"
+    bad = [line for line in steps if not line.is_finite]
+    if not bad:
+        return ""
+    first = min(bad, key=lambda line: line.step)
+    what = "gradients have" if isinstance(first, Gradients) else "the script reports"
+    return f"{what} numbers that are not finite in step {first.step}"
+
+
+def _steps(ranks: Sequence[Sequence[Line]]) -> tuple[str, ...]:
+    """For each step a digest of all that all ranks said of it, in the order of the ranks."""
+    said: dict[int, xxhash.xxh3_128] = {}
+    for rank, lines in enumerate(ranks):
+        for line in lines:
+            if isinstance(line, Gradients | Loss):
+                text = f"{rank} {type(line).__name__} {line.digest}\n"
+                said.setdefault(line.step, xxhash.xxh3_128()).update(text.encode())
+    return tuple(said[step].hexdigest() for step in sorted(said))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from slurm_robust.analysis.replay import (
     judge,
     nodes_of,
 )
-from slurm_robust.diagnostics.replay.node import Task
-from slurm_robust.diagnostics.replay.traces import group_run, has_failed
+from slurm_robust.diagnostics.replay.node import Task, group_run, has_failed
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
@@ -45,11 +44,11 @@ _STOPPED = "no replay: it was stopped"
 
 
 class ReplayCommand(Record):
-    """What every rank runs in the folder ``cwd``: the user's script, with arguments that make it small."""
+    """What every rank runs: the user's script, with arguments that make it small."""
 
     kind: CommandKind
     command: tuple[str, ...]
-    cwd: str
+    cwd: str  # where it runs
 
 
 class Replayer(Protocol):
@@ -64,7 +63,7 @@ class Replayer(Protocol):
         steps: int,
         budget_s: float,
     ) -> ReplayVerdict:
-        """Who computed what the others did not, in ``steps`` optimizer steps of ``command``.
+        """Which nodes compute what the others do not, in ``steps`` optimizer steps of ``command``.
 
         ``nodes`` are in the order of their slots; ``layout`` is that of the training, of whose sizes all but
         ``dp`` are kept. Blocks for ``budget_s`` seconds at most, and a few more for clearing away; nothing
@@ -212,9 +211,9 @@ def patience_s(took: Sequence[float], groups: int, limit_s: float) -> float:
 
 
 class _Order(Record):
-    """What is replayed, and how its groups are formed. ``folder`` is that of this replay."""
+    """What is replayed, and how its groups are formed."""
 
-    folder: Path
+    folder: Path  # of this replay
     grid: Grid
     nodes: tuple[str, ...]
     nproc: int

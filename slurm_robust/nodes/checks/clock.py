@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.host import Host
 
 SOURCE_NAME = "adjtimex"
@@ -21,16 +21,17 @@ _TIMEX_BYTES = 208
 
 
 class ClockFacts(Record):
-    """What the kernel knows of its clock. All in seconds.
-
-    ``offset_s`` is what it still has to slew by, ``error_s`` the daemon's estimate of its own error, and
-    ``bound_s`` the most that it may be off.
-    """
+    """What the kernel knows of its clock. All in seconds."""
 
     synchronised: bool
     offset_s: float
+    """What it still has to slew by."""
+
     error_s: float
+    """The daemon's estimate of its own error."""
+
     bound_s: float
+    """The most that it may be off."""
 
 
 def gather(host: Host, config: NodeConfig) -> ClockFacts:
@@ -78,16 +79,13 @@ def judge_offset(view: View[ClockFacts], config: NodeConfig) -> Iterator[Finding
     if not facts.synchronised:
         return
     offset = max(abs(facts.offset_s), facts.error_s)
-    bad = offset > most
-    yield Finding(
-        check="clock.offset",
-        outcome=Outcome.FAIL if bad else Outcome.PASS,
-        text=f"clock is {offset:.3g} s off: look at chronyc tracking" if bad else "",
+    yield judged(
+        "clock.offset",
+        f"clock is {offset:.3g} s off: look at chronyc tracking" if offset > most else "",
         value=f"{offset:.3g} s, at most {facts.bound_s:.3g} s",
         limit=f"at most {most:g} s",
         source=SOURCE_NAME,
         blame=Party.SITE,
-        suggestion=Suggestion.MONITOR if bad else Suggestion.NONE,
     )
 
 

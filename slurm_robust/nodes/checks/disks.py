@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, grown, readings
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.mountinfo import holding, mounted
@@ -27,41 +27,50 @@ _DEAD = frozenset(("offline", "transport-offline", "dead", "deleting", "deleting
 
 
 class Space(Record):
-    """A file system as an ordinary user finds it, in MiB and inodes; ``error``: why it was not asked."""
+    """A file system as an ordinary user finds it."""
 
     total_mb: int = 0
     free_mb: int = 0
     inodes: int = 0
     free_inodes: int = 0
     error: str = ""
+    """Why it could not be asked."""
 
 
 class Disk(Record, omit_defaults=True):
-    """A disk or an NVMe controller. ``id`` stays the same when names change.
-
-    ``io_errors`` counts failed commands; ``too_hot``: it is above its critical temperature.
-    """
+    """A disk or an NVMe controller."""
 
     id: str = ""
+    """Stays the same when names change."""
+
     state: str = ""
     io_errors: int | None = None
+    """Failed commands."""
+
     too_hot: bool | None = None
+    """It is above its critical temperature."""
 
 
 class Array(Record):
-    """A software RAID: its level, and how many disks it should have and has."""
+    """A software RAID."""
 
     level: str
     active: bool
     disks: int
+    """How many it should have."""
+
     working: int
 
 
 class DisksFacts(Record):
-    """File systems by mount point; ``asked`` has the paths that the site limits in each of them."""
+    """File systems, disks and arrays."""
 
     spaces: dict[str, Space] = {}
+    """By mount point."""
+
     asked: dict[str, tuple[str, ...]] = {}
+    """The paths that the site limits, by the mount point of the file system that they are in."""
+
     disks: dict[str, Disk] = {}
     arrays: dict[str, Array] = {}
 
@@ -88,7 +97,7 @@ def _spaces(host: Host, config: NodeConfig) -> tuple[dict[str, Space], dict[str,
         else:
             spaces[holder.path] = _space(host, path)
         asked[holder.path] = (*asked.get(holder.path, ()), path)
-    tasks = {path: _asking(host, path) for path in shared}
+    tasks = {path: partial(_packed_space, host, path) for path in shared}
     answers = call(tasks, dict.fromkeys(tasks, config.storage.answer_s), config.storage.answer_s)
     for path, answer in answers.items():
         space = (
@@ -98,8 +107,8 @@ def _spaces(host: Host, config: NodeConfig) -> tuple[dict[str, Space], dict[str,
     return spaces, asked
 
 
-def _asking(host: Host, path: str) -> Callable[[], bytes]:
-    return lambda: msgspec.msgpack.encode(_space(host, path))
+def _packed_space(host: Host, path: str) -> bytes:
+    return msgspec.msgpack.encode(_space(host, path))
 
 
 def _space(host: Host, path: str) -> Space:
@@ -208,17 +217,19 @@ def judge_errors(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding
         track = readings(view, partial(_errors, name=name, identity=disk.id))
         rose = grown(track, limits.io_errors_window_s, view.at)
         is_dead = disk.state in _DEAD
-        is_failed = is_dead or rose > limits.max_io_errors
         if not disk.state and disk.io_errors is None:
             continue
-        yield _finding(
-            name, Outcome.FAIL if is_failed else Outcome.PASS,
-            f"disk is {disk.state}" if is_dead else f"{rose} failed commands" if is_failed else "",
-            value=disk.state if is_dead else f"{rose} failed commands",
-            source=f"{NVME if name.startswith('nvme') else BLOCK}/{name}",
+        failed = f"{rose} failed commands"
+        bad = f"disk is {disk.state}" if is_dead else failed if rose > limits.max_io_errors else ""
+        yield judged(
+            "disks.errors",
+            bad,
+            subject=name,
+            value=disk.state if is_dead else failed,
             limit=f"{limits.max_io_errors} in {limits.io_errors_window_s:g} s",
-            suggestion=Suggestion.REPLACE if is_failed else Suggestion.NONE,
-        )  # fmt: skip
+            source=f"{NVME if name.startswith('nvme') else BLOCK}/{name}",
+            suggestion=Suggestion.REPLACE,
+        )
     yield from _missing(view)
     yield from (_array(name, array) for name, array in view.facts.arrays.items())
 
@@ -233,45 +244,42 @@ def _missing(view: View[DisksFacts]) -> Iterator[Finding]:
     here = {disk.id or name for name, disk in view.facts.disks.items()}
     for name, disk in (view.baseline.disks if view.baseline else {}).items():
         if (disk.id or name) not in here:
-            yield _finding(
-                disk.id or name, Outcome.FAIL, f"disk is gone, it was {name}", value="none",
-                source=BLOCK, limit="there, as in the baseline", suggestion=Suggestion.MONITOR,
-            )  # fmt: skip
+            yield judged(
+                "disks.errors",
+                f"disk is gone, it was {name}",
+                subject=disk.id or name,
+                value="none",
+                limit="there, as in the baseline",
+                source=BLOCK,
+            )
 
 
 def _array(name: str, array: Array) -> Finding:
     lacks = array.active and array.working < array.disks
-    # These hold nothing twice.
-    failed = Suggestion.REPLACE if array.level in ("raid0", "linear") else Suggestion.MONITOR
     value = f"{array.working} of {array.disks} disks"
-    return _finding(
-        name, Outcome.FAIL if lacks else Outcome.PASS, f"{array.level} runs with {value}" if lacks else "",
-        value=value, source=MDSTAT, limit="all disks", suggestion=failed if lacks else Suggestion.NONE,
-    )  # fmt: skip
-
-
-def _finding(
-    subject: str, outcome: Outcome, text: str, *, value: str, limit: str, source: str, suggestion: Suggestion
-) -> Finding:
-    return Finding(
-        check="disks.errors", subject=subject, outcome=outcome, text=text, value=value, limit=limit,
-        source=source, suggestion=suggestion,
-    )  # fmt: skip
+    return judged(
+        "disks.errors",
+        f"{array.level} runs with {value}" if lacks else "",
+        subject=name,
+        value=value,
+        limit="all disks",
+        source=MDSTAT,
+        # Levels that hold nothing twice.
+        suggestion=Suggestion.REPLACE if array.level in ("raid0", "linear") else Suggestion.MONITOR,
+    )
 
 
 def judge_smart(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding]:
     """Drives that warn of themselves."""
     for name, disk in view.facts.disks.items():
         if disk.too_hot is not None:
-            yield Finding(
-                check="disks.smart",
+            yield judged(
+                "disks.smart",
+                "drive is above its critical temperature" if disk.too_hot else "",
                 subject=name,
-                outcome=Outcome.FAIL if disk.too_hot else Outcome.PASS,
-                text="drive is above its critical temperature" if disk.too_hot else "",
                 value="too hot" if disk.too_hot else "no warning",
                 limit="no warning",
                 source=f"{NVME}/{name}/hwmon*/temp1_alarm",
-                suggestion=Suggestion.MONITOR if disk.too_hot else Suggestion.NONE,
             )
 
 

@@ -10,7 +10,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes import pci
-from slurm_robust.nodes.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.mountinfo import matches
 
@@ -22,6 +22,7 @@ PID_FILES = ("/run/slurmd.pid", "/run/slurm/slurmd.pid", "/var/run/slurmd.pid")
 _SOME = 4096
 
 OPTION = "kernel option "
+BASELINE = "the recorded baseline"
 
 # Of PCI classes: what jobs cannot do without, as a report names it.
 VITAL = {
@@ -34,15 +35,13 @@ KINDS = VITAL | {pci.NVME: "NVMe drive", "0680": "bridge", "0604": "PCI bridge",
 
 
 class DriftFacts(Record):
-    """Items by the names that findings tell. What is not there or cannot be read has no item.
-
-    ``devices`` counts PCI devices of each class and id (``0302 10de:2330``).
-    """
+    """Items by the names that findings tell. What is not there or cannot be read has no item."""
 
     software: dict[str, str] = {}
     settings: dict[str, str] = {}
     hardware: dict[str, str] = {}
     devices: dict[str, int] = {}
+    """How many PCI devices there are of each class and id (``0302 10de:2330``)."""
 
 
 def gather(host: Host, config: NodeConfig) -> DriftFacts:
@@ -200,9 +199,18 @@ def _compared(
     changed = [name for name in names if old.get(name) != now.get(name)]
     for name in changed:
         before, after = old.get(name, "none"), now.get(name, "none")
-        yield _finding(check, name, f"{name} is {after}, was {before}", value=after, limit=before)
+        yield judged(
+            f"drift.{check}",
+            f"{name} is {after}, was {before}",
+            subject=name,
+            value=after,
+            limit=before,
+            source=BASELINE,
+            blame=Party.SITE,
+        )
     if not changed and names:
-        yield _finding(check, "", "", value=f"{len(names)} items as in the baseline", limit="")
+        value = f"{len(names)} items as in the baseline"
+        yield judged(f"drift.{check}", "", value=value, limit="", source=BASELINE)
 
 
 def _ignored(config: NodeConfig, name: str) -> bool:
@@ -219,29 +227,15 @@ def _devices(view: View[DriftFacts], config: NodeConfig) -> Iterator[Finding]:
         noun = KINDS.get(kind) or KINDS.get(kind[:2], "PCI device")
         is_lost = after < before and (kind in VITAL or kind[:2] in VITAL)
         change = f"{before - after} missing" if after < before else f"{after - before} more"
-        yield _finding(
-            "hardware", f"{noun} {identity}", f"{after} of {noun} {identity} instead of {before}, {change}",
-            value=str(after), limit=str(before),
+        yield judged(
+            "drift.hardware",
+            f"{after} of {noun} {identity} instead of {before}, {change}",
+            subject=f"{noun} {identity}",
+            value=str(after),
+            limit=str(before),
+            source=pci.DEVICES,
             suggestion=Suggestion.RESET if is_lost else Suggestion.MONITOR,
-            blame=Party.NODE, source=pci.DEVICES,
-        )  # fmt: skip
-
-
-def _finding(
-    check: str, subject: str, text: str, *, value: str, limit: str, blame: Party = Party.SITE,
-    suggestion: Suggestion = Suggestion.MONITOR, source: str = "the recorded baseline",
-) -> Finding:  # fmt: skip
-    return Finding(
-        check=f"drift.{check}",
-        subject=subject,
-        outcome=Outcome.FAIL if text else Outcome.PASS,
-        text=text,
-        value=value,
-        limit=limit,
-        source=source,
-        blame=blame if text else Party.NODE,
-        suggestion=suggestion if text else Suggestion.NONE,
-    )
+        )
 
 
 # What does not change while a node runs need not be read anew in each prolog.

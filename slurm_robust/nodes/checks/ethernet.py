@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
-from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.findings import Effect, Finding, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, readings
 from slurm_robust.nodes.host import Host
 
@@ -24,19 +24,29 @@ ERRORS = {CRC: "CRC errors", "rx_errors": "receive errors", "tx_errors": "transm
 
 
 class Interface(Record, omit_defaults=True):
-    """One interface. ``is_up``: as an administrator set it; ``carrier``: whether the link is there (None: not
-    told). ``gained`` and ``lost`` count changes of the link since the driver was loaded, ``speed_mb`` is in
-    Mb/s, ``errors`` are named as in ``/sys``, without those that are 0. ``nbytes``: received and sent.
-    """
+    """One interface."""
 
     is_up: bool
+    """As an administrator set it."""
+
     carrier: bool | None = None
+    """Whether the link is there; None where the driver does not say."""
+
     gained: int | None = None
+    """How often the link came since the driver was loaded."""
+
     lost: int | None = None
+    """How often it went."""
+
     speed_mb: int | None = None
+    """In Mb/s."""
+
     mtu: int | None = None
     errors: dict[str, int] = {}
+    """By their names in ``/sys``, without those that are 0."""
+
     nbytes: int | None = None
+    """Received and sent."""
 
     @property
     def has_link(self) -> bool:
@@ -94,21 +104,26 @@ def judge_state(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Findi
     """Interfaces that must have a link."""
     for name, why in _wanted(view, config.network).items():
         interface = view.facts.interfaces.get(name)
-        if interface and (interface.has_link or not why):
-            value = "up" if interface.has_link else "not in use"
-            yield _finding("state", name, Outcome.PASS, value=value)
-        elif interface:
-            text = "no link: cable, switch port or neighbour" if interface.is_up else "interface is set down"
-            yield _finding(
-                "state", name, Outcome.FAIL, text, value="no carrier" if interface.is_up else "down",
-                limit=f"up, {why}", blame=Party.FABRIC if interface.is_up else Party.SITE,
-                suggestion=Suggestion.RESET,
-            )  # fmt: skip
-        else:
-            yield _finding(
-                "state", name, Outcome.FAIL, "the interface is gone", value="none", limit=f"up, {why}",
-                suggestion=Suggestion.REBOOT,
-            )  # fmt: skip
+        bad, value, blame, suggestion = "", "not in use", Party.NODE, Suggestion.RESET
+        if interface is None:
+            bad, value, suggestion = "the interface is gone", "none", Suggestion.REBOOT
+        elif interface.has_link:
+            value = "up"
+        elif why and interface.is_up:
+            bad, value = "no link: cable, switch port or neighbour", "no carrier"
+            blame = Party.FABRIC
+        elif why:
+            bad, value, blame = "interface is set down", "down", Party.SITE
+        yield judged(
+            "ethernet.state",
+            bad,
+            subject=name,
+            value=value,
+            limit=f"up, {why}" if bad else "",
+            source=f"{SYSFS}/{name}/carrier",
+            suggestion=suggestion,
+            blame=blame,
+        )
 
 
 def _wanted(view: View[EthernetFacts], limits: NetworkLimits) -> dict[str, str]:
@@ -138,13 +153,16 @@ def judge_speed(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Findi
         if interface.speed_mb is None or old.speed_mb is None or not interface.has_link:
             continue
         is_slow = interface.speed_mb < old.speed_mb
-        yield _finding(
-            "speed", name, Outcome.FAIL if is_slow else Outcome.PASS,
+        yield judged(
+            "ethernet.speed",
             f"{interface.speed_mb} Mb/s instead of {old.speed_mb}" if is_slow else "",
-            value=f"{interface.speed_mb} Mb/s", limit=f"{old.speed_mb} Mb/s, as in the baseline",
-            blame=Party.FABRIC if is_slow else Party.NODE,
-            suggestion=Suggestion.RESET if is_slow else Suggestion.NONE,
-        )  # fmt: skip
+            subject=name,
+            value=f"{interface.speed_mb} Mb/s",
+            limit=f"{old.speed_mb} Mb/s, as in the baseline",
+            source=f"{SYSFS}/{name}/speed",
+            suggestion=Suggestion.RESET,
+            blame=Party.FABRIC,
+        )
 
 
 def judge_mtu(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -152,14 +170,15 @@ def judge_mtu(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding
     for name, interface, old in _pairs(view, config.network):
         if interface.mtu is None or old.mtu is None:
             continue
-        is_other = interface.mtu != old.mtu
-        yield _finding(
-            "mtu", name, Outcome.FAIL if is_other else Outcome.PASS,
-            f"MTU {interface.mtu} instead of {old.mtu}" if is_other else "",
-            value=f"{interface.mtu} bytes", limit=f"{old.mtu} bytes, as in the baseline",
-            blame=Party.SITE if is_other else Party.NODE,
-            suggestion=Suggestion.MONITOR if is_other else Suggestion.NONE,
-        )  # fmt: skip
+        yield judged(
+            "ethernet.mtu",
+            f"MTU {interface.mtu} instead of {old.mtu}" if interface.mtu != old.mtu else "",
+            subject=name,
+            value=f"{interface.mtu} bytes",
+            limit=f"{old.mtu} bytes, as in the baseline",
+            source=f"{SYSFS}/{name}/mtu",
+            blame=Party.SITE,
+        )
 
 
 def judge_errors(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -167,25 +186,27 @@ def judge_errors(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Find
     limit = config.network.max_ethernet_errors_per_hour
     for name in _judged(view, config.network):
         tracks = readings(view, partial(_errors, name=name))
-        found = []
-        for error, noun in ERRORS.items():
-            track = [(at, errors.get(error, 0)) for at, errors in tracks]
-            if (rose := grown(track, HOUR_S, view.at)) > limit:
-                found.append(_too_many(name, error, f"{rose} {noun} within an hour", rose, limit))
-        yield from found or [_finding("errors", name, Outcome.PASS)]
+        source = f"{SYSFS}/{name}/statistics"
+        found = [
+            judged(
+                "ethernet.errors",
+                f"{rose} {noun} within an hour",
+                subject=name,
+                value=f"{rose} per hour",
+                limit=f"{limit} per hour",
+                source=f"{source}/{error}",
+                # Damaged frames speak of this very link; the other kinds also count what neighbours send.
+                suggestion=Suggestion.RESET if error == CRC else Suggestion.MONITOR,
+                blame=Party.FABRIC,
+            )
+            for error, noun in ERRORS.items()
+            if (rose := grown([(at, seen.get(error, 0)) for at, seen in tracks], HOUR_S, view.at)) > limit
+        ]
+        yield from found or [judged("ethernet.errors", "", subject=name, value="", limit="", source=source)]
 
 
 def _errors(facts: EthernetFacts, name: str) -> dict[str, int] | None:
     return facts.interfaces[name].errors if name in facts.interfaces else None
-
-
-def _too_many(name: str, error: str, text: str, rose: int, limit: int) -> Finding:
-    # Only damaged frames speak of this very link; the other kinds also count what neighbours send.
-    suggestion = Suggestion.RESET if error == CRC else Suggestion.MONITOR
-    return _finding(
-        "errors", name, Outcome.FAIL, text, value=f"{rose} per hour", limit=f"{limit} per hour",
-        blame=Party.FABRIC, suggestion=suggestion, file=f"statistics/{error}",
-    )  # fmt: skip
 
 
 def judge_flaps(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -213,25 +234,6 @@ def _pairs(view: View[EthernetFacts], limits: NetworkLimits) -> Iterator[tuple[s
         if name in recorded:
             yield name, interface, recorded[name]
 
-
-def _finding(
-    check: str, name: str, outcome: Outcome, text: str = "", *, value: str = "", limit: str = "",
-    blame: Party = Party.NODE, suggestion: Suggestion = Suggestion.NONE, file: str = "",
-) -> Finding:  # fmt: skip
-    return Finding(
-        check=f"ethernet.{check}",
-        subject=name,
-        outcome=outcome,
-        text=text,
-        value=value,
-        limit=limit,
-        source=f"{SYSFS}/{name}/{file or _FILES[check]}",
-        blame=blame,
-        suggestion=suggestion,
-    )
-
-
-_FILES = {"state": "carrier", "speed": "speed", "mtu": "mtu", "errors": "statistics"}
 
 SOURCE = Source(name="ethernet", facts=EthernetFacts, gather=gather, history_s=HOUR_S)
 

@@ -9,7 +9,7 @@ from slurm_robust.config.node import NetworkLimits, NodeConfig
 from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes import pci
-from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, readings
 from slurm_robust.nodes.host import Host
 
@@ -18,36 +18,49 @@ ACTIVE = "ACTIVE"
 
 
 class Port(Record, omit_defaults=True):
-    """One port. ``rate_gb`` in Gb/s; ``card`` is the board's type; ``netdev`` the interface of a RoCE port.
-
-    ``counters``: error counters by their names in ``/sys``, but for those that are 0; None without any.
-    ``nbytes``: received and sent since it counts; None where that is not reported.
-    """
+    """One port."""
 
     state: str
     physical: str = ""
     rate_gb: float | None = None
+    """In Gb/s."""
+
     layer: str = ""
     card: str = ""
+    """The board's type."""
+
     netdev: str = ""
+    """The interface of a RoCE port."""
+
     counters: dict[str, int] | None = None
+    """Error counters by their names in ``/sys``, without those that are 0; None where there are none."""
+
     nbytes: int | None = None
+    """Received and sent since it counts; None where that is not reported."""
 
 
 class InfinibandFacts(Record):
-    """Ports by name (``mlx5_0/1``), and PCI addresses of adapters with and without their driver."""
+    """Ports, and the adapters that they are on."""
 
     ports: dict[str, Port] = {}
+    """By name (``mlx5_0/1``)."""
+
     driven: tuple[str, ...] = ()
+    """PCI addresses of adapters with a driver."""
+
     undriven: tuple[str, ...] = ()
+    """Those of adapters without one."""
 
 
 class Counter(Record):
-    """An error counter: its width in bits, at whose end it stands still, and what too many of it mean."""
+    """An error counter."""
 
     bits: int
+    """Its width, at whose end it stands still."""
+
     meaning: str
     suggestion: Suggestion
+    """For too many of them."""
 
 
 LOST = "link_downed"
@@ -165,25 +178,28 @@ def _is_active(facts: InfinibandFacts, name: str) -> bool:
 
 
 def _state(name: str, port: Port | None, why: str) -> Finding:
+    about = partial(judged, "infiniband.state", subject=name, source=f"{_files(name)}/state")
+    limit = f"{ACTIVE}, {why}"
     if port is None:
-        return _finding(
-            "state", name, Outcome.FAIL, "the port is gone", value="none", limit=f"{ACTIVE}, {why}",
-            blame=Party.NODE, suggestion=Suggestion.REBOOT,
-        )  # fmt: skip
+        return about("the port is gone", value="none", limit=limit, suggestion=Suggestion.REBOOT)
     value = f"{port.state or 'no state'}, {port.physical or 'no physical state'}"
     if port.state == ACTIVE:
-        return _finding("state", name, Outcome.PASS, value=value)
+        return about("", value=value, limit="")
     if not port.state:
-        return _finding("state", name, Outcome.UNKNOWN, "the driver does not tell the state", value=value)
+        return Finding(
+            check="infiniband.state",
+            subject=name,
+            outcome=Outcome.UNKNOWN,
+            text="the driver does not tell the state",
+            value=value,
+            source=f"{_files(name)}/state",
+        )
     if not why:
-        return _finding("state", name, Outcome.PASS, value=f"{value}, not in use")
+        return about("", value=f"{value}, not in use", limit="")
     is_linked = port.physical == "LinkUp" and port.layer != "Ethernet"
     link = f"link of {port.netdev}" if port.netdev else "link"
-    text = f"port is {port.state}: no subnet manager has set it up" if is_linked else f"{link} is {value}"
-    return _finding(
-        "state", name, Outcome.FAIL, text, value=value, limit=f"{ACTIVE}, {why}",
-        blame=Party.FABRIC, suggestion=Suggestion.RESET,
-    )  # fmt: skip
+    bad = f"port is {port.state}: no subnet manager has set it up" if is_linked else f"{link} is {value}"
+    return about(bad, value=value, limit=limit, blame=Party.FABRIC, suggestion=Suggestion.RESET)
 
 
 def judge_rate(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -196,13 +212,16 @@ def judge_rate(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Find
         is_slow = limit is not None and port.rate_gb < limit
         # Cards of one type need not be cabled alike: without a record that is a hint only.
         is_sure = why != "of the same cards"
-        yield _finding(
-            "rate", name, Outcome.FAIL if is_slow else Outcome.PASS,
+        yield judged(
+            "infiniband.rate",
             f"{port.rate_gb:g} Gb/s instead of {limit:g}" if is_slow else "",
-            value=f"{port.rate_gb:g} Gb/s", limit="" if limit is None else f"{limit:g} Gb/s, {why}",
-            blame=Party.FABRIC if is_slow else Party.NODE,
-            suggestion=(Suggestion.RESET if is_sure else Suggestion.MONITOR) if is_slow else Suggestion.NONE,
-        )  # fmt: skip
+            subject=name,
+            value=f"{port.rate_gb:g} Gb/s",
+            limit="" if limit is None else f"{limit:g} Gb/s, {why}",
+            source=f"{_files(name)}/rate",
+            suggestion=Suggestion.RESET if is_sure else Suggestion.MONITOR,
+            blame=Party.FABRIC,
+        )
 
 
 def _is_judged(limits: NetworkLimits, name: str) -> bool:
@@ -232,10 +251,19 @@ def judge_errors(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Fi
         if port.counters is None or not _is_judged(limits, name):
             continue
         found = [*_too_many(name, _tracks(view, name), view.at, limits)]
-        if stuck := _at_their_ends(port.counters):
-            text = f"{stuck} cannot count on; clear with perfquery -R"
-            found.append(_finding("errors", name, Outcome.UNKNOWN, text, value="at its end"))
-        yield from found or [_finding("errors", name, Outcome.PASS)]
+        source = f"{_files(name)}/errors"
+        if stuck := [at for at, about in ERRORS.items() if port.counters.get(at) == 2**about.bits - 1]:
+            found.append(
+                Finding(
+                    check="infiniband.errors",
+                    subject=name,
+                    outcome=Outcome.UNKNOWN,
+                    text=f"{', '.join(stuck)} cannot count on; clear with perfquery -R",
+                    value="at its end",
+                    source=source,
+                )
+            )
+        yield from found or [judged("infiniband.errors", "", subject=name, value="", limit="", source=source)]
 
 
 def _tracks(view: View[InfinibandFacts], name: str) -> list[tuple[float, dict[str, int]]]:
@@ -253,15 +281,16 @@ def _too_many(
         rose = grown([(at, counters.get(counter, 0)) for at, counters in tracks], HOUR_S, now)
         limit = limits.max_symbol_errors_per_hour if counter == SYMBOL else limits.max_port_errors_per_hour
         if rose > limit:
-            yield _finding(
-                "errors", name, Outcome.FAIL, f"{rose} {about.meaning} within an hour",
-                value=f"{rose} per hour", limit=f"{limit} per hour",
-                blame=Party.FABRIC, suggestion=about.suggestion, file=f"counters/{counter}",
-            )  # fmt: skip
-
-
-def _at_their_ends(counters: dict[str, int]) -> str:
-    return ", ".join(name for name, about in ERRORS.items() if counters.get(name) == 2**about.bits - 1)
+            yield judged(
+                "infiniband.errors",
+                f"{rose} {about.meaning} within an hour",
+                subject=name,
+                value=f"{rose} per hour",
+                limit=f"{limit} per hour",
+                source=f"{_files(name)}/counters/{counter}",
+                suggestion=about.suggestion,
+                blame=Party.FABRIC,
+            )
 
 
 def judge_flaps(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -276,23 +305,6 @@ def judge_flaps(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Fin
 
 def _files(name: str) -> str:
     return f"{SYSFS}/{name.replace('/', '/ports/')}"
-
-
-def _finding(
-    check: str, name: str, outcome: Outcome, text: str = "", *, value: str = "", limit: str = "",
-    blame: Party = Party.NODE, suggestion: Suggestion = Suggestion.NONE, file: str = "",
-) -> Finding:  # fmt: skip
-    return Finding(
-        check=f"infiniband.{check}",
-        subject=name,
-        outcome=outcome,
-        text=text,
-        value=value,
-        limit=limit,
-        source=f"{_files(name)}/{file or check}",
-        blame=blame,
-        suggestion=suggestion,
-    )
 
 
 SOURCE = Source(

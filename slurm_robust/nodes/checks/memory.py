@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.findings import Finding, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, grown, readings
 from slurm_robust.nodes.host import Host
 
@@ -16,27 +16,31 @@ MEMINFO, SHM, EDAC = "/proc/meminfo", "/dev/shm", "/sys/devices/system/edac/mc"
 
 
 class Controller(Record):
-    """A memory controller's errors since the boot; ``worst``: the module that has most of them."""
+    """A memory controller's errors since the boot."""
 
     corrected: int = 0
     uncorrected: int = 0
     worst: str = ""
+    """The module that has most of them."""
 
 
 class MemoryFacts(Record):
-    """In MiB. ``shared``: in files of /dev/shm and other tmpfs; ``huge``: set aside as huge pages.
-
-    The size and the free space of /dev/shm itself are None where it is not mounted. ``controllers`` are by
-    name (``mc0``), none where the kernel has no driver for them.
-    """
+    """The node's memory, in MiB."""
 
     total: int
     available: int
     shared: int = 0
+    """In files of /dev/shm and other tmpfs."""
+
     huge: int = 0
+    """Set aside as huge pages."""
+
     shm_total: int | None = None
+    """Of /dev/shm itself; None where it is not mounted."""
+
     shm_free: int | None = None
     controllers: dict[str, Controller] = {}
+    """By name (``mc0``); none where the kernel has no driver for them."""
 
 
 def gather(host: Host, config: NodeConfig) -> MemoryFacts:
@@ -108,14 +112,13 @@ def judge_size(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]
         least = int(view.baseline.total * (1 - limits.max_missing_share))
         source = f"{MEMINFO}, baseline"
     missing = least is not None and total < least
-    yield Finding(
-        check="memory.size",
-        outcome=Outcome.FAIL if missing else Outcome.PASS,
-        text=f"only {total} MiB of memory: look for a module that failed" if missing else "",
+    yield judged(
+        "memory.size",
+        f"only {total} MiB of memory: look for a module that failed" if missing else "",
         value=f"{total} MiB",
         limit="" if least is None else f"at least {least} MiB",
         source=source,
-        suggestion=Suggestion.REPLACE if missing else Suggestion.NONE,
+        suggestion=Suggestion.REPLACE,
     )
 
 
@@ -127,15 +130,13 @@ def judge_free(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]
     usable = max(1, facts.total - facts.huge)
     share = min(1.0, (facts.available + facts.shared) / usable)
     least = config.memory.min_free_share
-    bad = share < least
-    yield Finding(
-        check="memory.free",
-        outcome=Outcome.FAIL if bad else Outcome.PASS,
-        text=f"{1 - share:.0%} of memory in use though no job runs" if bad else "",
+    yield judged(
+        "memory.free",
+        f"{1 - share:.0%} of memory in use though no job runs" if share < least else "",
         value=f"{share:.0%} available",
         limit=f"at least {least:.0%}",
         source=MEMINFO,
-        suggestion=Suggestion.REBOOT if bad else Suggestion.NONE,
+        suggestion=Suggestion.REBOOT,
     )
 
 
@@ -146,16 +147,14 @@ def judge_shm(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
         return
     least = config.memory.min_free_shm_share
     bad = free / total < least
-    yield Finding(
-        check="memory.shm",
-        outcome=Outcome.FAIL if bad else Outcome.PASS,
+    yield judged(
+        "memory.shm",
+        f"{SHM} has {free} MiB free though no job runs: remove what is left over" if bad else "",
         subject=SHM,
-        text=f"{SHM} has {free} MiB free though no job runs: remove what is left over" if bad else "",
         value=f"{free} of {total} MiB free",
         limit=f"at least {least:.0%}",
         source=f"statvfs {SHM}",
         blame=Party.JOB,
-        suggestion=Suggestion.MONITOR if bad else Suggestion.NONE,
     )
 
 
@@ -173,20 +172,18 @@ def judge_ecc(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
         recent = grown(readings(view, _corrected_by(name)), HOUR_S, view.at)
         most = config.memory.max_corrected_per_hour
         module = f", most in {controller.worst}" if controller.worst else ""
-        text, suggestion = "", Suggestion.NONE
+        text, suggestion = "", Suggestion.MONITOR
         if controller.uncorrected:
             # One error may have been a particle; a module that does it again is broken.
             again = controller.uncorrected > 1
             suggestion = Suggestion.REPLACE if again else Suggestion.REBOOT
             text = f"{controller.uncorrected} uncorrected memory errors since the boot{module}"
         elif recent > most:
-            suggestion = Suggestion.MONITOR
             text = f"{recent} corrected memory errors within an hour{module}"
-        yield Finding(
-            check="memory.ecc",
-            outcome=Outcome.FAIL if text else Outcome.PASS,
+        yield judged(
+            "memory.ecc",
+            text,
             subject=name,
-            text=text,
             value=f"{controller.uncorrected} uncorrected, {controller.corrected} corrected since the boot",
             limit=f"0 uncorrected, {most} corrected in an hour",
             source=f"{EDAC}/{name}",

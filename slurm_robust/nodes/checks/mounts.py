@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from slurm_robust.config.node import MOST_ANSWER_S, NodeConfig, StorageLimits
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View, judged
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.mountinfo import (
     NEVER_WRITABLE,
@@ -34,26 +34,31 @@ _ANSWERS = (errno.EACCES, errno.EPERM, errno.ENOENT)
 
 
 class Mount(Record, omit_defaults=True):
-    """One mount. ``hung`` and ``error`` tell why it did not answer; ``unknown`` why it could not be asked.
-
-    ``automatic``: the automounter mounts it when it is used. ``took_s``: seconds until the answer.
-    """
+    """One mount."""
 
     kind: str
     readonly: bool = False
     network: bool = False
     automatic: bool = False
+    """The automounter mounts it when it is used."""
+
     hung: bool = False
     error: str = ""
+    """Why it did not answer."""
+
     unknown: str = ""
+    """Why it could not be asked."""
+
     took_s: float = 0.0
+    """Seconds until the answer."""
 
 
 class MountsFacts(Record):
-    """Mounts of network file systems and disks, and what ``/etc/fstab`` declares, by path."""
+    """Mounts of network file systems and disks, by path."""
 
     mounts: dict[str, Mount] = {}
     declared: dict[str, Declared] = {}
+    """What ``/etc/fstab`` declares."""
 
 
 def gather(host: Host, config: NodeConfig) -> MountsFacts:
@@ -132,17 +137,15 @@ def judge_present(view: View[MountsFacts], config: NodeConfig) -> Iterator[Findi
     """Mounts that must be there."""
     for path, (why, is_optional) in _expected(view, config.storage).items():
         mount = view.facts.mounts.get(path)
-        missing = Suggestion.MONITOR if is_optional else Suggestion.RESET
-        yield Finding(
-            check="mounts.present",
+        yield judged(
+            "mounts.present",
+            "" if mount else "is not mounted",
             subject=path,
-            outcome=Outcome.PASS if mount else Outcome.FAIL,
-            text="" if mount else "is not mounted",
             value=mount.kind if mount else "not mounted",
             limit=f"mounted, {why}",
             source=MOUNTINFO,
-            blame=Party.NODE if mount else Party.SITE,
-            suggestion=Suggestion.NONE if mount else missing,
+            blame=Party.SITE,
+            suggestion=Suggestion.MONITOR if is_optional else Suggestion.RESET,
         )
 
 
@@ -195,17 +198,15 @@ def judge_readonly(view: View[MountsFacts], config: NodeConfig) -> Iterator[Find
             continue
         was_readonly = line.readonly if line else bool(old and old.readonly)
         is_wrong = mount.readonly and not was_readonly
-        shared = Suggestion.RESET if mount.network else Suggestion.REBOOT
-        yield Finding(
-            check="mounts.readonly",
+        yield judged(
+            "mounts.readonly",
+            f"{mount.kind} has become read-only" if is_wrong else "",
             subject=path,
-            outcome=Outcome.FAIL if is_wrong else Outcome.PASS,
-            text=f"{mount.kind} has become read-only" if is_wrong else "",
             value="ro" if mount.readonly else "rw",
             limit=f"{'ro' if was_readonly else 'rw'}, as in {FSTAB if line else 'the baseline'}",
             source=MOUNTINFO,
             blame=Party.STORAGE if mount.network else Party.NODE,
-            suggestion=shared if is_wrong else Suggestion.NONE,
+            suggestion=Suggestion.RESET if mount.network else Suggestion.REBOOT,
         )
 
 

@@ -20,15 +20,17 @@ _NO_LIMIT = 2**60
 
 
 class JobMemory(Record):
-    """Of the job in which we run, ``name`` (``job_7``). In MiB; caches of files do not count as used.
-
-    ``stalled``: as in :class:`PressureFacts`, of the job's processes.
-    """
+    """Of the job in which we run. In MiB."""
 
     name: str
+    """``job_7``."""
+
     used: int | None = None
+    """Without caches of files."""
+
     limit: int | None = None
     stalled: float | None = None
+    """As in :class:`PressureFacts`, of the job's processes."""
 
     @property
     def share(self) -> float | None:
@@ -37,13 +39,14 @@ class JobMemory(Record):
 
 
 class PressureFacts(Record):
-    """``stalled``: share of the last minute in which all processes that had work waited for memory.
-
-    None where the kernel does not measure it; ``job`` is None outside of jobs that have a cgroup.
-    """
+    """How long processes wait for memory."""
 
     stalled: float | None = None
+    """Share of the last minute in which all processes that had work waited; None where the kernel does not
+    measure it."""
+
     job: JobMemory | None = None
+    """None outside of jobs that have a cgroup."""
 
 
 def gather(host: Host, config: NodeConfig) -> PressureFacts:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.findings import Finding, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View
+from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.host import Host
 
 SYSTEMD = "/etc/systemd/system"
@@ -36,42 +36,55 @@ _SYSTEM_UIDS = range(61184, 65536)
 
 
 class ProcessFacts(Record):
-    """``waiting``: start times (clock ticks since the boot) of processes in uninterruptible sleep, by pid.
-
-    ``waiting_names`` are examples. Of these ``unkillable`` have been killed, or are no ordinary user's: a
-    program waits in that state also where SIGKILL would end it (vfork). ``zombie_parent``: the program that
-    has most zombies. ``users``: processes of ordinary users by uid, ``user_names`` examples. ``daemons``:
-    names of programs that system users run, as far as the kernel keeps them (:data:`COMM`); ``units`` the
-    services that systemd starts at boot. ``load``: averages over 1, 5 and 15 minutes.
-    """
+    """The node's processes, without threads of the kernel."""
 
     count: int
     cpus: int
     load: tuple[float, float, float]
+    """Averages over 1, 5 and 15 minutes."""
+
     waiting: dict[int, int] = {}
+    """Start times (clock ticks since the boot) of processes in uninterruptible sleep, by pid."""
+
     waiting_names: tuple[str, ...] = ()
+    """Examples of them."""
+
     unkillable: frozenset[int] = frozenset()
+    """Those of them that have been killed, or are no ordinary user's: a program waits in that state also
+    where SIGKILL would end it (vfork)."""
+
     zombies: int = 0
     zombie_parent: str = ""
+    """The program that has most zombies."""
+
     users: dict[int, int] = {}
+    """Processes of ordinary users by uid."""
+
     user_names: tuple[str, ...] = ()
+    """Examples of them."""
+
     daemons: tuple[str, ...] = ()
+    """Names of programs that system users run, as far as the kernel keeps them (:data:`COMM`)."""
+
     units: frozenset[str] = frozenset()
+    """Services that systemd starts at boot."""
 
 
 class Process(NamedTuple):
-    """One process. ``state`` is its letter; ``start`` is 0 unless it waits uninterruptibly.
-
-    ``killed``: it does so although it was sent SIGKILL.
-    """
+    """One process."""
 
     pid: int
     name: str
     state: bytes
+    """Its letter."""
+
     parent: int
     start: int
+    """0 unless it waits uninterruptibly."""
+
     uid: int
     killed: bool = False
+    """It waits uninterruptibly although it was sent SIGKILL."""
 
 
 def gather(host: Host, config: NodeConfig) -> ProcessFacts:
@@ -223,34 +236,30 @@ def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Find
     # Of the newest run that is old enough: who waited then and waits now did not get on in between.
     stuck = [pid for pid, start in now.items() if then and then[-1].get(pid) == start]
     most = config.memory.max_d_state
-    bad = len(stuck) > most
     lasting = sum(pid in view.facts.unkillable for pid in stuck) > most
-    kept = Suggestion.REBOOT if view.job_gone and lasting else Suggestion.MONITOR
-    yield Finding(
-        check="processes.d_state",
-        outcome=Outcome.FAIL if bad else Outcome.PASS,
-        text=f"{len(stuck)} processes stuck in I/O ({_list(view.facts.waiting_names)})" if bad else "",
+    names = ", ".join(view.facts.waiting_names)
+    yield judged(
+        "processes.d_state",
+        f"{len(stuck)} processes stuck in I/O ({names})" if len(stuck) > most else "",
         value=f"{len(stuck)} stuck, {len(now)} waiting, {len(view.facts.unkillable)} cannot be killed",
         limit=f"at most {most} for {STUCK_S:.0f} s",
         source="/proc/*/stat",
         blame=Party.STORAGE,
-        suggestion=kept if bad else Suggestion.NONE,
+        suggestion=Suggestion.REBOOT if view.job_gone and lasting else Suggestion.MONITOR,
     )
 
 
 def judge_zombies(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
     """Ended processes whose parent does not collect them."""
     zombies, most = view.facts.zombies, config.memory.max_zombies
-    bad = zombies > most
     parent = view.facts.zombie_parent
-    yield Finding(
-        check="processes.zombies",
-        outcome=Outcome.FAIL if bad else Outcome.PASS,
-        text=f"{zombies} zombies{f', most of {parent}: restart it' if parent else ''}" if bad else "",
+    advice = f", most of {parent}: restart it" if parent else ""
+    yield judged(
+        "processes.zombies",
+        f"{zombies} zombies{advice}" if zombies > most else "",
         value=str(zombies),
         limit=f"at most {most}",
         source="/proc/*/stat",
-        suggestion=Suggestion.MONITOR if bad else Suggestion.NONE,
     )
 
 
@@ -262,15 +271,13 @@ def judge_leftovers(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Fi
     count = sum(users.values())
     uids = ", ".join(f"uid {uid}" for uid in sorted(users)[:4]) + (" ..." if len(users) > 4 else "")
     what = f"{count} process{'es' if count > 1 else ''} without a job"
-    yield Finding(
-        check="processes.leftovers",
-        outcome=Outcome.FAIL if users else Outcome.PASS,
-        text=f"{what}: {_list(view.facts.user_names)} of {uids}" if users else "",
+    yield judged(
+        "processes.leftovers",
+        f"{what}: {', '.join(view.facts.user_names)} of {uids}" if users else "",
         value=str(count),
         limit="0 where no job runs",
         source="/proc/*/stat",
         blame=Party.JOB,
-        suggestion=Suggestion.MONITOR if users else Suggestion.NONE,
     )
 
 
@@ -281,19 +288,13 @@ def judge_load(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding
     facts = view.facts
     most = config.memory.max_load_per_cpu * facts.cpus
     bad = min(facts.load) > most
-    yield Finding(
-        check="processes.load",
-        outcome=Outcome.FAIL if bad else Outcome.PASS,
-        text=f"load {facts.load[2]:g} though no job runs: look at what waits" if bad else "",
+    yield judged(
+        "processes.load",
+        f"load {facts.load[2]:g} though no job runs: look at what waits" if bad else "",
         value=" ".join(f"{load:g}" for load in facts.load),
         limit=f"at most {most:g} over 1, 5 and 15 minutes",
         source="/proc/loadavg",
-        suggestion=Suggestion.MONITOR if bad else Suggestion.NONE,
     )
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return ", ".join(names)
 
 
 CHECKS: tuple[AnyCheck, ...] = (

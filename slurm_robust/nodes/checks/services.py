@@ -36,20 +36,22 @@ FLOOD = 64
 
 
 class MungeFacts(Record):
-    """What munged did when it was asked for a credential; ``detail`` says more. Times are in seconds.
-
-    Where it was silent: ``taken``, whether it has taken our connection, and how many connections it holds of
-    each ordinary user (``holders``, by uid) and of those whose owner the kernel does not tell (``unnamed``);
-    ``known`` is False where the kernel says nothing of all that.
-    """
+    """What munged did when it was asked for a credential."""
 
     state: Literal["absent", "works", "silent", "unclear"]
     detail: str = ""
     took_s: float = 0.0
     taken: bool = False
+    """Whether a silent one has taken our connection."""
+
     holders: dict[int, int] = {}
+    """How many connections a silent one holds of each ordinary user, by uid."""
+
     unnamed: int = 0
+    """How many it holds whose owner the kernel does not tell."""
+
     known: bool = True
+    """False where the kernel says nothing of all that."""
 
     @property
     def is_held(self) -> bool:

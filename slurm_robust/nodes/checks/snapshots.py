@@ -30,20 +30,22 @@ _CONTROLLERS = ("freezer", "memory", "cpuset", "devices", "cpu,cpuacct")
 
 
 class Folder(Record):
-    """A job's folder in /dev/shm. ``written_at``: the newest file's time, seconds since 1970."""
+    """A job's folder in /dev/shm."""
 
     name: str
     uid: int
     job_id: int
     mib: int
     written_at: float
+    """The newest file's time, seconds since 1970."""
 
 
 class SnapshotFacts(Record):
-    """``jobs``: those that have processes here; None where that is not known, or nobody needs to know."""
+    """Folders of jobs, and the jobs that are here."""
 
     folders: tuple[Folder, ...] = ()
     jobs: frozenset[int] | None = None
+    """Those that have processes here; None where that is not known, or nobody needs to know."""
 
 
 def gather(host: Host, config: NodeConfig) -> SnapshotFacts:

@@ -1,10 +1,11 @@
-"""What is known of a node's GPUs, of any vendor. None: this GPU or driver does not say."""
+"""What is known of a node's GPUs, of any vendor, and of their processes. None: GPU or driver does not say."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 from slurm_robust.model.record import Record
+from slurm_robust.nodes.host import Host
 
 NVIDIA = "nvidia"
 AMD = "amd"
@@ -48,13 +49,16 @@ class GpuError(str, Enum):
 class Gpu(Record):
     """One GPU. Memory in MiB, temperatures in °C, clocks in MHz; error counters as the driver counts them.
 
-    ``index`` is the driver's, ``bus`` the PCI address as in sysfs (``0000:1b:00.0``). ``volatile`` counters
-    start anew with the driver, ``aggregate`` ones are the GPU's whole life.
+    ``volatile`` counters start anew with the driver, ``aggregate`` ones are the GPU's whole life.
     """
 
     index: int
+    """The driver's."""
+
     vendor: str = NVIDIA
     bus: str = ""
+    """PCI address as in sysfs (``0000:1b:00.0``)."""
+
     uuid: str = ""
     name: str = ""
     serial: str = ""
@@ -131,35 +135,38 @@ class Gpu(Record):
 
 
 class GpuFacts(Record):
-    """All GPUs of a node.
-
-    ``on_bus``: PCI addresses of GPUs that the driver should have, whether it lists them or not. ``fault``:
-    why the driver does not work, ``unreadable``: why it cannot be asked.
-    ``stuck_in``: the call that did not come back within ``took_s``.
-    """
+    """All GPUs of a node."""
 
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
     library: str = ""
     on_bus: tuple[str, ...] = ()
+    """PCI addresses of GPUs that the driver should have, whether it lists them or not."""
+
     fault: str = ""
+    """Why the driver does not work."""
+
     unreadable: str = ""
+    """Why it cannot be asked."""
+
     stuck_in: str = ""
+    """The call that did not come back within ``took_s``."""
+
     took_s: float = 0.0
 
 
 class GpuProcess(Record):
-    """A process that holds a GPU. ``ending``: it is gone or a zombie, its memory is being freed.
-
-    ``uid``: whose it is; None where that is not known. A server of MPS runs as the user whom it serves: it
-    belongs to the daemon that has started it.
-    """
+    """A process that holds a GPU."""
 
     pid: int
     name: str = ""
     memory_mb: int | None = None
     ending: bool = False
+    """It is gone or a zombie, and its memory is being freed."""
+
     uid: int | None = None
+    """Its owner; None where that is not known. A server of MPS runs as the user whom it serves: it belongs to
+    the daemon that has started it."""
 
 
 class Use(Record):
@@ -179,3 +186,42 @@ class GpuUse(Record):
     """Use of all GPUs of a node."""
 
     gpus: tuple[Use, ...] = ()
+
+
+_FLAGS = 6  # the place in /proc/PID/stat, counted from the state on
+_PF_EXITING = 0x4
+_SIGKILL = 1 << 8
+
+MPS = "nvidia-cuda-mps"
+"""How the names of its daemon and its servers begin."""
+
+
+def process(host: Host, pid: int, memory_mb: int | None) -> GpuProcess:
+    """A process by its number, with what ``/proc`` says of it."""
+    stat = host.read_or(f"/proc/{pid}/stat")
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return GpuProcess(
+        pid=pid,
+        name=name,
+        memory_mb=memory_mb,
+        ending=_is_ending(host, pid, fields),
+        uid=host.real_uid(fields[1] if name.startswith(MPS) and _is_of_mps(host, fields) else pid),
+    )
+
+
+def _is_of_mps(host: Host, stat: list[str]) -> bool:
+    """Whether its parent is a daemon of MPS too, by its name."""
+    return len(stat) > 1 and host.read_or(f"/proc/{stat[1]}/comm").startswith(MPS)
+
+
+def _is_ending(host: Host, pid: int, stat: list[str]) -> bool:
+    """Whether it is gone, on its way out, or has SIGKILL and is still held up in the kernel.
+
+    What a process has registered with the driver goes back page by page: tens of seconds for a big one.
+    """
+    if stat[:1] in ([], ["Z"], ["X"]) or (len(stat) > _FLAGS and int(stat[_FLAGS]) & _PF_EXITING):
+        return True
+    lines = host.read_or(f"/proc/{pid}/status").splitlines()
+    pending = [line.split()[1] for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(int(signals, 16) & _SIGKILL for signals in pending)

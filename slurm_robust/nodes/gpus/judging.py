@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.nodes.check import View
+from slurm_robust.model.findings import Finding, Party, Suggestion
+from slurm_robust.nodes.check import View, judged
 from slurm_robust.nodes.counters import HOUR_S, grown, readings
 from slurm_robust.nodes.gpus.facts import Gpu, GpuFacts
 
@@ -27,26 +27,16 @@ def finding(
     suggestion: Suggestion = Suggestion.MONITOR,
     blame: Party = Party.NODE,
 ) -> Finding:
-    """A failure whose text is ``bad``, or a pass where that is empty."""
-    if not bad:
-        return Finding(
-            check=check,
-            outcome=Outcome.PASS,
-            subject=gpu.label,
-            value=str(value),
-            limit=str(limit),
-            source=source,
-        )
-    return Finding(
-        check=check,
-        outcome=Outcome.FAIL,
+    """:func:`~slurm_robust.nodes.check.judged` for one GPU."""
+    return judged(
+        check,
+        bad,
         subject=gpu.label,
-        text=bad,
         value=str(value),
         limit=str(limit),
         source=source,
-        blame=blame,
         suggestion=suggestion,
+        blame=blame,
     )
 
 

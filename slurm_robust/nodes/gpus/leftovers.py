@@ -8,8 +8,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.check import View
 from slurm_robust.nodes.checks.processes import is_user
-from slurm_robust.nodes.gpus.facts import GpuProcess, GpuUse, Use
-from slurm_robust.nodes.gpus.processes import MPS
+from slurm_robust.nodes.gpus.facts import MPS, GpuProcess, GpuUse, Use
 from slurm_robust.util.text import ascii_line, some_of
 
 LEFTOVERS = "gpu.leftovers"

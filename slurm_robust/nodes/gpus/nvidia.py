@@ -15,9 +15,9 @@ from slurm_robust.nodes.gpus.facts import (
     Recovery,
     Throttle,
     Use,
+    process,
 )
 from slurm_robust.nodes.gpus.nvml import DriverError, Fields, Nvml
-from slurm_robust.nodes.gpus.processes import process
 from slurm_robust.nodes.host import Host
 
 T = TypeVar("T")

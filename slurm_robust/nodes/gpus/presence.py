@@ -7,6 +7,7 @@ from functools import partial
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.nodes.check import judged
 from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuFacts
 from slurm_robust.nodes.gpus.judging import GpuView, finding, seen_before
 from slurm_robust.util.text import some_of
@@ -27,38 +28,36 @@ def judge_count(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     if expected is None and view.baseline is not None:
         expected = len(view.baseline.gpus)
     if facts.fault:
-        yield _node(COUNT, facts.fault, facts, expected, Suggestion.REBOOT, Party.SITE)
+        yield _count(facts.fault, facts, expected, blame=Party.SITE)
     elif facts.unreadable:
         yield Finding(check=COUNT, outcome=Outcome.UNKNOWN, text=facts.unreadable, source="driver")
     elif expected is None:
         yield from _compare_with_bus(facts)
     elif len(facts.gpus) < expected:
         text = f"{len(facts.gpus)} of {expected} GPUs"
-        yield _node(COUNT, text + _missing(view), facts, expected, Suggestion.REBOOT)
+        yield _count(text + _missing(view), facts, expected)
     elif len(facts.gpus) > expected:
         text = f"{len(facts.gpus)} GPUs, {expected} expected: correct gpu.count or record a new baseline"
-        yield _node(COUNT, text, facts, expected, Suggestion.MONITOR, Party.SITE)
+        yield _count(text, facts, expected, Suggestion.MONITOR, Party.SITE)
     elif facts.gpus:
-        yield _node(COUNT, "", facts, expected)
+        yield _count("", facts, expected)
 
 
-def _node(
-    check: str,
+def _count(
     bad: str,
     facts: GpuFacts,
     expected: int | None,
-    suggestion: Suggestion = Suggestion.NONE,
+    suggestion: Suggestion = Suggestion.REBOOT,
     blame: Party = Party.NODE,
 ) -> Finding:
-    return Finding(
-        check=check,
-        outcome=Outcome.FAIL if bad else Outcome.PASS,
-        text=bad,
+    return judged(
+        COUNT,
+        bad,
         value=str(len(facts.gpus)),
         limit="" if expected is None else str(expected),
         source="driver",
-        blame=blame,
         suggestion=suggestion,
+        blame=blame,
     )
 
 
@@ -76,9 +75,9 @@ def _compare_with_bus(facts: GpuFacts) -> Iterator[Finding]:
     unnamed = sum(not gpu.bus for gpu in facts.gpus)
     if facts.gpus and len(unlisted) > unnamed:
         text = f"{' '.join(unlisted)} on the PCI bus, but the driver does not list it"
-        yield _node(COUNT, text, facts, len(facts.on_bus), Suggestion.MONITOR)
+        yield _count(text, facts, len(facts.on_bus), Suggestion.MONITOR)
     elif facts.gpus:
-        yield _node(COUNT, "", facts, None)
+        yield _count("", facts, None)
     elif unlisted:
         # A node may have GPUs that nobody wants to use.
         text = f"{' '.join(unlisted)} on the PCI bus without a driver"
@@ -99,15 +98,13 @@ def judge_identity(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     if new:
         text = f"GPUs are not those of the baseline: new {some_of(new, 2)}"
         text += f", gone {some_of(gone, 2)}" if gone else ""
-    yield Finding(
-        check=IDENTITY,
-        outcome=Outcome.FAIL if new else Outcome.PASS,
-        text=text,
+    yield judged(
+        IDENTITY,
+        text,
         value=f"{len(now & before)} known",
         limit=f"{len(before)} of the baseline",
         source="UUIDs",
         blame=Party.SITE,
-        suggestion=Suggestion.MONITOR if new else Suggestion.NONE,
     )
 
 

@@ -38,30 +38,33 @@ _BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
 
 
 class Share(Record):
-    """Drains of ours in one partition of ``nodes`` nodes, the node in question left out.
-
-    ``drained``: those that stand; ``this_hour``: those that began within the last hour.
-    """
+    """Drains of ours in one partition, the node in question left out."""
 
     partition: str
     nodes: int
+    """All that the partition has."""
+
     drained: int = 0
+    """Drains that stand."""
+
     this_hour: int = 0
+    """Drains that began within the last hour."""
 
 
 class DrainDecision(Record):
-    """What to do, and ``why``.
-
-    ``stays``: only a person undoes this drain. ``later``: nothing speaks against it but a cap, that of the
-    partition ``full``.
-    """
+    """What to do, and why."""
 
     action: DrainAction
     why: str
     reason: str = ""
     stays: bool = False
+    """Only a person undoes this drain."""
+
     later: bool = False
+    """Nothing but a cap speaks against it now."""
+
     full: str = ""
+    """The partition with that cap."""
 
 
 def decide(
@@ -79,7 +82,10 @@ def decide(
     if state := untouchable(node):
         return _nothing(f"the node is {state}, which is not ours to change")
     if node.is_drained and not is_own(node, record):
-        return _nothing(_whose(node))
+        whose, reason = node.reason_user or "somebody else", node.reason or "no reason given"
+        if is_tagged(node):
+            return _nothing(f"drained as ours, but not with the reason that this node remembers: {reason}")
+        return _nothing(f"drained by {whose}: {reason}")
     if conclusion.fit:
         return _return(node, record, config) if node.is_drained else _nothing("the node is fit")
     if not causes_of(conclusion):
@@ -115,15 +121,15 @@ def is_tagged(node: Node) -> bool:
 def shares_of(nodes: Iterable[Node], name: str, now: float) -> tuple[Share, ...]:
     """Drains of ours in each partition of the node ``name``, itself left out. ``now`` is slurmctld's."""
     every = tuple(nodes)
-    return tuple(
-        Share(
-            partition=partition,
-            nodes=sum(partition in node.partitions for node in every),
-            drained=len(_standing(every, partition, name)),
-            this_hour=len(_recent(every, partition, name, now)),
-        )
-        for partition in _partitions(every, name)
-    )
+    shares = []
+    for partition in next((node.partitions for node in every if node.name == name), ()):
+        members = [node for node in every if partition in node.partitions]
+        others = [node for node in members if node.name != name]
+        # Slurm may keep the reason of a drain that was undone; it began within the hour all the same.
+        recent = [n for n in others if n.reason.startswith(TAG) and (n.reason_time or 0.0) > now - HOUR_S]
+        drained = sum(map(is_tagged, others))
+        shares.append(Share(partition=partition, nodes=len(members), drained=drained, this_hour=len(recent)))
+    return tuple(shares)
 
 
 def beyond_cap(nodes: Iterable[Node], name: str, config: Drain) -> str:
@@ -179,12 +185,6 @@ def _unseen(cause: Cause, findings: Sequence[Finding], left_out: Mapping[str, st
 
 def _nothing(why: str) -> DrainDecision:
     return DrainDecision(action=DrainAction.NOTHING, why=why)
-
-
-def _whose(node: Node) -> str:
-    if is_tagged(node):
-        return f"drained as ours, but not with the reason that this node remembers: {node.reason}"
-    return f"drained by {node.reason_user or 'somebody else'}: {node.reason or 'no reason given'}"
 
 
 def _update(conclusion: Conclusion, record: OwnDrain) -> DrainDecision:
@@ -244,23 +244,3 @@ def _full(share: Share, config: Drain) -> str:
             f"most {config.max_per_hour} may be (drain.max_per_hour)"
         )
     return ""
-
-
-def _partitions(nodes: Sequence[Node], name: str) -> tuple[str, ...]:
-    return next((node.partitions for node in nodes if node.name == name), ())
-
-
-def _standing(nodes: Sequence[Node], partition: str, name: str) -> tuple[Node, ...]:
-    return tuple(n for n in nodes if partition in n.partitions and n.name != name and is_tagged(n))
-
-
-def _recent(nodes: Sequence[Node], partition: str, name: str, now: float) -> tuple[Node, ...]:
-    """Slurm may keep the reason of a drain that was undone; it began within the hour all the same."""
-    return tuple(
-        n
-        for n in nodes
-        if partition in n.partitions
-        and n.name != name
-        and n.reason.startswith(TAG)
-        and (n.reason_time or 0.0) > now - HOUR_S
-    )

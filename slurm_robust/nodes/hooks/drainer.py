@@ -13,13 +13,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.hooks import drain
+from slurm_robust.nodes.hooks.log import Log
 from slurm_robust.nodes.hooks.record import (
     DAY_S,
     LONGEST_S,
@@ -71,30 +72,22 @@ _MOST_PARENTS = 10
 _USUAL_BINS = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/usr/sbin", "/bin")
 
 
-class Log(Protocol):
-    """Where events go: :class:`slurm_robust.nodes.hooks.log.EventLog`."""
-
-    def write(self, event: str, **facts: object) -> None:
-        """Never raises, never blocks."""
-        ...
-
-
 def _chance() -> float:
     # The module random takes longer to load than a hook has for everything else.
     return int.from_bytes(os.urandom(4), "big") / 2**32
 
 
 class DrainResult(Record):
-    """What was decided and whether it was ``carried_out``; ``error``: why Slurm did not do it.
-
-    ``reason`` is the reason that Slurm shows now, as far as it is ours.
-    """
+    """What was decided, and what came of it."""
 
     action: DrainAction
     why: str
     reason: str = ""
+    """The reason that Slurm shows now, as far as it is ours."""
+
     carried_out: bool = False
     error: str = ""
+    """Why Slurm did not do it."""
 
 
 def after(
@@ -285,6 +278,8 @@ class _Drainer:
         """Bring the record up to what Slurm shows: a drain that took effect late, or that somebody undid."""
         record = self._record
         if drain.is_own(node, record):
+            if node.reason != record.reason:  # the newest order has not been taken, or not yet
+                self._put(reason=node.reason, former=record.reason)
             if record.since not in record.drains:
                 self._put(drains=self._recent_drains(record.since))
         elif record.reason and not node.is_drained and not drain.untouchable(node):
@@ -375,7 +370,7 @@ class _Drainer:
         self._keep(conclusion)
         self._put(
             reason=decision.reason,
-            former="" if new else before.reason,
+            former=before.reason,  # also of a new drain: an order without an answer may yet be taken
             since=self._now if new else before.since,
             causes=tuple(dict.fromkeys((*known, *causes_of(conclusion)))),
             unverified=new or before.unverified,

@@ -48,11 +48,14 @@ class Hook(str, Enum):
 
 
 class HookResult(Record):
-    """How a hook ends. ``message`` is for slurmd's log, ``failing`` has a line for each failure."""
+    """How a hook ends."""
 
     exit_code: int = 0
     message: str = ""
+    """For slurmd's log."""
+
     failing: str = ""
+    """A line for each failure."""
 
 
 class _HookRun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from typing import Protocol
 
 import msgspec
 
@@ -18,6 +19,14 @@ WRITE_S = 1.0
 
 _LINE_BYTES = 2**16
 _SYSLOG_BYTES = 800
+
+
+class Log(Protocol):
+    """Where events go."""
+
+    def write(self, event: str, **facts: object) -> None:
+        """Never raises, never blocks."""
+        ...
 
 
 class EventLog:

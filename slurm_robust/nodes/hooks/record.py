@@ -102,10 +102,11 @@ class OwnDrain(Record):
 
 
 class Left(Record):
-    """What a run found during the boot ``boot_id`` while another one held the lock."""
+    """What a run found while another one held the lock."""
 
     conclusion: Conclusion
     boot_id: str
+    """The boot during which it was found."""
 
 
 def causes_of(conclusion: Conclusion) -> tuple[Cause, ...]:

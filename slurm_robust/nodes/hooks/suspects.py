@@ -41,13 +41,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Ignored(Record):
-    """A file was there, and ``why`` it does not count."""
+    """A file was there that does not count."""
 
     why: str
 
 
 class EndedJob(Record):
-    """The job as Slurm describes it to its epilog; ``started``: seconds since 1970, None on 22.05."""
+    """The job as Slurm describes it to its epilog."""
 
     job_id: int
     uid: int
@@ -55,6 +55,7 @@ class EndedJob(Record):
     user: str
     work_dir: str
     started: float | None = None
+    """Seconds since 1970; None on 22.05."""
 
 
 def read_suspect(

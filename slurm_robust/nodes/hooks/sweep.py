@@ -42,28 +42,36 @@ _LISTING_SHARE = 0.3
 
 
 class Folder(Record):
-    """One that agents made. ``name`` is below the shared memory; ``job`` is from it, ``uid`` is its owner."""
+    """A folder that agents made."""
 
     name: str
+    """Below the shared memory."""
+
     uid: int
+    """Its owner."""
+
     gid: int
     job: int
+    """As its name has it."""
+
     has_copies: bool
     """Whether the job may go on from what is in it after a requeue."""
 
 
 class Swept(Record):
-    """Names of the folders that are gone now, and why others are not."""
+    """What came of a sweep."""
 
     removed: tuple[str, ...] = ()
+    """Names of the folders that are gone now."""
+
     failed: dict[str, str] = {}
+    """Why others are not, by name."""
 
 
 class _Listing(Record):
-    """``cut``: why there may be more."""
-
     folders: tuple[Folder, ...] = ()
     cut: str = ""
+    """Why there may be more."""
 
 
 def sweep_gone(config: NodeConfig, job: int, node: str, limit_s: float, shm: Path = SHARED_MEMORY) -> Swept:

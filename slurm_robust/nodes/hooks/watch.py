@@ -37,11 +37,14 @@ _WARNING = 4
 
 
 class Round(Record):
-    """Checks that run together, every ``every_s`` seconds. ``only`` has their names; none: all checks."""
+    """Checks that run together."""
 
     name: str
     only: tuple[str, ...]
+    """Their names; none: all checks."""
+
     every_s: float
+    """Seconds from one round to the next."""
 
 
 def rounds(config: Watch, checks: Sequence[AnyCheck]) -> tuple[Round, ...]:

@@ -34,29 +34,35 @@ _MOST_PROCESSES = 8
 
 
 class KernelEvent(Record):
-    """Messages of one kind about one subject. ``shape``: XID, SXID or a name of :data:`shapes.SHAPES`.
-
-    ``count`` are those that the log still has, ``recent`` those within the window before it was read, both as
-    lines and not as faults. ``pids``: processes that recent ones name. Times are seconds since 1970.
-    """
+    """Messages of one kind about one subject. Times are seconds since 1970."""
 
     shape: str
+    """XID, SXID or a name of :data:`shapes.SHAPES`."""
+
     first_at: float
     last_at: float
     subject: str = ""
     code: int = 0
     severity: str = ""
     count: int = 1
+    """Lines, not faults, that the log still has."""
+
     recent: int = 0
+    """Those within the window before it was read."""
+
     pids: tuple[int, ...] = ()
+    """Processes that recent ones name."""
+
     line: str = ""
+    """The newest."""
 
 
 class Happened(Record):
-    """All of it. ``cleared``: until when events are over, by subject; the empty one stands for all GPUs."""
+    """What the log says in all."""
 
     events: tuple[KernelEvent, ...] = ()
     cleared: dict[str, float] = {}
+    """Until when events are over, by subject; the empty one stands for all GPUs."""
 
 
 class _Sight(NamedTuple):

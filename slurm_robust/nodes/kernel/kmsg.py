@@ -27,17 +27,20 @@ _UNPRINTABLE = re.compile(r"\\x[0-9a-f]{2}|[^ -~]")
 
 
 class KernelRecord(Record):
-    """One message. ``uptime_s`` is the kernel's clock when it was written: seconds since the boot.
-
-    ``level`` is syslog's (0 emergency to 7 debug) and so is ``facility``: :data:`KERNEL`, or another one for
-    what root wrote into the device. ``text`` has printable ASCII only, in one line.
-    """
+    """One message."""
 
     sequence: int
     uptime_s: float
+    """The kernel's clock when it was written: seconds since the boot."""
+
     level: int
+    """Syslog's, 0 (emergency) to 7 (debug)."""
+
     facility: int
+    """Syslog's: :data:`KERNEL`, or another one for what root wrote into the device."""
+
     text: str
+    """Printable ASCII only, in one line."""
 
 
 def parse(line: bytes) -> KernelRecord | None:
@@ -68,7 +71,7 @@ def boot_time(host: Host) -> float:
 
 
 class KernelLog:
-    """An open kernel log, read from its beginning or after a sequence number; never waits.
+    """An open kernel log, read from its beginning or after the sequence number ``since``; never waits.
 
     ``sequence`` is the newest record that was read. ``lost`` says that records were overwritten before they
     were read, ``cut`` that the last :meth:`read` ended at its limits. ``fileno()`` can be polled.
@@ -131,8 +134,3 @@ class KernelLog:
             if max_bytes <= 0 or time.monotonic() > until:
                 self.cut = True
                 return chunks
-
-
-def follow(since_sequence: int, host: Host | None = None) -> KernelLog:
-    """This machine's log after a record that was seen: each :meth:`KernelLog.read` returns what is new."""
-    return KernelLog(host or Host(), since_sequence)

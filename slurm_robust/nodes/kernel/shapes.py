@@ -17,25 +17,30 @@ from slurm_robust.model.record import Record
 
 
 class Shape(Record, kw_only=False):
-    """One kind of message. ``{DISK}`` and ``{PCI}`` in ``pattern`` name the subject.
-
-    ``begins``: the message begins with one of these, which is quick to tell for thousands of messages.
-    ``lasting``: it counts until the next boot, else within the window. ``often``: fewer than that are only
-    worth attention. ``corrected``: counted against the limit of errors that were corrected.
-    ``written_by``: the least of those who can bring it about.
-    """
+    """One kind of message."""
 
     name: str
     check: str
     begins: tuple[str, ...]
+    """The message begins with one of these, which is quick to tell for thousands of messages."""
+
     pattern: str
+    """``{DISK}`` and ``{PCI}`` in it name the subject."""
+
     text: str
     suggestion: Suggestion = Suggestion.MONITOR
     blame: Party = Party.NODE
     lasting: bool = False
+    """It counts until the next boot, else within the window."""
+
     often: int = 1
+    """Fewer than that are only worth attention."""
+
     corrected: bool = False
+    """It counts against the limit of errors that were corrected."""
+
     written_by: Writer = Writer.KERNEL
+    """The least of those who can bring it about."""
 
     @property
     def regex(self) -> str:

@@ -39,9 +39,14 @@ def main() -> int:
     os.nice(_NICE)
     channel = socket.socket(fileno=arguments.channel)
     spec = msgspec.json.decode(arguments.spec, type=InspectionSpec)
-    _read_once()
+    try:
+        import pynvml  # noqa: F401 - here, or each child would import it
+    except ImportError:
+        pass
     for probe in probes(spec, Host(arguments.root), arguments.config):
-        _fork(probe, channel)
+        parent = os.getpid()
+        if os.fork() == 0:
+            _live(probe, channel, parent)
     os.wait()  # if one ends, all end, and the agent starts them again
     return 1
 
@@ -54,20 +59,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, default=Path("/"), help="check a copy of a machine's files")
     parser.add_argument("--config", type=Path, default=FILE, help="the node's configuration")
     return parser.parse_args()
-
-
-def _read_once() -> None:
-    """Import here what each child would import else."""
-    try:
-        import pynvml  # noqa: F401
-    except ImportError:
-        pass
-
-
-def _fork(probe: Callable[[Send], None], channel: socket.socket) -> None:
-    parent = os.getpid()
-    if os.fork() == 0:
-        _live(probe, channel, parent)
 
 
 def _live(probe: Callable[[Send], None], channel: socket.socket, parent: int) -> NoReturn:

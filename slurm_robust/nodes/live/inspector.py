@@ -31,6 +31,7 @@ class Inspector:
 
     def __init__(self, spec: InspectionSpec, arguments: Sequence[str] = ()) -> None:
         self._spec = spec
+        self._longest_s = max(spec.kernel_s, spec.gpu_s, spec.network_s, spec.node_s)
         self._arguments = arguments
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,7 +70,7 @@ class Inspector:
             found.append(_understood(packet) if packet else self._bury(now))
         if found:
             self._heard = now
-        elif self._process is not None and now - self._heard > _SILENT_INTERVALS * self._longest_s():
+        elif self._process is not None and now - self._heard > _SILENT_INTERVALS * self._longest_s:
             found.append(self._bury(now))
         return found
 
@@ -88,9 +89,6 @@ class Inspector:
     def _take_started(self) -> None:
         for process in self._starter.results():
             self._process = process
-
-    def _longest_s(self) -> float:
-        return max(self._spec.kernel_s, self._spec.gpu_s, self._spec.network_s, self._spec.node_s)
 
     def _start(self, now: float) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

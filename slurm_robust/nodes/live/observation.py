@@ -16,19 +16,23 @@ Subject = tuple[str, str]
 
 
 class Observation(Record):
-    """Results of one probe. ``failed``: reasons for an alert. ``well``: measured, and in order.
-
-    ``effects``: of the checks that failed, those whose effect is another than a plain fault's.
-    ``notes``: for the journal, each once. ``nbytes``: what the links between nodes have carried since they
-    count; None if not read, or without such links.
-    """
+    """Results of one probe."""
 
     failed: tuple[Finding, ...] = ()
+    """Reasons for an alert."""
+
     effects: dict[str, Effect] = {}
+    """Of the checks that failed, those whose effect is another than a plain fault's."""
+
     well: tuple[Subject, ...] = ()
+    """Measured, and in order."""
+
     unknown: tuple[Subject, ...] = ()
     notes: tuple[str, ...] = ()
+    """For the journal, each once."""
+
     nbytes: int | None = None
+    """What the links between nodes have carried since they count; None if not read, or without such links."""
 
 
 # Made while there is one thread; see Record.

@@ -206,7 +206,9 @@ def follow_gpus(probe: ProbeRunner, spec: InspectionSpec, send: Send) -> None:
         while (left := due - time.monotonic()) > 0:
             if not poller.poll(left * 1000 + 1):
                 continue
-            seen = events.read()
+            seen, unheard = events.read()
+            if unheard:
+                send(Observation(notes=tuple(unheard)))
             if found := findings_of(seen):
                 send(probe.judged(found))
             if any(event.code == 0 for event in seen):

@@ -187,14 +187,14 @@ def test_a_node_that_does_not_exist_is_an_error_and_not_an_empty_history(
     (tmp_path / "log").touch()
     slurm = FakeSlurm(FakeCluster(), user="root")
 
-    def ask(nodes: str) -> int:
+    def ask(*nodes: str) -> int:
         return history_main(
             nodes, lemons=lemons, days=28, json=False, config_file=None, logs=[tmp_path / "log"], slurm=slurm
         )
 
     assert ask("n1") == 0
     with pytest.raises(InvalidNode, match="nX"):
-        ask("n1,nX")
+        ask("n1", "nX")
     # nothing is said of the one that there is, as if that were the answer
     assert capsys.readouterr().out.count("\n") <= 2
 

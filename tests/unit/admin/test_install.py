@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from slurm_robust import __version__
-from slurm_robust.admin import install, items, uninstall, verify
+from slurm_robust.admin import install, items, verify
 from slurm_robust.admin.files import MANIFEST, FileAction, InstallError, Item, Manifest, Tree
 from slurm_robust.admin.site import Site
 from slurm_robust.config.errors import InvalidSettings
@@ -86,7 +86,7 @@ class Machine:
         return verify.main(site=self.site())
 
     def uninstall(self, **options: bool) -> int:
-        return uninstall.main(site=self.site(), **options)  # type: ignore[arg-type]  # only flags
+        return install.uninstall(site=self.site(), **options)  # type: ignore[arg-type]  # only flags
 
     def path(self, name: str) -> Path:
         return self.root / name.lstrip("/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import shutil
 import signal
@@ -13,7 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -23,8 +26,11 @@ from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
 from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, Stop
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
+from tests.forked_python import ForkedPython
 from tests.users import run_as
+
+Agent: TypeAlias = "subprocess.Popen[bytes] | ForkedPython"
 
 
 class ScriptedController:
@@ -145,7 +151,7 @@ class LocalJob:
         self.job.spec.write_bytes(msgspec.json.encode(self.spec))
         create_keys(self.job.keys)
         self.controllers: list[ScriptedController] = []
-        self.agents: dict[str, subprocess.Popen[str]] = {}
+        self.agents: dict[str, Agent] = {}
 
     def controller(self) -> ScriptedController:
         """Another controller takes the job."""
@@ -154,21 +160,26 @@ class LocalJob:
         return controller
 
     def start_agent(
-        self, node: str, *, open_files: int | None = None, **environ: str
-    ) -> subprocess.Popen[str]:
-        """Start an agent that believes to be on ``node``, with a soft limit of open files if one is given."""
-        limit = [] if open_files is None else ["prlimit", f"--nofile={open_files}:"]
-        log = (self.folder / f"agent-{node}.log").open("w")
+        self, node: str, *, fresh: bool = False, open_files: int | None = None, **environ: str
+    ) -> Agent:
+        """Start an agent that believes to be on ``node``, with a soft limit of open files if one is given.
+
+        ``fresh``: its zygote is an interpreter of its own, and not a fork, where workers need PyTorch too.
+        """
+        words = ("-m", "slurm_robust.agent", "--job-dir", str(self.job.path))
         env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-        agent = subprocess.Popen(
-            [*limit, sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(self.job.path)],
-            env={**env, "SLURMD_NODENAME": node, **environ},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=self.folder,
-        )
-        log.close()
+        env |= {"SLURMD_NODENAME": node, **environ}
+        begin = None if open_files is None else partial(limit_open_files, open_files)
+        agent: Agent
+        with (self.folder / f"agent-{node}.log").open("w") as log:
+            end = log.fileno()
+            if fresh or self.spec.kind is CommandKind.EXEC:
+                command = [sys.executable, *words]
+                agent = subprocess.Popen(
+                    command, env=env, stdout=end, stderr=end, cwd=self.folder, preexec_fn=begin
+                )
+            else:
+                agent = ForkedPython(*words, env=env, stdout=end, stderr=end, cwd=self.folder, begin=begin)
         self.agents[node] = agent
         return agent
 
@@ -187,6 +198,10 @@ class LocalJob:
             controller.close()
         for folder in SHARED_MEMORY.glob(f"srobust-{os.getuid()}-{self.spec.run_id}-*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def limit_open_files(soft: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 @contextmanager

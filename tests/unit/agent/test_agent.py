@@ -18,8 +18,8 @@ import pytest
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
-from slurm_robust.wire.knock import answering
 from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
+from slurm_robust.wire.sockets import answering
 from tests.unit.agent.copy_nodes import MIB, fill
 from tests.unit.agent.local_job import LocalJob, ScriptedController, is_alive, pause, rival
 from tests.waiting import wait_for
@@ -166,7 +166,7 @@ def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> 
 def test_an_unmodified_ddp_script_ends_by_itself(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(DDP)
     controller = job.controller()
-    job.start_agent("n1", STEPS="3")
+    job.start_agent("n1", fresh=True, STEPS="3")
     controller.wait_for("n1", lambda b: b.ready, 60)
     controller.launch("n1", 1, (0, 1))
     heartbeat = controller.wait_for("n1", lambda b: b.phase is Phase.ENDED, 60)

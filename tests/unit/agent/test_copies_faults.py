@@ -213,7 +213,7 @@ def test_a_full_memory_is_told_and_costs_no_copy(make: MakeNode, monkeypatch: py
     b.launch(1, (1,))
     fill(b.folder.peer(0, 0), 0, 1, 1, MIB)
     fill(b.folder.peer(0, 1), 0, 2, 1, MIB)
-    monkeypatch.setattr("slurm_robust.agent.copies.peerbuffers._RESERVE", 1.0)
+    monkeypatch.setattr("slurm_robust.agent.copies.server._RESERVE", 1.0)
     a.launch(1, (0,), peers=(b.peer(0),))
     a.snapshot(0, 3, size=4 * MIB)
     note = wait_for(a.service.notes)

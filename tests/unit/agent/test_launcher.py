@@ -15,6 +15,7 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.testing.fake_launcher import Behaviour, FakeLauncher
 from slurm_robust.worker.spawning import Exited, Prepare, Spawn, Spawned, WorkerSpec
 from tests.contracts.launcher import LauncherContract, start_ready
+from tests.forked_zygote import ForkedZygoteLauncher
 from tests.unit.agent.local_job import is_alive
 from tests.waiting import wait_for
 
@@ -56,7 +57,9 @@ class RealWorld:
             self._command = (sys.executable, str(program))
 
     def launcher(self, preload: tuple[str, ...] = ()) -> ZygoteLauncher:
-        launcher = ZygoteLauncher(
+        # A program needs no PyTorch; of the others one zygote is an interpreter of its own.
+        is_fork = self._kind is not CommandKind.EXEC and bool(self._made)
+        launcher = (ForkedZygoteLauncher if is_fork else ZygoteLauncher)(
             Prepare(
                 command_kind=self._kind,
                 command=self._command,

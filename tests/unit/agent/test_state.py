@@ -161,7 +161,7 @@ def test_a_newer_launch_kills_older_workers_first() -> None:
     assert done[:2] == [SweepGroups(), ForgetRecords()]
     assert SpawnWorkers(launch=launch(2)) in done
     assert m.state.generation == 2
-    assert m.state.exits(m.now) == ()
+    assert m.state.workers.exits(m.now) == ()
 
 
 def test_stop_asks_first_and_kills_when_the_grace_is_over() -> None:
@@ -218,7 +218,7 @@ def test_a_stop_of_ended_workers_sweeps_what_they_left() -> None:
     m.exited(0, code=0)
     m.exited(1, code=0)
     assert m.order(stop()) == [SweepGroups(), BEAT]
-    assert len(m.state.exits(m.now)) == 2
+    assert len(m.state.workers.exits(m.now)) == 2
 
 
 def test_what_survives_kill_is_reported() -> None:
@@ -241,7 +241,7 @@ def test_an_exit_is_told_at_once_and_its_last_lines_follow() -> None:
     assert m.state.phase is Phase.RUNNING
     tail = TailRead(generation=1, rank=1, lines=("Segmentation fault",))
     assert m.state.handle(tail, m.now) == [BEAT]
-    (exit,) = m.state.exits(m.now + 2.0)
+    (exit,) = m.state.workers.exits(m.now + 2.0)
     assert (exit.rank, exit.signal, exit.age_s, exit.tail) == (1, 11, 2.0, ("Segmentation fault",))
 
 
@@ -252,8 +252,8 @@ def test_memory_or_a_port_that_was_lacking_is_told_of_whom_we_did_not_end_oursel
         gone = Exited(generation=1, rank=rank, pid=pid_of(rank, 1), ended=m.now, signal=9)
         m.state.handle(LauncherReported(message=gone, oom="out of memory", taken="by somebody"), m.now)
         m.order(Stop(epoch=1, generation=1, grace_s=1.0))
-    assert [exit.oom for exit in m.state.exits(m.now)] == ["out of memory", ""]
-    assert [exit.taken for exit in m.state.exits(m.now)] == ["by somebody", ""]
+    assert [exit.oom for exit in m.state.workers.exits(m.now)] == ["out of memory", ""]
+    assert [exit.taken for exit in m.state.workers.exits(m.now)] == ["by somebody", ""]
 
 
 def test_a_tail_of_another_generation_is_dropped() -> None:
@@ -305,7 +305,7 @@ def test_a_fork_that_fails_is_an_exit_with_the_reason() -> None:
     m.spawned(0)
     assert BEAT in m.say(SpawnFailed(generation=1, rank=1, reason="no memory"))
     assert m.state.phase is Phase.RUNNING
-    (exit,) = m.state.exits(m.now)
+    (exit,) = m.state.workers.exits(m.now)
     assert exit.failed
     assert exit.error is not None
     assert exit.error.message == "no memory"
@@ -318,7 +318,7 @@ def test_a_zygote_that_dies_takes_its_workers_and_is_started_again() -> None:
     done = m.say(Gone(reason="the zygote ended"))
     assert done == [Kill(pid=100), StartLauncher(), BEAT]
     assert m.state.phase is Phase.ENDED
-    first, second = m.state.exits(m.now)
+    first, second = m.state.workers.exits(m.now)
     assert first.signal == 9
     assert second.error is not None
     assert second.error.message == "the zygote ended"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from benchmarks import checkpoint_child, checkpoint_peer
+from benchmarks import checkpoint_child, checkpoint_peer, common
 from benchmarks.checkpoint_ends import BARE, OURS
 from benchmarks.checkpoint_figures import Aim, Blocking, Turn, rates, summaries
 from benchmarks.checkpoint_runs import folders, run
 from benchmarks.checkpoint_state import LAYER_BYTES, BareCopy, Training, batch_for
 from benchmarks.samples import Summary
+from tests.forked_python import run_python
 
 MB = 10**6
 
@@ -128,15 +131,24 @@ def test_stores_give_back_what_they_took(store: str, stateful: bool, tmp_path: P
         restore("another")
 
 
+def child(order: str, **details: object) -> dict[str, Any]:
+    """As by ``checkpoint_runs.run``, but in a fork."""
+    words = ("-m", "benchmarks.checkpoint_child", json.dumps({"order": order, **details}))
+    done = run_python(*words, cwd=common.ROOT)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
 @pytest.mark.slow
 def test_what_we_keep_and_flush_comes_back_too() -> None:
     # Each in processes of their own: they are told by the environment what to restore.
     for store, cold in (("slurm_robust", False), ("slurm_robust, flush", True)):
         with folders() as place:
             folder = str(place.disk if cold else place.shm)
-            kept = run("keep", store=store, mb=13, folder=folder)
+            kept = child("keep", store=store, mb=13, folder=folder)
             order = {"mb": 13, "folder": folder, "token": kept["token"], "digest": kept["digest"]}
-            assert run("restore", store=store, stateful=False, cold=cold, **order)["restore"] > 0
+            assert child("restore", store=store, stateful=False, cold=cold, **order)["restore"] > 0
 
 
 @pytest.mark.slow

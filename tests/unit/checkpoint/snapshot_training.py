@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from slurm_robust.checkpoint.buffers import TensorPlace
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import TensorPlace
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.tree import tensor_in, unflatten

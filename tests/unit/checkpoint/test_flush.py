@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
+from tests.forked_python import ForkedPython
 from tests.waiting import wait_for
 
 REF = CheckpointId(generation=3, step=120)
@@ -69,16 +71,23 @@ def images(tmp_path: Path) -> dict[int, Path]:
 
 
 class Writer:
-    """The real process; orders and answers as an agent sees them."""
+    """The real process; orders and answers as an agent sees them. ``fresh``: an interpreter of its own."""
 
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, fresh: bool = False, begin: Callable[[], object] | None = None
+    ) -> None:
         self.folder = folder
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "slurm_robust.checkpoint.flush"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            preexec_fn=None if limit is None else lambda: limit_files(limit),
-        )
+        words = ("-m", "slurm_robust.checkpoint.flush")
+        stdin, orders = os.pipe()
+        answers, stdout = os.pipe()
+        self._process: subprocess.Popen[bytes] | ForkedPython
+        if fresh:
+            self._process = subprocess.Popen([sys.executable, *words], stdin=stdin, stdout=stdout)
+        else:
+            self._process = ForkedPython(*words, stdin=stdin, stdout=stdout, stderr=2, begin=begin)
+        os.close(stdin)
+        os.close(stdout)
+        self._orders, self._answers = os.fdopen(orders, "wb"), os.fdopen(answers, "rb")
         self.pid = self._process.pid
 
     def send(self, images: dict[int, Path], *, step: int = 120, **changes: Any) -> None:
@@ -95,32 +104,24 @@ class Writer:
         self.send_line(json.dumps(order))
 
     def send_line(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
+        self._orders.write(line.encode() + b"\n")
+        self._orders.flush()
 
     def answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        found: dict[str, Any] = json.loads(self._answers.readline())
         return found
 
     def end(self) -> int:
         """Close its input and wait."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._orders.close()
         code = self._process.wait(timeout=30)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._answers.close()
         return code
 
     def kill(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
         self.end()
-
-
-def limit_files(size: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_what_lies_in_memory_gets_to_storage(
     start: Callable[..., Writer], images: dict[int, Path], tmp_path: Path
 ) -> None:
     """Two nodes with a rank each: both have the shared part, and the one with rank 0 writes it."""
-    nodes = [start(), start()]
+    nodes = [start(fresh=True), start()]
     store = CheckpointStore(tmp_path / "storage")
     nodes[1].send({1: images[1], SHARED: images[SHARED]})
     assert nodes[1].answer() == {"ok": True, "error": ""}
@@ -210,7 +211,7 @@ def test_orders_that_cannot_be_carried_out_are_answered(
 def test_a_full_storage_is_answered_and_leaves_nothing(
     start: Callable[..., Writer], images: dict[int, Path], tmp_path: Path
 ) -> None:
-    writer = start(limit=100_000)
+    writer = start(begin=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000)))
     big = make_image(tmp_path / "copies" / "big", 1, own(1, 50_000))
     writer.send({1: big})
     answer = writer.answer()
@@ -225,11 +226,7 @@ def test_a_full_storage_is_answered_and_leaves_nothing(
 def test_a_jobs_folder_that_was_moved_is_not_made_again(
     start: Callable[..., Writer], images: dict[int, Path], tmp_path: Path
 ) -> None:
-    umask = os.umask(0o022)
-    try:
-        writer = start()
-    finally:
-        os.umask(umask)
+    writer = start(begin=partial(os.umask, 0o022))
     job, away = tmp_path / "job", tmp_path / "away"
     job.mkdir(mode=0o700)
     (job / "job.json").write_text('{"run_id": "run"}')

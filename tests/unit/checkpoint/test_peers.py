@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.checkpoint.peers import Links, peer_slots, peers_of
+from slurm_robust.checkpoint.peers import Links, peer_slots
 from slurm_robust.model.layout import ParallelLayout
 
 ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-dp-tp-cp-ep")
@@ -47,10 +47,9 @@ def test_the_papers_example() -> None:
     losses = failures(PAPER)
     assert survives(4, 1, losses)
     assert survives(1, 4, losses)
-    peers = peers_of(PAPER)
-    assert sorted(peers) == list(range(16))
-    assert all(survives(rank // 2, peer, losses) for rank, peer in peers.items())
-    assert Counter(peers.values()) == dict.fromkeys(range(8), 2)
+    peers = peer_slots(PAPER)
+    assert sorted(peers) == list(range(8))
+    assert all(survives(slot, peer, losses) for slot, peer in enumerate(peers))
 
 
 @pytest.mark.parametrize("world", range(1, 25))
@@ -123,7 +122,6 @@ def test_data_parallelism_alone_goes_to_another_node_and_switch() -> None:
 def test_a_world_on_one_node_has_no_peers() -> None:
     layout = ParallelLayout.fit(8, 8, {"tp": 2, "cp": 1, "ep": 1, "pp": 2}, "tp-cp-ep-dp-pp")
     assert peer_slots(layout) == ()
-    assert peers_of(layout) == {}
 
 
 def test_ten_thousand_nodes_have_their_peers_at_once() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,6 +18,7 @@ from slurm_robust.checkpoint.budget import MemoryPlan, Room
 from slurm_robust.checkpoint.errors import NotWritten, UnsupportedState
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId
+from tests.forked_python import run_python
 from tests.unit.checkpoint.snapshot_training import RUN, UNUSUAL, Example, is_right, state_at, steps_in
 from tests.waiting import wait_for
 
@@ -292,9 +290,9 @@ def test_unusual_tensors_are_copied_right(folder: MemoryFolder, kind: str, overl
 
 
 def killed(*arguments: object) -> list[dict[str, object]]:
-    command = [sys.executable, "-m", "tests.unit.checkpoint.snapshot_training", *map(str, arguments)]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=200, env={**os.environ})
+    done = run_python(
+        "-m", "tests.unit.checkpoint.snapshot_training", *map(str, arguments), cwd=Path(__file__).parents[3]
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

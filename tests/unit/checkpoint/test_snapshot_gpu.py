@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint import devices, snapshot
+from slurm_robust.checkpoint.buffers import Table
 from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.checkpoint.rankparts import Table
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.testing.lagging_gpus import PAGE, LaggingGpus
 from tests.unit.checkpoint.snapshot_training import RUN, Example, is_right, state_at

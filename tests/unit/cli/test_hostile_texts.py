@@ -18,13 +18,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.admin import install, quarantine, spares, uninstall, verify
+from slurm_robust.admin import install, quarantine, spares, verify
 from slurm_robust.admin.files import Tree
 from slurm_robust.admin.site import Site
 from slurm_robust.admin.spare_plan import Fleet, Wanted, plan_for, text_of
 from slurm_robust.admin.spares import pool_of
-from slurm_robust.cli.main import main, make_parser
-from slurm_robust.cli.terminal import visible_only
+from slurm_robust.cli.main import main, make_parser, visible_only
 from slurm_robust.config.node import Paths
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import open_directory
@@ -35,7 +34,7 @@ from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.nodes.hooks.log import EventLog
 from slurm_robust.report import console as report_console
-from slurm_robust.report import diagnosis, replay
+from slurm_robust.report import diagnosis
 from slurm_robust.report.console import Screen
 from slurm_robust.slurm.configuration import LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
@@ -45,7 +44,7 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from tests.contracts.replayer import run as replayed
 from tests.unit.controller.fake_job import Job, doing
 from tests.unit.report import incident_journal, test_live
@@ -352,7 +351,7 @@ def test_diagnoses_and_replays(slurm: Answers, text: str) -> None:
     hostile = poisoned(found, text)
     printed(lambda: Screen().print(diagnosis.render(hostile, [hostile.results[0].node])))
     verdict = poisoned(replayed(FakeReplayer({"n5": Fault.CORRUPTS})), text)
-    printed(lambda: Screen().print(replay.render(verdict)))
+    printed(lambda: Screen().print(diagnosis.render_replay(verdict)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
@@ -376,7 +375,7 @@ def test_messages_for_administrators_are_cleaned(tmp_path: Path, text: str) -> N
     printed(lambda: install.main(site=site(), dry_run=True))
     printed(lambda: install.main(site=site()))
     printed(lambda: verify.main(site=site()))
-    printed(lambda: uninstall.main(site=site(), dry_run=True))
+    printed(lambda: install.uninstall(site=site(), dry_run=True))
     finding = Finding(check="site.odd", outcome=Outcome.FAIL, subject="gpu0", text="x", value="1", limit="2")
     result = quarantine.Result(
         node="n1", returned=False, why="x", reason="srobust: x", tests=1, evidence=(finding,),

@@ -200,7 +200,7 @@ def test_interrupts_and_bugs_have_codes_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", (Raising(error),))
+    monkeypatch.setattr(cli, "REGISTER", (Raising(error).register,))
     assert main(["fail"]) == code
     assert message in capsys.readouterr().err
 

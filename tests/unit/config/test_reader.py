@@ -10,8 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.logs.rule import SiteRule
-from slurm_robust.analysis.logs.rulefile import RuleFile
+from slurm_robust.analysis.logs.rule import RuleFile, SiteRule
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import CheckpointConfig, JobConfig, Limits, Timings
 from slurm_robust.config.node import CheckRule, NodeConfig, SiteCheck

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from msgspec import structs
 
@@ -25,8 +26,10 @@ from slurm_robust.wire.messages import (
     Flush,
     Heartbeat,
     Launch,
+    NodesProbed,
     Pace,
     Phase,
+    ProbeNodes,
     Progress,
     RequestCheckpoint,
     Save,
@@ -35,6 +38,7 @@ from slurm_robust.wire.messages import (
     Stop,
     TakeStacks,
 )
+from slurm_robust.wire.probes import Answers
 from tests.unit.sample_events import run_started
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
@@ -60,11 +64,21 @@ class Job:
         copies: Mapping[str, tuple[Copy, ...]] | None = None,
         log_rules: RuleSet | None = None,
         clock: tuple[float, float] = (1000.0, 1.7e9),
+        beacons: bool = False,
     ) -> None:
         """``memory``: workers keep snapshots, agents copy them to peers; ``shared``: they have that part.
 
-        ``storage`` and ``copies`` are there from the beginning (by an earlier run).
+        ``storage`` and ``copies`` are there from the beginning (by an earlier run). ``beacons``: agents send
+        some, so time should pass in small ticks.
         """
+        self.beacons = beacons
+        config = config or JobConfig()
+        if not beacons:
+            config = structs.replace(config, timings=structs.replace(config.timings, verdict_s=0.0))
+        self.beacon_at: dict[str, float] = {}  # of each agent
+        self.hidden: set[str] = set()  # nodes cut from the controller, whose kernels others reach
+        self.deaf: set[str] = set()  # observers that do not answer
+        self._probes: list[tuple[float, Callable[[], None]]] = []  # what is answered when
         self.mono, self.wall = clock
         self.reported = reported
         self.journal: list[ev.AnyEvent] = list(history) or [
@@ -112,7 +126,7 @@ class Job:
         self.kept: dict[str, bool] = {}
         self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
         self.core = Core(
-            config or JobConfig(),
+            config,
             fold(self.journal),
             build,
             first or ToGathering(start=True),
@@ -148,6 +162,8 @@ class Job:
                         n for n in places if n in self.heartbeats and n not in self.cut - self.stalled
                     ]
                     self.core.on_knock(answering, self.now())
+                case fx.Probe(number=number, places=places, for_s=for_s):
+                    self.later(for_s, partial(self.answer_probe, number, tuple(places)))
                 case fx.FindCheckpoint(generation=generation):
                     if self.hears_storage:
                         self.tell_storage(generation)
@@ -172,6 +188,39 @@ class Job:
                     self.saved_alerts.append(effect)
                 case fx.Exit(code=code):
                     self.code = code
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do ``act`` when so much time has passed."""
+        self._probes.append((self.mono + seconds, act))
+
+    def answers(self, node: str) -> bool:
+        """Whether the kernel of ``node`` answers the controller."""
+        return node in self.heartbeats and node not in self.cut - self.stalled
+
+    def answer_probe(self, number: int, nodes: tuple[str, ...]) -> None:
+        """The controller's own probes are over."""
+        found = Answers(tcp={node: 0.001 for node in nodes if self.answers(node)})
+        self.act(self.core.on_answers(number, found, self.now()))
+
+    def observe(self, observer: str, order: ProbeNodes) -> None:
+        """The probes of an agent are over."""
+        if observer in self.dead or observer in self.cut or observer in self.deaf:
+            return
+        answering = tuple(n for n in order.places if self.answers(n) or n in self.hidden)
+        found = NodesProbed(node=observer, number=order.number, answering=answering)
+        self.core.on_observed(found, self.now())
+        self.tick()
+
+    def shine(self) -> None:
+        """Beacons come, and probes are over."""
+        for node, heartbeat in self.heartbeats.items():
+            if node not in self.dead and node not in self.cut:
+                self.beacon_at[heartbeat.agent] = self.mono
+        self.core.on_beacons({agent: self.mono - at for agent, at in self.beacon_at.items()})
+        due = [act for at, act in self._probes if at <= self.mono]
+        self._probes = [(at, act) for at, act in self._probes if at > self.mono]
+        for act in due:
+            act()
 
     def tell_storage(self, generation: int) -> None:
         """Storage answers what it holds."""
@@ -206,22 +255,28 @@ class Job:
 
     # -- the agents' part ----------------------------------------------------------------------------
 
-    def join(self, node: str, agent: str = "a", **changes: object) -> None:
+    def join(self, node: str, agent: str = "", **changes: object) -> None:
         if node not in self.dead:
             self.heartbeats[node] = Heartbeat(
-                node=node, agent=agent, seq=0, epoch=1, phase=Phase.IDLE, address=f"10.0.0.{node[1:]}",
-                rendezvous_port=4000, ready=True, data_port=5000,
-                copies=self.copies.get(node, ()),
+                node=node, agent=agent or f"agent of {node}", seq=0, epoch=1, phase=Phase.IDLE,
+                address=f"10.0.0.{node[1:]}", rendezvous_port=4000, ready=True, data_port=5000,
+                probe_port=6000, copies=self.copies.get(node, ()),
             )  # fmt: skip
             self.change(node, **changes)
 
     def change(self, node: str, **changes: object) -> None:
-        """The agent of ``node`` has something new to tell."""
-        old = self.heartbeats[node]
-        self.heartbeats[node] = structs.replace(old, seq=old.seq + 1, **changes)
-        if node not in self.dead and node not in self.cut:
-            self.core.on_heartbeat(self.heartbeats[node], self.now())
+        """The agent of ``node`` has something new to tell, and the core concludes from it alone."""
+        if self.tell(node, **changes):
             self.tick()
+
+    def tell(self, node: str, **changes: object) -> bool:
+        """A heartbeat of ``node``; False if nobody hears it. Nothing is concluded before :meth:`tick`."""
+        old = self.heartbeats[node]
+        self.heartbeats[node] = heartbeat = structs.replace(old, seq=old.seq + 1, **changes)
+        if node in self.dead or node in self.cut:
+            return False
+        self.core.on_heartbeat(heartbeat, self.now())
+        return True
 
     def tick(self) -> None:
         """The core takes in what has changed."""
@@ -263,6 +318,8 @@ class Job:
                 self.flush_step = step
             case Pace(stride=stride):
                 self.stride = stride
+            case ProbeNodes(for_s=for_s):
+                self.later(for_s, partial(self.observe, node, message))
             case TakeStacks(number=number) if node not in self.mute:
                 taken = tuple(self.stacks.get(p.rank, waiting(p.rank, node)) for p in heartbeat.progress)
                 answer = StacksTaken(node=node, generation=heartbeat.generation, number=number, stacks=taken)
@@ -281,20 +338,23 @@ class Job:
 
     # -- what happens in the world -----------------------------------------------------------------------
 
-    def pass_time(self, seconds: float, *, tick: float = 0.5, wall_jump: float = 0.0) -> None:
-        """Time passes; living agents heartbeat every ``tick``."""
+    def pass_time(self, seconds: float, *, tick: float = 0.0, wall_jump: float = 0.0) -> None:
+        """Time passes; living agents heartbeat every ``tick``, which one turn of the loop takes in."""
+        tick = tick or (0.1 if self.beacons else 0.5)
         self.wall += wall_jump
         end = self.mono + seconds
         while self.mono < end - 1e-9 and self.code is None:
             step = min(tick, end - self.mono)
             self.mono += step
             self.wall += step
+            if self.beacons:
+                self.shine()
             for node in list(self.heartbeats):
                 if node in self.heartbeats and node in self._dying:
                     self.die(node)
                 if node in self.heartbeats:  # else it was told to end meanwhile
-                    self.change(node, progress=self.older(node, step))
-            self.act(self.core.on_tick(self.now()))
+                    self.tell(node, progress=self.older(node, step))
+            self.tick()
 
     def die(self, node: str) -> None:
         """Killed workers of ``node`` are still there, or end now."""
@@ -324,7 +384,8 @@ class Job:
                 structs.replace(p, step=step, reported=self.reported, age_s=0.0)
                 for p in self.heartbeats[node].progress
             )
-            self.change(node, progress=progress)
+            self.tell(node, progress=progress)
+        self.tick()
         if self.memory:
             self.snapshot(step)
 
@@ -377,8 +438,9 @@ class Job:
     def until(self, condition: Callable[[], bool], limit: float = 60.0) -> None:
         start = self.mono
         while not condition():
+            assert self.code is None, f"the job ended with {self.code} before; said {self.said}"
             assert self.mono - start < limit, f"not within {limit} s; stage {self.stage}, said {self.said}"
-            self.pass_time(0.5)
+            self.pass_time(0.1 if self.beacons else 0.5)
 
 
 def node_exit(node: str, rank: int, **fields: object) -> NodeExit:

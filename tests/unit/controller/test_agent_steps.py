@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.controller.agent_steps import AgentSteps
-from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.model.exits import StepEnd
+from slurm_robust.slurm.client import StepHandle
+from slurm_robust.slurm.process import spawn_detached
+from slurm_robust.slurm.requests import StepRequest, SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.waiting import wait_for
 
 NODES = ("n1", "n2", "n3")
 
@@ -55,6 +61,24 @@ def test_a_task_that_ended_before_is_not_reported_again_with_srun(world: Steps) 
     assert end.nodes == ("n1", "n2")
 
 
+def test_tasks_of_a_step_that_is_cancelled_end_together(world: Steps) -> None:
+    """As srun 22.05 writes it after ``scancel JOB.STEP``, and where it gets SIGTERM."""
+    world.say("srun: error: n3: task 2: Exited with exit code 2\n")
+    world.say("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n")
+    (alone,) = world.steps.news().ends
+    assert (alone.nodes, alone.is_task) == (("n3",), True)
+    cancelled = "slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-23T16:30:36 ***"
+    world.say(f"{cancelled}\n")
+    assert world.steps.news().ends == ()
+    world.say("srun: error: n1: task 0: Killed\n")
+    (end,) = world.steps.news().ends
+    assert (end.nodes, end.is_task, end.named) == (("n1", "n2"), False, {})
+    assert cancelled in end.message
+    world.say("srun: error: n2: task 1: Killed\n")
+    world.srun.end(137)
+    assert world.steps.news().ends == ()
+
+
 def test_an_agent_that_cannot_begin_says_so_itself(world: Steps) -> None:
     world.say('{"srobust_agent_error": "cannot read x", "node": "n2", "fix": "mount it"}\n{"srobust_agent_er')
     (refusal,) = world.steps.news().refusals
@@ -75,6 +99,49 @@ def test_an_end_is_judged_when_storage_returns_the_output_of_srun(
         assert world.steps.news().ends == ()
     (end,) = world.steps.news().ends
     assert end.message == "srun: error: Unable to create step for job 1: Invalid account"
+
+
+class RealSruns(FakeSlurm):
+    """Each srun is a process that ends when it is killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sruns: list[StepHandle] = []
+
+    def launch_step(self, request: StepRequest, output: Path) -> StepHandle:
+        self.sruns.append(spawn_detached(("sleep", "600"), output=output, env={}))
+        return self.sruns[-1]
+
+
+@pytest.fixture
+def sruns() -> Iterator[RealSruns]:
+    slurm = RealSruns()
+    yield slurm
+    for srun in slurm.sruns:
+        srun.kill()
+        wait_for(lambda srun=srun: srun.poll() is not None, 10)
+
+
+def test_the_next_controller_follows_the_sruns_of_the_one_before(sruns: RealSruns, tmp_path: Path) -> None:
+    job = sruns.submit(SubmitRequest(command=("x",), nodes=3, options=("--no-kill",)))
+    allocation = sruns.allocation(job)
+    before, after = (AgentSteps(sruns, allocation, ("agent",), tmp_path) for _ in range(2))
+    before.start(NODES, 1)
+    before.start(("n3",), 1)  # its agent had ended
+    after.adopt()
+    assert (after.news().ends, after.ended()) == ((), False)
+    with (tmp_path / "step-000001-00.log").open("a") as file:
+        file.write("srun: error: n[2-3]: tasks 1-2: Killed\n")
+    (alone,) = after.news().ends
+    assert (alone.nodes, alone.is_task) == (("n2",), True)
+    sruns.sruns[0].kill()
+    ends: list[StepEnd] = []
+    wait_for(lambda: ends.extend(after.news().ends) or ends, 10)
+    assert [(end.nodes, end.is_task) for end in ends] == [(("n1",), False)]
+    assert not after.ended()
+    of_next_run = AgentSteps(sruns, structs.replace(allocation, restart_count=1), ("agent",), tmp_path)
+    of_next_run.adopt()
+    assert (of_next_run.news().ends, of_next_run.ended()) == ((), False)
 
 
 def test_slurm_as_the_witness_of_nodes(world: Steps) -> None:

@@ -453,3 +453,11 @@ def test_a_pulse_is_answered_only_where_its_heartbeat_is_known() -> None:
         pulse_of(job, node, 1_000)  # who speaks lives, whatever of it is not known here
     job.act(job.core.on_tick(job.now()))
     assert (job.stage, job.core.state.incident) == ("Running", None)
+
+
+def test_waiting_for_what_an_ended_job_no_longer_does_fails_and_says_why() -> None:
+    job = Job()
+    job.act(job.core.on_leave("ordered to end", job.now()))
+    job.until(lambda: job.code is not None)
+    with pytest.raises(AssertionError, match="the job ended with 143"):
+        job.until(lambda: job.stage == "Running")

@@ -4,6 +4,8 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import JournalDamaged, fold, parse, read
 from slurm_robust.testing.faulty_disk import FaultyDisk
+from tests.contracts.disk import DiskContract
 from tests.unit.controller.file_size_limit import room_for
 from tests.users import run_as
 from tests.waiting import wait_for
@@ -303,3 +306,37 @@ def test_what_waits_when_another_controller_took_over_is_not_written(tmp_path: P
     disk.heal()
     assert journal.close()
     assert read(path) == EVENTS[:1]
+
+
+# -- The journal's storage: the real one and the fake, held to one contract ------------------------
+
+
+class RealWorld:
+    def __init__(self, folder: Path) -> None:
+        self.disk, self.folder = Disk(), folder
+
+    def room_for(self, nbytes: int) -> AbstractContextManager[None]:
+        return room_for(nbytes)
+
+
+class FakeWorld:
+    def __init__(self, folder: Path) -> None:
+        self.disk, self.folder = FaultyDisk(), folder
+
+    @contextmanager
+    def room_for(self, nbytes: int) -> Iterator[None]:
+        self.disk.fail(errno.ENOSPC, room=nbytes)
+        yield
+        self.disk.heal()
+
+
+class TestDisk(DiskContract):
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> RealWorld:
+        return RealWorld(tmp_path)
+
+
+class TestFaultyDisk(DiskContract):
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> FakeWorld:
+        return FakeWorld(tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import select
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,11 +20,11 @@ from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Disk, Journal
-from slurm_robust.controller.loop import Loop
+from slurm_robust.controller.loop import Background, Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.stages.table import build
-from slurm_robust.controller.tester import StepTester
+from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.replay.steps import ReplayCommand
@@ -42,7 +44,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Heartbeat, Phase
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from tests.waiting import wait_for
 
 COMMAND = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
@@ -70,11 +72,12 @@ class Hands:
             directory=directory,
             journal=self.journal,
             socket=server,
+            beacons=None,
             steps=AgentSteps(slurm, ALLOCATION, ("true",), directory.agents),
             requeuer=Requeuer(slurm, 7, 0, path / "requeue.jsonl", start_now=False),
             store=SharedTiers({Tier.STORAGE: self.store}),
             slurm=slurm,
-            tester=StepTester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), ""),
+            tester=Tester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), ""),
         )
 
     def publish(self, generation: int, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
@@ -402,3 +405,91 @@ def test_the_jobs_folder_that_is_gone_is_reported_and_not_made_again(
     hands.loop._slow_at = 0.0
     hands.turn_until(lambda: not hands.loop._folder_gone)
     assert f"the job's folder is back: {job}" in capfd.readouterr().out
+
+
+# -- Work away from the loop: results come back to it, nothing waits for what hangs, threads are used again --
+
+LIMIT_S = 20.0
+
+
+def drained(background: Background, done: Callable[[], bool]) -> None:
+    """Drain as the loop does, until ``done``."""
+    while not done():
+        readable, _, _ = select.select([background.fileno()], [], [], LIMIT_S)
+        assert readable, "nothing came back"
+        background.drain()
+
+
+def unexpected(error: BaseException, trace: str) -> None:
+    raise AssertionError("nothing fails here") from error
+
+
+def test_results_are_called_in_the_loops_own_thread() -> None:
+    background = Background()
+    worked: list[str] = []
+    told: list[str] = []
+
+    def work() -> Callable[[], None]:
+        worked.append(threading.current_thread().name)
+        return lambda: told.append(threading.current_thread().name)
+
+    background.run(work, unexpected)
+    drained(background, lambda: bool(told))
+    assert worked == ["srobust-background"]
+    assert told == [threading.current_thread().name]
+
+
+def test_work_that_hangs_holds_up_nothing_else() -> None:
+    background = Background()
+    release, begun = threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def hang() -> Callable[[], None]:
+        begun.set()
+        release.wait(LIMIT_S)
+        return lambda: told.append("late")
+
+    background.run(hang, unexpected)
+    assert begun.wait(LIMIT_S)
+    for _ in range(3):
+        background.run(lambda: lambda: told.append("soon"), unexpected)
+    drained(background, lambda: len(told) == 3)
+    assert told == ["soon"] * 3
+    release.set()
+    drained(background, lambda: len(told) == 4)
+    assert told[-1] == "late"
+
+
+def test_one_thread_does_what_comes_one_after_the_other() -> None:
+    background = Background()
+    idents: list[int] = []
+
+    def work() -> Callable[[], None]:
+        ident = threading.get_ident()
+        return lambda: idents.append(ident)
+
+    for number in range(1, 6):
+        background.run(work, unexpected)
+        drained(background, lambda number=number: len(idents) == number)
+    assert len(set(idents)) == 1
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, MemoryError])
+def test_any_exception_of_the_work_is_reported_and_its_thread_goes_on(kind: type[BaseException]) -> None:
+    background = Background()
+    told: list[tuple[BaseException, str]] = []
+    names: list[str] = []
+
+    def fail() -> Callable[[], None]:
+        raise kind("no")
+
+    def work() -> Callable[[], None]:
+        return lambda: names.append("done")
+
+    background.run(fail, lambda error, trace: told.append((error, trace)))
+    drained(background, lambda: bool(told))
+    background.run(work, unexpected)
+    drained(background, lambda: bool(names))
+    ((error, trace),) = told
+    assert type(error) is kind
+    assert 'raise kind("no")' in trace

@@ -5,25 +5,34 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from slurm_robust.config.job import JobConfig, ParallelConfig
+from slurm_robust.cli.main import main
+from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig, Timings
 from slurm_robust.controller import preflight
-from slurm_robust.controller.preflight import PreflightError
+from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.main import slurm_times
+from slurm_robust.controller.preflight import PreflightError, too_short
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.journal import another_job, read
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.replacement import assign
+from slurm_robust.report.incidents import incident_reports
 from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Ping, Pong
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from slurm_robust.worker.lookup import missing
+from tests.unit.controller.fake_job import Job
 from tests.unit.sample_events import run_started
 from tests.users import run_as
 
@@ -87,9 +96,9 @@ def test_a_module_that_is_there_or_that_nobody_can_know_of(name: str, tmp_path: 
 
 def test_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "train"
-    for words, text in ((("train",), "in no folder of PATH"), (("./train",), "not found")):
+    for command, text in ((("train",), "in no folder of PATH"), (("./train",), "not found")):
         with pytest.raises(PreflightError) as error:
-            preflight.check_command(CommandKind.EXEC, words, tmp_path)
+            preflight.check_command(CommandKind.EXEC, command, tmp_path)
         check(error, ExitCode.NO_INPUT, text)
     program.touch()
     with pytest.raises(PreflightError) as error:
@@ -235,3 +244,215 @@ def test_the_plan_survives_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     preflight.save_plan(directory, plan)
     assert preflight.load_plan(directory) == plan
+
+
+# -- A job id that comes again is another job; a requeue of the same job is not --------------------
+
+NOW = time.time()
+
+
+def history(
+    *submitted: float | None, cluster: str = "a", t: float = NOW - 3600, code: int | None = 0
+) -> list[ev.AnyEvent]:
+    """A journal with a run for each submit time."""
+    started = run_started(t=t, job_id=2, command=("x.py",), cluster=cluster)
+    runs = [
+        ev.AllocationTaken(t=t, restart_count=i, nodes=("n1",), slots=("n1",), spares=(), submitted=at)
+        for i, at in enumerate(submitted)
+    ]
+    return [started, *runs, *([] if code is None else [ev.RunEnded(t=t, code=code, reason="done")])]
+
+
+@pytest.mark.parametrize(
+    ("before", "restart_count", "submitted", "how"),
+    [
+        ((100.0,), 0, 100.0, ""),  # srobust runs twice in one batch script
+        ((100.0,), 1, 900.0, ""),  # requeued
+        ((100.0, 500.0), 3, 900.0, ""),  # and once more, before srobust ran
+        ((100.0, 500.0), 0, 900.0, "submitted at"),
+        ((100.0, 500.0), 0, 100.0, ""),  # slurmctld came back with an older state
+        ((100.0,), 0, 900.0, "submitted at"),
+        ((100.0,), 0, None, ""),  # Slurm does not say
+        ((None,), 0, 900.0, ""),  # a journal of an older version
+    ],
+)
+def test_which_job_it_is(
+    before: tuple[float | None, ...], restart_count: int, submitted: float | None, how: str
+) -> None:
+    found = another_job(history(*before), "a", restart_count, submitted)
+    assert found.startswith(how)
+    assert bool(found) is bool(how)
+
+
+def test_another_cluster_is_another_job() -> None:
+    assert another_job(history(100.0), "b", 0, 100.0) == "of cluster a"
+    assert another_job(history(100.0, cluster=""), "b", 0, 100.0) == ""
+    assert another_job([], "b", 0, 100.0) == ""
+
+
+def folder(path: Path, events: list[ev.AnyEvent]) -> JobDirectory:
+    directory = JobDirectory(path / "2")
+    directory.path.mkdir()
+    journal = Journal(directory.journal)
+    for event in events:
+        journal.append(event)
+    journal.close()
+    return directory
+
+
+def test_its_folder_is_moved_aside_and_nothing_is_lost(tmp_path: Path) -> None:
+    for again in ("", "-2"):
+        directory = folder(tmp_path, history(100.0))
+        said = preflight.move_aside(directory, read(directory.journal), "submitted at x")
+        stamp = time.strftime("%Y-%m-%dT%H:%M", time.localtime(NOW - 3600))
+        moved = tmp_path / f"2.old-{stamp}{again}"
+        assert str(moved) in said
+        assert len(read(moved / "journal.jsonl")) == 3
+        assert not directory.path.exists()
+
+
+def test_a_job_of_another_cluster_that_may_still_run_is_left_alone(tmp_path: Path) -> None:
+    directory = folder(tmp_path, history(100.0, t=time.time() - 20, code=None))
+    with pytest.raises(PreflightError) as error:
+        preflight.move_aside(directory, read(directory.journal), "of cluster a")
+    assert error.value.exit_code == ExitCode.OTHER_CONTROLLER
+    assert "--job-dir" in error.value.fix
+    assert directory.journal.exists()
+
+
+def test_the_submit_time_is_slurms() -> None:
+    slurm = FakeSlurm()
+    job = slurm.submit(SubmitRequest(command=("x",)))
+    assert preflight.submit_time(slurm, job) == slurm.job(job).submit_time
+    slurm.cluster.unreachable = True
+    assert preflight.submit_time(slurm, job) is None
+
+
+# -- A site's own rules for logs: refused before the job starts, obeyed while it runs, never in the way --
+
+RULES = """
+- name: board-burnt
+  symptom: driver_error
+  blame: infrastructure
+  action: evict
+  any: ['fabric-agent: board \\d{1,3} burnt']
+- name: neighbour-lost
+  symptom: secondary
+  blame: secondary
+  action: none
+  tier: effect
+  any: ['fabric-agent: neighbour lost']
+"""
+BURNT = "fabric-agent: board 3 burnt"
+LOST = "fabric-agent: neighbour lost"
+
+
+def config(*names: str) -> JobConfig:
+    return JobConfig(detect=DetectConfig(log_rules=names))
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    path = tmp_path / "rules.yaml"
+    path.write_text(RULES)
+    return path
+
+
+def crashed(rules: Path | None = None) -> Job:
+    """Two ranks have failed; the first to be seen only lost the other one."""
+    loaded, trouble = (
+        preflight.load_log_rules(config(rules.name), rules.parent) if rules is not None else (None, "")
+    )
+    assert not trouble
+    job = Job(spares=("n3",), log_rules=loaded)
+    job.train_to(7)
+    for rank, line, age_s in ((0, LOST, 2.0), (1, BURNT, 1.0)):
+        job.dead.add(f"n{rank + 1}")  # both are told in one moment
+        job.kill_rank(rank, signal=None, code=1, tail=(line,), age_s=age_s)
+    job.dead.clear()
+    for heartbeat in job.heartbeats.values():
+        job.core.on_heartbeat(heartbeat, job.now())
+    job.act(job.core.on_tick(job.now()))
+    job.until(lambda: job.core.state.generation == 2)
+    return job
+
+
+def test_the_controller_obeys_them(rules: Path) -> None:
+    assert not crashed().events(ev.NodeEvicted)
+    job = crashed(rules)
+    assert [event.node for event in job.events(ev.NodeEvicted)] == ["n2"]
+    (report,) = incident_reports(job.journal)
+    assert report.root is not None  # whoever reads the journal may not have the rules
+    assert report.root.exit.rank == 1
+
+
+def test_a_broken_file_is_refused_with_its_line(rules: Path) -> None:
+    preflight.check_log_rules(config(rules.name), rules.parent)
+    rules.write_text(RULES.replace("action: evict", "action: explode"))
+    with pytest.raises(PreflightError) as error:
+        preflight.check_log_rules(config(rules.name), rules.parent)
+    assert error.value.exit_code == ExitCode.CONFIG
+    assert str(error.value).startswith(f"detect.log_rules: {rules}, line 5: rules[0].action must be one of")
+    assert error.value.fix
+
+
+def test_srobust_run_refuses_it_before_anything_is_made(
+    rules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(rules.parent)
+    for name, value in (("JOB_ID", "7"), ("JOB_NODELIST", "n1"), ("SUBMIT_DIR", str(rules.parent))):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    command = ["run", "--set", "detect.log_rules=gone.yaml", "--", "true"]
+    assert main(command) == ExitCode.CONFIG
+    said = capsys.readouterr().err
+    assert "detect.log_rules: " in said
+    assert "gone.yaml: the rules cannot be read: No such file or directory" in said
+    assert not (rules.parent / "srobust-jobs").exists()
+
+
+def test_a_file_that_was_lost_meanwhile_costs_only_its_rules(rules: Path) -> None:
+    rules.unlink()
+    known, trouble = preflight.load_log_rules(config(str(rules)), Path("/"))
+    assert {rule.name for rule in known.rules}
+    assert not any(rule.site for rule in known.rules)
+    assert trouble.startswith("logs are read by the built-in rules only; detect.log_rules: ")
+    assert "cannot be read" in trouble
+
+
+# -- Times of slurm.conf against those of the job --------------------------------------------------
+
+DEFAULTS = {"KillWait": "30 sec", "UnkillableStepTimeout": "60 sec"}
+
+
+def test_slurms_defaults_are_too_short_for_gpus_only() -> None:
+    assert list(too_short(DEFAULTS, Timings(), gpus=False)) == []
+    (text,) = too_short(DEFAULTS, Timings(), gpus=True)
+    assert text.startswith("UnkillableStepTimeout is 60 s")
+    assert text.endswith("fix: the administrator sets UnkillableStepTimeout=180 in slurm.conf")
+
+
+@pytest.mark.parametrize("timeout", ["180 sec", "600 sec"])
+def test_a_slurm_that_waits_long_enough_is_well(timeout: str) -> None:
+    assert list(too_short(DEFAULTS | {"UnkillableStepTimeout": timeout}, Timings(), gpus=True)) == []
+
+
+def test_a_kill_wait_that_is_shorter_than_leaving_is_reported() -> None:
+    (text,) = too_short(DEFAULTS | {"KillWait": "15 sec"}, Timings(), gpus=False)
+    assert "KillWait is 15 s" in text
+    assert "may need 22 s" in text
+    assert "KillWait=30" in text
+    assert list(too_short({"KillWait": "15 sec"}, Timings(stop_grace_s=2.0, shutdown_s=7.0), gpus=False)) == [
+        text.replace("22 s", "16 s")
+    ]
+
+
+def test_what_slurm_does_not_say_is_not_judged() -> None:
+    assert list(too_short({}, Timings(), gpus=True)) == []
+    assert list(too_short({"KillWait": "(null)"}, Timings(), gpus=True)) == []
+
+
+def test_the_jobs_own_slurm_is_asked() -> None:
+    gpus = Allocation(job_id=1, nodes=("n1", "n2"), gpus_per_node={"n1": 8, "n2": 8})
+    none = Allocation(job_id=1, nodes=("n1", "n2"), gpus_per_node={"n1": 0, "n2": 0})
+    assert len(slurm_times(FakeSlurm(), JobConfig(), gpus)) == 1
+    assert slurm_times(FakeSlurm(), JobConfig(), none) == ()

@@ -34,8 +34,8 @@ EVENTS = [ev.Noted(t=float(i), text=f"fact {i} " + "x" * 20_000, node="n1") for 
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
 
 
-def run(*words: str | Path) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+def run(*command: str | Path) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
 
 
 def alone(do: Callable[[], None], again_s: float = 0.1) -> None:

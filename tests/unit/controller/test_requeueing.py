@@ -15,7 +15,7 @@ from slurm_robust.controller.stages.table import begin
 from slurm_robust.controller.transitions import ToRequeueing
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
-from slurm_robust.policy.requeueing import ANSWER_COMES_S, GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
+from slurm_robust.policy.patience import ANSWER_COMES_S, GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
 from slurm_robust.report.status import status_at
 from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.requests import SubmitRequest
@@ -69,13 +69,13 @@ def test_slurm_is_asked_until_it_answers() -> None:
 
 
 def test_a_refusal_ends_the_job_with_slurms_message() -> None:
-    words = "Slurm does not requeue the job: Requested operation is presently disabled"
+    message = "Slurm does not requeue the job: Requested operation is presently disabled"
     job = leaving(SILENT)
-    job.slurm_says = (RequeueAnswer(said=Said.REFUSED, detail=words),)
+    job.slurm_says = (RequeueAnswer(said=Said.REFUSED, detail=message),)
     job.until(lambda: job.code is not None)
     assert job.code == ExitCode.DO_NOT_REQUEUE
     assert job.core.state.ended is not None
-    assert words in job.core.state.ended.reason
+    assert message in job.core.state.ended.reason
 
 
 def test_without_any_answer_the_owner_is_obeyed_within_two_seconds() -> None:
@@ -162,9 +162,9 @@ def test_nodes_are_not_kept_for_days() -> None:
 
 
 def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
-    words = "an administrator holds it (JobHeldAdmin) and only one can release it: scontrol release 7"
-    job = leaving(TAKEN, RequeueAnswer(said=Said.DONE, detail=words))
-    assert f"the job is requeued but does not start by itself: {words}" in job.said
+    advice = "an administrator holds it (JobHeldAdmin) and only one can release it: scontrol release 7"
+    job = leaving(TAKEN, RequeueAnswer(said=Said.DONE, detail=advice))
+    assert f"the job is requeued but does not start by itself: {advice}" in job.said
 
 
 def test_another_controller_goes_on_asking(tmp_path: Path) -> None:

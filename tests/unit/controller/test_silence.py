@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import JobConfig
+from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Evict
 from tests.unit.controller.fake_job import Job
@@ -69,6 +70,23 @@ def test_the_end_of_the_agents_step_costs_a_restart_in_place(
     assert job.core.state.spares == spares
     job.until(lambda: not job.core.state.aside, 30)
     train(job, 5)
+    assert job.core.state.incident is None
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["training nodes first", "standbys first"])
+@pytest.mark.parametrize("apart_s", [6.0, 9.0, 11.0, 16.0])
+@pytest.mark.parametrize(
+    ("slots", "spares"), [(("n1",), ("n2", "n3")), (("n1", "n2"), ("n3",)), (("n1", "n2", "n3"), ())]
+)
+def test_agents_of_one_step_that_end_one_after_the_other_are_one_incident(
+    slots: tuple[str, ...], spares: tuple[str, ...], apart_s: float, order: int
+) -> None:
+    job = trained(slots, spares)
+    job.step_dies(*(*slots, *spares)[::order], message=KILLED, apart_s=apart_s)
+    restarted(job, slots)
+    job.until(lambda: not job.core.state.aside, 30)
+    train(job, 60)
+    assert len(job.events(ev.IncidentOpened)) == 1
     assert job.core.state.incident is None
 
 
@@ -150,6 +168,25 @@ def test_a_lost_node_beside_the_end_of_a_step_that_nothing_starts_does_not_end_t
     assert (job.code, evicted(job)) == (None, {"n4"})
 
 
+def test_a_requeue_beside_the_end_of_a_step_restores_what_its_nodes_keep_in_memory() -> None:
+    job = trained(("n1", "n2", "n3", "n4"))
+    job.step_dies("n2", message=KILLED)
+    job.pass_time(1.0)
+    left = job.copies | {node: heartbeat.copies for node, heartbeat in job.heartbeats.items()}
+    job.power_cut("n4")
+    job.until(lambda: bool(job.requeued), 30)
+    assert job.requeued == [("n4",)]
+    slots = ("n1", "n2", "n3", "n5")
+    taken = ev.AllocationTaken(t=job.wall, restart_count=1, nodes=slots, slots=slots, spares=())
+    history = (*job.journal, taken)
+    later = Job(slots, history=history, first=ToGathering(start=True), copies=left)
+    later.until(lambda: later.core.state.generation == 2, 30)
+    restored = later.core.state.restored
+    assert restored is not None
+    assert restored.step >= 19
+    assert later.core.state.unsealed == ()
+
+
 def test_a_controller_that_stood_still_when_the_step_ended_blames_nobody() -> None:
     job = trained(("n1",), ("n2",))
     job.step_ends("n1", "n2", message=KILLED)
@@ -159,6 +196,39 @@ def test_a_controller_that_stood_still_when_the_step_ended_blames_nobody() -> No
     for node in ("n1", "n2"):
         job.copies[node] = job.heartbeats.pop(node).copies
     restarted(job, ("n1",))
+
+
+def next_controller(job: Job) -> Job:
+    """Another controller on the same job, which knows no more than its journal."""
+    later = Job(history=tuple(job.journal), first=ToReconnecting(), memory=True, clock=(job.mono, job.wall))
+    later.heartbeats, later.orders, later.copies = job.heartbeats, job.orders, job.copies
+    return later
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 11.0])
+def test_the_end_of_a_step_that_an_earlier_controller_started_blames_nobody(apart_s: float) -> None:
+    later = next_controller(trained(("n1", "n2"), ("n3",)))
+    later.until(lambda: later.stage == "Running", 5)
+    later.step_dies("n2", "n1", "n3", message=KILLED, apart_s=apart_s)
+    restarted(later, ("n1", "n2"))
+    assert len(later.events(ev.IncidentOpened)) == 1
+
+
+def test_agents_that_end_with_their_step_while_no_controller_lives_blame_nobody() -> None:
+    job = trained(("n1", "n2"), ("n3",))
+    job.copies = {node: heartbeat.copies for node, heartbeat in job.heartbeats.items()}
+    del job.heartbeats["n1"], job.heartbeats["n2"]
+    later = next_controller(job)
+    later.step_ends("n1", "n2", "n3", message=INSANE)
+    restarted(later, ("n1", "n2"))
+
+
+def test_an_agent_that_ends_alone_while_no_controller_lives_is_started_again() -> None:
+    job = trained(("n1", "n2"), ("n3",))
+    job.copies = {"n2": job.heartbeats.pop("n2").copies}
+    later = next_controller(job)
+    later.task_ends("n2", "srun: error: n2: task 1: Killed")
+    restarted(later, ("n1", "n2"))
 
 
 def test_observe_mode_would_evict_nobody_for_the_end_of_the_step() -> None:

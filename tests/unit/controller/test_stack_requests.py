@@ -29,7 +29,7 @@ def ask(job: Job, wish: ShowStacks) -> StacksShown:
     return shown
 
 
-def look(job: Job) -> Taken:
+def take_stacks(job: Job) -> Taken:
     """What ``srobust stacks`` does, without the sockets."""
     return take(lambda wish: ask(job, wish), lambda *_: None, lambda: job.pass_time(0.25, tick=0.25))
 
@@ -41,7 +41,7 @@ def orders(job: Job) -> list[TakeStacks]:
 @pytest.mark.parametrize("mode", ["act", "observe"])
 def test_all_ranks_are_shown_and_the_training_is_let_be(mode: str) -> None:
     running = job(mode)
-    taken = look(running)
+    taken = take_stacks(running)
     assert [stack.rank for stack in taken.stacks] == [0, 1, 2, 3]
     assert (taken.generation, taken.nodes, taken.silent) == (1, NODES[:4], ())
     assert (running.stage, running.core.state.generation) == ("Running", 1)
@@ -63,7 +63,7 @@ def test_a_node_that_does_not_answer_is_named_after_its_time() -> None:
     running = job()
     running.mute.add("n3")
     begun = running.mono
-    taken = look(running)
+    taken = take_stacks(running)
     assert taken.silent == ("n3",)
     assert taken.limit_s <= running.mono - begun < taken.limit_s + 1.0
     assert len([order for order in orders(running) if order.number == 1]) > 4  # it was asked again
@@ -81,10 +81,10 @@ def test_two_persons_at_once_see_the_same_sample_round() -> None:
 def test_a_script_does_not_keep_the_nodes_at_it() -> None:
     running = job()
     for _ in range(3):
-        assert look(running).stacks
+        assert take_stacks(running).stacks
     assert {order.number for order in orders(running)} == {1}
     running.pass_time(3.0)
-    look(running)
+    take_stacks(running)
     assert {order.number for order in orders(running)} == {1, 2}
 
 
@@ -102,7 +102,7 @@ def test_between_two_generations_there_is_nothing_to_see() -> None:
     hung.diagnosis = None
     hung.until(lambda: hung.stage == "Testing", 60)
     with pytest.raises(NotLive, match="no generation of workers runs now"):
-        look(hung)
+        take_stacks(hung)
 
 
 def test_a_sample_round_ends_with_its_generation() -> None:
@@ -118,7 +118,7 @@ def test_a_sample_round_ends_with_its_generation() -> None:
     assert (taken.generation, taken.silent) == (1, ("n3",))
     assert failing.core.state.generation == 2
     failing.mute.clear()
-    assert look(failing).generation == 2
+    assert take_stacks(failing).generation == 2
 
 
 def test_a_hang_is_placed_by_the_sample_round_that_is_under_way() -> None:

@@ -55,12 +55,12 @@ def test_an_agent_that_is_started_again_makes_the_standby_fit() -> None:
 def test_a_standby_whose_agent_cannot_start_is_known_within_seconds() -> None:
     job = Absent()
     job.train_to(3)
-    words = "srun: error: n3: task 2: Exited with exit code 2"
+    message = "srun: error: n3: task 2: Exited with exit code 2"
     for _ in range(2):
-        job.task_ends("n3", words)
+        job.task_ends("n3", message)
         job.pass_time(4)
     assert job.core.state.aside["n3"].usable is False
-    assert words in job.core.state.aside["n3"].reason
+    assert message in job.core.state.aside["n3"].reason
     assert job.core.state.evicted == {}
 
 

@@ -19,7 +19,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire.keys import KeysError
-from slurm_robust.wire.server import PortTaken
+from slurm_robust.wire.sockets import PortTaken
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow  # each starts some interpreters
@@ -121,6 +121,12 @@ def test_what_a_controller_says_is_the_end_is_the_end(world: World, code: int) -
 
 def test_an_end_reported_just_before_death_counts(world: World) -> None:
     assert world.run('printf 3 > "/proc/self/fd/$2"; kill -9 $$')[0] == 3
+
+
+def test_a_controller_killed_by_a_signal_without_a_name_is_started_again(world: World) -> None:
+    code, said = world.run(f"[ $(wc -l < starts) = 2 ] || kill -40 $$; {over(5)}")
+    assert (code, world.starts) == (5, 2)
+    assert "was killed by signal 40" in said
 
 
 @pytest.mark.parametrize("hangs", ["kill -STOP $$", "trap '' TERM; while :; do sleep 0.1; done"])

@@ -1,4 +1,4 @@
-"""A node that a job gives up is named to the administrator's side, in words that its epilog accepts."""
+"""A node that a job gives up is named to the administrator's side, as its epilog accepts it."""
 
 from __future__ import annotations
 

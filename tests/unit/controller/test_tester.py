@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.job import ReplayConfig
-from slurm_robust.controller.tester import StepTester
+from slurm_robust.controller.tester import Tester
 from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.model.job import CommandKind
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
@@ -16,8 +16,8 @@ from slurm_robust.testing.fake_replayer import FakeReplayer
 COMMAND = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
 
 
-def of(storage: Path) -> StepTester:
-    return StepTester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), str(storage))
+def of(storage: Path) -> Tester:
+    return Tester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), str(storage))
 
 
 def test_storage_can_be_tested_before_the_first_checkpoint(tmp_path: Path) -> None:

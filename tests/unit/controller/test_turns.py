@@ -6,8 +6,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from slurm_robust.controller.turns import REST_S, Turns
+from slurm_robust.controller.effects import Now
+from slurm_robust.controller.turns import LONGEST_HOLD_S, REST_S, Hold, Turns
 from slurm_robust.testing.clock import FakeClock
 
 
@@ -44,3 +47,76 @@ def test_a_signal_ends_the_rest(pipe: tuple[int, int]) -> None:
     os.write(pipe[1], b"x")
     turns.wait()  # the clock stands still, so nothing else could
     assert turns.rest_s == pytest.approx(REST_S)
+
+
+# -- While the journal is behind nothing is decided, and no deadline comes nearer ------------------
+
+
+class Clocks:
+    def __init__(self) -> None:
+        self.mono, self.wall = 1000.0, 1.7e9
+
+    def __call__(self) -> Now:
+        return Now(mono=self.mono, wall=self.wall)
+
+    def go(self, seconds: float) -> None:
+        self.mono += seconds
+        self.wall += seconds
+
+
+def test_the_clock_stands_still_during_a_hold_and_people_keep_theirs() -> None:
+    clocks = Clocks()
+    hold = Hold(clocks)
+    assert hold.follow(behind=False, urgent=False) == 0.0
+    hold.follow(behind=True, urgent=False)
+    clocks.go(600.0)
+    assert (hold.holds, hold.now().mono, hold.now().wall) == (True, 1000.0, clocks.wall)
+    assert hold.follow(behind=False, urgent=False) == 600.0
+    clocks.go(5.0)
+    assert (hold.holds, hold.now().mono) == (False, 1005.0)
+
+
+def test_the_end_of_the_run_waits_for_no_storage() -> None:
+    clocks = Clocks()
+    hold = Hold(clocks)
+    hold.follow(behind=True, urgent=False)
+    clocks.go(3.0)
+    assert hold.follow(behind=True, urgent=True) == 3.0
+    assert (hold.holds, hold.gave_up) == (False, True)
+    clocks.go(10.0)
+    assert (hold.follow(behind=True, urgent=True), hold.now().mono) == (0.0, 1010.0)
+
+
+def test_after_half_an_hour_storage_is_not_waited_for_before_it_is_whole_again() -> None:
+    clocks = Clocks()
+    hold = Hold(clocks)
+    hold.follow(behind=True, urgent=False)
+    clocks.go(LONGEST_HOLD_S - 1)
+    hold.follow(behind=True, urgent=False)
+    assert hold.holds
+    clocks.go(2)
+    assert hold.follow(behind=True, urgent=False) == LONGEST_HOLD_S + 1
+    clocks.go(100)
+    hold.follow(behind=True, urgent=False)
+    assert (hold.holds, hold.gave_up) == (False, True)
+    hold.follow(behind=False, urgent=False)
+    hold.follow(behind=True, urgent=False)
+    assert (hold.holds, hold.gave_up) == (True, False)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 3000.0), st.booleans(), st.booleans())))
+def test_the_clock_never_goes_back_nor_loses_more_than_was_held(
+    course: list[tuple[float, bool, bool]],
+) -> None:
+    clocks = Clocks()
+    hold = Hold(clocks)
+    begun, last, lost = clocks.mono, hold.now().mono, 0.0
+    for seconds, behind, urgent in course:
+        clocks.go(seconds)
+        assert hold.now().mono >= last - 1e-6
+        last = hold.now().mono
+        lost += hold.follow(behind=behind, urgent=urgent)
+        assert hold.holds <= behind
+        assert not (hold.holds and urgent)
+    lost += hold.follow(behind=False, urgent=False)
+    assert abs((clocks.mono - begun) - (hold.now().mono - 1000.0) - lost) < 1e-3

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from slurm_robust.diagnostics.gpusettings import restored
 from slurm_robust.diagnostics.part import NotHere, Part
 from slurm_robust.diagnostics.programs import dcgm
+from slurm_robust.diagnostics.programs.dcgm import restored
 from slurm_robust.model.findings import Outcome
 
 PART = Part(node="n1", group=("n1",), limit_s=700.0)

@@ -16,9 +16,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slurm_robust.diagnostics.children import in_children
 from slurm_robust.diagnostics.devices import counted_in_child, each_core, one_thread
-from slurm_robust.diagnostics.part import Died, Measurement, NotHere, Part, Wrong
+from slurm_robust.diagnostics.part import Died, Measurement, NotHere, Part, Wrong, in_children
 from slurm_robust.diagnostics.programs import all_to_all, gemm, memory, reference, storage
 from slurm_robust.model.findings import Outcome
 

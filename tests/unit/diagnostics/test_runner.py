@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.contracts.diagnoser import NODES, DiagnoserContract
+from tests.unit.diagnostics.forked_place import ForkedPlace
 from tests.waiting import wait_for
-
-FAULTY = Path(__file__).with_name("faulty")
 
 
 class FakeWorld:
@@ -36,31 +34,31 @@ class TestFakeDiagnoser(DiagnoserContract):
 class ProcessWorld:
     """Processes of this machine that take part as nodes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
     def diagnoser(self, *, wrong: tuple[str, ...] = (), silent: tuple[str, ...] = ()) -> Diagnoser:
-        for node in wrong:
-            (self.folder / node).write_text("arithmetic")
-        for node in silent:
-            (self.folder / node).write_text("stop")
-        return PlaceDiagnoser(HerePlace(NODES), tests=("memory",))
+        faults = {**dict.fromkeys(wrong, "arithmetic"), **dict.fromkeys(silent, "stop")}
+        return PlaceDiagnoser(ForkedPlace(NODES, faults), tests=("memory",))
 
 
 @pytest.mark.slow
 class TestProcesses(DiagnoserContract):
     @pytest.fixture
-    def world(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessWorld:
-        paths = (str(FAULTY), os.environ.get("PYTHONPATH", ""))
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        monkeypatch.setenv("SROBUST_TEST_FAULTS", str(tmp_path))
-        return ProcessWorld(tmp_path)
+    def world(self) -> ProcessWorld:
+        return ProcessWorld()
+
+
+@pytest.mark.slow
+def test_a_part_is_an_interpreter_of_its_own() -> None:
+    diagnoser = PlaceDiagnoser(HerePlace(("n1",)), tests=("storage",))
+    found = diagnoser.diagnose(("n1",), bitwise=True, storage="", budget_s=120.0)
+    (result,) = found.results
+    assert (result.node, result.test, result.outcome) == ("n1", "reference", Outcome.PASS)
+    assert found.left_out["storage"] == "no folder was named"
 
 
 @pytest.mark.slow
 def test_neighbours_exchange_what_they_have() -> None:
     told: list[str] = []
-    diagnoser = PlaceDiagnoser(HerePlace(NODES), tests=("all_to_all", "all_gather"), report=told.append)
+    diagnoser = PlaceDiagnoser(ForkedPlace(NODES), tests=("all_to_all", "all_gather"), report=told.append)
     found = diagnoser.diagnose(NODES, bitwise=False, storage="", budget_s=240.0)
     assert found.suspects == (), found.reason
     pairs = {r.peers for r in found.results if r.test == "all_gather"}

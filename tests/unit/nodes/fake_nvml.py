@@ -13,7 +13,7 @@ import msgspec
 
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.gpus.facts import GpuFacts, GpuUse
-from slurm_robust.sandbox import nvml
+from slurm_robust.sandbox import gpus as stand_in
 from slurm_robust.sandbox.gpus import Gpus
 
 BUILD = Path(__file__).resolve().parents[3] / "build" / "stand-ins"
@@ -33,14 +33,14 @@ for line in sys.stdin:
 
 @cache
 def library() -> Path:
-    return nvml.library(BUILD)
+    return stand_in.library(BUILD)
 
 
 def environment(gpus: Gpus) -> dict[str, str]:
     return {
         **os.environ,
         "LD_LIBRARY_PATH": str(library().parent),
-        nvml.STATE_VARIABLE: str(gpus.path),
+        stand_in.STATE_VARIABLE: str(gpus.path),
     }
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuProcess, Recovery, Throttle
-from slurm_robust.nodes.gpus.processes import process
+from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuProcess, Recovery, Throttle, process
 from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.gpus import Gpus
 from tests.unit.nodes.fake_nvml import Reader, environment, start

@@ -19,12 +19,11 @@ from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.nodes.checks.services import MungeFacts
 from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts
 from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.kernel import facts as kernelfacts
 from slurm_robust.nodes.kernel import xid
 from slurm_robust.nodes.kernel.events import summarise
-from slurm_robust.nodes.kernel.kmsg import boot_time, follow
+from slurm_robust.nodes.kernel.kmsg import KernelLog, boot_time
 from slurm_robust.nodes.kernel.shapes import SHAPES
-from slurm_robust.nodes.kernel.xidtable import RULES
+from slurm_robust.nodes.kernel.xid import RULES
 from slurm_robust.nodes.runner import baseline_facts, inspect
 from tests.unit.nodes.host_files import plant, view
 from tests.unit.nodes.kernel_logs import BOOT
@@ -153,14 +152,14 @@ def test_a_log_that_is_followed_tells_of_a_lost_gpu_at_once(tmp_path: Path) -> N
     host = plant(
         tmp_path, {"/dev/kmsg": "6,1,1000000,-;NVRM: Xid (PCI:0000:9b:00): 48, old", "/proc/uptime": "9 9"}
     )
-    with follow(1, host) as log:
+    with KernelLog(host, 1) as log:
         assert log.read() == []
         with host.path("/dev/kmsg").open("a") as file:
             file.write("4,2,2000000,-;NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.\n")
         new = log.read()
     boot_at = boot_time(host)
     happened = summarise(new, boot_at, boot_at + 3.0, lambda shape: 60.0)
-    facts = kernelfacts.KernelFacts(boot_at=boot_at, log=happened, gpus=("0000:9b:00.0",))
+    facts = kernel.KernelFacts(boot_at=boot_at, log=happened, gpus=("0000:9b:00.0",))
     (found,) = kernel.judge_xid(View(facts=facts, at=boot_at + 3.0), CONFIG)
     assert (found.subject, found.text[:6]) == ("gpu0", "XID 79")
 

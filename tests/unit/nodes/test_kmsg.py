@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.kernel.kmsg import KERNEL, KernelLog, boot_time, follow, parse
+from slurm_robust.nodes.kernel.kmsg import KERNEL, KernelLog, boot_time, parse
 
 RECORDS = b"""\
 6,339,5140900,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module
@@ -48,7 +48,7 @@ def test_only_what_is_wanted_is_returned_and_all_counts_as_read(machine: Host) -
 
 
 def test_a_log_is_followed_from_a_record_on(machine: Host) -> None:
-    with follow(341, machine) as log:
+    with KernelLog(machine, 341) as log:
         assert [record.sequence for record in log.read()] == [342]
         with machine.path("/dev/kmsg").open("ab") as file:
             file.write(b"6,344,8000000,-;new\n6,345,8000001,-;half of a l")

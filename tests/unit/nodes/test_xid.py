@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.model.findings import Party, Suggestion
 from slurm_robust.nodes.kernel import xid
-from slurm_robust.nodes.kernel.xid import Severity
-from slurm_robust.nodes.kernel.xidtable import RULES
+from slurm_robust.nodes.kernel.xid import RULES, Severity
 
 GPU = "NVRM: Xid (PCI:0000:9b:00): "
 ACTION = "GPU recovery action changed from 0x0 (None) to {}"

@@ -40,8 +40,8 @@ def kinds(decision: ev.Decided) -> list[str]:
 
 
 def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
-    words = "out of memory in the job's cgroup (limit 64 GB)"
-    oom = root("n3", signal=9, oom=words)
+    message = "out of memory in the job's cgroup (limit 64 GB)"
+    oom = root("n3", signal=9, oom=message)
     again = JobState(
         slots=("n1", "n2", "n3"),
         attempts=(Attempt(signature=OUT_OF_MEMORY, t=0.0, step=-1),),
@@ -51,7 +51,7 @@ def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
         assert kinds(decision) == expected
         assert decision.verdict is not None
         assert decision.verdict.blame is inc.Blame.CODE
-        assert f"rank 1 on n3: {words}: ask for more memory (sbatch --mem)" in decision.reason
+        assert f"rank 1 on n3: {message}: ask for more memory (sbatch --mem)" in decision.reason
 
 
 def test_a_killed_rank_is_restarted_in_place() -> None:
@@ -92,8 +92,8 @@ def test_a_bug_is_restarted_once() -> None:
 
 
 def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
-    words = "a process of mallory (uid 7) listens on port 29511"
-    rank0 = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=1, taken=words))
+    taken = "a process of mallory (uid 7) listens on port 29511"
+    rank0 = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=1, taken=taken))
     fault = failed(root=rank0, exits=(rank0,))
     limits = Limits()
     state = structs.replace(
@@ -103,7 +103,7 @@ def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
         decision = decide(state, fault, 1.0, RULES)
         assert (kinds(decision), decision.verdict and decision.verdict.signature) == (["Restart"], PORT_TAKEN)
         assert decision.reason == (
-            f"rank 0: exit code 1 on n1, where {words}, its MASTER_PORT: restart in place, with another port"
+            f"rank 0: exit code 1 on n1, where {taken}, its MASTER_PORT: restart in place, with another port"
         )
         ours = Attempt(signature=PORT_TAKEN, t=float(number), step=5)
         state = structs.replace(state, attempts=(*state.attempts, ours))

@@ -127,8 +127,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     shutil.rmtree(made.memory.path)
 
 
-def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
-    code = main(["checkpoint", *map(str, words)])
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    code = main(["checkpoint", *map(str, arguments)])
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 

@@ -25,7 +25,7 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import ShowStacks, StacksShown
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import ControllerSocket
 from tests.unit.controller.fake_job import Job, doing
 from tests.unit.report.test_logs import ENDED, STARTED
 
@@ -82,14 +82,14 @@ def controller(directory: JobDirectory, job: Job) -> Iterator[None]:
             directory.epochs, host="localhost", addresses=("127.0.0.1",), port=server.port, pid=1, run_id="r"
         )
 
-        def look(wish: object) -> StacksShown:
+        def answer(wish: object) -> StacksShown:
             assert isinstance(wish, ShowStacks)
             shown, effects = job.core.on_stacks_request(wish, job.now())
             job.act(effects)
             job.pass_time(1.0)
             return shown
 
-        with serving(server, look):
+        with serving(server, answer):
             yield
 
 
@@ -114,7 +114,7 @@ def test_the_rank_that_blocks_the_others_is_seen_at_a_glance(
 def test_whole_stacks_are_there_when_asked_for(
     directory: JobDirectory, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = tmp_path / "look.json"
+    saved = tmp_path / "stacks.json"
     with controller(directory, job):
         assert main(["stacks", str(directory.path), "--rank", "2", "--save", str(saved)]) == 0
         text = capsys.readouterr().out
@@ -126,8 +126,8 @@ def test_whole_stacks_are_there_when_asked_for(
     assert "forward (/home/me/model.py)" in text
     assert "Rank 1 on" not in text
     assert [f"Rank {rank} on n{rank + 1}" in raw for rank in range(4)] == [True] * 4
-    look = msgspec.json.decode(saved.read_bytes(), type=StackSample)
-    assert [stack.rank for stack in look.ranks] == [0, 1, 2, 3]
+    sample = msgspec.json.decode(saved.read_bytes(), type=StackSample)
+    assert [stack.rank for stack in sample.ranks] == [0, 1, 2, 3]
     assert (printed.localisation.ranks, printed.ranks) == ((2,), ())
 
 
@@ -188,11 +188,13 @@ def test_a_generation_that_the_journal_does_not_know_is_refused_with_the_reason(
 # -- a controller that does not answer --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["drill", "JOB", "kill-rank"], ["stacks", "JOB"]])
-def test_a_job_that_has_ended(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [["drill", "JOB", "kill-rank"], ["stacks", "JOB"]])
+def test_a_job_that_has_ended(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     events = b"".join(ev.encode_event(event) + b"\n" for event in (STARTED, ENDED))
     (tmp_path / "journal.jsonl").write_bytes(events)
-    assert main([str(tmp_path) if word == "JOB" else word for word in words]) == 66
+    assert main([str(tmp_path) if argument == "JOB" else argument for argument in arguments]) == 66
     assert "job 7 has ended: every rank ended with code 0" in capsys.readouterr().err
 
 

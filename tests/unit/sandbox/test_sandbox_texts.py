@@ -13,37 +13,17 @@ import pytest
 from slurm_robust.cli import sandbox as cli
 from slurm_robust.cli.main import main
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.sandbox import SandboxConfig, etcfiles
+from slurm_robust.sandbox import SandboxConfig
 from slurm_robust.sandbox.boot import accounts
 from slurm_robust.sandbox.errors import NotThere
 from slurm_robust.sandbox.faults import Fault, Faults
 from slurm_robust.sandbox.folder import StateFolder
-from slurm_robust.sandbox.requirements import missing_packages
+from slurm_robust.sandbox.sandbox import missing_packages
 from slurm_robust.sandbox.services import head_services, node_services, service
 from slurm_robust.sandbox.status import NodeStatus, SandboxStatus, status_table
 from slurm_robust.sandbox.view import View
 
 CONFIG = SandboxConfig(nodes=2)
-
-
-def test_users_of_the_machine_give_way() -> None:
-    machine = "root:x:0:0::/root:/bin/sh\nalice:x:5:5::/x:/bin/sh\ncarol:x:10002:1::/y:/bin/sh\n"
-    assert etcfiles.passwd(CONFIG, machine) == (
-        "root:x:0:0::/root:/bin/sh\n"
-        "alice:*:10001:10001::/home/alice:/bin/bash\n"
-        "bob:*:10002:10002::/home/bob:/bin/bash\n"
-    )
-    assert etcfiles.group(CONFIG, "root:x:0:\nbob:x:9:\n") == "root:x:0:\nalice:x:10001:\nbob:x:10002:\n"
-
-
-def test_only_the_sandbox_has_names() -> None:
-    assert etcfiles.hosts(CONFIG).splitlines() == [
-        "127.0.0.1 localhost",
-        "10.77.0.1 head",
-        "10.77.0.11 n1",
-        "10.77.0.12 n2",
-    ]
-    assert "hosts: files\n" in etcfiles.nsswitch()
 
 
 def test_accounts_are_one_load() -> None:

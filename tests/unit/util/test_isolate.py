@@ -170,14 +170,14 @@ def test_a_child_inherits_nothing_that_anybody_waits_for(tmp_path: Path) -> None
     with (tmp_path / "held").open("w") as held:
         os.set_inheritable(held.fileno(), True)
 
-        def look() -> bytes:
+        def task() -> bytes:
             opened = {int(name): os.readlink(f"/proc/self/fd/{name}") for name in ("0", "1", "2", "3")}
             more = len(os.listdir("/proc/self/fd")) - 1
             return json.dumps(
                 [list(opened.values()), more, os.getsid(0) == os.getpid(), os.getcwd()]
             ).encode()
 
-        opened, count, is_leader, folder = json.loads(one(look).value or b"")
+        opened, count, is_leader, folder = json.loads(one(task).value or b"")
     assert opened[:3] == ["/dev/null"] * 3
     assert opened[3].startswith("pipe:")
     assert (count, is_leader, folder) == (4, True, "/")
@@ -212,8 +212,8 @@ def test_it_works_without_standard_files_and_with_children_ignored(closed: str, 
         open(sys.argv[1], "w").write(repr([answer.value for answer in value.values()]))
     """
     out = tmp_path / "out"
-    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", textwrap.dedent(code), str(out)]
-    subprocess.run(words, check=True, timeout=60)
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", textwrap.dedent(code), str(out)]
+    subprocess.run(command, check=True, timeout=60)
     assert out.read_text() == "[b'1', b'2']"
 
 
@@ -236,10 +236,10 @@ def test_a_child_that_cannot_be_killed_delays_nobody() -> None:
             os.close(1)
             sys.stdin.read()
     """
-    words = ["unshare", "--mount", sys.executable, "-c", textwrap.dedent(code)]
+    command = ["unshare", "--mount", sys.executable, "-c", textwrap.dedent(code)]
     root = Path(__file__).resolve().parents[3]
     with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -90,9 +90,9 @@ def test_a_group_counts_as_others_unless_it_is_an_owners_alone(
 def test_an_access_list_opens_even_a_group_of_ones_own(program: Path, tmp_path: Path) -> None:
     program.chmod(0o775)
     entries = [(1, 7, -1), (2, 7, ALICE), (4, 7, -1), (16, 7, -1), (32, 5, -1)]  # acl(5), its user is Alice
-    words = b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    packed = b"".join(struct.pack("<HHi", *entry) for entry in entries)
     try:
-        os.setxattr(program, "system.posix_acl_access", struct.pack("<I", 2) + words)
+        os.setxattr(program, "system.posix_acl_access", struct.pack("<I", 2) + packed)
     except OSError:
         pytest.skip("no access lists on this file system")
     assert "can be written by group root" in on_own_users(tmp_path, "", program, (0,))
@@ -106,8 +106,8 @@ def on_own_users(folder: Path, members: str, program: Path, owners: tuple[int, .
     (etc / "group").write_text(f"root:x:0:{members}\nalice:x:1234:alice\nproject:x:1300:\n")
     mounts = "".join(f"mount --bind {etc}/{name} /etc/{name} && " for name in ("passwd", "group"))
     code = f"from slurm_robust.util.trust import distrust; print(distrust({str(program)!r}, {owners}))"
-    words = ["unshare", "--mount", "sh", "-c", f'{mounts} exec "$@"', "sh", sys.executable, "-c", code]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    command = ["unshare", "--mount", "sh", "-c", f'{mounts} exec "$@"', "sh", sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
 
 def test_what_cannot_be_followed_is_not_trusted(tmp_path: Path) -> None:

@@ -18,12 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.wire import gate, portfilter
-from slurm_robust.wire.client import AgentSocket
 from slurm_robust.wire.gate import BAN_S, WINDOW_S, Strangers, listen
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
 from slurm_robust.wire.messages import Heartbeat, Phase, Ping, Pong
-from slurm_robust.wire.options import MAX_MESSAGE_BYTES, PIECE_BYTES, joined, pieces
-from slurm_robust.wire.server import ControllerSocket
+from slurm_robust.wire.sockets import (
+    MAX_MESSAGE_BYTES,
+    PIECE_BYTES,
+    AgentSocket,
+    ControllerSocket,
+    joined,
+    pieces,
+)
 from tests.waiting import wait_for
 
 STRANGER = "127.0.0.2"
@@ -202,7 +207,7 @@ def test_a_flood_of_a_stranger_is_ended_and_agents_are_served(
         return False
 
     wait_for(is_kept_out, 20)
-    assert controller.statistics().floods == 1
+    assert controller.floods == 1
     assert is_served(controller, keys)
     for connection in held:
         connection.close()
@@ -212,7 +217,7 @@ def test_agents_that_come_again_and_again_are_no_flood(
     controller: ControllerSocket, keys: ClientKeys
 ) -> None:
     assert all(is_served(controller, keys) for _ in range(20))
-    assert controller.statistics().floods == 0
+    assert controller.floods == 0
 
 
 def test_a_frame_without_end_costs_no_more_than_a_piece(controller: ControllerSocket) -> None:
@@ -259,7 +264,7 @@ def test_a_message_beyond_all_measure_is_dropped(controller: ControllerSocket, k
 
         def dropped() -> bool:
             assert controller.recv() is None
-            return controller.statistics().malformed == 1
+            return controller.malformed == 1
 
         wait_for(dropped, 20)
 

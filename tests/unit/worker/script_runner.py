@@ -21,8 +21,10 @@ M = TypeVar("M")
 class ScriptRunner:
     """One zygote; each :meth:`run` is a worker of it."""
 
-    def __init__(self, *, preload: tuple[str, ...] = (), cwd: Path) -> None:
-        self._launcher = ZygoteLauncher(
+    def __init__(
+        self, *, preload: tuple[str, ...] = (), cwd: Path, launcher: type[ZygoteLauncher] = ZygoteLauncher
+    ) -> None:
+        self._launcher = launcher(
             Prepare(
                 command_kind=CommandKind.SCRIPT,
                 command=(str(cwd / "script.py"),),

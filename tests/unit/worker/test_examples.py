@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.forked_python import ForkedPython
 from tests.unit.integrations.killed_examples import Example
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -17,27 +17,20 @@ SMALL = ["--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "-
 
 
 def run(folder: Path, script: str, *options: str, ranks: int = 1) -> str:
-    command = [str(EXAMPLES / script), *options]
+    words = [str(EXAMPLES / script), *options]
     if ranks > 1:
-        launcher = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={ranks}",
-        ]
-        command = [*launcher, *command]
-    else:
-        command = [sys.executable, *command]
+        words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *words]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SROBUST_")}
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        output, _ = process.communicate(timeout=250.0)
-    finally:
-        process.terminate()  # torchrun ends its ranks on TERM, not when it is killed
-        process.wait(60.0)
-    assert process.returncode == 0
-    return output
+    with tempfile.TemporaryFile() as output:
+        process = ForkedPython(*words, cwd=folder, env=environment, stdout=output.fileno(), stderr=2)
+        try:
+            process.wait(250.0)
+        finally:
+            process.terminate()  # torchrun ends its ranks on TERM, not when it is killed
+            code = process.wait(60.0)
+        assert code == 0
+        output.seek(0)
+        return output.read().decode()
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +8,8 @@ import pytest
 
 from slurm_robust.agent.network import PortHolder
 from slurm_robust.worker.rendezvous import BACKLOG, patient, wait_until_listening
+from tests.forked_python import run_python
+from tests.forked_zygote import ForkedZygoteLauncher
 from tests.unit.worker.script_runner import ScriptRunner
 
 
@@ -92,7 +92,7 @@ STORES = {
 
 @pytest.mark.slow
 def test_rank_zero_listens_on_the_socket_that_its_agent_held(tmp_path: Path) -> None:
-    runner = ScriptRunner(cwd=tmp_path)
+    runner = ScriptRunner(cwd=tmp_path, launcher=ForkedZygoteLauncher)
     for name, code in STORES.items():
         holder = PortHolder(hand_over=True)
         port = holder.port
@@ -123,7 +123,5 @@ print(dist.TCPStore("127.0.0.1", port, 1, True).libuvBackend)
 
 @pytest.mark.slow
 def test_a_torch_whose_libuv_takes_no_socket_has_the_store_that_does() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITH_AN_OLD_TORCH], capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", WITH_AN_OLD_TORCH)
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr

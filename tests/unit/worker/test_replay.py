@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from slurm_robust.worker.replay import (
     read_lines,
 )
 from slurm_robust.worker.runs import ReplayRun
+from tests.forked_python import run_python
 
 # A script without a seed, with what scripts have: clipping, two groups of parameters, one that is not used.
 SCRIPT = """
@@ -48,19 +47,8 @@ SCRIPT = """
 def replay(folder: Path, at_step_1: str = "", steps: int = 3) -> tuple[Line, ...]:
     """The lines of a replay of the script above."""
     trace = folder / f"trace-{len(list(folder.iterdir()))}"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            REPLAY: str(trace),
-            REPLAY_STEPS: str(steps),
-            "AT_STEP_1": at_step_1,
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environ = {REPLAY: str(trace), REPLAY_STEPS: str(steps), "AT_STEP_1": at_step_1}
+    done = run_python("-c", textwrap.dedent(SCRIPT), env={**os.environ, "OMP_NUM_THREADS": "1", **environ})
     assert done.returncode == 0, done.stderr
     # It ends in front of the update of its last step, and without what the script does at its end.
     assert done.stdout == "".join(f"step {step}\n" for step in range(steps - 1))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.testing.lagging_gpus import LaggingGpus
-from slurm_robust.worker.values import ScalarReader
+from slurm_robust.worker.api import ScalarReader
 from tests.torch_features import tensors
 
 debug = pytest.importorskip(f"{tensors.__name__}.debug")

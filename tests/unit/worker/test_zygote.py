@@ -14,6 +14,7 @@ import pytest
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.job import CommandKind
 from slurm_robust.worker.zygote import ASK_NVML
+from tests.forked_zygote import ForkedZygoteLauncher
 from tests.unit.worker.script_runner import ScriptRunner, plain_python
 
 pytestmark = pytest.mark.slow
@@ -351,7 +352,7 @@ x = torch.ones(500, 500, requires_grad=True); (x @ x).sum().backward(); print(x.
 def test_preload_is_imported_once_and_shared(tmp_path: Path) -> None:
     write(tmp_path, "import os\nPID = os.getpid()", "heavy.py")
     write(tmp_path, "import os, heavy\nprint(heavy.PID == os.getppid())")
-    runner = ScriptRunner(preload=("heavy",), cwd=tmp_path)
+    runner = ScriptRunner(preload=("heavy",), cwd=tmp_path, launcher=ForkedZygoteLauncher)
     try:
         assert runner.run(("script.py",), tmp_path).out == "True\n"
     finally:
@@ -364,7 +365,7 @@ def test_a_preload_that_starts_threads_is_reported(tmp_path: Path) -> None:
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
         "threads.py",
     )
-    runner = ScriptRunner(preload=("threads",), cwd=tmp_path)
+    runner = ScriptRunner(preload=("threads",), cwd=tmp_path, launcher=ForkedZygoteLauncher)
     try:
         assert any("importing 'threads' started 1 threads" in note for note in runner.notes)
     finally:

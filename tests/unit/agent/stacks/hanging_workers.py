@@ -18,7 +18,7 @@ from torch._C import _distributed_c10d
 
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.rankenv import record_path
-from slurm_robust.agent.stacks import StackTaker
+from slurm_robust.agent.stacks.taker import StackTaker
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.stacks import ProcessKind, ProcessStacks, RankStacks

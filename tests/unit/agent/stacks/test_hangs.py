@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from slurm_robust.agent.stacks import StackTaker
+from slurm_robust.agent.stacks.taker import StackTaker
 from slurm_robust.model.stacks import ProcessKind, RankStacks
 from slurm_robust.worker.spawning import Exited
 from tests.unit.agent.stacks.handler_programs import state_of

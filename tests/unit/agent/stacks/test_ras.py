@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from slurm_robust.agent.stacks import StackTaker, ras
+from slurm_robust.agent.stacks import ras
+from slurm_robust.agent.stacks.taker import StackTaker
 from slurm_robust.model.stacks import Absent
 
 # As src/ras/client_support.cc of NCCL 2.29 writes it: of four ranks one is stopped and one dead.

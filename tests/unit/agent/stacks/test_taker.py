@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.stacks import StackTaker
+from slurm_robust.agent.stacks.taker import StackTaker
 from slurm_robust.model.stacks import ProcessKind, RankStacks
 from slurm_robust.util.proc import descendants, process_table, read_process
 from tests.unit.agent.stacks.handler_programs import HANG, PREPARE, program, state_of

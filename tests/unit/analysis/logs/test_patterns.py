@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, literals_of
-from slurm_robust.analysis.logs.rulefile import shipped
+from slurm_robust.analysis.logs.rule import shipped
 
 ALL = sorted(
     {pattern for rule in shipped().rules for pattern in (*rule.any, *rule.all, *rule.without)}

@@ -12,7 +12,7 @@ from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.model.findings import Suggestion
 from slurm_robust.model.incident import Cause, Remedy
 from slurm_robust.nodes.kernel.shapes import SHAPES
-from slurm_robust.nodes.kernel.xidtable import RULES
+from slurm_robust.nodes.kernel.xid import RULES
 
 RULE = "- name: ours\n  symptom: config_error\n  blame: user_config\n  action: reconfigure\n"
 JOBS = {

@@ -232,6 +232,53 @@ ValueError: bad batch
     ^
 SyntaxError: invalid syntax
 """,
+    "rich": """\
+╭──────────────────── Traceback (most recent call last) ────────────────────╮
+│ /jobs/7/train.py:12 in main                                               │
+│                                                                           │
+│   11 │   # SOURCE                                                        │
+│ ❱ 12 │   SOURCE                                                          │
+│                                                                           │
+│ ╭─ locals ─╮                                                              │
+│ │ a = SOURCE │                                                            │
+│ ╰──────────╯                                                              │
+╰───────────────────────────────────────────────────────────────────────────╯
+ValueError: bad batch
+""",
+    "rich in ASCII": """\
++------------------- Traceback (most recent call last) ---------------------+
+| /jobs/7/train.py:12 in main                                               |
+|                                                                           |
+| > 12 |   SOURCE                                                          |
++---------------------------------------------------------------------------+
+ValueError: bad batch
+""",
+    "rich, cut": """\
+│   11 │   # SOURCE                                                        │
+│ ❱ 12 │   SOURCE                                                          │
+│                                                                           │
+│ │ a = SOURCE │                                                            │
+╰───────────────────────────────────────────────────────────────────────────╯
+ValueError: bad batch
+""",
+    "cut before a frame": """\
+    SOURCE
+    ^^^^^^
+  File "/jobs/7/train.py", line 12, in main
+    pass
+ValueError: bad batch
+""",
+    "cut before the exception": """\
+    SOURCE
+    ^^^^^^
+ValueError: bad batch
+""",
+    "cut in a repetition": """\
+    SOURCE
+  [Previous line repeated 990 more times]
+  File "/jobs/7/train.py", line 12, in main
+ValueError: bad batch
+""",
     "between lines of another thread": """\
 Traceback (most recent call last):
   File "/jobs/7/train.py", line 12, in main
@@ -282,9 +329,22 @@ def test_no_rule_takes_the_source_that_a_traceback_quotes_for_evidence(label: st
         TRACEBACK + "ValueError: bad\n    CUDA error: uncorrectable ECC error encountered",
         "[3] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'\n".join(TRACEBACK.splitlines(True)),
         TRACEBACK + "Exception raised from launch at x.cpp:3\nframe #0: uncorrectable ECC error encountered",
+        "    CUDA error: uncorrectable ECC error encountered\nstep 7: loss 2.1",
+        "╭─ Error ─╮\n│ CUDA error: uncorrectable ECC error encountered │\n╰─────────╯",
+        "+----- Traceback (most recent call last) -----+\n| pass |\n+-----+\n| ValueError: bad |\n"
+        "| CUDA error: uncorrectable ECC error encountered |",
         'Fatal Python error: Aborted\n  File "a.py", line 3 in f\n    uncorrectable ECC error encountered',
     ],
-    ids=["exception", "its second line", "another thread", "C++ frame", "fatal error"],
+    ids=[
+        "exception",
+        "its second line",
+        "another thread",
+        "C++ frame",
+        "indented",
+        "panel",
+        "table",
+        "fatal error",
+    ],
 )
 def test_a_traceback_hides_nothing_but_its_source(log: str) -> None:
     assert classify(log).symptom == "gpu_memory_error"

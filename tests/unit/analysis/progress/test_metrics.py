@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress.metrics import WINDOW, MetricVerdict, MetricWatch, Series
 from slurm_robust.config.job import DetectConfig
+from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import Progress
 
 NAN, INF = math.nan, math.inf
@@ -44,7 +45,7 @@ def test_a_non_finite_loss_is_reported_at_once_and_once(bad: float) -> None:
     made.see([rank(0, 0, bad)])
     verdict = made.verdict()
     assert verdict is not None
-    assert (verdict.kind, verdict.rank, verdict.step, verdict.age_s) == ("non_finite", 0, 0, 0.1)
+    assert (verdict.symptom, verdict.rank, verdict.step, verdict.age_s) == (Symptom.NON_FINITE, 0, 0, 0.1)
     assert verdict.text == f"loss is {bad} at step 0 on rank 0"
     made.see([rank(0, 1, bad)])
     assert made.verdict() is None
@@ -157,7 +158,7 @@ def test_a_jump_is_reported_once_and_its_end_noted(loss: float, grad_norm: float
     made.see([rank(0, 2000, loss, grad_norm), rank(1, 2000)])
     verdict = made.verdict()
     assert verdict is not None
-    assert (verdict.kind, verdict.rank, verdict.step) == ("spike", 0, 2000)
+    assert (verdict.symptom, verdict.rank, verdict.step) == (Symptom.SPIKE, 0, 2000)
     assert verdict.text.startswith(f"{name} of rank 0 is ")
     made.see([rank(0, 2001, loss, grad_norm)])
     assert (made.verdict(), made.healed()) == (None, ())

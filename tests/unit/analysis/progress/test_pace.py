@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.analysis.progress.pace import PaceWatch, is_news
 from slurm_robust.config.job import DetectConfig
+from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import FINISHED, RESTORE, PaceHistory, Progress
 from tests.unit.analysis.progress.simulated_training import BEAT_S, LOOK_S, Rank, Training, steady, times
 
@@ -31,7 +32,7 @@ def test_steps_that_vary_by_less_than_the_factor_are_no_hang(
     longest = max(shortest, 3.0 * shortest - LATE_S)
     done = times([min(shortest * factor, longest) for factor in factors], begin=shortest)
     training = Training([Rank(done, reported=reported) for _ in range(ranks)])
-    assert [verdict for verdict in training.until(done[-1]) if verdict.kind == "hang"] == []
+    assert [verdict for verdict in training.until(done[-1]) if verdict.symptom is Symptom.HANG] == []
 
 
 @settings(deadline=None, max_examples=30)
@@ -46,7 +47,7 @@ def test_a_stopped_training_is_reported_within_its_bound_and_a_heartbeat(
     bound, _ = training.watch.bound(training.now)
     if bound > training.now - stopped:
         verdict = training.first_verdict(stopped + bound + LATE_S + LOOK_S)
-        assert (verdict.kind, verdict.bound_s) == ("hang", bound)
+        assert (verdict.symptom, verdict.bound_s) == (Symptom.HANG, bound)
     assert training.verdicts(training.now + 100.0) == []  # once
 
 
@@ -65,7 +66,7 @@ def test_a_hang_is_explained() -> None:
 def test_a_hang_that_ends_is_reported_again_when_it_comes_again() -> None:
     done = times([0.5] * 100 + [40.0] + [0.5] * 100 + [200.0, 0.5])
     verdicts = Training([Rank(done)]).verdicts(done[-1])
-    assert [v.kind for v in verdicts] == ["hang", "hang"]
+    assert [v.symptom for v in verdicts] == [Symptom.HANG, Symptom.HANG]
     # What ended by itself may take as long again: script or storage pauses at times.
     assert verdicts[1].bound_s == pytest.approx(3 * 40.5, abs=2.0)
     assert "pause" in verdicts[1].why
@@ -344,7 +345,7 @@ def test_a_slowdown_is_reported_once_and_again_after_it_is_over() -> None:
     done = times([1.0] * 200 + [2.0] * 200 + [1.0] * 200 + [2.0] * 200)
     training = Training([Rank(done)])
     verdicts = training.verdicts(done[-1])
-    assert [v.kind for v in verdicts] == ["slow", "slow"]
+    assert [v.symptom for v in verdicts] == [Symptom.SLOW, Symptom.SLOW]
     assert verdicts[0].bound_s == 1.5
     assert verdicts[0].since_s >= 56.0
     assert verdicts[0].text.endswith("the limit is 1.5 s (1.5 x 1 s, the training's own median)")
@@ -359,7 +360,7 @@ def test_slow_steps_for_less_than_a_minute_or_below_the_factor_are_no_slowdown()
 def test_a_generation_that_is_slow_from_its_begin_is_reported_by_the_past() -> None:
     past = PaceHistory(steps=500, p50_s=1.0, p99_s=1.5, longest_s=2.0)
     training = Training([steady(2.0, 300)], past=past)
-    assert [v.kind for v in training.verdicts(500.0)] == ["slow"]
+    assert [v.symptom for v in training.verdicts(500.0)] == [Symptom.SLOW]
     assert training.watch.history.p50_s == 1.0
 
 

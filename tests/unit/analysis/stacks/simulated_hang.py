@@ -73,6 +73,13 @@ class Case:
         self.program_of = [self.programs[self.layout.coordinates(r)["pp"]] for r in world]
         # How often each kind was called before each place of a step.
         self.before = {id(p): [Counter(map(_kind, p[:i])) for i in range(len(p) + 1)] for p in self.programs}
+        # Of each place: how often its own kind was called before it, and in the whole step.
+        self.own = {
+            id(p): [
+                (self.before[id(p)][i][_kind(c)], self.before[id(p)][-1][_kind(c)]) for i, c in enumerate(p)
+            ]
+            for p in self.programs
+        }
 
     def _program(self, stage: int, stages: int) -> list[Call]:
         """One step: all micro batches forward, all backward, gradients beside, one call of the world."""
@@ -98,9 +105,12 @@ class Case:
     def number(self, r: int, index: int, kind: str | None = None) -> int:
         """Calls of the kind before ``index``."""
         program = self.program_of[r]
+        steps, place = divmod(index, len(program))
+        if kind is None:
+            count, per_step = self.own[id(program)][place]
+            return steps * per_step + count
         before = self.before[id(program)]
-        kind = kind if kind is not None else _kind(self.call(r, index))
-        return index // len(program) * before[-1][kind] + before[index % len(program)][kind]
+        return steps * before[-1][kind] + before[place][kind]
 
     def instance(self, r: int, index: int) -> Instance:
         call = self.call(r, index)
@@ -125,7 +135,7 @@ class Machine:
     def __init__(self, case: Case) -> None:
         self.case = case
         world = range(case.layout.world_size)
-        self.started: list[set[int]] = [set() for _ in world]
+        self.started: list[dict[int, Instance]] = [{} for _ in world]
         self.main = [0] * len(world)
         self.beside = [0] * len(world)
         self.came: defaultdict[Instance, int] = defaultdict(int)
@@ -136,7 +146,7 @@ class Machine:
             waiting += self._advance(waiting.pop())
 
     def is_done(self, r: int, index: int) -> bool:
-        return index in self.started[r] and self.case.instance(r, index) in self.done
+        return self.started[r].get(index) in self.done
 
     def _advance(self, r: int) -> Iterator[int]:
         moved = True
@@ -164,9 +174,8 @@ class Machine:
         return call.what != "" or self.beside[r] >= index
 
     def _start(self, r: int, index: int) -> Iterator[int]:
-        self.started[r].add(index)
-        call, instance = self.case.call(r, index), self.case.instance(r, index)
-        members = self.case.members(r, call)
+        members = self.case.members(r, self.case.call(r, index))
+        self.started[r][index] = instance = self.case.instance(r, index)
         self.came[instance] += 1
         if self.came[instance] == len(members) and instance != self.broken:
             self.done.add(instance)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
-from slurm_robust.analysis.stacks import localise
+from slurm_robust.analysis.stacks import localise, vote
+from slurm_robust.analysis.stacks.localise import covering, node_count, nodes_of
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.stacks import Absent, Frame, ProcessKind, RankStacks
+from slurm_robust.model.stacks import Absent, Frame, Localisation, ProcessKind, RankStacks
+from slurm_robust.util.text import fold_ranks
 from tests.unit.analysis.stacks.sample_stacks import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -27,6 +33,7 @@ from tests.unit.analysis.stacks.sample_stacks import (
     rank,
     world,
 )
+from tests.unit.analysis.stacks.test_properties import layouts
 
 PAIR = ParallelLayout.fit(2, 1, {}, "dp")
 EIGHT_NODES = ParallelLayout.fit(32, 4, {"tp": 4, "pp": 2}, "tp-pp-dp")
@@ -118,8 +125,8 @@ def test_two_ranks_that_both_wait_say_nothing() -> None:
 
 def test_nodes_whose_agents_do_not_answer_are_named() -> None:
     stacks = [s for s in world(EIGHT_NODES, {}) if s.rank not in range(8, 12)]
-    for given, missing in ((stacks, ()), (stacks, range(8, 12)), (world(EIGHT_NODES, {}), range(8, 12))):
-        found = localise(given, EIGHT_NODES, missing)
+    for answered, missing in ((stacks, ()), (stacks, range(8, 12)), (world(EIGHT_NODES, {}), range(8, 12))):
+        found = localise(answered, EIGHT_NODES, missing)
         assert (found.ranks, found.exact, found.healthy) == ((8, 9, 10, 11), True, 28)
         assert "no stacks" in found.reason
 
@@ -273,3 +280,119 @@ def test_whom_neither_its_agent_nor_nccl_hears_is_named() -> None:
 def test_whom_only_nccl_misses_is_not_named_for_that() -> None:
     told = structs.replace(rank(0, ALL_REDUCE), absent=(Absent(rank=9, size=32, dead=True),))
     assert localise(world(EIGHT_NODES, {0: told}, ALL_REDUCE), EIGHT_NODES).ranks == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [((), ""), ((3,), "3"), ((1, 0, 2), "0-2"), ((5, 0, 1, 9), "0-1,5,9"), ((4, 4), "4")]
+)
+def test_ranks_are_folded(ranks: tuple[int, ...], text: str) -> None:
+    assert fold_ranks(ranks) == text
+
+
+def test_a_group_inside_a_node_is_preferred_to_one_of_several_nodes() -> None:
+    names = [group.name for group in covering({24, 25}, PAPER, 8)]
+    assert names[:2] == ["tp 24-25", "node 24-25"]
+    assert covering({24, 26}, PAPER, 8)[0].name == "pp 24-31"
+
+
+def test_a_part_of_a_node_is_answered_with_the_node() -> None:
+    layout = ParallelLayout.fit(32, 8, {"tp": 2, "pp": 2}, "tp-pp-dp")
+    assert [group.name for group in covering({8, 9}, layout, 1)] == ["node 8-15"]
+
+
+def test_a_group_that_crosses_nodes_is_rounded_up_to_them() -> None:
+    layout = ParallelLayout.fit(32, 8, {"tp": 2, "pp": 2}, "tp-dp-pp")
+    found = covering({1, 17}, layout, 2)
+    assert [(g.name, g.size) for g in found] == [("pp 0-7,16-23", 2), ("tp-pp 0-7,16-23", 4)]
+
+
+def by_search(ranks: set[int], layout: ParallelLayout) -> list[frozenset[int]]:
+    """Nodes of every combination of dimensions and every rank, in which ``ranks`` lie."""
+    names = [name for name, size in layout.sizes if size > 1]
+    found = []
+    places = {rank: layout.coordinates(rank) for rank in range(layout.world_size)}
+    wanted = nodes_of(ranks, layout)
+    for count in range(1, len(names)):
+        for free in itertools.combinations(names, count):
+            fixed = [name for name, _ in layout.sizes if name not in free]
+            for start in range(layout.world_size):
+                same = {r for r, p in places.items() if all(p[n] == places[start][n] for n in fixed)}
+                if len(nodes_of(same, layout)) > 1 and wanted <= nodes_of(same, layout):
+                    found.append(nodes_of(same, layout))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), layouts(most=48))
+def test_the_smallest_group_is_found(data: st.DataObject, layout: ParallelLayout) -> None:
+    ranks = data.draw(st.sets(st.integers(0, layout.world_size - 1), min_size=1, max_size=4))
+    expected = [len(nodes) for nodes in by_search(ranks, layout)]
+    if len(nodes_of(ranks, layout)) == 1:
+        expected.append(1)
+    found = covering(ranks, layout, node_count(layout))
+    assert [g.nodes for g in found[:1]] == sorted(expected)[:1]
+    for group in found:
+        assert group.ranks >= ranks
+        assert len(nodes_of(group.ranks, layout)) == group.nodes
+
+
+# -- Who is slow is flagged again and again --------------------------------------------------------
+
+NOBODY = Localisation(reason="all ranks do the same")
+
+
+def flags(*ranks: int) -> Localisation:
+    return localise(world(PAPER, dict.fromkeys(ranks, COMPUTE)), PAPER)
+
+
+def test_a_rank_that_most_rounds_name_is_named_exactly() -> None:
+    found = vote([flags(17), NOBODY, flags(17), flags(3), flags(17)], PAPER)
+    assert (found.ranks, found.exact, found.group) == ((17,), True, "")
+    assert "3 of 5" in found.reason
+    assert 0 < found.confidence < flags(17).confidence
+
+
+def test_a_group_that_most_rounds_flag_is_blamed() -> None:
+    """The paper's rule, with other outliers in every look."""
+    rounds = [
+        localise(world(PAPER, {a: ALL_GATHER, b: IRECV}), PAPER) for a, b in ((24, 28), (26, 30), (24, 30))
+    ]
+    assert {found.group for found in rounds} == {"pp 24-31"}
+    found = vote([*rounds, NOBODY, flags(3)], PAPER)
+    assert (found.group, found.exact, found.ranks) == ("pp 24-31", False, tuple(range(24, 32)))
+
+
+def test_several_ranks_of_one_node_are_answered_with_the_node() -> None:
+    layout = ParallelLayout.fit(256, 8, {"tp": 8, "pp": 4}, "tp-pp-dp")
+    rounds = [localise(world(layout, {number: COMPUTE}), layout) for number in (17, 18, 19, 17, 40)]
+    found = vote(rounds, layout)
+    assert (found.group, found.exact) == ("tp 16-23", False)
+
+
+def test_a_large_group_is_not_blamed_for_what_chance_puts_into_it() -> None:
+    assert vote([flags(24), flags(27), flags(30), flags(3), flags(9)], PAPER).ranks == ()
+    assert vote([flags(24), flags(27), flags(30), flags(28), flags(25)], PAPER).group == "pp 24-31"
+
+
+def test_ties_and_weak_majorities_are_no_verdict() -> None:
+    for rounds in (
+        [flags(17), flags(17), flags(3), flags(3), NOBODY],
+        [flags(17), flags(17), NOBODY, NOBODY],
+        [flags(17), flags(3)],
+        [NOBODY] * 5,
+    ):
+        found = vote(rounds, PAPER)
+        assert (found.ranks, found.confidence) == ((), 0.0)
+        assert "no majority" in found.reason
+
+
+def test_equally_small_groups_are_a_tie() -> None:
+    layout = ParallelLayout.fit(64, 1, {"tp": 4, "pp": 4}, "tp-pp-dp")
+    once, tp, pp = (Localisation(ranks=ranks, reason="slow") for ranks in ((0,), (0, 1, 2, 3), (0, 4, 8, 12)))
+    found = vote([once, once, tp, pp], layout)
+    assert found.ranks == ()
+    assert "equally often" in found.reason
+
+
+def test_without_rounds_there_is_no_verdict() -> None:
+    assert vote([], PAPER).ranks == ()

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.stacks import MOST_SHARE, localise, vote
-from slurm_robust.analysis.stacks.groups import node_count, nodes_of
+from slurm_robust.analysis.stacks.localise import node_count, nodes_of
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import RankStacks
 from tests.unit.analysis.stacks.sample_stacks import (

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from slurm_robust.analysis.stacks import localise
-from slurm_robust.analysis.stacks.groups import node_count, nodes_of
-from slurm_robust.analysis.stacks.localise import MOST_SHARE
+from slurm_robust.analysis.stacks.localise import MOST_SHARE, node_count, nodes_of
 from slurm_robust.model.stacks import Localisation
 from tests.unit.analysis.stacks.simulated_hang import Case, Fault, draw, stacks
 

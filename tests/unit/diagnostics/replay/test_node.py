@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.analysis.replay import GroupRun, judge
-from slurm_robust.diagnostics.replay.node import Task
-from slurm_robust.diagnostics.replay.traces import group_run, has_failed, trace_path
+from slurm_robust.diagnostics.replay.node import Task, group_run, has_failed, trace_path
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import CommandKind
 from slurm_robust.worker.replay import Loss, ReplayEnd, read_lines
+from tests.forked_python import ForkedPython
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow]
@@ -47,9 +48,7 @@ FLIP = "model[2].bias.grad.view(torch.int32)[0] ^= 1 << 20"
 
 
 @contextmanager
-def group(
-    place: Path, *nodes: str, limit_s: float = 120.0, **environ: str
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+def group(place: Path, *nodes: str, limit_s: float = 120.0, **environ: str) -> Iterator[list[ForkedPython]]:
     """The parts of ``nodes``, each a process; the group's folder is ``place / nodes[0]``."""
     (place / "train.py").write_text(textwrap.dedent(TRAINING))
     folder = place / nodes[0]
@@ -65,10 +64,9 @@ def group(
         cwd=str(place),
     )
     base = {**os.environ, "OMP_NUM_THREADS": "1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", **environ}
-    parts = [
-        subprocess.Popen(task.command_line(), env={**base, "SLURMD_NODENAME": node}, start_new_session=True)
-        for node in nodes
-    ]
+    interpreter, *words = task.command_line()
+    assert interpreter == sys.executable
+    parts = [ForkedPython(*words, env={**base, "SLURMD_NODENAME": node}, stderr=2) for node in nodes]
     try:
         yield parts
     finally:

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.diagnostics.replay.node import Task
+from slurm_robust.diagnostics.replay.node import Task, leave_failure, trace_path
 from slurm_robust.diagnostics.replay.steps import StepReplayer, patience_s
-from slurm_robust.diagnostics.replay.traces import leave_failure, trace_path
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.slurm.client import StepHandle

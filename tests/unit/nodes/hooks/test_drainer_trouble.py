@@ -68,6 +68,42 @@ def test_a_new_reason_without_an_answer_leaves_the_drain_ours(hooked: Hooked, to
     assert not hooked.reason
 
 
+def test_after_two_new_reasons_without_an_answer_the_first_one_is_still_known(hooked: Hooked) -> None:
+    class Silent(FakeSlurm):
+        def drain(self, nodes: Sequence[str], reason: str) -> None:
+            raise SlurmTimeout("no answer")
+
+    hooked.run(bad("gpu3"))
+    slurm, hooked.slurm = hooked.slurm, Silent(hooked.cluster, user="root")
+    hooked.run(bad("gpu1", "XID 48"), good("gpu3"))
+    hooked.run(bad("gpu2", "XID 94"), good("gpu1"), good("gpu3"))
+    hooked.slurm = slurm
+    for _ in range(4):
+        hooked.run(good("gpu1"), good("gpu2"), good("gpu3"))
+    assert not hooked.reason
+
+
+def test_a_drain_that_is_taken_after_the_next_one_was_ordered_is_known(hooked: Hooked) -> None:
+    ordered: list[str] = []
+
+    class Slow(FakeSlurm):
+        def drain(self, nodes: Sequence[str], reason: str) -> None:
+            ordered.append(reason)
+            raise SlurmTimeout("no answer")
+
+    slurm, hooked.slurm = hooked.slurm, Slow(hooked.cluster, user="root")
+    hooked.run(bad("gpu3"))
+    hooked.cluster.clock.advance(2 * LASTS_S)
+    hooked.run(bad("gpu1", "XID 48"), good("gpu3"))
+    assert ordered == ["srobust: gpu3 XID 79", "srobust: gpu1 XID 48"]
+    slurm.drain(["n1"], ordered[0])
+    hooked.slurm = slurm
+    for _ in range(4):
+        hooked.cluster.clock.advance(LASTS_S)
+        hooked.run(good("gpu1"), good("gpu3"))
+    assert not hooked.reason
+
+
 def test_a_drain_that_was_refused_is_tried_again_at_the_next_run(hooked: Hooked) -> None:
     class Late(FakeSlurm):
         def drain(self, nodes: Sequence[str], reason: str) -> None:

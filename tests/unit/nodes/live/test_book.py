@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.model.findings import MOST_ALERTS, REMEMBERED_S, Alert, Finding, Outcome, Party, Suggestion
-from slurm_robust.nodes.live.book import AlertBook
+from slurm_robust.nodes.live.inspection import AlertBook
 from slurm_robust.nodes.live.observation import Observation
 
 

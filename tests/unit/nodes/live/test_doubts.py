@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.live.doubts import BUSY_S, PROBE_S, Doubts
+from slurm_robust.nodes.live.inspection import BUSY_S, PROBE_S, Doubts
 from slurm_robust.nodes.live.observation import Observation
 
 DRIVER, GPU = ("gpu.lost", ""), ("gpu.lost", "gpu3")

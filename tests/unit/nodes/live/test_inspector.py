@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from slurm_robust.model.job import InspectionSpec
+from slurm_robust.nodes.live.inspection import Inspection
 from slurm_robust.nodes.live.inspector import Inspector
 from slurm_robust.nodes.live.observation import Observation
-from slurm_robust.nodes.live.service import Inspection
 from tests.unit.agent.local_job import is_alive
 from tests.unit.nodes.live.faulty_machine import XID, Machine
 from tests.waiting import wait_for

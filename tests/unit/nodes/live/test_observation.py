@@ -5,8 +5,7 @@ from __future__ import annotations
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.check import Context
-from slurm_robust.nodes.gpus.events import XidEvent
-from slurm_robust.nodes.live.gpuevents import findings_of
+from slurm_robust.nodes.live.gpuevents import XidEvent, findings_of
 from slurm_robust.nodes.live.observation import Observation, decode, encode, sort
 from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.verdict import Report, conclude

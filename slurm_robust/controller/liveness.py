@@ -1,0 +1,274 @@
+"""Follows beacons, has kernels probed, and calls nodes dead of which nothing answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from msgspec import structs
+
+from slurm_robust.controller.context import Context
+from slurm_robust.controller.effects import Now, Probe, Say
+from slurm_robust.controller.fleet import AgentView
+from slurm_robust.policy.liveness import (
+    PROVE_EVERY_S,
+    PROVEN_S,
+    Probing,
+    beacon_interval,
+    choose_observers,
+    describe,
+    overdue_s,
+    probing_s,
+    verdict_s,
+)
+from slurm_robust.policy.silence import STALLED_S, judge
+from slurm_robust.util.hostlist import fold
+from slurm_robust.wire.messages import NodesProbed, ProbeNodes
+from slurm_robust.wire.probes import Answers, Place
+
+PROVING = 0
+"""Number of the probes of nodes that live."""
+
+MOST_PROBED = 64
+"""Kernels that are probed at once, of nodes that live."""
+
+MOST_SUSPECTS = 8
+"""More nodes do not die in the same second by themselves."""
+
+_AGAIN_S = 1.0
+# A kernel that was probed so often in vain while its agent spoke is one whose answers do not come through.
+_VAIN = 2
+# From the first heartbeat of an agent until it is said that no beacon of it has come.
+_NO_BEACON_S = 30.0
+
+
+class Liveness:
+    """Calls a node dead a moment after its power is cut; silent while beacons come."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        agents = len(context.state.slots) + len(context.state.spares)
+        self._interval_s = beacon_interval(context.config.timings.verdict_s, agents)
+        self._ages: Mapping[str, float] = {}
+        self._probings: dict[str, Probing] = {}  # by suspect
+        self._number = PROVING
+        self._proved: dict[str, tuple[float, float, str]] = {}  # when, seconds to the answer, kinds of probes
+        self._proving: tuple[str, ...] = ()  # probes of these are under way
+        self._tried: dict[str, float] = {}  # when a node was last probed for that
+        self._are_kinds_said = False
+        self._vain: dict[str, int] = {}
+        self._without: dict[str, float] = {}  # nodes whose agents speak but send no beacons, and since when
+        self._is_without_said = False
+
+    # -- inputs ------------------------------------------------------------------------------------
+
+    def on_beacons(self, ages: Mapping[str, float]) -> None:
+        """Seconds since the newest beacon of each agent (by its id) that has sent any."""
+        self._ages = ages
+
+    def on_answers(self, number: int, answers: Answers | None, now: Now) -> None:
+        """Answer to Probe ``number``; None: the probes could not be made, which says nothing of the nodes."""
+        if answers is None:
+            self._proving = () if number == PROVING else self._proving
+            return
+        if number == PROVING:
+            self._on_proving(answers, now)
+            return
+        for node, probing in list(self._probings.items()):
+            if probing.number == number:
+                self._probings[node] = structs.replace(probing, over=True)
+                if node in answers.nodes:
+                    self._lives(node, "its kernel answers", now)
+
+    def on_observed(self, found: NodesProbed, now: Now) -> None:
+        """Answer of an agent to ProbeNodes."""
+        for node, probing in list(self._probings.items()):
+            if probing.number != found.number or found.node not in probing.observers:
+                continue
+            if node in found.answering:
+                self._lives(node, f"its kernel answers {found.node}", now)
+            elif found.node not in probing.unanswered:
+                unanswered = (*probing.unanswered, found.node)
+                self._probings[node] = structs.replace(probing, unanswered=unanswered)
+
+    # -- what follows --------------------------------------------------------------------------------
+
+    def step(self, now: Now, explained: Collection[str]) -> None:
+        """Probe and judge; ``explained``: nodes whose agents are known to have ended."""
+        if not self._interval_s:
+            return
+        self._prove(now)
+        self._follow_missing(now)
+        state, views = self._context.state, self._context.fleet.views
+        silent_s = {
+            node: self._silence(views[node], now)
+            for node in (*state.slots, *state.spares)
+            if node not in explained and node in views and views[node].dead is None
+        }
+        suspects = [
+            node
+            for node, seconds in silent_s.items()
+            if overdue_s(self._interval_s) < seconds <= STALLED_S and self._is_proved(node, now)
+        ]
+        self._probings = {node: self._probings[node] for node in suspects if node in self._probings}
+        if not suspects or len(suspects) > MOST_SUSPECTS:
+            return
+        self._probe(suspects, silent_s, now)
+        self._judge(silent_s, now)
+
+    def _silence(self, view: AgentView, now: Now) -> float:
+        """Seconds without a beacon or a heartbeat; 0 for an agent that sends no beacons."""
+        if view.heartbeat.agent not in self._ages:
+            return 0.0
+        return min(self._ages[view.heartbeat.agent], now.mono - view.heard)
+
+    def _probe(self, suspects: Collection[str], silent_s: Mapping[str, float], now: Now) -> None:
+        due = [
+            node
+            for node in suspects
+            if (old := self._probings.get(node)) is None or now.mono - old.began > old.for_s + _AGAIN_S
+        ]
+        places = {node: place for node in due if (place := self._place(node)) is not None}
+        if not places:
+            return
+        context, own = self._context, self._context.state.own_node
+        self._number += 1
+        for_s = max(probing_s(self._interval_s, self._proved[node][1]) for node in places)
+        heard = [node for node, seconds in silent_s.items() if seconds < overdue_s(self._interval_s)]
+        context.emit(Probe(number=self._number, places=places, for_s=for_s))
+        for node in places:
+            observers = choose_observers(node, heard, own, context.switches)
+            self._probings[node] = Probing(
+                number=self._number, began=now.mono, for_s=for_s, observers=observers
+            )
+        asked = {node for probing in self._probings.values() for node in probing.observers}
+        for observer in sorted(asked):
+            theirs = {node: places[node] for node in places if observer in self._probings[node].observers}
+            if theirs:
+                order = ProbeNodes(epoch=context.state.epoch, number=self._number, places=theirs, for_s=for_s)
+                context.send(observer, order)
+
+    def _judge(self, silent_s: Mapping[str, float], now: Now) -> None:
+        context, overdue = self._context, overdue_s(self._interval_s)
+        found = judge(
+            silent_s,
+            context.state.own_node,
+            dead_s=verdict_s(self._interval_s),
+            apart_s=overdue,
+            switches=context.switches,
+            slurm_answers=None,
+        )
+        if found is None or found.cause or context.state.own_node in found.nodes:
+            return
+        for node in found.nodes:
+            if node in context.state.slots and not self._can_replace(found.nodes, silent_s):
+                continue
+            probing = self._probings.get(node)
+            if probing is not None and probing.is_unanimous:
+                kinds = self._proved[node][2]
+                text = describe(node, silent_s[node], self._interval_s, probing, kinds)
+                context.fleet.declare_dead(node, text, now.mono - silent_s[node])
+                context.note(text, node, now)
+                del self._probings[node]
+
+    def _can_replace(self, nodes: Collection[str], silent_s: Mapping[str, float]) -> bool:
+        """Whether there are standbys for all that die now; else a return is sooner than a requeue."""
+        state, fleet = self._context.state, self._context.fleet
+        dying = {node for node in state.slots if node in nodes or node in fleet.deaths(state.slots)}
+        heard = [n for n in state.spares if n in silent_s and silent_s[n] < overdue_s(self._interval_s)]
+        return len(dying) <= len(heard)
+
+    def _lives(self, node: str, why: str, now: Now) -> None:
+        probing = self._probings[node]
+        if not probing.answered:
+            self._probings[node] = structs.replace(probing, answered=True)
+            silent_s = self._silence(self._context.fleet.views[node], now)
+            text = f"no beacon of the agent of {node} comes, but {why}: the node is not dead"
+            if silent_s > verdict_s(self._interval_s):
+                self._context.note(text, node, now)
+
+    # -- which probes come through -------------------------------------------------------------------
+
+    def _place(self, node: str) -> Place | None:
+        view = self._context.fleet.views.get(node)
+        if view is None or not (view.heartbeat.address and view.heartbeat.probe_port):
+            return None
+        return Place(address=view.heartbeat.address, port=view.heartbeat.probe_port)
+
+    def _is_proved(self, node: str, now: Now) -> bool:
+        return node in self._proved and now.mono - self._proved[node][0] < PROVEN_S
+
+    def _prove(self, now: Now) -> None:
+        """Probe nodes that live, so that it is known which answers a dead one would withhold."""
+        if self._proving:
+            return
+        state = self._context.state
+        due = {
+            node: place
+            for node in (*state.slots, *state.spares)
+            if self._is_due(node, now) and (place := self._place(node)) is not None
+        }
+        if not due:
+            return
+        self._proving = tuple(due)[:MOST_PROBED]
+        self._tried.update(dict.fromkeys(self._proving, now.mono))
+        places = {node: due[node] for node in self._proving}
+        self._context.emit(Probe(number=PROVING, places=places, for_s=1.0, each_kind=True))
+
+    def _is_due(self, node: str, now: Now) -> bool:
+        if node not in self._tried:
+            return True
+        again_s = _AGAIN_S if 0 < self._vain.get(node, 0) < _VAIN else PROVE_EVERY_S
+        return now.mono - self._tried[node] > again_s
+
+    def _on_proving(self, answers: Answers, now: Now) -> None:
+        for node in self._proving:
+            if node in answers.nodes:
+                seconds = min(kind[node] for kind in (answers.tcp, answers.icmp) if node in kind)
+                kinds = [
+                    name for name, kind in (("TCP", answers.tcp), ("ICMP", answers.icmp)) if node in kind
+                ]
+                self._proved[node] = now.mono, seconds, " and ".join(kinds)
+                self._vain.pop(node, None)
+            else:
+                self._vain[node] = self._vain.get(node, 0) + 1
+        self._proving = ()
+        self._say_kinds(now)
+
+    def _say_kinds(self, now: Now) -> None:
+        """Say once by which probes dead nodes are known, and of which nodes they are not."""
+        state = self._context.state
+        nodes = [node for node in (*state.slots, *state.spares) if self._place(node) is not None]
+        if self._are_kinds_said or any(n not in self._proved and self._vain.get(n, 0) < _VAIN for n in nodes):
+            return
+        self._are_kinds_said = True
+        by_kind: dict[str, list[str]] = {}
+        for node in nodes:
+            by_kind.setdefault(self._proved[node][2] if node in self._proved else "", []).append(node)
+        dead_s = self._context.config.timings.node_dead_s
+        for kinds, found in by_kind.items():
+            text = f"the kernels of {fold(found)} answer probes by {kinds}"
+            if not kinds:
+                text = (
+                    f"no probe of the kernel of {fold(found)} is answered (are TCP and ICMP dropped?): that "
+                    f"a node died is known after {dead_s:g} s there (timings.node_dead_s)"
+                )
+                self._context.emit(Say(text=text))
+            self._context.note(text, "", now)
+
+    def _follow_missing(self, now: Now) -> None:
+        """Say once that beacons do not come through."""
+        context, views = self._context, self._context.fleet.views
+        without = [
+            n for n in context.state.slots if n in views and views[n].heartbeat.agent not in self._ages
+        ]
+        self._without = {node: self._without.get(node, now.mono) for node in without}
+        late = sorted(node for node, since in self._without.items() if now.mono - since > _NO_BEACON_S)
+        if not late or self._is_without_said:
+            return
+        self._is_without_said = True
+        text = (
+            f"no beacon of {fold(late)} has come (is UDP to the controller's port dropped?): that "
+            f"a node died is known after {context.config.timings.node_dead_s:g} s there (timings.node_dead_s)"
+        )
+        context.note(text, "", now)
+        context.emit(Say(text=text))

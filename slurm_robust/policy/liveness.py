@@ -1,0 +1,101 @@
+"""Is a node dead? Within a second, by unlike witnesses that all have to be silent. Pure.
+
+An agent shows by beacons that its process lives. When they stop, the kernel of its node is probed, by the
+controller and by other nodes. A stopped, starved or swapped-out agent has a kernel that answers; a cut
+network shows in several nodes at once. Any answer keeps a node from being called dead here; the patient rules
+of :mod:`slurm_robust.policy.silence` go on beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from slurm_robust.model.record import Record
+from slurm_robust.util.text import count
+
+BEACONS_IN_VERDICT = 8
+"""Beacons that a node would have sent in ``timings.verdict_s``."""
+
+MISSED = 3
+"""An agent is overdue after this many intervals without a beacon; then its kernel is probed."""
+
+OBSERVERS = 3
+"""Other nodes that probe the same kernel: a broken path from the controller is no broken node."""
+
+PROVEN_S = 180.0
+"""For how long a kernel that has answered a probe is expected to answer the next ones, too."""
+
+PROVE_EVERY_S = 60.0
+"""Between two probes of a node that lives. They show which probes this site lets through."""
+
+AGENTS_PER_SECOND = 10_000
+"""Beacons that a controller takes in a second. With more agents each sends fewer."""
+
+_ROUND_TRIPS, _SLACK_S = 3.0, 0.2
+
+
+def beacon_interval(verdict_s: float, agents: int) -> float:
+    """Seconds between two beacons of an agent, 0 for none."""
+    return max(verdict_s / BEACONS_IN_VERDICT, agents / AGENTS_PER_SECOND) if verdict_s else 0.0
+
+
+def overdue_s(interval_s: float) -> float:
+    """Seconds without a beacon after which an agent is overdue."""
+    return MISSED * interval_s
+
+
+def verdict_s(interval_s: float) -> float:
+    """Seconds without a beacon after which a node may be called dead."""
+    return BEACONS_IN_VERDICT * interval_s
+
+
+def probing_s(interval_s: float, answer_s: float) -> float:
+    """For how long a kernel is probed, whose last answer took ``answer_s`` seconds."""
+    return max(verdict_s(interval_s) - overdue_s(interval_s), _ROUND_TRIPS * answer_s + _SLACK_S)
+
+
+class Probing(Record):
+    """Probes of the kernel of one node that is suspected to be dead."""
+
+    number: int
+    began: float
+    """Monotonic time."""
+    for_s: float
+    """How long it is probed."""
+    observers: tuple[str, ...] = ()
+    """Other nodes that were asked to probe it, too."""
+    over: bool = False
+    """Whether the controller's own probes are over."""
+    unanswered: tuple[str, ...] = ()
+    """Observers that have got no answer."""
+    answered: bool = False
+    """Whether anybody has got an answer."""
+
+    @property
+    def is_unanimous(self) -> bool:
+        """Whether nobody got an answer, and an observer, if there are any, has been heard."""
+        return self.over and not self.answered and bool(self.unanswered or not self.observers)
+
+
+def choose_observers(
+    node: str, others: Collection[str], own: str, leaves: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Of ``others``, which are all heard, those that probe ``node`` too: behind other switches first.
+
+    The agent on ``own``, the controller's node, sees what the controller sees.
+    """
+    leaf = leaves.get(node, "")
+    ranked = sorted(set(others) - {own, node}, key=lambda other: (leaves.get(other, "") == leaf, other))
+    return tuple(ranked[:OBSERVERS])
+
+
+def describe(node: str, silent_s: float, interval_s: float, probing: Probing, kinds: str) -> str:
+    """Why ``node`` is called dead, with the numbers. ``kinds``: of probes that its kernel answered before."""
+    text = (
+        f"{node} is dead: no beacon for {silent_s:.2f} s (one is sent every {interval_s:.2f} s), and its "
+        f"kernel answered no probe ({kinds}) for {probing.for_s:.2f} s"
+    )
+    if probing.unanswered:
+        seen = count(len(probing.unanswered), "other node")
+        text += f", nor those of {seen} ({', '.join(probing.unanswered)})"
+    return text

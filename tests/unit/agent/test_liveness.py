@@ -1,0 +1,55 @@
+"""What an agent does so that its node is known to live, and to find out about others."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from slurm_robust.agent.liveness import Liveness
+from slurm_robust.wire.messages import ProbeNodes
+from slurm_robust.wire.probes import Place, probe
+
+
+@pytest.fixture
+def liveness() -> Iterator[Liveness]:
+    with closing(Liveness("key", "n2", "n2-1", 0.1)) as found:
+        yield found
+
+
+def test_its_kernel_answers_for_the_port(liveness: Liveness) -> None:
+    assert liveness.port
+    assert probe({"n2": Place(address="127.0.0.1", port=liveness.port)}, 5.0).nodes == {"n2"}
+
+
+def test_nobody_else_gets_the_port(liveness: Liveness) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", liveness.port))
+
+
+def test_it_probes_for_the_controller(liveness: Liveness) -> None:
+    places = {"n5": Place(address="127.0.0.1", port=liveness.port), "n6": Place(address="", port=0)}
+    liveness.order(ProbeNodes(epoch=1, number=3, places=places, for_s=0.2))
+    assert select.select([liveness.fileno()], [], [], 10.0)[0]
+    (found,) = liveness.finished()
+    assert (found.node, found.number, found.answering) == ("n2", 3, ("n5",))
+
+
+def test_where_every_port_is_taken_there_is_none() -> None:
+    with socket.socket(socket.AF_INET6) as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with closing(Liveness("key", "n2", "n2-1", 0.1, (port,))) as liveness:
+            assert liveness.port == 0
+
+
+def test_without_beacons_there_is_no_port() -> None:
+    with closing(Liveness("key", "n2", "n2-1", 0.0)) as liveness:
+        liveness.aim("tcp://127.0.0.1:9")
+        assert liveness.port == 0
