@@ -166,7 +166,7 @@ def pool_of(made: Reservation, nodes: Iterable[Node], jobs: Iterable[Job]) -> Po
         usable=sum(spare.state in ("ready", "in use") for spare in spares),
         spares=spares,
         waiting=tuple(job.job_id for job in own if not job.nodes),
-        replaced=not made.flags & {"SPEC_NODES", "STATIC_ALLOC", "MAINT"},
+        replaced=not made.flags & {"SPEC_NODES", "STATIC_ALLOC", "STATIC", "MAINT"},
         ends=made.end_time,
     )
 

@@ -361,7 +361,7 @@ class SlurmContract:
         try:
             made = {r.name: r for r in world.client.reservations()}["contract"]
             assert (made.node_count, len(made.nodes), made.partition) == (2, 2, partition)
-            # The JSON of releases before 25.05 does not tell REPLACE_DOWN.
+            # The JSON of releases before 25.11 does not tell REPLACE_DOWN.
             assert "SPEC_NODES" not in made.flags
             bad, good = made.nodes
             world.operator.drain([bad], "contract")

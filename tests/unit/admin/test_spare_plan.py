@@ -92,7 +92,9 @@ def test_a_number_needs_no_slurm(cluster: FakeCluster) -> None:
     assert fleet_of(FakeSlurm(cluster), "8").count == 8
 
 
-@pytest.mark.parametrize(("text", "error"), [("0", NoNodes), ("n9", InvalidNode), ("n[1-2],x", InvalidNode)])
+@pytest.mark.parametrize(
+    ("text", "error"), [("0", NoNodes), ("n9", InvalidNode), ("n[1-2],x", InvalidNode), ("n[1-", NoNodes)]
+)
 def test_what_names_no_node(cluster: FakeCluster, text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         fleet_of(FakeSlurm(cluster), text)
