@@ -126,9 +126,7 @@ def _register_create(commands: Commands) -> None:
     nodes.add_argument(
         "--count", metavar="N", type=whole_number(1), help="so many nodes, which Slurm chooses and replaces"
     )
-    nodes.add_argument(
-        "--nodes", metavar="LIST", type=hostlist, default=(), help="just these nodes, never replaced"
-    )
+    nodes.add_argument("--nodes", metavar="LIST", type=hostlist, help="just these nodes, never replaced")
     parser.add_argument("--users", metavar="A,B", type=_names, default=(), help="users whose jobs get them")
     parser.add_argument(
         "--accounts",
@@ -159,7 +157,7 @@ def _create(args: argparse.Namespace) -> int:
     request = spares.request_of(
         args.name,
         count=args.count,
-        nodes=args.nodes,
+        nodes=args.nodes or (),
         users=args.users,
         accounts=args.accounts,
         partition=args.partition or "",
