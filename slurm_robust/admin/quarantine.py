@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.admin.deep_check import Examination
+from slurm_robust.admin.reservations import end_reservation
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
@@ -31,12 +32,7 @@ from slurm_robust.nodes.hooks.log import EventLog, Log
 from slurm_robust.nodes.verdict import TAG
 from slurm_robust.report.console import show
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import (
-    CommandFailed,
-    ReservationExists,
-    ReservationNotFound,
-    SlurmCommandError,
-)
+from slurm_robust.slurm.errors import ReservationExists, SlurmCommandError
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.util.text import ascii_line, one_line
@@ -49,9 +45,6 @@ ABANDONED_S = 3600.0
 JOB_S = 300.0
 START_S = 120.0
 """How long Slurm may take to start the test on a node that was just resumed."""
-
-DROP_S = 60.0
-"""How long the end of a test that was cut off may take."""
 
 CUT_OFF = f"{TAG}the test in quarantine was cut off"
 """The reason of a node whose own reason nobody here knows any more."""
@@ -212,21 +205,8 @@ class Quarantine:
         return result
 
     def _drop(self, name: str) -> None:
-        """Delete the reservation, and end the test that may still run in it, for Slurm would refuse."""
-        deadline = self._clock() + DROP_S
-        while True:
-            try:
-                self._slurm.delete_reservation(name)
-                break
-            except ReservationNotFound:
-                break  # Somebody was faster.
-            except CommandFailed:
-                if self._clock() > deadline:
-                    raise
-            for job in self._slurm.jobs():
-                if job.reservation == name:
-                    self._slurm.cancel(job.job_id)
-            self._pause(1.0)
+        """Delete the reservation, and end the test that may still run in it."""
+        end_reservation(self._slurm, name, clock=self._clock, pause=self._pause)
         (self._notes / name).unlink(missing_ok=True)
 
 

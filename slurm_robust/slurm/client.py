@@ -190,7 +190,11 @@ class SlurmClient(Protocol):
         ...
 
     def submit(self, request: SubmitRequest) -> int:
-        """Submit a batch job and return its id."""
+        """Submit a batch job and return its id.
+
+        Raises InvalidNode, and ReservationNotFound or PermissionDenied for a reservation that is not there or
+        not for this user.
+        """
         ...
 
     def run(self, request: SubmitRequest, timeout_s: float) -> CompletedCommand:
@@ -224,12 +228,15 @@ class SlurmClient(Protocol):
         ...
 
     def create_reservation(self, request: ReservationRequest) -> None:
-        """Reserve nodes. Raises PermissionDenied, InvalidNode, InvalidAccount, CommandFailed (as for a start
-        more than 600 s before slurmctld's clock), and ReservationExists for a name that is taken: of several
-        who ask, exactly one gets it, until the reservation ends by slurmctld's clock or is deleted.
+        """Reserve nodes. Raises PermissionDenied (also for a user whom Slurm does not know), InvalidNode,
+        InvalidAccount, InvalidPartition, NodesBusy, CommandFailed (as for a start more than 600 s before
+        slurmctld's clock), and ReservationExists for a name that is taken: of several who ask, exactly one
+        gets it, until the reservation ends by slurmctld's clock or is deleted.
+
+        Of a ``node_count`` that the whole partition does not have, Slurm gives what is free (seen on 22.05).
         """
         ...
 
     def delete_reservation(self, name: str) -> None:
-        """Raises ReservationNotFound, PermissionDenied."""
+        """Jobs that wait in it are held. Raises ReservationNotFound, ReservationInUse, PermissionDenied."""
         ...

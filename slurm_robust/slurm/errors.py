@@ -18,6 +18,9 @@
          ├─ InvalidNode             a node that Slurm does not know
          ├─ ReservationNotFound     no such reservation
          ├─ ReservationExists       a reservation has this name already
+         ├─ ReservationInUse        a job holds nodes by way of the reservation
+         ├─ NodesBusy               jobs or other reservations have the nodes
+         ├─ InvalidPartition        a partition that Slurm does not know
          ├─ InvalidAccount          the user has no association, and Slurm enforces them
          ├─ PermissionDenied        only an operator, the owner or root may do that
          └─ CommandFailed           anything else; the text is Slurm's own
@@ -70,13 +73,14 @@ class SlurmCommandError(SlurmError):
         returncode: int | None = None,
         stdout: str = "",
         stderr: str = "",
+        fix: str | None = None,
     ) -> None:
         self.what = what
         self.command = tuple(command)
         self.returncode = returncode
         self.stdout = stdout
         self.stderr = stderr
-        super().__init__(self._message())
+        super().__init__(self._message(), fix=fix)
 
     def _message(self) -> str:
         parts = [self.what]
@@ -155,6 +159,7 @@ class InvalidNode(SlurmCommandError):
 class ReservationNotFound(SlurmCommandError):
     """Slurm does not know the reservation."""
 
+    exit_code = ExitCode.NO_INPUT
     fix = "compare with 'scontrol show reservation'"
 
 
@@ -162,6 +167,25 @@ class ReservationExists(SlurmCommandError):
     """A reservation has this name already."""
 
     fix = "choose another name, or delete the one that 'scontrol show reservation' shows"
+
+
+class ReservationInUse(SlurmCommandError):
+    """A job holds nodes by way of the reservation, so Slurm does not delete it."""
+
+    fix = "see 'squeue --reservation=NAME'"
+
+
+class NodesBusy(SlurmCommandError):
+    """Jobs or other reservations have the nodes that a reservation is to get."""
+
+    fix = "compare with 'sinfo -N' and 'scontrol show reservation'; IGNORE_JOBS takes nodes on which jobs run"
+
+
+class InvalidPartition(SlurmCommandError):
+    """Slurm does not know the partition."""
+
+    exit_code = ExitCode.NO_INPUT
+    fix = "compare with the partitions that 'sinfo -s' shows"
 
 
 class InvalidAccount(SlurmCommandError):
@@ -199,6 +223,10 @@ _TEXTS: tuple[tuple[str, type[SlurmCommandError]], ...] = (
     ("requested reservation is invalid", ReservationNotFound),
     ("reservation not found", ReservationNotFound),
     ("duplicate reservation name", ReservationExists),
+    ("requested reservation is in use", ReservationInUse),
+    ("requested nodes are busy", NodesBusy),
+    ("overlaps with another reservation", NodesBusy),
+    ("invalid partition name", InvalidPartition),
     ("invalid account", InvalidAccount),
     ("invalid node name", InvalidNode),
     ("in standby mode", ControllerUnreachable),
@@ -215,19 +243,16 @@ def classify(done: CompletedCommand) -> SlurmCommandError:
     """The typed error for a command that failed, from its text. Pure."""
     text = f"{done.stderr}\n{done.stdout}"
     low = text.lower()
-    kind: type[SlurmCommandError] = CommandFailed
-    for part, candidate in _TEXTS:
-        if part in low:
-            kind = candidate
-            break
-    else:
+    known, kind = next(((part, kind) for part, kind in _TEXTS if part in low), ("", CommandFailed))
+    if not known:
         if "reservation" in low and "not found" in low:
             kind = ReservationNotFound
         elif "job step" in low and "not found" in low:
             kind = StepNotFound
         elif "node" in low and "not found" in low:
             kind = InvalidNode
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Advice of Slurm may follow the line that says what is wrong.
+    lines = [line.strip() for line in text.splitlines() if line.strip() and known in line.lower()]
     what = lines[-1] if lines else f"{done.command[0]} failed without a message"
     return kind(
         what,

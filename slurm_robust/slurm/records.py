@@ -239,7 +239,11 @@ class Allocation(Record):
 
 
 class Reservation(Record):
-    """One reservation."""
+    """One reservation.
+
+    REPLACE_DOWN may be missing: the JSON of releases before 25.11 does not have it. It changes nothing. Of a
+    number of nodes (without SPEC_NODES and STATIC_ALLOC, in JSON STATIC) Slurm replaces those that are down.
+    """
 
     name: str
     nodes: tuple[str, ...]

@@ -93,6 +93,7 @@ class FakeCluster:
         self.runs: dict[int, list[AccountingRow]] = {}
         self.events: list[NodeEvent] = []
         self.reservations: dict[str, Reservation] = {}
+        self.accounts: dict[str, set[str]] = {"root": {"root"}, "users": {"alice", "bob"}}
         self._completing_until: dict[int, float] = {}
         self._silent_until: dict[str, float] = {}
         self._pending_since: dict[int, float] = {}
@@ -177,6 +178,33 @@ class FakeCluster:
         if any("MAINT" in r.flags for r in reservations) and "DRAIN" not in states:
             states.add("MAINTENANCE")
         return node if states == node.states else msgspec.structs.replace(node, states=frozenset(states))
+
+    def members(self, partition: str) -> list[str]:
+        """Nodes of the partition, or all. Raises InvalidPartition."""
+        found = [n.name for n in self.nodes.values() if not partition or partition in n.partitions]
+        if not found:
+            raise errors.InvalidPartition("Invalid partition name specified")
+        return found
+
+    def free_nodes(self, partition: str, *, ignore_jobs: bool = False) -> list[str]:
+        """Nodes that a reservation can get: in no other one, and (unless ``ignore_jobs``) idle.
+
+        Raises InvalidPartition.
+        """
+        taken = {n for r in self.reservations.values() for n in r.nodes}
+        seen = [self.seen(name) for name in self.members(partition) if name not in taken]
+        return [node.name for node in seen if node.usable and (ignore_jobs or "IDLE" in node.states)]
+
+    def check_access(self, reservation: str, user: str) -> None:
+        """Raises ReservationNotFound, PermissionDenied."""
+        if not reservation:
+            return
+        if reservation not in self.reservations:
+            raise errors.ReservationNotFound("Requested reservation is invalid")
+        made = self.reservations[reservation]
+        members = {name for account in made.accounts for name in self.accounts[account]}
+        if (made.users and user not in made.users) or (made.accounts and user not in members):
+            raise errors.PermissionDenied("Access denied to requested reservation")
 
     # -- changing ------------------------------------------------------------------------------------
 
@@ -278,6 +306,7 @@ class FakeCluster:
         now = self.clock.time()
         for name in [n for n, r in self.reservations.items() if (r.end_time or now) <= now]:
             del self.reservations[name]
+        self._replace_down()
         for job_id, until in list(self._completing_until.items()):
             if now >= until:
                 del self._completing_until[job_id]
@@ -287,6 +316,19 @@ class FakeCluster:
         for job in list(self.jobs.values()):
             if job.is_pending and not job.held and (job.eligible_time or 0.0) <= now:
                 self._try_start(job)
+
+    def _replace_down(self) -> None:
+        """Where Slurm has chosen the nodes, those that are down or drained go once others are free."""
+        for name, reservation in self.reservations.items():
+            if reservation.flags & {"SPEC_NODES", "MAINT", "STATIC_ALLOC"}:
+                continue
+            good = [n for n in reservation.nodes if self.seen(n).usable]
+            missing = len(reservation.nodes) - len(good)
+            ignore_jobs = "IGNORE_JOBS" in reservation.flags
+            found = self.free_nodes(reservation.partition, ignore_jobs=ignore_jobs)[:missing]
+            bad = [n for n in reservation.nodes if n not in good][len(found) :]
+            nodes = tuple(n for n in self.nodes if n in {*good, *found, *bad})
+            self.reservations[name] = msgspec.structs.replace(reservation, nodes=nodes)
 
     def _pend(self, job: Job, reason: str, at: float | None = None) -> None:
         since = self.clock.time() if at is None else at

@@ -262,6 +262,7 @@ class FakeSlurm:
         """See the protocol. The command is not run: the job runs until it is ended."""
         with self._world() as world:
             world.check_nodes((*request.excluded_nodes, *request.required_nodes))
+            world.check_access(request.reservation, self.user)
             return world.add_job(request, self.user)
 
     def run(self, request: SubmitRequest, timeout_s: float) -> CompletedCommand:
@@ -330,11 +331,13 @@ class FakeSlurm:
             start = float(int(now + self.ahead_s if request.start_time is None else request.start_time))
             if start < now - OLDEST_START_S:
                 raise errors.CommandFailed("Invalid time specified")
+            if not {*request.users} <= {user for users in world.accounts.values() for user in users}:
+                raise errors.PermissionDenied("Invalid user id")
+            if not {*request.accounts} <= world.accounts.keys():
+                raise errors.InvalidAccount("Invalid account or account/partition combination specified")
             if request.name in world.reservations:
                 raise errors.ReservationExists("Duplicate reservation name")
-            taken = {n for r in world.reservations.values() for n in r.nodes}
-            free = [n for n in world.nodes if n not in taken]
-            nodes = request.nodes or tuple(free[: request.node_count or 0])
+            nodes = self._reservable(world, request)
             world.reservations[request.name] = Reservation(
                 name=request.name,
                 nodes=nodes,
@@ -342,16 +345,37 @@ class FakeSlurm:
                 users=request.users,
                 accounts=request.accounts,
                 partition=request.partition,
-                flags=frozenset(request.flags),
+                flags=frozenset((*request.flags, "SPEC_NODES") if request.nodes else request.flags),
                 start_time=start,
                 end_time=start + (_YEAR_S if request.duration_s is None else request.duration_s),
             )
+
+    def _reservable(self, world: FakeCluster, request: ReservationRequest) -> tuple[str, ...]:
+        free = world.free_nodes(request.partition, ignore_jobs="IGNORE_JOBS" in request.flags)
+        if request.nodes:
+            if "REPLACE_DOWN" in request.flags:
+                raise errors.InvalidNode("Invalid node name specified")
+            taken = {n for r in world.reservations.values() for n in r.nodes}
+            if taken & {*request.nodes} and not {"OVERLAP", "MAINT"} & {*request.flags}:
+                raise errors.NodesBusy("Requested reservation overlaps with another reservation")
+            if "IGNORE_JOBS" not in request.flags and any(
+                "ALLOCATED" in world.seen(name).states for name in request.nodes
+            ):
+                raise errors.NodesBusy("Requested nodes are busy")
+            return request.nodes
+        count = request.node_count or 0
+        # Of a partition that is smaller, the real one gives what is free and says nothing.
+        if not free or len(free) < count <= len(world.members(request.partition)):
+            raise errors.NodesBusy("Requested nodes are busy")
+        return tuple(free[:count])
 
     def delete_reservation(self, name: str) -> None:
         """See the protocol."""
         with self._administered() as world:
             if name not in world.reservations:
                 raise errors.ReservationNotFound("Requested reservation is invalid")
-            if any(job.reservation == name and job.is_running for job in world.jobs.values()):
-                raise errors.CommandFailed("Requested reservation is in use")
+            if any(
+                job.reservation == name and job.nodes for job in world.jobs.values() if not job.is_finished
+            ):
+                raise errors.ReservationInUse("Requested reservation is in use")
             del world.reservations[name]

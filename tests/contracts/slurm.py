@@ -355,6 +355,92 @@ class SlurmContract:
         with refused(errors.ReservationNotFound):
             world.operator.delete_reservation("contract")
 
+    def test_reservation_of_a_number_of_nodes(self, world: World) -> None:
+        """Slurm chooses nodes of the partition, and others for those that are drained or down."""
+        partition = world.client.nodes()[0].partitions[0]
+        request = ReservationRequest(
+            name="contract",
+            node_count=2,
+            users=(world.user,),
+            partition=partition,
+            flags=("REPLACE_DOWN",),
+        )
+
+        def nodes() -> tuple[str, ...]:
+            return {r.name: r for r in world.client.reservations()}["contract"].nodes
+
+        world.operator.create_reservation(request)
+        try:
+            made = {r.name: r for r in world.client.reservations()}["contract"]
+            assert (made.node_count, len(made.nodes), made.partition) == (2, 2, partition)
+            # The JSON of releases before 25.11 does not tell REPLACE_DOWN.
+            assert "SPEC_NODES" not in made.flags
+            bad, good = made.nodes
+            world.operator.drain([bad], "contract")
+            try:
+                world.wait(lambda: bad not in nodes(), f"{bad} is replaced")
+                assert good in nodes()
+                assert len(nodes()) == 2
+            finally:
+                world.operator.resume([bad])
+                world.wait(lambda: world.client.nodes([bad])[0].usable, f"{bad} is usable again")
+        finally:
+            world.operator.delete_reservation("contract")
+
+    def test_a_reservation_is_for_its_users(self, world: World) -> None:
+        """Others are refused when they submit; who is refused runs nowhere."""
+        name = world.client.nodes()[-1].name
+        request = SubmitRequest(command=("true",), wrap=True, nodes=1, reservation="contract")
+        with refused(errors.ReservationNotFound):
+            world.client.submit(request)
+        world.operator.create_reservation(
+            ReservationRequest(name="contract", nodes=(name,), users=("root",), flags=("IGNORE_JOBS",))
+        )
+        try:
+            with refused(errors.PermissionDenied):
+                world.client.submit(request)
+        finally:
+            world.operator.delete_reservation("contract")
+
+    def test_a_reservation_in_use(self, world: World) -> None:
+        """A job of it runs on its nodes; until it has ended, the reservation cannot be deleted."""
+        name = world.client.nodes()[-1].name
+        world.operator.create_reservation(
+            ReservationRequest(name="contract", nodes=(name,), users=(world.user,), flags=("IGNORE_JOBS",))
+        )
+        try:
+            with running_job(world, 1, reservation="contract") as job:
+                assert job.nodes == (name,)
+                assert job.reservation == "contract"
+                with refused(errors.ReservationInUse):
+                    world.operator.delete_reservation("contract")
+        finally:
+            world.operator.delete_reservation("contract")
+
+    def test_reservations_that_slurm_refuses(self, world: World) -> None:
+        """Each for what is wrong: partition, account, user, nodes that others have."""
+        names = tuple(node.name for node in world.client.nodes())
+        good = ReservationRequest(
+            name="contract",
+            node_count=1,
+            users=(world.user,),
+            partition=world.client.nodes()[0].partitions[0],
+        )
+        with refused(errors.InvalidPartition):
+            world.operator.create_reservation(structs.replace(good, partition="no-such-partition"))
+        with refused(errors.PermissionDenied):
+            world.operator.create_reservation(structs.replace(good, users=("no-such-user",)))
+        if world.has_accounting:
+            with refused(errors.InvalidAccount):
+                world.operator.create_reservation(structs.replace(good, accounts=("no-such-account",)))
+        world.operator.create_reservation(structs.replace(good, node_count=None, nodes=names))
+        try:
+            for other in (good, structs.replace(good, node_count=None, nodes=names[:1])):
+                with refused(errors.NodesBusy):
+                    world.operator.create_reservation(structs.replace(other, name="contract2"))
+        finally:
+            world.operator.delete_reservation("contract")
+
     def test_reservation_by_slurms_clock(self, world: World) -> None:
         """slurmctld tells its time in whole seconds; a reservation begins and ends by it, not long ago."""
         name = world.client.nodes()[-1].name

@@ -18,9 +18,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.admin import install, quarantine, verify
+from slurm_robust.admin import install, quarantine, spares, verify
 from slurm_robust.admin.files import Tree
 from slurm_robust.admin.site import Site
+from slurm_robust.admin.spare_plan import Fleet, Wanted, plan_for, text_of
+from slurm_robust.admin.spares import pool_of
 from slurm_robust.cli.main import main, make_parser, visible_only
 from slurm_robust.config.node import Paths
 from slurm_robust.controller.output import say
@@ -36,7 +38,9 @@ from slurm_robust.report import diagnosis
 from slurm_robust.report.console import Screen
 from slurm_robust.slurm.configuration import LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
+from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
+from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply
@@ -279,6 +283,22 @@ def test_the_history_of_nodes(tmp_path: Path, slurm: Answers, text: str) -> None
 
 
 @fuzz
+@given(HOSTILE)
+def test_shared_spares(text: str) -> None:
+    slurm = FakeSlurm()
+    slurm.create_reservation(
+        ReservationRequest(name="s", node_count=2, users=("alice",), accounts=("users",))
+    )
+    slurm.submit(SubmitRequest(command=("x",), reservation="s"))
+    nodes, jobs = slurm.nodes(["n1", "n2"]), slurm.jobs()
+    plan = plan_for(slurm, Fleet(name="nodes", count=8), Wanted(), 0.0)
+    pool = msgspec.structs.replace(pool_of(slurm.reservations()[0], nodes, jobs), plan=plan)
+    printed(lambda: Screen().print(spares._pool_text(poisoned(pool, text), 0.0)))
+    printed(lambda: Screen().print(text_of(Fleet(name=f"nodes of {text}", count=8))(poisoned(plan, text))))
+    printed(lambda: print(spares._removal(poisoned(slurm.reservations()[0], text), poisoned(jobs, text))))
+
+
+@fuzz
 @given(HOSTILE, st.integers(0, 3))
 def test_a_check_of_the_site(tmp_path: Path, text: str, code: int) -> None:
     command, said = tmp_path / "check", tmp_path / "said"
@@ -316,7 +336,9 @@ def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str)
         ["status", "7"], ["logs", text], ["incidents", text], ["stacks", text], ["drill", text, text],
         ["classify", text], ["nodes", text], ["diagnose", "--tests", text], ["replay", text],
         ["sandbox", "status", "--name", text], ["admin", text], ["admin", "quarantine", text],
-        ["version", text], ["checkpoint", "ls", text],
+        ["version", text], ["checkpoint", "ls", text], ["spares", "plan", "--nodes", text],
+        ["spares", "status"], ["spares", "create", "--count", "1", "--users", text],
+        ["spares", "remove", "--name", text],
     ):  # fmt: skip
         output_of(*argv)
 

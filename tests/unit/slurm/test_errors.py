@@ -8,6 +8,10 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.process import CompletedCommand
 
+BUSY = """Error creating the reservation: Requested nodes are busy
+Note, unless nodes are directly requested a reservation must exist in a single partition.
+If no partition is requested the default partition is assumed."""
+
 
 @pytest.mark.parametrize(
     ("text", "kind"),
@@ -28,6 +32,13 @@ from slurm_robust.slurm.process import CompletedCommand
         ("slurm_create error: Slurm backup controller in standby mode", errors.ControllerUnreachable),
         ("Reservation nope not found", errors.ReservationNotFound),
         ("delete_reservation x: Requested reservation is invalid", errors.ReservationNotFound),
+        ("delete_reservation s1: Requested reservation is in use", errors.ReservationInUse),
+        (BUSY, errors.NodesBusy),
+        (
+            "Error creating the reservation: Requested reservation overlaps with another reservation",
+            errors.NodesBusy,
+        ),
+        ("Error creating the reservation: Invalid partition name specified", errors.InvalidPartition),
         ("Job step 17.7 not found", errors.StepNotFound),
         ("slurm_load_jobs error: Socket timed out on send/recv operation", errors.ControllerUnreachable),
         ("error: Unable to contact slurm controller (connect failure)", errors.ControllerUnreachable),
@@ -48,6 +59,12 @@ def test_texts(text: str, kind: type[errors.SlurmCommandError]) -> None:
         assert "scontrol x" in str(error)
 
 
+def test_the_line_that_says_what_is_wrong_is_the_message() -> None:
+    """Not the advice that scontrol prints below it."""
+    done = CompletedCommand(command=("scontrol", "x"), exit_code=1, stdout="", stderr=BUSY)
+    assert errors.classify(done).what == "Error creating the reservation: Requested nodes are busy"
+
+
 def test_every_type_of_the_tree_names_a_fix() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.SlurmError)]
     assert len(kinds) > 15
@@ -59,7 +76,7 @@ def test_every_type_of_the_tree_names_a_fix() -> None:
 
 def test_exit_codes_follow_the_table() -> None:
     """docs/exit-codes.md: what is named and not there, and a Slurm that does not answer or refuses."""
-    not_there = (errors.JobNotFound, errors.InvalidNode)
+    not_there = (errors.JobNotFound, errors.InvalidNode, errors.InvalidPartition)
     no_answer = (errors.ControllerUnreachable, errors.SlurmTimeout, errors.CommandFailed)
     assert {kind("x").exit_code for kind in not_there} == {ExitCode.NO_INPUT}
     assert {kind("x").exit_code for kind in no_answer} == {ExitCode.SLURM}

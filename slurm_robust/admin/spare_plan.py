@@ -1,0 +1,195 @@
+"""``srobust spares plan``: how many shared spares a site needs, from the failures of its own nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.admin.history import DAY_S, SLURMDBD_S, History, failures_of, gather, work_of
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.record import Record
+from slurm_robust.policy.spares import (
+    PAPER_RATE,
+    QUANTILE,
+    REPLENISH_DAYS,
+    Measured,
+    Plan,
+    Rate,
+    days_text,
+    measure,
+    plan,
+    rate_to_use,
+)
+from slurm_robust.report.console import facts_table, section, show
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
+from slurm_robust.slurm.records import Node
+from slurm_robust.util.hostlist import InvalidHostlist, expand, fold
+from slurm_robust.util.text import one_line
+
+
+class NoNodes(SrobustError):
+    """There is nothing to plan for, or what is given names no nodes."""
+
+    exit_code = ExitCode.USAGE
+    fix = "give --nodes a number from 1, a partition, or a hostlist such as gpu[001-128]"
+
+
+class Wanted(Record):
+    """What a plan is to hold for; policy/spares.py explains each. ``logs``: event logs of nodes.
+
+    ``rate`` None: that of the last ``days``, else the paper's.
+    """
+
+    rate: float | None = None
+    replenish_days: float = REPLENISH_DAYS
+    quantile: float = QUANTILE
+    group: int = 0
+    days: float = 28.0
+    logs: tuple[Path, ...] = ()
+
+
+class Fleet(Record):
+    """The nodes to plan for: ``count`` of them, by ``name``; ``nodes`` is None where only that is known."""
+
+    name: str
+    count: int
+    nodes: frozenset[str] | None = None
+
+
+def fleet_of(slurm: SlurmClient, nodes: str) -> Fleet:
+    """``nodes``: a number, a partition, a hostlist, or "" for all. A partition wins over a node of its name.
+
+    Raises :class:`NoNodes`, InvalidNode and other SlurmCommandError types.
+    """
+    if nodes.isascii() and nodes.isdecimal():
+        if not (count := int(nodes[:10])):
+            raise NoNodes(f"--nodes {nodes}: no node")
+        return Fleet(name="nodes", count=count)
+    return known_fleet(slurm.nodes(), nodes)
+
+
+def known_fleet(every: Iterable[Node], nodes: str) -> Fleet:
+    """The same for a partition or a hostlist, of what Slurm says of all nodes. Raises as :func:`fleet_of`."""
+    real = [node for node in every if "FUTURE" not in node.states]
+    members = frozenset(node.name for node in real if not nodes or nodes in node.partitions)
+    if members:
+        return Fleet(
+            name=f"nodes of {nodes}" if nodes else "nodes of the cluster", count=len(members), nodes=members
+        )
+    try:
+        names = frozenset(expand(nodes))
+    except InvalidHostlist as error:
+        raise NoNodes(str(error)) from error
+    if not names:
+        raise NoNodes("Slurm has no nodes")
+    if unknown := names - {node.name for node in real}:
+        raise InvalidNode(f"{fold(unknown)}: no partition and no node of Slurm")
+    return Fleet(name="nodes", count=len(names), nodes=names)
+
+
+def measure_fleet(history: History, nodes: Collection[str] | None, days: float) -> Measured | None:
+    """Failures per node-day of work, as lemons count both; of ``nodes``, or of all."""
+    since = history.until - days * DAY_S
+
+    def ours(names: Iterable[str]) -> int:
+        return sum(nodes is None or name in nodes for name in names)
+
+    failures = sum(
+        since <= failure.t <= history.until and ours(failure.nodes) > 0 for failure in failures_of(history)
+    )
+    seconds = sum(
+        max(0.0, min(work.end, history.until) - max(work.start, since)) * ours(work.nodes)
+        for work in work_of(history)
+    )
+    return measure(failures, seconds / DAY_S)
+
+
+def plan_for(slurm: SlurmClient, fleet: Fleet, wanted: Wanted, now: float) -> Plan:
+    """The plan; a slurmdbd that says nothing leaves the paper's rate. Raises ``LogUnreadable``."""
+    measured, missing = None, ""
+    if wanted.rate is None:
+        try:
+            history = gather(slurm, wanted.logs, wanted.days, now)
+        except SlurmCommandError as error:
+            missing = f"no history: {one_line(error.what)}"
+        else:
+            measured = measure_fleet(history, fleet.nodes, wanted.days)
+            missing = "" if measured else f"no node has worked in the last {wanted.days:g} days"
+    return plan(
+        fleet.count,
+        rate_to_use(wanted.rate, measured, missing),
+        measured=measured,
+        quantile=wanted.quantile,
+        replenish_days=wanted.replenish_days,
+        group=wanted.group,
+    )
+
+
+# -- the command ------------------------------------------------------------------------------------------
+
+
+def main(
+    nodes: str,
+    wanted: Wanted,
+    *,
+    json: bool,
+    slurm: SlurmClient | None = None,
+    clock: Callable[[], float] = time.time,
+) -> int:
+    """Print the plan; 0."""
+    from slurm_robust.slurm.cli_client import CliSlurmClient
+
+    slurm = slurm or CliSlurmClient(SLURMDBD_S)
+    fleet = fleet_of(slurm, nodes)
+    show(plan_for(slurm, fleet, wanted, clock()), text_of(fleet), json=json)
+    return 0
+
+
+def text_of(fleet: Fleet) -> Callable[[Plan], RenderableType]:
+    """How a plan for ``fleet`` is shown."""
+
+    def render(made: Plan) -> RenderableType:
+        facts = [
+            ("spares", f"{made.spares} for {made.nodes:,} {one_line(fleet.name)}"),
+            ("because", made.reason),
+            ("rate", rate_text(made.rate)),
+            *_measured_facts(made),
+            ("time to replace", days_text(made.replenish_days)),
+            ("failures in it", f"{made.expected:.3g} on average; of one node with probability {made.p:.3g}"),
+        ]
+        return Group(facts_table(facts), *section("what so many spares are enough for", _chances(made)))
+
+    return render
+
+
+def rate_text(rate: Rate) -> str:
+    """The rate, and why it is this one."""
+    return f"{rate.per_day:.3g} failures per node and day, {one_line(rate.why)}"
+
+
+def _measured_facts(made: Plan) -> Sequence[tuple[str, str]]:
+    if (found := made.measured) is None or made.between is None:
+        return ()
+    few, many = made.between
+    used = "" if made.rate.source == "measured" else f", not used (the paper's: {PAPER_RATE:g})"
+    return [
+        ("measured", f"{found.rate:.3g} ({found.low:.3g} to {found.high:.3g}, 95 % confidence){used}"),
+        ("which means", f"{few} to {many} spares" if few < many else f"{few} spares at both ends"),
+    ]
+
+
+def _chances(made: Plan) -> Table:
+    table = Table(box=None, padding=(0, 2))
+    table.add_column("SPARES", justify="right")
+    table.add_column("ENOUGH IN", justify="right")
+    table.add_column("")
+    for chance in made.chances:
+        mark = f"the first above {100 * made.quantile:g} %" if chance.spares == made.at_once else ""
+        table.add_row(str(chance.spares), f"{100 * chance.share:.4f} %", Text(mark))
+    return table

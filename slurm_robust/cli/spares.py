@@ -1,0 +1,219 @@
+"""``srobust spares``: the administrator's side of spares that all protected jobs share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_robust.cli.parsing import UsageError, add_command, add_group, hostlist, number, whole_number
+
+if TYPE_CHECKING:
+    from slurm_robust.admin.spare_plan import Wanted
+    from slurm_robust.cli.parsing import Commands
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+def register(commands: Commands) -> None:
+    """Add the commands."""
+    own = add_group(commands, "spares", "plan, reserve and watch spare nodes that all jobs share")
+    _register_plan(own)
+    _register_create(own)
+    _register_status(own)
+    _register_remove(own)
+
+
+# -- plan ------------------------------------------------------------------------------------------
+
+
+def _register_plan(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "plan",
+        _plan,
+        "say how many spares are needed, from the failures of the nodes",
+        more="The number is the 99th percentile of the nodes that fail before a used spare is replaced.",
+        json=True,
+    )
+    parser.add_argument(
+        "--nodes",
+        metavar="NODES",
+        default="",
+        help="for so many nodes, a partition or a hostlist (default: all nodes)",
+    )
+    _add_wanted(parser)
+    parser.add_argument(
+        "--log",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="event log of a node, for what jobs suspected; may be repeated",
+    )
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import spare_plan
+
+    return spare_plan.main(args.nodes, _wanted(args, tuple(args.log)), json=args.json)
+
+
+def _add_wanted(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rate",
+        metavar="R",
+        type=number(),
+        help="failures per node and day (default: as slurmdbd tells; with few failures the paper's 0.0012)",
+    )
+    parser.add_argument(
+        "--replenish",
+        metavar="DAYS",
+        type=number(above=True),
+        default=1.0,
+        help="days until a spare that was used is replaced (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--quantile",
+        metavar="Q",
+        type=_share,
+        default=0.99,
+        help="share of the times in which spares are enough (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--group",
+        metavar="N",
+        type=whole_number(),
+        default=0,
+        help="the largest group of nodes to be evicted at once: never fewer spares",
+    )
+    parser.add_argument(
+        "--days",
+        type=number(above=True),
+        default=28.0,
+        help="days of failures to look back (default: %(default)g)",
+    )
+
+
+def _wanted(args: argparse.Namespace, logs: tuple[Path, ...] = ()) -> Wanted:
+    from slurm_robust.admin.spare_plan import Wanted
+
+    return Wanted(
+        rate=args.rate,
+        replenish_days=args.replenish,
+        quantile=args.quantile,
+        group=args.group,
+        days=args.days,
+        logs=logs,
+    )
+
+
+def _share(text: str) -> float:
+    value = number(above=True)(text)
+    if value >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
+    return value
+
+
+# -- create, status, remove ------------------------------------------------------------------------
+
+
+def _register_create(commands: Commands) -> None:
+    text = "show, or with --apply make, a reservation of spare nodes"
+    parser = add_command(commands, "create", _create, text)
+    nodes = parser.add_mutually_exclusive_group(required=True)
+    nodes.add_argument(
+        "--count", metavar="N", type=whole_number(1), help="so many nodes, which Slurm chooses and replaces"
+    )
+    nodes.add_argument("--nodes", metavar="LIST", type=hostlist, help="just these nodes, never replaced")
+    parser.add_argument("--users", metavar="A,B", type=_names, default=(), help="users whose jobs get them")
+    parser.add_argument(
+        "--accounts",
+        metavar="A,B",
+        type=_names,
+        default=(),
+        help="accounts whose jobs get them; with --users a job needs both",
+    )
+    parser.add_argument("--partition", metavar="P", type=_name, help="of this partition (default: Slurm's)")
+    parser.add_argument(
+        "--ignore-jobs",
+        action="store_true",
+        help="also take nodes on which jobs run: spares when these end",
+    )
+    _add_name(parser)
+    parser.add_argument("--apply", action="store_true", help="do it, as root or an operator of Slurm")
+
+
+def _create(args: argparse.Namespace) -> int:
+    import os
+
+    from slurm_robust.admin import spares
+
+    if not (args.users or args.accounts):
+        raise UsageError("spares for whom?", fix="name users (--users A,B) or accounts (--accounts A,B)")
+    if not (args.count or args.nodes):
+        raise UsageError("--nodes names no node", fix="name nodes, or give their number with --count")
+    request = spares.request_of(
+        args.name,
+        count=args.count,
+        nodes=args.nodes or (),
+        users=args.users,
+        accounts=args.accounts,
+        partition=args.partition or "",
+        ignore_jobs=args.ignore_jobs,
+    )
+    return spares.create(request, apply=args.apply, is_root=os.geteuid() == 0)
+
+
+def _register_status(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "status",
+        _status,
+        "show the state of each spare, and how many there are against the plan",
+        epilog="Exit codes: 0 as many as reserved and planned are ready or in use, 1 fewer.",
+        json=True,
+    )
+    _add_name(parser)
+    _add_wanted(parser)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import spares
+
+    return spares.status(args.name, _wanted(args), json=args.json)
+
+
+def _register_remove(commands: Commands) -> None:
+    text = "show, or with --apply do, what gives the spares back to everybody"
+    parser = add_command(commands, "remove", _remove, text)
+    _add_name(parser)
+    parser.add_argument("--apply", action="store_true", help="do it, as root or an operator of Slurm")
+    parser.add_argument("--force", action="store_true", help="cancel the jobs that use or wait for a spare")
+
+
+def _remove(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import spares
+
+    return spares.remove(args.name, apply=args.apply, force=args.force)
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--name",
+        metavar="NAME",
+        type=_name,
+        default="srobust_spares",
+        help="the reservation (default: %(default)s)",
+    )
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name: use letters, digits, '_', '.' and '-'")
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(map(_name, text.split(",")))

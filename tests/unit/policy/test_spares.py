@@ -1,0 +1,191 @@
+"""The number of spares: the paper's table, exact sums, and that more risk never means fewer."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.policy.spares import (
+    ENOUGH,
+    PAPER_RATE,
+    Measured,
+    Rate,
+    at_once,
+    enough,
+    failing,
+    interval,
+    measure,
+    plan,
+    rate_to_use,
+)
+
+PAPER = Rate(per_day=PAPER_RATE, source="paper", why="")
+NODES = (8, 16, 32, 64, 128, 256, 512, 1024, 1200)
+# P99 of simultaneous failures by the probability that a node fails, for each of NODES.
+P99 = {
+    0.0005: (0, 0, 1, 1, 1, 1, 2, 3, 3),
+    0.0012: (0, 1, 1, 1, 2, 2, 3, 4, 5),
+    0.002: (1, 1, 1, 1, 2, 3, 4, 6, 7),
+    0.005: (1, 1, 2, 2, 3, 4, 7, 11, 12),
+    0.01: (1, 2, 2, 3, 4, 7, 11, 18, 21),
+}
+
+probabilities = st.floats(0.0, 1.0)
+quantiles = st.floats(0.001, 0.999999)
+counts = st.integers(1, 100_000)
+
+
+@pytest.mark.parametrize(("nodes", "spares"), [(128, 2), (256, 2), (512, 3), (1024, 4)])
+@pytest.mark.parametrize("per_day", [0.00117, PAPER_RATE, 0.00125])
+def test_the_paper_s_table(nodes: int, spares: int, per_day: float) -> None:
+    rate = Rate(per_day=per_day, source="given", why="")
+    assert plan(nodes, rate).spares == spares
+
+
+@pytest.mark.parametrize(
+    ("nodes", "p", "expected"),
+    [(nodes, p, spares) for p, row in P99.items() for nodes, spares in zip(NODES, row, strict=True)],
+)
+def test_p99(nodes: int, p: float, expected: int) -> None:
+    assert at_once(nodes, p, 0.99) == expected
+
+
+def exact(nodes: int, p: float) -> list[Fraction]:
+    """The probability of at most 0, 1, ... nodes, without any rounding."""
+    one = Fraction(p)
+    return list(accumulate(math.comb(nodes, k) * one**k * (1 - one) ** (nodes - k) for k in range(nodes + 1)))
+
+
+@given(st.integers(1, 40), probabilities, quantiles)
+def test_agrees_with_exact_sums(nodes: int, p: float, quantile: float) -> None:
+    below = exact(nodes, p)
+    found = at_once(nodes, p, quantile)
+    # To a part in 10^8 of the tail: what a float holds of 1 - quantile.
+    slack = (1 - Fraction(quantile)) / 10**8
+    assert below[found] >= Fraction(quantile) - slack
+    assert found == 0 or below[found - 1] < Fraction(quantile) + slack
+    for spares in (0, found, nodes):
+        assert enough(nodes, p, spares) == pytest.approx(float(below[spares]), rel=1e-9, abs=1e-28)
+
+
+@given(counts, counts, probabilities, quantiles)
+def test_more_nodes_never_need_fewer(one: int, other: int, p: float, quantile: float) -> None:
+    few, many = sorted((one, other))
+    assert at_once(few, p, quantile) <= at_once(many, p, quantile)
+
+
+@given(counts, probabilities, probabilities, quantiles)
+def test_worse_nodes_never_need_fewer(nodes: int, one: float, other: float, quantile: float) -> None:
+    good, bad = sorted((one, other))
+    assert at_once(nodes, good, quantile) <= at_once(nodes, bad, quantile)
+
+
+@given(counts, probabilities, quantiles, quantiles)
+def test_more_certainty_never_needs_fewer(nodes: int, p: float, one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert at_once(nodes, p, low) <= at_once(nodes, p, high)
+
+
+@given(counts, probabilities, quantiles)
+def test_the_share_that_is_covered_is_what_was_asked_for(nodes: int, p: float, quantile: float) -> None:
+    spares = at_once(nodes, p, quantile)
+    assert 0 <= spares <= nodes
+    assert enough(nodes, p, spares) >= quantile - 1e-8
+    assert spares == 0 or enough(nodes, p, spares - 1) <= quantile + 1e-8
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 5, 101])
+def test_an_exact_tie_counts_as_reached(nodes: int) -> None:
+    """Half of all times at most half of an odd number of coins show heads."""
+    assert at_once(nodes, 0.5, 0.5) == nodes // 2
+
+
+@pytest.mark.parametrize(("p", "spares"), [(0.0, 0), (1.0, 7), (5e-324, 0), (1 - 2**-53, 7)])
+def test_the_ends(p: float, spares: int) -> None:
+    assert at_once(7, p, 0.99) == spares
+
+
+def test_a_group_that_may_be_evicted_is_the_least() -> None:
+    made = plan(1024, PAPER, group=8)
+    assert (made.at_once, made.spares) == (4, 8)
+    assert "group of 8" in made.reason
+    assert plan(1024, PAPER, group=3).spares == 4
+
+
+def test_spares_that_come_back_late_must_be_more() -> None:
+    spares = [plan(1024, PAPER, replenish_days=days).spares for days in (0.1, 1, 3, 30)]
+    assert spares == sorted(set(spares))
+    assert failing(0.5, 7) == 1.0
+
+
+def test_what_each_number_of_spares_is_good_for() -> None:
+    made = plan(1024, PAPER)
+    assert [chance.spares for chance in made.chances] == [1, 2, 3, 4, 5]
+    shares = [chance.share for chance in made.chances]
+    assert shares == sorted(shares)
+    assert shares[2] < 0.99 <= shares[3]
+    assert plan(1, Rate(per_day=1.0, source="given", why="")).chances[-1].share == 1.0
+
+
+# -- the rate ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failures", "low", "high"),
+    [(0, 0.0, 3.689), (1, 0.0253, 5.572), (2, 0.2422, 7.225), (10, 4.795, 18.39), (100, 81.36, 121.63)],
+)
+def test_the_interval_is_that_of_the_tables(failures: int, low: float, high: float) -> None:
+    assert interval(failures) == pytest.approx((low, high), rel=1e-3)
+
+
+@given(st.integers(0, 300))
+def test_what_was_seen_lies_in_its_interval(failures: int) -> None:
+    low, high = interval(failures)
+    assert low <= failures < high
+    assert high - low < 5 * math.sqrt(failures + 1) + 1
+
+
+def test_without_work_there_is_no_rate() -> None:
+    assert measure(3, 0.0) is None
+
+
+def test_a_given_rate_is_used() -> None:
+    assert rate_to_use(0.5, measure(100, 1000.0)).source == "given"
+
+
+def test_enough_failures_are_a_rate() -> None:
+    rate = rate_to_use(None, measure(ENOUGH, 100_000.0))
+    assert (rate.source, rate.per_day) == ("measured", 0.0001)
+
+
+def test_few_failures_leave_the_paper_s_rate() -> None:
+    rate = rate_to_use(None, measure(3, 1000.0))
+    assert (rate.source, rate.per_day) == ("paper", PAPER_RATE)
+    assert "3 failures in 1,000 node-days" in rate.why
+    assert rate_to_use(None, measure(0, 1e6)).source == "paper"
+
+
+def test_few_failures_in_so_little_time_that_the_paper_s_rate_is_out() -> None:
+    rate = rate_to_use(None, measure(5, 100.0))
+    assert (rate.source, rate.per_day) == ("measured", 0.05)
+
+
+def test_why_nothing_was_measured_is_told() -> None:
+    assert rate_to_use(None, None, "slurmdbd is silent").why == "the paper's: slurmdbd is silent"
+
+
+@given(st.integers(0, ENOUGH - 1), st.floats(1.0, 1e6))
+def test_little_evidence_never_plans_fewer_than_the_paper(failures: int, node_days: float) -> None:
+    assert rate_to_use(None, measure(failures, node_days)).per_day >= PAPER_RATE
+
+
+def test_both_ends_of_the_interval() -> None:
+    found = measure(3, 1000.0)
+    assert isinstance(found, Measured)
+    low, high = plan(512, PAPER, measured=found).between or (0, 0)
+    assert low < plan(512, PAPER).spares < high
