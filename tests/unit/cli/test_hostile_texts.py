@@ -318,6 +318,16 @@ def test_a_check_of_the_site(tmp_path: Path, text: str, code: int) -> None:
 
 @fuzz
 @given(HOSTILE)
+def test_a_batch_script_that_the_doctor_reads(tmp_path: Path, slurm: Answers, text: str) -> None:
+    slurm.say("scontrol", error=text, code=1)
+    script = tmp_path / "job.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes={text}\n#SBATCH {text}\nexport NCCL_DEBUG={text}\n")
+    output_of("doctor", str(script), "-v")
+    output_of("doctor", str(script), "--json")
+
+
+@fuzz
+@given(HOSTILE)
 def test_configurations(tmp_path: Path, text: str) -> None:
     file = tmp_path / re.sub(r"[/\0]", "", text)[:60]
     file.write_text(f"job_dir: {json.dumps(text)}\nname{text}: 1\n")
@@ -338,7 +348,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str)
         ["sandbox", "status", "--name", text], ["admin", text], ["admin", "quarantine", text],
         ["version", text], ["checkpoint", "ls", text], ["spares", "plan", "--nodes", text],
         ["spares", "status"], ["spares", "create", "--count", "1", "--users", text],
-        ["spares", "remove", "--name", text],
+        ["spares", "remove", "--name", text], ["doctor", text], ["doctor", "--state", text],
     ):  # fmt: skip
         output_of(*argv)
 
