@@ -22,6 +22,8 @@ MAGIC = b"SRB1"
 _HEAD = struct.Struct("!4sQ")
 _SIGNATURE_BYTES = 16
 _MOST_BYTES = 256
+# Datagrams read at one time: far more than come, and few enough that a flood leaves time for other threads.
+_AT_ONCE, _PER_AGENT = 256, 4
 
 FORGET_S = 60.0
 """An agent that has been overdue for so long sends no beacons any more."""
@@ -120,7 +122,7 @@ class BeaconSender:
 class BeaconReceiver:
     """Takes in beacons in a thread of its own, and wakes a loop while an agent is overdue.
 
-    Time in which this thread itself did not run is nobody's silence.
+    Time in which this thread itself did not run, or a stranger flooded the port, is nobody's silence.
     """
 
     def __init__(self, key: str, port: int, interval_s: float, overdue_s: float) -> None:
@@ -163,15 +165,16 @@ class BeaconReceiver:
         poll.register(self._end.fileno(), select.POLLIN)
         # Datagrams are read a few at a time: one by one they would cost a wake-up each.
         while not poll.poll(1000 * self._interval_s / 4):
-            self._drain()
-            self._look(time.monotonic())
+            if self._drain():
+                self._look(time.monotonic())
 
-    def _drain(self) -> None:
-        while True:
+    def _drain(self) -> bool:
+        """Read what has come. False if there is more: a stranger floods the port, and beacons may be lost."""
+        for _ in range(_AT_ONCE + _PER_AGENT * len(self._seen)):
             try:
                 datagram = self._socket.recv(_MOST_BYTES)
             except BlockingIOError:
-                return
+                return True
             except OSError:
                 continue  # an error of something that was sent before, reported on this socket
             if (beacon := decode(self._key, datagram)) is None:
@@ -180,6 +183,7 @@ class BeaconReceiver:
             with self._lock:
                 if seq > self._seen.get(agent, (0.0, -1))[1]:
                     self._seen[agent] = time.monotonic(), seq
+        return False
 
     def _look(self, now: float) -> None:
         """All that had come by ``now`` was read."""

@@ -6,6 +6,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -94,6 +96,25 @@ def test_old_and_foreign_beacons_change_nothing(receiver: BeaconReceiver, port: 
     wait_for(lambda: "n3-1" in receiver.ages(), 5.0)
     assert set(receiver.ages()) == {"n1-100", "n3-1"}
     assert receiver.ages()["n1-100"] > 0.2
+
+
+def test_while_a_stranger_floods_the_port_nobody_is_overdue(receiver: BeaconReceiver, port: int) -> None:
+    send(port, encode(KEY.encode(), "n1-100", 1))
+    wait_for(lambda: "n1-100" in receiver.ages(), 5.0)
+    flood = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+    flood += f"while True: s.sendto(b'x' * 60, ('127.0.0.1', {port}))"
+    strangers = [subprocess.Popen([sys.executable, "-c", flood]) for _ in range(2)]
+    try:
+        used, begun = time.process_time(), time.monotonic()
+        while time.monotonic() - begun < 2.0:
+            assert receiver.ages()["n1-100"] < 1.0
+            select.select([], [], [], 0.05)
+        assert time.process_time() - used < 1.5
+    finally:
+        for stranger in strangers:
+            stranger.kill()
+            stranger.wait()
+    wait_for(lambda: receiver.ages()["n1-100"] > 3 * INTERVAL_S, 5.0)
 
 
 def test_a_sender_follows_the_controller_to_another_port() -> None:
