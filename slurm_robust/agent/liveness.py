@@ -27,6 +27,7 @@ class Liveness:
         if self._sender is not None:
             try:
                 self._port = bind_free(ports)  # and never listened on: the kernel refuses whoever connects
+                self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, False)  # nor may anybody else
             except OSError:
                 pass  # none is free: an ICMP echo may do
 
@@ -62,4 +63,5 @@ class Liveness:
 
     def _probe(self, order: ProbeNodes) -> NodesProbed:
         answers = probe(order.places, order.for_s)
-        return NodesProbed(node=self._node, number=order.number, answering=tuple(sorted(answers.nodes)))
+        answering, asked = tuple(sorted(answers.nodes)), tuple(sorted(answers.asked))
+        return NodesProbed(node=self._node, number=order.number, answering=answering, asked=asked)

@@ -96,6 +96,10 @@ class Fleet:
         """Nothing of ``node`` answers, and its silence is as good as any longer one. Raises ``KeyError``."""
         self._views[node].dead = why, since
 
+    def declare_alive(self, node: str) -> None:
+        """Something of ``node`` is heard again. Raises ``KeyError``."""
+        self._views[node].dead = None
+
     def deaths(self, nodes: Iterable[str]) -> dict[str, tuple[str, float]]:
         """Of ``nodes`` those that are known to be dead: why, and since when nothing came of them."""
         views = {node: self._views[node] for node in nodes if node in self._views}

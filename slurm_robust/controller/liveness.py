@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -20,7 +22,7 @@ from slurm_robust.policy.liveness import (
     probing_s,
     verdict_s,
 )
-from slurm_robust.policy.silence import STALLED_S, judge
+from slurm_robust.policy.silence import STALLED_S, TOGETHER, judge
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes
 from slurm_robust.wire.probes import Answers, Place
@@ -41,6 +43,19 @@ _VAIN = 2
 _NO_BEACON_S = 30.0
 
 
+@dataclass(frozen=True)
+class Proof:
+    """That the kernel of a node answers probes."""
+
+    at: float
+    """Monotonic time."""
+    place: Place
+    seconds: float
+    """Until the answer."""
+    kinds: str
+    """Of probes, for people."""
+
+
 class Liveness:
     """Calls a node dead a moment after its power is cut; silent while beacons come."""
 
@@ -49,9 +64,11 @@ class Liveness:
         agents = len(context.state.slots) + len(context.state.spares)
         self._interval_s = beacon_interval(context.config.timings.verdict_s, agents)
         self._ages: Mapping[str, float] = {}
+        self._is_news = False
+        self._senders: set[str] = set()  # agents of which a beacon has ever come
         self._probings: dict[str, Probing] = {}  # by suspect
-        self._number = PROVING
-        self._proved: dict[str, tuple[float, float, str]] = {}  # when, seconds to the answer, kinds of probes
+        self._number = context.state.epoch << 20  # an answer to an earlier controller is to none of ours
+        self._proved: dict[str, Proof] = {}
         self._proving: tuple[str, ...] = ()  # probes of these are under way
         self._tried: dict[str, float] = {}  # when a node was last probed for that
         self._are_kinds_said = False
@@ -64,6 +81,8 @@ class Liveness:
     def on_beacons(self, ages: Mapping[str, float]) -> None:
         """Seconds since the newest beacon of each agent (by its id) that has sent any."""
         self._ages = ages
+        self._senders.update(ages)
+        self._is_news = True
 
     def on_answers(self, number: int, answers: Answers | None, now: Now) -> None:
         """Answer to Probe ``number``; None: the probes could not be made, which says nothing of the nodes."""
@@ -75,18 +94,19 @@ class Liveness:
             return
         for node, probing in list(self._probings.items()):
             if probing.number == number:
-                self._probings[node] = structs.replace(probing, over=True)
+                self._probings[node] = structs.replace(probing, over=node in answers.asked)
                 if node in answers.nodes:
                     self._lives(node, "its kernel answers", now)
 
     def on_observed(self, found: NodesProbed, now: Now) -> None:
         """Answer of an agent to ProbeNodes."""
         for node, probing in list(self._probings.items()):
-            if probing.number != found.number or found.node not in probing.observers:
+            control = probing.controls.get(found.node)
+            if probing.number != found.number or control is None:
                 continue
             if node in found.answering:
                 self._lives(node, f"its kernel answers {found.node}", now)
-            elif found.node not in probing.unanswered:
+            elif node in found.asked and control in found.answering and found.node not in probing.unanswered:
                 unanswered = (*probing.unanswered, found.node)
                 self._probings[node] = structs.replace(probing, unanswered=unanswered)
 
@@ -94,58 +114,65 @@ class Liveness:
 
     def step(self, now: Now, explained: Collection[str]) -> None:
         """Probe and judge; ``explained``: nodes whose agents are known to have ended."""
-        if not self._interval_s:
-            return
+        if not self._interval_s or not self._is_news:
+            return  # beacons that have come must be read before anybody is judged
+        self._is_news = False
         self._prove(now)
         self._follow_missing(now)
-        state, views = self._context.state, self._context.fleet.views
+        state, fleet = self._context.state, self._context.fleet
+        nodes = [
+            node for node in (*state.slots, *state.spares) if node not in explained and node in fleet.views
+        ]
+        for node in fleet.deaths(nodes):
+            if self._silence(fleet.views[node], now) < overdue_s(self._interval_s):
+                fleet.declare_alive(node)
         silent_s = {
-            node: self._silence(views[node], now)
-            for node in (*state.slots, *state.spares)
-            if node not in explained and node in views and views[node].dead is None
+            node: self._silence(fleet.views[node], now) for node in nodes if fleet.views[node].dead is None
         }
         suspects = [
             node
             for node, seconds in silent_s.items()
-            if overdue_s(self._interval_s) < seconds <= STALLED_S and self._is_proved(node, now)
+            if fleet.views[node].heartbeat.agent in self._ages
+            and overdue_s(self._interval_s) < seconds <= STALLED_S
+            and self._is_proved(node, now)
         ]
         self._probings = {node: self._probings[node] for node in suspects if node in self._probings}
         if not suspects or len(suspects) > MOST_SUSPECTS:
             return
-        self._probe(suspects, silent_s, now)
+        heard = [node for node, seconds in silent_s.items() if seconds < overdue_s(self._interval_s)]
+        for node in suspects:
+            old = self._probings.get(node)
+            if old is None or now.mono - old.began > old.for_s + _AGAIN_S:
+                self._probe(node, heard, now)
         self._judge(silent_s, now)
 
     def _silence(self, view: AgentView, now: Now) -> float:
-        """Seconds without a beacon or a heartbeat; 0 for an agent that sends no beacons."""
-        if view.heartbeat.agent not in self._ages:
-            return 0.0
-        return min(self._ages[view.heartbeat.agent], now.mono - view.heard)
+        """Seconds without a beacon or a heartbeat; heartbeats of an agent without beacons may be apart."""
+        heard_s = now.mono - view.heard
+        agent = view.heartbeat.agent
+        if agent in self._ages:
+            return min(self._ages[agent], heard_s)
+        usual_s = 0.0 if agent in self._senders else TOGETHER * self._context.config.timings.heartbeat_s
+        return max(0.0, heard_s - usual_s)
 
-    def _probe(self, suspects: Collection[str], silent_s: Mapping[str, float], now: Now) -> None:
-        due = [
-            node
-            for node in suspects
-            if (old := self._probings.get(node)) is None or now.mono - old.began > old.for_s + _AGAIN_S
-        ]
-        places = {node: place for node in due if (place := self._place(node)) is not None}
-        if not places:
-            return
-        context, own = self._context, self._context.state.own_node
+    def _probe(self, node: str, heard: Collection[str], now: Now) -> None:
+        """Have the kernel of ``node`` probed from here and, of those that are ``heard``, by observers."""
+        context, place = self._context, self._place(node)
+        assert place is not None  # it is proved
         self._number += 1
-        for_s = max(probing_s(self._interval_s, self._proved[node][1]) for node in places)
-        heard = [node for node, seconds in silent_s.items() if seconds < overdue_s(self._interval_s)]
-        context.emit(Probe(number=self._number, places=places, for_s=for_s))
-        for node in places:
-            observers = choose_observers(node, heard, own, context.switches)
-            self._probings[node] = Probing(
-                number=self._number, began=now.mono, for_s=for_s, observers=observers
-            )
-        asked = {node for probing in self._probings.values() for node in probing.observers}
-        for observer in sorted(asked):
-            theirs = {node: places[node] for node in places if observer in self._probings[node].observers}
-            if theirs:
-                order = ProbeNodes(epoch=context.state.epoch, number=self._number, places=theirs, for_s=for_s)
-                context.send(observer, order)
+        for_s = probing_s(self._interval_s, self._proved[node].seconds)
+        context.emit(Probe(number=self._number, places={node: place}, for_s=for_s))
+        reached = [other for other in heard if self._place(other) is not None]
+        controls = choose_observers(node, reached, context.state.own_node, context.switches)
+        for observer, control in list(controls.items()):
+            beside = self._place(control)
+            if beside is None:
+                del controls[observer]
+                continue
+            places = {node: place, control: beside}
+            order = ProbeNodes(epoch=context.state.epoch, number=self._number, places=places, for_s=for_s)
+            context.send(observer, order)
+        self._probings[node] = Probing(number=self._number, began=now.mono, for_s=for_s, controls=controls)
 
     def _judge(self, silent_s: Mapping[str, float], now: Now) -> None:
         context, overdue = self._context, overdue_s(self._interval_s)
@@ -157,23 +184,23 @@ class Liveness:
             switches=context.switches,
             slurm_answers=None,
         )
-        if found is None or found.cause or context.state.own_node in found.nodes:
+        if found is None or found.cause or len(found.nodes) > 1 or context.state.own_node in found.nodes:
+            return  # nodes that die in the same moment do so for a common cause, which may pass
+        (node,) = found.nodes
+        probing = self._probings.get(node)
+        if probing is None or not probing.is_unanimous or not self._can_replace(node, silent_s):
             return
-        for node in found.nodes:
-            if node in context.state.slots and not self._can_replace(found.nodes, silent_s):
-                continue
-            probing = self._probings.get(node)
-            if probing is not None and probing.is_unanimous:
-                kinds = self._proved[node][2]
-                text = describe(node, silent_s[node], self._interval_s, probing, kinds)
-                context.fleet.declare_dead(node, text, now.mono - silent_s[node])
-                context.note(text, node, now)
-                del self._probings[node]
+        text = describe(node, silent_s[node], self._interval_s, probing, self._proved[node].kinds)
+        context.fleet.declare_dead(node, text, now.mono - silent_s[node])
+        context.note(text, node, now)
+        del self._probings[node]
 
-    def _can_replace(self, nodes: Collection[str], silent_s: Mapping[str, float]) -> bool:
+    def _can_replace(self, node: str, silent_s: Mapping[str, float]) -> bool:
         """Whether there are standbys for all that die now; else a return is sooner than a requeue."""
         state, fleet = self._context.state, self._context.fleet
-        dying = {node for node in state.slots if node in nodes or node in fleet.deaths(state.slots)}
+        if node not in state.slots:
+            return True
+        dying = {node, *fleet.deaths(state.slots)}
         heard = [n for n in state.spares if n in silent_s and silent_s[n] < overdue_s(self._interval_s)]
         return len(dying) <= len(heard)
 
@@ -190,12 +217,14 @@ class Liveness:
 
     def _place(self, node: str) -> Place | None:
         view = self._context.fleet.views.get(node)
-        if view is None or not (view.heartbeat.address and view.heartbeat.probe_port):
+        if view is None or not view.heartbeat.address:
             return None
-        return Place(address=view.heartbeat.address, port=view.heartbeat.probe_port)
+        addresses = dict.fromkeys(filter(None, (view.heartbeat.address, view.heartbeat.data_address)))
+        return Place(addresses=tuple(addresses), port=view.heartbeat.probe_port)
 
     def _is_proved(self, node: str, now: Now) -> bool:
-        return node in self._proved and now.mono - self._proved[node][0] < PROVEN_S
+        proof = self._proved.get(node)
+        return proof is not None and proof.place == self._place(node) and now.mono - proof.at < PROVEN_S
 
     def _prove(self, now: Now) -> None:
         """Probe nodes that live, so that it is known which answers a dead one would withhold."""
@@ -209,7 +238,8 @@ class Liveness:
         }
         if not due:
             return
-        self._proving = tuple(due)[:MOST_PROBED]
+        oldest = sorted(due, key=lambda node: self._tried.get(node, -math.inf))
+        self._proving = tuple(oldest[:MOST_PROBED])
         self._tried.update(dict.fromkeys(self._proving, now.mono))
         places = {node: due[node] for node in self._proving}
         self._context.emit(Probe(number=PROVING, places=places, for_s=1.0, each_kind=True))
@@ -227,7 +257,8 @@ class Liveness:
                 kinds = [
                     name for name, kind in (("TCP", answers.tcp), ("ICMP", answers.icmp)) if node in kind
                 ]
-                self._proved[node] = now.mono, seconds, " and ".join(kinds)
+                if (place := self._place(node)) is not None:
+                    self._proved[node] = Proof(now.mono, place, seconds, " and ".join(kinds))
                 self._vain.pop(node, None)
             else:
                 self._vain[node] = self._vain.get(node, 0) + 1
@@ -243,7 +274,7 @@ class Liveness:
         self._are_kinds_said = True
         by_kind: dict[str, list[str]] = {}
         for node in nodes:
-            by_kind.setdefault(self._proved[node][2] if node in self._proved else "", []).append(node)
+            by_kind.setdefault(self._proved[node].kinds if node in self._proved else "", []).append(node)
         dead_s = self._context.config.timings.node_dead_s
         for kinds, found in by_kind.items():
             text = f"the kernels of {fold(found)} answer probes by {kinds}"

@@ -179,7 +179,7 @@ class Loop:
                     self._on_signal(number)
                 self._background.drain()
                 behind = not self._take_messages(turned + STALL_S)
-                if self._beacons is not None:
+                if self._beacons is not None and not behind:
                     self._core.on_beacons(self._beacons.ages())
                 self._follow_journal()
                 self._slow_tick()

@@ -100,9 +100,9 @@ class Witnesses:
         )
         if not dead:
             return found
-        # Of each of them it is known; what the others' silence means is seen without them.
-        others = found.nodes if found is not None and not found.cause else ()
-        return Silence(nodes=tuple(sorted({*dead, *others})))
+        # Each of the dead speaks for itself, unless what the others have in common may be their cause, too.
+        others, cause = (found.nodes, found.cause) if found is not None else ((), "")
+        return Silence(nodes=tuple(sorted({*dead, *others})), cause=cause)
 
     def _sign(self, node: str, at: float, why: str, now: Now) -> None:
         context = self._context

@@ -8,6 +8,7 @@ of :mod:`slurm_robust.policy.silence` go on beside this one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from slurm_robust.model.record import Record
@@ -18,6 +19,9 @@ BEACONS_IN_VERDICT = 8
 
 MISSED = 3
 """An agent is overdue after this many intervals without a beacon; then its kernel is probed."""
+
+VOTES = 2
+"""Observers that have to agree, if so many could be asked."""
 
 OBSERVERS = 3
 """Other nodes that probe the same kernel: a broken path from the controller is no broken node."""
@@ -62,31 +66,35 @@ class Probing(Record):
     """Monotonic time."""
     for_s: float
     """How long it is probed."""
-    observers: tuple[str, ...] = ()
-    """Other nodes that were asked to probe it, too."""
+    controls: dict[str, str] = {}
+    """Observers, which were asked to probe it, too, and the node that lives which each probes beside it."""
     over: bool = False
-    """Whether the controller's own probes are over."""
+    """Whether the controller's own probes are over, and were sent."""
     unanswered: tuple[str, ...] = ()
-    """Observers that have got no answer."""
+    """Observers that have got an answer of their control, and none of the suspect."""
     answered: bool = False
     """Whether anybody has got an answer."""
 
     @property
     def is_unanimous(self) -> bool:
-        """Whether nobody got an answer, and an observer, if there are any, has been heard."""
-        return self.over and not self.answered and bool(self.unanswered or not self.observers)
+        """Whether nobody got an answer, and observers agree."""
+        votes = min(VOTES, len(self.controls)) or math.inf
+        return self.over and not self.answered and len(self.unanswered) >= votes
 
 
 def choose_observers(
     node: str, others: Collection[str], own: str, leaves: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Of ``others``, which are all heard, those that probe ``node`` too: behind other switches first.
+) -> dict[str, str]:
+    """Of ``others``, which are all heard, those that probe ``node`` too, each with its control.
 
-    The agent on ``own``, the controller's node, sees what the controller sees.
+    Behind other switches than ``node`` and the controller first. The agent on ``own``, the controller's node,
+    sees what the controller sees. A control is a node that lives: who does not reach it proves nothing.
     """
-    leaf = leaves.get(node, "")
-    ranked = sorted(set(others) - {own, node}, key=lambda other: (leaves.get(other, "") == leaf, other))
-    return tuple(ranked[:OBSERVERS])
+    near = {leaves.get(node, ""), leaves.get(own, "")}
+    ranked = sorted(set(others) - {own, node}, key=lambda other: (leaves.get(other, "") in near, other))
+    chosen = ranked[:OBSERVERS]
+    controls = [*ranked[::-1], own]
+    return {observer: next(control for control in controls if control != observer) for observer in chosen}
 
 
 def describe(node: str, silent_s: float, interval_s: float, probing: Probing, kinds: str) -> str:

@@ -22,6 +22,8 @@ MAGIC = b"SRB1"
 _HEAD = struct.Struct("!4sQ")
 _SIGNATURE_BYTES = 16
 _MOST_BYTES = 256
+# Where the controller's name or the route to it is not known now; a resolver may take half a minute.
+_AGAIN_S, _CLOSE_S = 1.0, 0.5
 # Datagrams read at one time: far more than come, and few enough that a flood leaves time for other threads.
 _AT_ONCE, _PER_AGENT = 256, 4
 
@@ -77,14 +79,15 @@ class BeaconSender:
         """Send no more."""
         self._closed = True
         self._wakeup.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         connected: tuple[str, int] | None = None
+        again = 0.0
         try:
             while not self._closed:
-                if self._target != connected:
-                    connected = self._target
+                if self._target != connected or (self._socket is None and time.monotonic() > again):
+                    connected, again = self._target, time.monotonic() + _AGAIN_S
                     self._connect(connected)
                 self._send()
                 self._wakeup.wait(self._interval_s if self._target is not None else None)

@@ -95,6 +95,7 @@ class NodesProbed(Record, tag_field="kind", tag="nodes_probed"):
     node: str
     number: int
     answering: tuple[str, ...]  # nodes whose kernels have answered
+    asked: tuple[str, ...]  # nodes to which a probe was sent
 
 
 # -- controller to agent --------------------------------------------------------------------------

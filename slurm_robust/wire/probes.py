@@ -22,6 +22,8 @@ from slurm_robust.model.record import Record
 EVERY_S = 0.1
 """Between two probes of one node: each is new, since a lost one is repeated by TCP only after a second."""
 
+_RARELY_S = 0.35
+
 _ECHO_REQUEST, _ECHO_REPLY = 8, 0
 _ECHO = struct.Struct("!BBHHH")
 _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
@@ -30,10 +32,12 @@ _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
 class Place(Record):
-    """Where a node's kernel is probed; ``port``: TCP, on which nobody listens, 0 for none."""
+    """Where a node's kernel is probed."""
 
-    address: str
+    addresses: tuple[str, ...]
+    """All under which the node is known: one that answers is enough."""
     port: int
+    """TCP, on which nobody listens; 0 for none."""
 
 
 class Answers(Record):
@@ -41,6 +45,8 @@ class Answers(Record):
 
     tcp: dict[str, float] = {}
     icmp: dict[str, float] = {}
+    asked: frozenset[str] = frozenset()
+    """Nodes to which at least one probe was sent: without a name or a route nothing is asked."""
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -65,14 +71,17 @@ class _Probing:
     """One call of :func:`probe`."""
 
     def __init__(self, places: Mapping[str, Place], stack: ExitStack, *, each_kind: bool) -> None:
-        self._targets = {name: found for name, place in places.items() if (found := _resolve(place))}
+        self._targets = [
+            (name, family, address) for name, place in places.items() for family, address in _resolve(place)
+        ]
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._stack = stack
         self._tcp: dict[str, float] = {}
         self._icmp: dict[str, float] = {}
+        self._asked: set[str] = set()
         self._began = time.monotonic()
-        self._enough = all if each_kind else any
-        self._echoes: dict[str, socket.socket] = {}
+        self._enough, self._every_s = (all, _RARELY_S) if each_kind else (any, EVERY_S)
+        self._echoes: dict[tuple[str, str], socket.socket] = {}
 
     def run(self, for_s: float) -> Answers:
         deadline, due, turned = self._began + for_s, self._began, self._began
@@ -82,22 +91,24 @@ class _Probing:
                 deadline += now - turned  # we were stopped ourselves: the probes need their time
             turned = now
             if now >= due and now < deadline:
-                for name in self._open():
-                    self._send(name)
-                due = now + EVERY_S
-            self._read(max(0.0, min(due, deadline) - now))
+                waited = self._open()
+                for name, family, address in self._targets:
+                    if name in waited:
+                        self._send(name, family, address)
+                due = now + self._every_s
+            self._read(min(max(0.0, min(due, deadline) - now), EVERY_S))
             if now >= deadline:
                 break  # after one last look at what has come meanwhile
-        return Answers(tcp=self._tcp, icmp=self._icmp)
+        return Answers(tcp=self._tcp, icmp=self._icmp, asked=frozenset(self._asked))
 
-    def _open(self) -> list[str]:
+    def _open(self) -> set[str]:
         kinds = self._tcp, self._icmp
-        return [name for name in self._targets if not self._enough(name in kind for kind in kinds)]
+        return {name for name, _, _ in self._targets if not self._enough(name in kind for kind in kinds)}
 
-    def _send(self, name: str) -> None:
-        family, address = self._targets[name]
-        self._send_echo(name, family, address)
-        if not address[1]:
+    def _send(self, name: str, family: int, address: _Address) -> None:
+        if name not in self._icmp:
+            self._send_echo(name, family, address)
+        if name in self._tcp or not address[1]:
             return
         connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._stack.callback(connection.close)
@@ -106,29 +117,34 @@ class _Probing:
         code = connection.connect_ex(address)
         if code in _ANSWERS:
             self._answered(self._tcp, name)
+        if code in (*_ANSWERS, errno.EHOSTUNREACH):
+            self._asked.add(name)
         elif code == errno.EINPROGRESS:
+            self._asked.add(name)
             self._selector.register(connection, selectors.EVENT_WRITE, name)
 
     def _send_echo(self, name: str, family: int, address: _Address) -> None:
         if family != socket.AF_INET:
             return
+        key = name, str(address[0])
         try:
-            if name not in self._echoes:
+            if key not in self._echoes:
                 echo = self._stack.enter_context(_echo_socket())
                 echo.connect((address[0], 0))
                 self._selector.register(echo, selectors.EVENT_READ, name)
-                self._echoes[name] = echo
+                self._echoes[key] = echo
             # The kernel puts in its own identifier and the checksum.
-            self._echoes[name].send(_ECHO.pack(_ECHO_REQUEST, 0, 0, 0, 1) + os.urandom(8))
+            self._echoes[key].send(_ECHO.pack(_ECHO_REQUEST, 0, 0, 0, 1) + os.urandom(8))
         except OSError:
-            pass  # not permitted to this user, or no route
+            return  # not permitted to this user, or no route
+        self._asked.add(name)
 
     def _read(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             name: str = key.data
             connection = key.fileobj
             assert isinstance(connection, socket.socket)
-            if connection is self._echoes.get(name):
+            if connection.type == socket.SOCK_DGRAM:
                 self._read_echo(name, connection)
                 continue
             self._selector.unregister(connection)
@@ -145,12 +161,16 @@ class _Probing:
             self._answered(self._icmp, name)
 
     def _answered(self, kind: dict[str, float], name: str) -> None:
+        self._asked.add(name)
         kind.setdefault(name, time.monotonic() - self._began)
 
 
-def _resolve(place: Place) -> tuple[socket.AddressFamily, _Address] | None:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(place.address, place.port, type=socket.SOCK_STREAM)[0]
-    except OSError:
-        return None
-    return family, address
+def _resolve(place: Place) -> list[tuple[socket.AddressFamily, _Address]]:
+    found: list[tuple[socket.AddressFamily, _Address]] = []
+    for address in place.addresses:
+        try:
+            family, _, _, _, target = socket.getaddrinfo(address, place.port, type=socket.SOCK_STREAM)[0]
+        except OSError:
+            continue
+        found.append((family, target))
+    return found

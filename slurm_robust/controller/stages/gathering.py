@@ -141,7 +141,7 @@ class Gathering:
             heartbeat = core.fleet.heartbeat(node)
             if node in unable or heartbeat is None:
                 continue
-            if core.fleet.is_silent(node, silent_s, now.mono, self._since):
+            if core.fleet.silence(node, now.mono, self._since) > silent_s:
                 if core.starts.step_ended((node,), now):
                     core.starts.missed(node, now)  # it is started again, and the node is not at fault
                 else:

@@ -78,7 +78,7 @@ class Saving:
     def _is_lost(self, core: Core, late: list[str], now: Now) -> bool:
         """Whether one that did not write has died: without its parts the checkpoint is incomplete."""
         limit = core.config.timings.node_dead_s
-        return any(core.fleet.is_silent(node, limit, now.mono, self._since) for node in late)
+        return any(core.fleet.silence(node, now.mono, self._since) > limit for node in late)
 
     def _say_lost(self, core: Core, late: list[str], now: Now) -> None:
         assert self._plan is not None

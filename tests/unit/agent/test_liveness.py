@@ -22,7 +22,7 @@ def liveness() -> Iterator[Liveness]:
 
 def test_its_kernel_answers_for_the_port(liveness: Liveness) -> None:
     assert liveness.port
-    assert probe({"n2": Place(address="127.0.0.1", port=liveness.port)}, 5.0).nodes == {"n2"}
+    assert probe({"n2": Place(addresses=("127.0.0.1",), port=liveness.port)}, 5.0).nodes == {"n2"}
 
 
 def test_nobody_else_gets_the_port(liveness: Liveness) -> None:
@@ -33,7 +33,7 @@ def test_nobody_else_gets_the_port(liveness: Liveness) -> None:
 
 
 def test_it_probes_for_the_controller(liveness: Liveness) -> None:
-    places = {"n5": Place(address="127.0.0.1", port=liveness.port), "n6": Place(address="", port=0)}
+    places = {"n5": Place(addresses=("127.0.0.1",), port=liveness.port), "n6": Place(addresses=(), port=0)}
     liveness.order(ProbeNodes(epoch=1, number=3, places=places, for_s=0.2))
     assert select.select([liveness.fileno()], [], [], 10.0)[0]
     (found,) = liveness.finished()

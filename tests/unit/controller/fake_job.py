@@ -78,6 +78,7 @@ class Job:
         self.beacon_at: dict[str, float] = {}  # of each agent
         self.hidden: set[str] = set()  # nodes cut from the controller, whose kernels others reach
         self.deaf: set[str] = set()  # observers that do not answer
+        self.alone: set[str] = set()  # observers that reach no node
         self._probes: list[tuple[float, Callable[[], None]]] = []  # what is answered when
         self.mono, self.wall = clock
         self.reported = reported
@@ -199,15 +200,18 @@ class Job:
 
     def answer_probe(self, number: int, nodes: tuple[str, ...]) -> None:
         """The controller's own probes are over."""
-        found = Answers(tcp={node: 0.001 for node in nodes if self.answers(node)})
+        answering = {node: 0.001 for node in nodes if self.answers(node)}
+        found = Answers(tcp=answering, asked=frozenset(nodes))
         self.act(self.core.on_answers(number, found, self.now()))
 
     def observe(self, observer: str, order: ProbeNodes) -> None:
         """The probes of an agent are over."""
         if observer in self.dead or observer in self.cut or observer in self.deaf:
             return
-        answering = tuple(n for n in order.places if self.answers(n) or n in self.hidden)
-        found = NodesProbed(node=observer, number=order.number, answering=answering)
+        lonely = observer in self.alone
+        answering = tuple(n for n in order.places if (self.answers(n) or n in self.hidden) and not lonely)
+        asked = tuple(order.places)
+        found = NodesProbed(node=observer, number=order.number, answering=answering, asked=asked)
         self.core.on_observed(found, self.now())
         self.tick()
 

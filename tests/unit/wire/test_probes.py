@@ -40,7 +40,7 @@ def silent() -> Iterator[Place]:
 
 
 def place_of(holder: socket.socket) -> Place:
-    return Place(address=holder.getsockname()[0], port=holder.getsockname()[1])
+    return Place(addresses=(holder.getsockname()[0],), port=holder.getsockname()[1])
 
 
 def may_ping() -> bool:
@@ -58,7 +58,9 @@ def test_what_does_not_answer_is_waited_for_as_long_as_was_said(bound: Place, si
     if may_ping():
         pytest.skip("this user may send ICMP echos, which the silent port's node answers")
     begun = time.monotonic()
-    answers = probe({"n1": bound, "n2": silent, "n3": Place(address="no such host.invalid", port=9)}, 0.5)
+    answers = probe(
+        {"n1": bound, "n2": silent, "n3": Place(addresses=("no such host.invalid",), port=9)}, 0.5
+    )
     assert answers.nodes == {"n1"}
     assert 0.5 <= time.monotonic() - begun < 2.5
 
@@ -74,7 +76,7 @@ def test_a_stopped_process_does_not_keep_its_kernel_from_answering() -> None:
     try:
         port = int(os.read(read, 10))
         os.kill(child, signal.SIGSTOP)
-        assert probe({"n1": Place(address="127.0.0.1", port=port)}, 5.0).nodes == {"n1"}
+        assert probe({"n1": Place(addresses=("127.0.0.1",), port=port)}, 5.0).nodes == {"n1"}
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -83,7 +85,7 @@ def test_a_stopped_process_does_not_keep_its_kernel_from_answering() -> None:
 
 
 def test_without_a_port_only_an_echo_can_answer(bound: Place) -> None:
-    answers = probe({"n1": Place(address=bound.address, port=0)}, 0.3)
+    answers = probe({"n1": Place(addresses=(bound.addresses[0],), port=0)}, 0.3)
     assert set(answers.icmp) == ({"n1"} if may_ping() else set())
     assert not answers.tcp
 
