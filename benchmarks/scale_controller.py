@@ -100,7 +100,7 @@ def main(folder: Path, nodes: int, spares: int) -> int:
     for event in beginning(names, nodes):
         journal.append(event)
     # All nodes are on one machine, whose silences are not what is measured.
-    config = JobConfig(timings=Timings(node_dead_s=300.0, launch_s=600.0, agent_start_s=600.0))
+    config = JobConfig(timings=Timings(node_dead_s=300.0, verdict_s=0.0, launch_s=600.0, agent_start_s=600.0))
     slurm = FakeSlurm(FakeCluster(names))
     job_id = slurm.submit(SubmitRequest(command=("job.sh",), nodes=len(names)))
     marks = Marks(folder / "marks.json")
@@ -113,6 +113,7 @@ def main(folder: Path, nodes: int, spares: int) -> int:
             directory=directory,
             journal=journal,
             socket=server,
+            beacons=None,
             steps=AgentSteps(slurm, slurm.allocation(job_id), ("true",), directory.agents),
             requeuer=Requeuer(slurm, 7, 0, folder / "requeue.jsonl", start_now=False),
             store=SharedTiers(shared_tiers({Tier.STORAGE: str(directory.checkpoints)})),

@@ -11,7 +11,7 @@ from benchmarks.fault_matrix.outcomes import EVICT, MOVE, RESTART, TESTED, Expec
 from benchmarks.fault_matrix.plants import Plant, gpu, kernel, ordered
 from slurm_robust.model.incident import Symptom
 
-CRASH_S, KERNEL_S, GPU_S, DEAD_S = 0.5, 2.0, 5.0, 6.0
+CRASH_S, KERNEL_S, GPU_S, VERDICT_S, DEAD_S = 0.5, 2.0, 5.0, 2.0, 6.0
 HANG_S = 15.0
 """The floor, which is more than three times the 99th percentile of these short steps."""
 
@@ -70,7 +70,7 @@ DIES = Expected(symptoms=(Symptom.AGENTS_LOST, Symptom.NODE_LOST, *CRASHES), act
 """Workers die with their agent, so the first sign may be another rank that has lost its peer. Slurm says that
 the agent ended and speaks with its node, which is not to blame."""
 
-LOST = Expected(symptoms=(Symptom.NODE_LOST,), actions=EVICT, node=True, detect_s=DEAD_S)
+LOST = Expected(symptoms=(Symptom.NODE_LOST,), actions=EVICT, node=True, detect_s=VERDICT_S)
 NOTHING = Expected()
 
 

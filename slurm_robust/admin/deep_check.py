@@ -1,4 +1,4 @@
-"""The deep check of a node, and what a repair desk needs: ``python -m slurm_robust.admin.deep_check``.
+"""The deep run of a node, and what a repair desk needs: ``python -m slurm_robust.admin.deep_check``.
 
 Runs on the node itself, prints one :class:`Examination` as JSON and ends with 0, whatever it found.
 """

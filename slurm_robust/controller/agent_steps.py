@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,6 +48,8 @@ class News(Record):
 class Srun(Record):
     """The srun of a step, beside its output: for the next controller, which is not its parent."""
 
+    host: str
+    """On which it runs: nothing is known here of another host's processes."""
     pid: int
     begun: int
     nodes: tuple[str, ...]
@@ -140,7 +143,7 @@ class AgentSteps:
                 srun = _sruns.decode(read_regular(path, _MAX_READ))
             except (OSError, *UNREADABLE):
                 continue  # what becomes of these agents is seen by their silence
-            if srun.restart_count == self._allocation.restart_count:
+            if (srun.host, srun.restart_count) == (os.uname().nodename, self._allocation.restart_count):
                 nodes = tuple(node for node in srun.nodes if node not in known)
                 known.update(nodes)
                 self._outputs.append(_Output(path.with_suffix(".log"), srun.poll, nodes))
@@ -148,7 +151,13 @@ class AgentSteps:
     def _leave_record(self, path: Path, pid: int, nodes: tuple[str, ...]) -> None:
         if (srun := proc.read_process(pid)) is None:
             return
-        record = Srun(pid=pid, begun=srun.begun, nodes=nodes, restart_count=self._allocation.restart_count)
+        record = Srun(
+            host=os.uname().nodename,
+            pid=pid,
+            begun=srun.begun,
+            nodes=nodes,
+            restart_count=self._allocation.restart_count,
+        )
         with suppress(OSError):  # only another controller needs it
             write_atomically(path.with_suffix(".json"), msgspec.json.encode(record), durable=False)
 

@@ -132,6 +132,7 @@ class BeaconReceiver:
         """``port``: to listen on, UDP; ``overdue_s``: see :meth:`fileno`. Raises ``OSError``."""
         self._key, self._interval_s, self._overdue_s = key.encode(), interval_s, overdue_s
         self._socket = _listen(port)
+        self.floods = 0  # times that more had come than was read at once
         self._seen: dict[
             str, tuple[float, int]
         ] = {}  # when the newest beacon of an agent came, and its number
@@ -170,6 +171,8 @@ class BeaconReceiver:
         while not poll.poll(1000 * self._interval_s / 4):
             if self._drain():
                 self._look(time.monotonic())
+            else:
+                self.floods += 1
 
     def _drain(self) -> bool:
         """Read what has come. False if there is more: a stranger floods the port, and beacons may be lost."""

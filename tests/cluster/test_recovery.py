@@ -47,7 +47,7 @@ def test_a_killed_rank_and_a_dead_node_leave_no_trace_in_the_weights(
     first, second = job.events(ev.IncidentOpened)
     assert (first.symptom, second.symptom) == (Symptom.WORKER_EXIT, Symptom.NODE_LOST)
     assert dead not in job.state.slots
-    assert second.detect_s < 6.0
+    assert second.detect_s < 4.0  # beacons come through: without them it is five seconds
 
 
 def test_ranks_beyond_a_cut_network_write_nothing_that_counts(sandbox: Sandbox, reference: str) -> None:

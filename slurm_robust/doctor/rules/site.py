@@ -201,7 +201,7 @@ TIMES = (
         needs=("slurm",),
         why="so long after SIGTERM Slurm kills a job that it ends, before it has stopped its workers and "
         "written down what they left",
-        fix="the administrator sets KillWait=30 in slurm.conf, or lower timings.stop_grace_s and "
+        fix="the administrator sets KillWait to at least that, or lower timings.stop_grace_s and "
         "timings.shutdown_s",
         source=f"{_MANUAL} KillWait",
         judge=_kill_wait,
@@ -211,7 +211,7 @@ TIMES = (
         level=Level.BAD,
         needs=("slurm", "gpus"),
         why="slurmd drains its node then ('Kill task failed')",
-        fix="the administrator sets UnkillableStepTimeout to that in slurm.conf",
+        fix="the administrator sets UnkillableStepTimeout to timings.kill_wait_s (180 by default) or more",
         source=f"{_MANUAL} UnkillableStepTimeout; sgl-project/sglang#32829 (26 s for 243 GB)",
         judge=_unkillable_step,
     ),
