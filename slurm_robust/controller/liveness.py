@@ -245,7 +245,8 @@ class Liveness:
         self._context.emit(Probe(number=PROVING, places=places, for_s=1.0, each_kind=True))
 
     def _is_due(self, node: str, now: Now) -> bool:
-        if node not in self._tried:
+        proof = self._proved.get(node)
+        if node not in self._tried or (proof is not None and proof.place != self._place(node)):
             return True
         again_s = _AGAIN_S if 0 < self._vain.get(node, 0) < _VAIN else PROVE_EVERY_S
         return now.mono - self._tried[node] > again_s
@@ -290,7 +291,7 @@ class Liveness:
         """Say once that beacons do not come through."""
         context, views = self._context, self._context.fleet.views
         without = [
-            n for n in context.state.slots if n in views and views[n].heartbeat.agent not in self._ages
+            n for n in context.state.slots if n in views and views[n].heartbeat.agent not in self._senders
         ]
         self._without = {node: self._without.get(node, now.mono) for node in without}
         late = sorted(node for node, since in self._without.items() if now.mono - since > _NO_BEACON_S)

@@ -200,8 +200,10 @@ def test_a_site_that_drops_probes_is_told_and_keeps_the_long_silence() -> None:
 
 
 def test_a_site_that_drops_beacons_is_told_and_keeps_the_long_silence() -> None:
-    job = trained()
+    job = Job(NODES, ("n7",), memory=True, beacons=True)
     job.shine = lambda: job.core.on_beacons({})  # type: ignore[method-assign]
+    job.until(lambda: job.stage == "Running")
+    job.train_to(5)
     job.pass_time(35.0)
     assert any("no beacon of n[1-6] has come" in text for text in job.said)
     job.power_cut("n3")
