@@ -5,6 +5,7 @@ What hangs and is healed is a folder behind bindfs, what can be full is a small 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -64,6 +65,7 @@ def shared_disk(sandbox: Sandbox, folder: str, mb: int) -> Iterator[Path]:
     """A file system of ``mb`` MiB at ``folder`` of all nodes, the user's; its path on this machine."""
     here = sandbox.home(USER) / PurePosixPath(folder).relative_to(HOME)
     here.mkdir(exist_ok=True)
+    os.chown(here, sandbox.config.uid(USER), -1)  # jobs use it when the file system is gone
     image = sandbox.folder.path / "disk"
     with image.open("wb") as file:
         file.truncate(mb << 20)
@@ -82,6 +84,19 @@ def shared_disk(sandbox: Sandbox, folder: str, mb: int) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", here], check=False)
         _run("losetup", "--detach", device)  # when the last process has left it
         image.unlink()
+
+
+def fill(path: Path) -> None:
+    """Leave no room: none that ext4 gives back when it has written what it held in memory, either."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 10):
+            try:
+                while True:
+                    file.write(bytes(size))
+                    os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
 
 
 def _run(*words: str | Path) -> str:
