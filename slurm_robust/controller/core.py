@@ -158,8 +158,9 @@ class Core(Context):
         return effects
 
     def _go_on(self, now: Now) -> None:
-        nodes = (*self.state.slots, *self.state.spares)
-        self.liveness.step(now, self.starts.step_ended(nodes, now))
+        if self.liveness.has_news:
+            nodes = (*self.state.slots, *self.state.spares)
+            self.liveness.step(now, self.starts.step_ended(nodes, now))
         while (following := self._stage.step(self, now)) is not None:
             self._stage = self._table(following)
             self._stage.enter(self, now)

@@ -112,10 +112,13 @@ class Liveness:
 
     # -- what follows --------------------------------------------------------------------------------
 
+    @property
+    def has_news(self) -> bool:
+        """Whether :meth:`step` is due: it judges nobody before the beacons that have come are read."""
+        return self._is_news and self._interval_s > 0
+
     def step(self, now: Now, explained: Collection[str]) -> None:
         """Probe and judge; ``explained``: nodes whose agents are known to have ended."""
-        if not self._interval_s or not self._is_news:
-            return  # beacons that have come must be read before anybody is judged
         self._is_news = False
         self._prove(now)
         self._follow_missing(now)
