@@ -18,10 +18,13 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from slurm_robust.agent.folders import read_tail
 from slurm_robust.agent.network import PortHolder, local_address
 from slurm_robust.agent.rankenv import prepare_inherited, torch_release, torchrun
+from slurm_robust.analysis.logs.ranks import root_exit
 from slurm_robust.analysis.replay import GroupRun
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.worker import environment
@@ -148,10 +151,7 @@ def _watch(folder: Path, node: str, ranks: dict[int, subprocess.Popen[bytes]], d
                 del left[rank]
                 add_line(trace_path(folder, rank), ReplayEnd(code=code))
                 if code:
-                    ended = (
-                        WorkerExit(rank=rank, code=code) if code > 0 else WorkerExit(rank=rank, signal=-code)
-                    )
-                    leave_failure(folder, f"on {node} {ended.describe()}")
+                    leave_failure(folder, f"on {node} {_exit(rank, code).describe()}")
                     return
             time.sleep(_POLL_S)
     finally:
@@ -173,7 +173,7 @@ def output_path(folder: Path, rank: int) -> Path:
 
 
 def leave_failure(folder: Path, text: str) -> None:
-    """Say that a rank has failed. The first one counts: others fail because of it. Raises ``OSError``."""
+    """Say that a rank has failed, so that the others wait for nothing. Raises ``OSError``."""
     try:
         with (folder / _FAILED).open("x") as file:
             file.write(text)
@@ -194,8 +194,8 @@ def has_failed(folder: Path) -> bool:
 
 def group_run(folder: Path, nodes: Sequence[str], nproc: int, waited_s: float) -> GroupRun:
     """What the group did, by its ranks' files; ``waited_s`` seconds were given to it. Raises ``OSError``."""
-    trouble = (folder / _FAILED).read_text() or "a rank failed" if has_failed(folder) else ""
     ranks = [read_lines(trace_path(folder, rank)) for rank in range(len(nodes) * nproc)]
+    trouble = _failure(folder, nodes, nproc, ranks) if has_failed(folder) else ""
     machines = [line.name for lines in ranks for line in lines if isinstance(line, Machine)]
     silent = sorted({nodes[r // nproc] for r, lines in enumerate(ranks) if not _has_ended(lines)})
     if not trouble and silent:
@@ -206,6 +206,29 @@ def group_run(folder: Path, nodes: Sequence[str], nproc: int, waited_s: float) -
         kind=f"{len(nodes)} x {nproc}: {'; '.join(machines)}",
         trouble=trouble or _oddity([line for lines in ranks for line in lines]),
     )
+
+
+def _failure(folder: Path, nodes: Sequence[str], nproc: int, ranks: Sequence[Sequence[Line]]) -> str:
+    """The rank that failed first, by what the ranks' ends and last output say of each other."""
+    ends = [
+        NodeExit(
+            node=nodes[rank // nproc], exit=_exit(rank, line.code, read_tail((output_path(folder, rank),)))
+        )
+        for rank, lines in enumerate(ranks)
+        for line in lines
+        if isinstance(line, ReplayEnd)
+    ]
+    first = root_exit(ends)
+    if first is not None:
+        return f"on {first.node} {first.exit.describe()}"
+    return (folder / _FAILED).read_text() or "a rank failed"
+
+
+def _exit(rank: int, code: int, tail: tuple[str, ...] = ()) -> WorkerExit:
+    """``code`` is negative for a signal."""
+    if code < 0:
+        return WorkerExit(rank=rank, signal=-code, tail=tail)
+    return WorkerExit(rank=rank, code=code, tail=tail)
 
 
 def _has_ended(lines: Sequence[Line]) -> bool:

@@ -267,6 +267,7 @@ def test_another_state_than_expected_is_taken_anew(
 def test_another_state_than_before_is_taken(example: Watched, change: Callable[[Watched], Any]) -> None:
     """The change comes between two snapshots; after two of the new kind they are begun ahead again."""
     example.foresee()
+    example.snapshotter.settle()
     answer = change(example)
     example.watch.then = lambda: answer
     for step in range(5, 9):

@@ -14,10 +14,17 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.analysis.replay import GroupRun, judge
-from slurm_robust.diagnostics.replay.node import Task, group_run, has_failed, trace_path
+from slurm_robust.diagnostics.replay.node import (
+    Task,
+    group_run,
+    has_failed,
+    leave_failure,
+    output_path,
+    trace_path,
+)
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import CommandKind
-from slurm_robust.worker.replay import Loss, ReplayEnd, read_lines
+from slurm_robust.worker.replay import Loss, ReplayEnd, add_line, read_lines
 from tests.forked_python import ForkedPython
 from tests.waiting import wait_for
 
@@ -102,6 +109,15 @@ def test_the_first_rank_that_fails_ends_the_group(tmp_path: Path) -> None:
         assert [part.wait(120) for part in parts] == [0, 0]
     assert has_failed(tmp_path / "a")
     assert result(tmp_path, "a", "b").trouble == "on b rank 1: SIGKILL"
+
+
+def test_a_rank_that_lost_its_peer_is_not_the_one_that_failed(tmp_path: Path) -> None:
+    """Though its end was noticed first."""
+    leave_failure(tmp_path, "on a rank 0: exit code 1")
+    for rank, code in enumerate((1, -signal.SIGKILL)):
+        add_line(trace_path(tmp_path, rank), ReplayEnd(code=code))
+    output_path(tmp_path, 0).write_text("RuntimeError: Connection closed by peer [127.0.0.1]:29500\n")
+    assert group_run(tmp_path, ("a", "b"), 1, 1.0).trouble == "on b rank 1: SIGKILL"
 
 
 def test_ranks_end_with_the_part_that_started_them(tmp_path: Path) -> None:
