@@ -71,6 +71,7 @@ class TakeoverWatch:
         self._agreed: tuple[int, float] | None = None  # since when there is a quorum, for which epoch
         self._voted: Path | None = None
         self._started = 0
+        self._ask_at, self._was_down = 0.0, False
         self._child: subprocess.Popen[bytes] | None = None
 
     def tick(self, silence_s: float, controller: EpochRecord | None, place: Place) -> None:
@@ -127,7 +128,8 @@ class TakeoverWatch:
         place_of_host = Place(addresses=(*controller.addresses, controller.host), port=controller.port)
         answers = self._probe({host: place_of_host}, policy.PROBE_S)
         is_answering = host in answers.nodes
-        if host not in answers.asked or not policy.is_lost(silent_s, answers=is_answering):
+        is_down = is_answering and self._is_down(host)
+        if host not in answers.asked or not policy.is_lost(silent_s, answers=is_answering, is_down=is_down):
             self._withdraw()
             return
         vote = Vote(
@@ -183,6 +185,16 @@ class TakeoverWatch:
                 continue  # withdrawn just now
         answering = self._probe(places, policy.PROBE_S).nodes if places else frozenset()
         return tuple(node for node in voters if node == self._node or node in answering)
+
+    def _is_down(self, host: str) -> bool:
+        """Whether Slurm, asked now and then, has given up a host that answers."""
+        now = self._clock()
+        if now < self._ask_at:
+            return self._was_down
+        self._ask_at, self._was_down = now + policy.ASK_EVERY_S, False
+        (node,) = self._make().nodes([host])
+        self._was_down = node.is_down
+        return self._was_down
 
     def _ask_slurm(self, host: str) -> str:
         """Slurm's word on a host that it does not reach either, "" for any other."""

@@ -19,6 +19,9 @@ VOTERS = 7
 PROBE_S = 1.0
 """For how long a kernel is probed."""
 
+ASK_EVERY_S = 10.0
+"""Between two questions to Slurm about a host that answers."""
+
 AGAIN_S = 1.0
 """Between two rounds of a voter."""
 
@@ -56,9 +59,12 @@ def quorum(voting: int) -> int:
     return max(2, voting // 2 + 1)
 
 
-def is_lost(silent_s: float, *, answers: bool) -> bool:
-    """Whether a host counts as lost whose controller is silent; ``answers``: its kernel does."""
-    return not answers or silent_s > UNANSWERED_S
+def is_lost(silent_s: float, *, answers: bool, is_down: bool = False) -> bool:
+    """Whether a host counts as lost whose controller is silent.
+
+    ``answers``: its kernel does; ``is_down``: Slurm has given it up, since it has rebooted, say.
+    """
+    return not answers or is_down or silent_s > UNANSWERED_S
 
 
 def patience_s(own: str, agreeing: Sequence[str]) -> float:

@@ -83,3 +83,36 @@ def test_a_cut_network_of_the_batch_host_heals_and_one_controller_is_left(
     assert "has taken over; this one ends" in job.log
     assert "waits for its end" in job.log
     assert "is requeued" not in job.log
+
+
+@pytest.mark.soak
+def test_a_host_that_took_over_may_die_too(sandboxes: Callable[..., Sandbox], reference: str) -> None:
+    sandbox = sandboxes(nodes=6, slurmd_timeout_s=20)
+    job = ProtectedJob(sandbox, f"--spares 2 {TINY} 60 --step-s 0.3", nodes=4)
+    for incident in (1, 2):
+        job.wait_step(5 * incident)
+        host = job.state.own_node
+        sandbox.fault.power_cut(host)
+        job.wait_recovered(incident)
+        assert job.state.own_node != host
+        assert host not in job.state.slots
+    job.wait(lambda: job.state.ended is not None, 180, "end of the run")
+    assert job.out.read_text() == reference
+    assert job.state.restart_count == 0
+    job.wait(lambda: job.slurm_state() in ("COMPLETED", ""), 240, "end of the job")
+    assert job.exit_code() == "0:0"
+
+
+@pytest.mark.soak
+def test_a_batch_host_that_reboots_at_once(sandbox: Sandbox, reference: str) -> None:
+    job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.3", nodes=3)
+    job.wait_step(5)
+    host = job.state.own_node
+    sandbox.fault.power_cut(host)
+    sandbox.fault.boot(host)
+    taken_over(job)
+    job.wait(lambda: job.state.ended is not None, 240, "end of the run")
+    assert job.out.read_text() == reference
+    assert job.state.restart_count == 0
+    job.wait(lambda: job.slurm_state() in ("COMPLETED", ""), 240, "end of the job")
+    assert job.exit_code() == "0:0"

@@ -11,8 +11,8 @@ from slurm_robust.controller.stages.watch import (
     RECONNECT_S,
     all_done,
     ended_with,
+    is_taken_host_lost,
     leave,
-    standbys_heard,
     with_cause,
 )
 from slurm_robust.controller.transitions import (
@@ -159,15 +159,10 @@ class Observing:
         core.emit(Say(text=f"observe mode, would do: {decided.reason}"))
 
 
-TAKEN_S = 4.0
-"""An agent that lives has found the next controller within this time."""
-
-
 class Reconnecting:
     """A new controller finds the agents of a generation that runs; training never noticed.
 
-    One that has taken over from a dead host waits no longer than needed for that host's agent, if there is a
-    standby for it: without one a return is sooner than a requeue.
+    One that has taken over from a dead host does not wait as long for that host's agent.
     """
 
     def __init__(self, begin: ToReconnecting) -> None:
@@ -191,7 +186,8 @@ class Reconnecting:
             core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)
         waited_s, taken = now.mono - self._since, state.taken_from
-        if waited_s > TAKEN_S and set(state.slots) - here.keys() == {taken} and standbys_heard(core, now):
+        others_here = set(state.slots) - here.keys() == {taken}
+        if others_here and is_taken_host_lost(core, taken, waited_s, now):
             detail = f"{taken}, from which this controller took over, has not been heard for {waited_s:.1f} s"
             fault = Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=waited_s)
             return leave(core, {**here, taken: "gone"}, fault, now)

@@ -144,6 +144,14 @@ def test_a_host_whose_kernel_answers_is_left_to_its_supervisor(world: World, wat
     assert len(watches[1].started) == 1
 
 
+def test_a_host_that_has_rebooted_answers_and_has_no_controller(world: World, watches: list[Watch]) -> None:
+    world.silent.clear()
+    world.down("n1")
+    turn_all(watches[1:])
+    assert len(watches[1].started) == 1
+    assert "though its kernel answers" in watches[1].started[0]
+
+
 def test_a_node_that_is_cut_off_itself_starts_nothing(world: World, watches: list[Watch]) -> None:
     world.cut = {"n3"}
     turn_all(watches[2:3], 5)

@@ -12,12 +12,13 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import takeover
 from slurm_robust.controller.preflight import Plan, load_plan, save_plan
 from slurm_robust.controller.takeover import finish, watch
-from slurm_robust.controller.transitions import ToReconnecting
+from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.wire.messages import Phase
 from tests.unit.controller.fake_job import Job
 
 
@@ -154,6 +155,22 @@ def test_the_dead_host_gives_its_slot_to_a_standby_within_seconds() -> None:
     assert "n1" in job.core.state.evicted
     (opened,) = [e for e in job.journal if isinstance(e, ev.IncidentOpened)]
     assert opened.symptom is Symptom.NODE_LOST
+
+
+def test_nor_is_an_agent_started_there_where_it_died_in_the_middle_of_a_recovery() -> None:
+    job = Job(slots=("n1", "n2"), spares=("n3",))
+    job.train_to(3)
+    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="a rank died", sealed_step=2)
+    started = ev.ControllerStarted(t=job.wall, epoch=2, host="n2", pid=1, port=1, taken_from="n1")
+    history = (*job.journal, ended, started)
+    later = Job(history=history, first=ToGathering(start=True, expected=True))
+    later.heartbeats = {node: b for node, b in job.heartbeats.items() if node != "n1"}
+    later.dead.add("n1")
+    for node in later.heartbeats:
+        later.change(node, phase=Phase.IDLE)
+    later.until(lambda: later.core.state.generation == 2)
+    assert later.started == []
+    assert later.core.state.slots == ("n3", "n2")
 
 
 def test_without_a_standby_it_is_waited_for_as_ever_and_then_requeued_without_it() -> None:

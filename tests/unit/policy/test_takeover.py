@@ -36,6 +36,7 @@ def test_a_host_whose_kernel_answers_has_time_to_bring_its_controller_back() -> 
     assert is_lost(10.0, answers=False)
     assert not is_lost(UNANSWERED_S, answers=True)
     assert is_lost(UNANSWERED_S + 1, answers=True)
+    assert is_lost(10.0, answers=True, is_down=True)
 
 
 def test_each_leaves_the_ones_before_it_their_time() -> None:
