@@ -70,7 +70,7 @@ class TakeoverWatch:
         self._next = 0.0
         self._agreed: tuple[int, float] | None = None  # since when there is a quorum, for which epoch
         self._voted: Path | None = None
-        self._started = 0
+        self._started, self._start_at = 0, 0.0
         self._ask_at, self._was_down = 0.0, False
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -204,9 +204,10 @@ class TakeoverWatch:
         return f"{host} is {'+'.join(sorted(node.states))}"
 
     def _start(self, epoch: int, host: str, why: str) -> None:
-        if self._started >= policy.MOST or (self._child is not None and self._child.poll() is None):
+        is_running = self._child is not None and self._child.poll() is None
+        if self._started >= policy.MOST or is_running or self._clock() < self._start_at:
             return
-        self._started += 1
+        self._started, self._start_at = self._started + 1, self._clock() + policy.TURN_S
         self._agreed = None
         self._child = subprocess.Popen(
             (
