@@ -21,7 +21,8 @@ from slurm_robust.model.record import UNREADABLE
 from slurm_robust.policy import takeover as policy
 from slurm_robust.policy.takeover import Vote
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.files import names_in, read_regular, write_atomically
@@ -37,6 +38,14 @@ LAST_S = 20.0
 
 _MOST_BYTES = 1 << 16
 _votes = msgspec.json.Decoder(Vote)
+
+
+def _is_candidate(node: str, environ: Mapping[str, str]) -> bool:
+    try:
+        return node in allocation_from_environment(environ).nodes[: policy.CANDIDATES]
+    except NotInAllocation:
+        return False  # started by hand or by a test
+
 
 Probe = Callable[[Mapping[str, Place], float], Answers]
 
@@ -65,7 +74,7 @@ class TakeoverWatch:
         self._clock = clock
         self._environ = dict(environ)
         self._program = tuple(program)
-        self._is_job = "SLURM_JOB_ID" in environ
+        self._is_candidate = _is_candidate(node, environ)
         self._thread: threading.Thread | None = None
         self._next = 0.0
         self._agreed: tuple[int, float] | None = None  # since when there is a quorum, for which epoch
@@ -76,7 +85,7 @@ class TakeoverWatch:
 
     def tick(self, silence_s: float, controller: EpochRecord | None, place: Place) -> None:
         """Vote and act when it is due; ``place``: where this node's kernel is probed. Returns at once."""
-        if not self._spec.takeover_s or not self._is_job or controller is None:
+        if not self._spec.takeover_s or not self._is_candidate or controller is None:
             return
         silent = silence_s >= self._spec.takeover_s
         if not silent and self._voted is None:

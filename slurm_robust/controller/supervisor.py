@@ -16,11 +16,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import PreflightError
@@ -32,6 +35,8 @@ from slurm_robust.util.process import raise_file_limit
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import KeysError
+
+T = TypeVar("T")
 
 
 class Signals:
@@ -83,6 +88,9 @@ FOLLOW_S = 600.0
 
 FOLLOW_EVERY_S = 1.0
 
+STORAGE_ANSWERS_S = 5.0
+"""Signals must not wait longer for storage that hangs."""
+
 END_S = 10.0
 """A controller that has reported the end has ended after this time, or hangs in the kernel (a dead mount)."""
 
@@ -125,6 +133,7 @@ class Others:
     def __init__(self, job: JobDirectory, after: int | None = None) -> None:
         """``after``: only those with a higher epoch than this; None: than there is now."""
         self._job = job
+        self._thread: threading.Thread | None = None
         self._size = -1
         self._host = socket.gethostname()
         newest = self._newest() if after is None else None
@@ -142,26 +151,36 @@ class Others:
 
     def has_grown(self) -> bool:
         """Whether the journal has since this was last asked, or storage does not say."""
-        try:
-            size = self._job.journal.stat().st_size
-        except OSError:
+        size = self._ask(lambda: self._job.journal.stat().st_size)
+        if size is None:
             return True
         before, self._size = self._size, size
         return size != before
 
     def end(self) -> int | None:
         """The exit code of a job that is over for good."""
-        try:
-            state = fold(read(self._job.journal))
-        except (OSError, JournalDamaged):
-            return None
-        return state.ended.code if state.ended is not None and state.ended.final else None
+        state = self._ask(lambda: fold(read(self._job.journal)))
+        return (
+            state.ended.code if state is not None and state.ended is not None and state.ended.final else None
+        )
 
     def _newest(self) -> EpochRecord | None:
-        try:
-            return newest_epoch(self._job.epochs)
-        except OSError:
-            return None  # a controller that begins finds out when storage answers
+        return self._ask(lambda: newest_epoch(self._job.epochs))
+
+    def _ask(self, question: Callable[[], T]) -> T | None:
+        """What storage answers within :data:`STORAGE_ANSWERS_S`; None where it does not, or refuses."""
+        found: list[T] = []
+
+        def ask() -> None:
+            with suppress(OSError, JournalDamaged):
+                found.append(question())
+
+        if self._thread is not None and self._thread.is_alive():
+            return None  # it hangs
+        self._thread = threading.Thread(target=ask, name="srobust-others", daemon=True)
+        self._thread.start()
+        self._thread.join(STORAGE_ANSWERS_S)
+        return found[0] if found else None
 
 
 class Supervisor:

@@ -16,6 +16,9 @@ from slurm_robust.wire.probes import Place
 VOTERS = 7
 """Nodes that are asked: enough for some to live, few enough for storage."""
 
+CANDIDATES = 28
+"""Of a large job only the first nodes, as Slurm lists them, read the journal to learn whether they vote."""
+
 PROBE_S = 1.0
 """For how long a kernel is probed."""
 

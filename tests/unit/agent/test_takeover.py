@@ -47,6 +47,7 @@ class World:
         self.cut: set[str] = set()
         self.slurm = FakeSlurm()
         self.now = 100.0
+        self.nodelist = "n[1-4]"
 
     def take(self, node: str) -> EpochRecord:
         return take_epoch(
@@ -75,7 +76,7 @@ class Watch:
             probing=lambda places, for_s: world.probe(node, places, for_s),
             make=lambda: world.slurm,
             clock=lambda: world.now,
-            environ={**os.environ, "SLURM_JOB_ID": "7"},
+            environ={**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": world.nodelist},
             program=(sys.executable, "-c", code),
         )
 
@@ -223,6 +224,15 @@ def test_an_agent_starts_only_so_many(world: World, watches: list[Watch]) -> Non
         turn_all(watches[1:2])
         watches[2].turn()
     assert len(watches[1].started) == MOST
+
+
+def test_in_a_large_job_only_the_first_nodes_read_the_journal(world: World) -> None:
+    world.nodelist = "m[1-28],n[1-4]"
+    world.job.journal.unlink()
+    watch = Watch(world, "n2")
+    watch.turn()
+    assert not watch.voted
+    assert watch.watch._thread is None
 
 
 def test_nobody_takes_over_where_it_is_switched_off(world: World) -> None:
