@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,19 @@ from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import takeover
+from slurm_robust.controller.__main__ import _fenced, _write_start
+from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan, load_plan, save_plan
 from slurm_robust.controller.takeover import finish, watch
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.journal import read
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.wire.epochs import EpochRecord
 from slurm_robust.wire.messages import Phase
 from tests.unit.controller.fake_job import Job
 
@@ -186,3 +192,44 @@ def test_a_host_that_was_only_cut_off_goes_on_training() -> None:
     job.train_to(9)
     assert job.core.state.generation == 1
     assert job.core.state.evicted == {}
+
+
+# -- the old controller --------------------------------------------------------------------------------
+
+
+def test_the_end_of_an_overtaken_controller_is_not_the_end_of_the_job(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert _fenced(93, journal) == 93
+    journal.is_ours = lambda: False
+    assert _fenced(93, journal) == ExitCode.OTHER_CONTROLLER
+
+
+def test_storage_that_hangs_or_refuses_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_robust.controller.__main__.FENCE_S", 0.1)
+    journal, never = Journal(tmp_path / "journal.jsonl"), threading.Event()
+    journal.is_ours = never.wait
+    assert _fenced(93, journal) == 93
+    never.set()
+
+    def refuse() -> bool:
+        raise OSError("stale")
+
+    journal.is_ours = refuse
+    assert _fenced(93, journal) == 93
+
+
+def test_a_controller_says_from_whom_it_took_over_and_its_successor_does_not(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    plan = planned(slurm, tmp_path)
+    epochs = (("n1", ""), ("n2", "n1"), ("n2", "n1"))
+    for number, (node, taken_from) in enumerate(epochs, 1):
+        journal = Journal(tmp_path / "journal.jsonl")
+        journal.epoch = number
+        epoch = EpochRecord(epoch=number, host=node, addresses=(), port=1, pid=1, run_id="r", node=node)
+        _write_start(journal, plan, epoch, taken_from, "it is dead")
+        assert journal.close()
+    found = [e for e in read(tmp_path / "journal.jsonl") if isinstance(e, ev.ControllerStarted)]
+    assert [(e.taken_from, e.reason) for e in found] == [("", ""), ("n1", "it is dead"), ("", "")]
+    assert [e.known for e in found] == [0, 2, 3]
