@@ -119,25 +119,28 @@ def report_end(descriptor: int | None, code: int) -> None:
 def supervise(directory: Path, run_id: str = "", *options: str, after: int | None = None) -> int:
     """Run controllers on the ``directory`` of ``run_id`` until one reports the end; the job's exit code.
 
-    ``options``: more of them for each controller; ``after``: the epoch of the last one elsewhere.
+    ``options``: more of them for each controller; ``after``: the epoch of the last one elsewhere, by default
+    the newest there is. Raises ``OSError``.
     """
     raise_file_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
     job = JobDirectory(directory)
+    if after is None:
+        newest = newest_epoch(job.epochs)
+        after = newest.epoch if newest is not None else 0
     return Supervisor((*command, "--run-id", run_id, *options), others=Others(job, after)).run()
 
 
 class Others:
     """Controllers of other hosts, as the job directory shows them."""
 
-    def __init__(self, job: JobDirectory, after: int | None = None) -> None:
-        """``after``: only those with a higher epoch than this; None: than there is now."""
+    def __init__(self, job: JobDirectory, after: int) -> None:
+        """``after``: only those with a higher epoch than this."""
         self._job = job
         self._thread: threading.Thread | None = None
         self._size = -1
         self._host = socket.gethostname()
-        newest = self._newest() if after is None else None
-        self._before = newest.epoch if newest is not None else after or 0
+        self._before = after
 
     def has_job(self, ours: Collection[int]) -> str:
         """The host of the controller that has taken the job since, "" where none has.

@@ -76,7 +76,7 @@ def take_over(
     """Keep a controller running until the job is over, then end the job; its exit code."""
     node = os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
     say(f"takeover: {why}; the controller runs on {node} now")
-    others = Others(directory)
+    others = Others(directory, epoch)
     if (code := others.end()) is None:
         threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
         options = ("--taken-from", taken_from, "--why", why)
