@@ -54,6 +54,7 @@ from slurm_robust.agent.stimuli import (
     Ticked,
     WatchGpus,
 )
+from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.nodes.live.inspection import Inspection
 from slurm_robust.util.executor import SerialExecutor
@@ -70,6 +71,7 @@ from slurm_robust.wire.messages import (
     ProbeNodes,
     StacksShown,
 )
+from slurm_robust.wire.probes import Place
 from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.spawning import Exited, SpawnFailed
 
@@ -127,12 +129,14 @@ class Agent:
         self._steps = StepWatch()
         self._deaths = DeathWatch()
         self._oom_kills = OomKills()
-        self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
+        self._orphan = OrphanWatch(setup.node, setup.job)
+        self._takeover = TakeoverWatch(spec, setup.job, setup.node)
         self._wakeup = WakeUp()
         self._heartbeat_wanted = True
         self._heartbeat_due = 0.0
         self._polled = 0.0
         self._terms = 0
+        self._is_termed = False
         self._ended = False
         self._keep_copies = True
         self._flush = -1
@@ -156,9 +160,11 @@ class Agent:
                 self._turn()
         finally:
             self._close()
+        self._takeover.guard(lambda: self._is_termed)
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._terms += 1
+        self._is_termed = True
 
     def _close(self) -> None:
         self._socket.close()
@@ -274,7 +280,10 @@ class Agent:
         self._link.on_answer(message.epoch, time.monotonic())
 
     def _follow_controller(self, now: float) -> None:
-        self._orphan.tick(self._link.silence(now))
+        silence_s, addresses = self._link.silence(now), (self._book.address, self._setup.node)
+        self._orphan.tick(silence_s)
+        place = Place(addresses=tuple(filter(None, addresses)), port=self._liveness.port)
+        self._takeover.tick(silence_s, self._link.controller, place)
         if self._link.wants_epoch(now):
             self._files.submit(partial(read_epoch, self._setup.job.epochs))
         if self._socket.endpoint:

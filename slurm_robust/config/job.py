@@ -63,6 +63,11 @@ class Timings(Section):
     probe either and [another node finds the same](detection.md#a-verdict-within-a-second). With more than
     1,000 nodes it takes longer. 0: only ``node_dead_s`` counts, and no beacons are sent."""
 
+    takeover_s: _SecondsOrNone = 10.0
+    """After this silence of the controller the agents ask whether the node on which it runs is dead. If it
+    is, one of them starts [another controller](takeover.md). 0: never; the job is requeued when Slurm gives
+    the batch host up."""
+
     unreachable_s: Seconds = 300.0
     """How long to wait for nodes that fell silent together, because the network between them may recover."""
 

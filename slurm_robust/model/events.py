@@ -22,10 +22,12 @@ def _snake(name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
 
-class Event(Record, tag_field="event", tag=_snake):
+class Event(Record, tag_field="event", tag=_snake, kw_only=True):
     """Base of all events; ``event`` in the JSON is the class's name in snake case."""
 
     t: float
+    epoch: int = 0
+    """Of the controller that wrote it; 0 where that is not known."""
 
 
 class RunStarted(Event):
@@ -55,6 +57,13 @@ class ControllerStarted(Event):
     port: int
     node: str = ""
     """Slurm's name of ``host``."""
+    known: int = -1
+    """How many events it had read, -1 where that is not known: what an earlier controller wrote after them
+    does not count."""
+    taken_from: str = ""
+    """The node of the controller from which this one took over, "" where it did not."""
+    reason: str = ""
+    """Why it took over."""
 
 
 class AllocationTaken(Event):

@@ -60,6 +60,8 @@ class JobState(Record, dict=True):
     epoch: int = 0
     own_node: str = ""
     """Where the newest controller runs."""
+    taken_from: str = ""
+    """The node from which it took over, "" where it did not."""
     slots: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
@@ -175,7 +177,10 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.ControllerStarted, state: JobState) -> JobState:
     ended = state.ended if state.ended is not None and state.ended.final else None
-    return msgspec.structs.replace(state, epoch=event.epoch, own_node=event.node or event.host, ended=ended)
+    own = event.node or event.host
+    return msgspec.structs.replace(
+        state, epoch=event.epoch, own_node=own, taken_from=event.taken_from, ended=ended
+    )
 
 
 @apply.register

@@ -284,7 +284,8 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
         case ev.FirstStep():
             yield "first step", f"step {event.step}" if event.reported else "done"
         case ev.ControllerStarted():
-            yield "controller", f"started on {event.host}"
+            taken = f", taken over from {event.taken_from}: {event.reason}" if event.taken_from else ""
+            yield "controller", f"started on {event.host}{taken}"
         case ev.RequeueStarted():
             yield "requeue", event.reason
         case ev.AllocationTaken():
