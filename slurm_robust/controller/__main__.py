@@ -119,9 +119,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
         allocation = _allocation(slurm, plan)
         first = begin(journal, plan)
         state = fold(journal.events)
-        lent = Lent(allocation)
-        for node, companion in state.lenders.items():
-            lent.add(companion, node)
+        lent = Lent(allocation, state.lenders)
         steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents, lent)
         steps.adopt()
         core = Core(plan.config, state, build, first, read_clocks(), rules)
@@ -144,16 +142,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             store=SharedTiers(shared_tiers(places)),
             slurm=slurm,
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
-            lender=Lender(
-                slurm,
-                plan.config.companions,
-                lent,
-                job_id=plan.job_id,
-                run=plan.restart_count,
-                run_id=plan.run_id,
-                folder=directory.agents,
-                cwd=_submitted_in(directory, plan),
-            ),
+            lender=_lender(directory, plan, slurm, lent),
         )
         for line in introduction(plan, directory, core.state):
             say(line)
@@ -315,10 +304,18 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
         return allocation_from_environment(os.environ)
 
 
-def _submitted_in(directory: JobDirectory, plan: Plan) -> str:
-    """Where jobs are submitted whose folders lie beside this one's, as their epilogs look for them."""
-    beside = directory.path.parent
-    return str(beside.parent) if beside.name == JOBS_FOLDER else plan.cwd
+def _lender(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lent: Lent) -> Lender:
+    beside = directory.path.parent  # of folders of companions, where their epilogs look for suspects
+    return Lender(
+        slurm,
+        plan.config.companions,
+        lent,
+        job_id=plan.job_id,
+        run=plan.restart_count,
+        run_id=plan.run_id,
+        folder=directory.agents,
+        cwd=str(beside.parent) if beside.name == JOBS_FOLDER else plan.cwd,
+    )
 
 
 def _tester(

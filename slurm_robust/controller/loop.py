@@ -148,7 +148,11 @@ class Loop:
         self._restored = 0  # events of the journal, as far as they were reported
         self._folder_gone = False  # as it was reported
         self._pruning = False
-        self._acts: dict[type, Callable[..., None]] = {
+        self._acts = self._hands()
+
+    def _hands(self) -> dict[type, Callable[..., None]]:
+        """What carries out each effect."""
+        return {
             fx.Send: self._send,
             fx.StartAgents: self._start_agents,
             fx.AskAboutNodes: self._ask_about_nodes,

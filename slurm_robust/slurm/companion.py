@@ -96,9 +96,12 @@ def is_companion_of(job: Job, job_id: int, run_id: str) -> bool:
 class Lent:
     """Nodes that companions lend to one job. From any thread."""
 
-    def __init__(self, own: Allocation) -> None:
+    def __init__(self, own: Allocation, lenders: Mapping[str, int] | None = None) -> None:
+        """``lenders``: the companion of each node that is lent already."""
         self._own = own
         self._held: dict[str, Allocation] = {}
+        for node, job_id in (lenders or {}).items():
+            self.add(job_id, node)
 
     @property
     def gpus(self) -> int:
