@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.table import Table
 
@@ -78,12 +77,14 @@ def measure(sandbox: Sandbox, rep: int) -> Sample:
 
     log = folder[0] / "log"
     try:
-        common.wait_for(steps_done, LIMIT_S, f"the job does not train; see its output {_tail(log)}")
+        common.wait_for(steps_done, LIMIT_S, f"the job does not train; see its output {common.tail(log)}")
         launched = [e for e in read(journal) if isinstance(e, ev.GenerationLaunched)]
         node = launched[-1].slots[-1]
         cut = sandbox.fault.power_cut(node)
         try:
-            common.wait_for(recovered, LIMIT_S, f"no new step after the power cut of {node}:{_tail(log)}")
+            common.wait_for(
+                recovered, LIMIT_S, f"no new step after the power cut of {node}:{common.tail(log)}"
+            )
         finally:
             sandbox.fault.boot(node)
     finally:
@@ -104,10 +105,6 @@ def sample(journal: Sequence[ev.AnyEvent], cut: float) -> Sample:
         step=closed.t - cut,
         new_step=closed.step,
     )
-
-
-def _tail(log: Path) -> str:
-    return "\n" + log.read_text(errors="replace")[-1500:] if log.exists() else " (none yet)"
 
 
 if __name__ == "__main__":

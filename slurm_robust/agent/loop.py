@@ -323,6 +323,7 @@ class Agent:
             seen.alerts(now),
             seen.traffic,
             self._deaths.still_s(self._state.killed, now),
+            self._steps.start_phases,
         )
         self._heartbeat_wanted = not self._socket.send(heartbeat)
 

@@ -32,6 +32,7 @@ from slurm_robust.controller.liveness import Liveness
 from slurm_robust.controller.monitor import Monitor
 from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.starts import AgentStarts
+from slurm_robust.controller.startups import Startups
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.witnesses import Witnesses
 from slurm_robust.model import events as ev
@@ -86,6 +87,7 @@ class Core(Context):
         """``log_rules``: for the output of workers, without them those of this package."""
         super().__init__(config, state, now, log_rules)
         self.starts: Final = AgentStarts(self)
+        self.startups: Final = Startups(self, self.starts)
         self.witnesses: Final = Witnesses(self)
         self.liveness: Final = Liveness(self)
         self.checkpoints: Final = Checkpoints(self, now)
@@ -121,7 +123,9 @@ class Core(Context):
         """
         if self.starts.dismissed(heartbeat, now):
             return
+        before = self.fleet.heartbeat(heartbeat.node)
         heard = self.fleet.hear(heartbeat, now.mono)
+        self.startups.hear(before, heartbeat, now)
         if heard is not Heard.SAME:
             self.record(
                 ev.AgentJoined(
@@ -167,6 +171,7 @@ class Core(Context):
             self.liveness.step(now, self.starts.step_ended(nodes, now))
         while (following := self._stage.step(self, now)) is not None:
             self._stage = self._table(following)
+            self.incidents.stage(type(self._stage).__name__.lower(), now)
             self._stage.enter(self, now)
         self._send_for_stacks(now)
         self.witnesses.step(now)

@@ -92,6 +92,11 @@ class AgentStarts:
         for start in self._nodes.values():
             start.ended += seconds
 
+    def waited_s(self, node: str, now: Now) -> float | None:
+        """Seconds since the newest start on ``node``; None where another controller made it."""
+        start = self._nodes.get(node)
+        return None if start is None else now.mono - start.at
+
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
         """The agent of ``node`` could not begin (its own message, from the step's output)."""
         self._refused.setdefault(node, text)

@@ -16,6 +16,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.startup import PhaseTimes
 
 
 def _snake(name: str) -> str:
@@ -69,6 +70,8 @@ class AllocationTaken(Event):
     """Slurm's submit time, which a requeue sets anew, in seconds since 1970; None if not known."""
     time_limit_s: float | None = None
     """How long this run may take; None if not known."""
+    queued_s: float | None = None
+    """From ``submitted`` until Slurm started it, both by slurmctld's clock; None if not known."""
 
 
 class AgentJoined(Event):
@@ -104,7 +107,15 @@ class FirstStep(Event):
     step: int
     reported: bool
     """The script numbers its steps."""
-    timings: dict[str, float] = {}
+
+
+class StartMeasured(Event):
+    """How long the phases of the generation's start took: after its first step, or at its end without one."""
+
+    generation: int
+    phases: tuple[PhaseTimes, ...]
+    took_s: float | None = None
+    """From the order to launch until the first step of all ranks; None without one, or if it is not known."""
 
 
 class ProgressMade(Event):
@@ -301,6 +312,8 @@ class IncidentClosed(Event):
     step: int
     recover_s: float | None
     """From the verdict until that step; None where training went on by itself, or where it is not known."""
+    stages: dict[str, float] = {}
+    """Seconds from the fault until that step, by stage, in order; none where another controller began."""
 
 
 class CheckpointRequested(Event):
@@ -351,6 +364,7 @@ AnyEvent: TypeAlias = (
     | AgentJoined
     | GenerationLaunched
     | FirstStep
+    | StartMeasured
     | ProgressMade
     | IncidentOpened
     | SymptomAdded

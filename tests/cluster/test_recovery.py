@@ -227,6 +227,18 @@ def test_status_and_drill_on_the_own_job(sandbox: Sandbox) -> None:
     status = sandbox.exec(["srobust", "status", str(job.id), "--json"], user=USER, timeout_s=30, check=True)
     facts = json.loads(status.stdout)
     assert (facts["phase"], facts["generation"], len(facts["incidents"])) == ("training", 2, 1)
+    words = ["srobust", "status", str(job.id), "--phases", "--json"]
+    shown = json.loads(sandbox.exec(words, user=USER, timeout_s=30, check=True).stdout)
+    phases = {times["phase"]: set(times["nodes"]) for times in shown["phases"]}
+    assert phases.pop("stop") == {job.state.slots[0]}  # the other rank was dead
+    own = ("launch", "worker", "imports", "process group", "model", "restore", "first step")
+    slots = set(job.state.slots)
+    assert phases == dict.fromkeys(own, slots)  # and no agent or zygote was waited for
+    assert {"detecting", "stopping", "running"} <= shown["stages"].keys()
+    words = ["srobust", "status", str(job.id), "--phases", "--generation", "1"]
+    first = sandbox.exec(words, user=USER, timeout_s=30, check=True).stdout
+    assert "zygote" in first
+    assert "from submission or requeue" in first
     table = sandbox.exec(["srobust", "status", str(job.id)], user=USER, timeout_s=30, check=True).stdout
     assert "SIGKILL" in table
     assert "nobody" in table

@@ -87,5 +87,6 @@ def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:
             spares=spares,
             submitted=plan.submitted,
             time_limit_s=plan.time_limit_s,
+            queued_s=plan.queued_s,
         )
     )

@@ -11,16 +11,15 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy.patience import MARGIN_S
 from slurm_robust.slurm.records import SlurmVersion
+from slurm_robust.slurm.values import NEVER_S, PROLOG_AT_ALLOCATION, parse_number
 
 OLDEST = SlurmVersion(major=22, minor=5)
-_NEVER = 65534
 _LONG_S = 120
 _DELAY_S = 30
 _EPILOG_S = 10.0
 _BATCH_REQUEUES = 5
 _CLOCK_S = 2.0
 _CREDENTIAL_S = 150.0
-_PROLOG_AT_ALLOCATION = {"alloc", "contain", "deferbatch", "forcerequeueonfail", "nohold", "runinjob", "x11"}
 
 
 def leaving_s(timings: Timings) -> float:
@@ -94,7 +93,7 @@ def _prolog_hold(facts: Facts) -> str:
 
 
 def _prolog_late(facts: Facts) -> str:
-    if not facts.setting("Prolog") or facts.words("PrologFlags") & _PROLOG_AT_ALLOCATION:
+    if not facts.setting("Prolog") or facts.words("PrologFlags") & PROLOG_AT_ALLOCATION:
         return ""
     return "there is a Prolog, and PrologFlags lacks Alloc"
 
@@ -106,9 +105,8 @@ def _prolog_beside(facts: Facts) -> str:
 
 def _prolog_endless(facts: Facts) -> str:
     for hook in ("Prolog", "Epilog"):
-        limit = facts.setting(f"{hook}Timeout") or facts.setting("PrologEpilogTimeout")
-        number = re.match(r"\d+", limit)
-        if facts.setting(hook) and (number is None or int(number[0]) >= _NEVER):
+        limit = parse_number(facts.setting(f"{hook}Timeout") or facts.setting("PrologEpilogTimeout"))
+        if facts.setting(hook) and (limit is None or limit >= NEVER_S):
             return f"the {hook} has no time limit"
     return ""
 
