@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.companion import OF_JOB
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
@@ -102,6 +103,8 @@ def rescue(client: SlurmClient, allocation: Allocation, log: Path, controller: s
 
 
 def _allocation(node: str) -> Allocation | None:
+    if OF_JOB in os.environ:
+        return None  # this allocation is a companion's, which ends by itself
     try:
         allocation = allocation_from_environment(os.environ)
     except NotInAllocation:

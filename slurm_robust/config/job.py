@@ -320,6 +320,23 @@ class SlurmConfig(Section):
     """Ask Slurm to start a requeued job at once instead of after its usual delay of minutes."""
 
 
+class CompanionConfig(Section):
+    """Nodes from outside the allocation: a job that must replace a node and has no standby left gets one by a
+    [companion job](spares.md#companion-jobs) before it asks for a requeue."""
+
+    reservation: Annotated[_NonEmpty | None, Meta(examples=["srobust_spares"])] = None
+    """Reservation whose nodes companions use (``srobust spares create``). ``null``: none."""
+
+    partition: bool = False
+    """Use free nodes of the job's partition, after those of ``reservation``."""
+
+    wait_s: Seconds = 30.0
+    """Cancel a companion that has not started after this time, and go on without it. Training waits."""
+
+    sbatch: Annotated[tuple[_NonEmpty, ...], Meta(examples=[["--constraint=h200"]])] = ()
+    """Options of ``sbatch`` for companions, besides the account, partition and QOS of the job."""
+
+
 class WireConfig(Section):
     """Connections between controller and agents."""
 
@@ -382,6 +399,7 @@ class JobConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     workers: WorkersConfig = WorkersConfig()
     slurm: SlurmConfig = SlurmConfig()
+    companions: CompanionConfig = CompanionConfig()
     wire: WireConfig = WireConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
 

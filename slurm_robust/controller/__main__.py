@@ -22,6 +22,7 @@ from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.lender import Lender
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
@@ -36,11 +37,20 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.model.job import CommandKind, CopySpec, InspectionSpec, JobDirectory, JobSpec, make_in_job
+from slurm_robust.model.job import (
+    JOBS_FOLDER,
+    CommandKind,
+    CopySpec,
+    InspectionSpec,
+    JobDirectory,
+    JobSpec,
+    make_in_job,
+)
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.liveness import beacon_interval, overdue_s
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
@@ -116,9 +126,11 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         rules = _log_rules(journal, plan)
         allocation = _allocation(slurm, plan)
         first = begin(journal, plan)
-        steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents)
+        state = fold(journal.events)
+        lent = Lent(allocation, state.lenders)
+        steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents, lent)
         steps.adopt()
-        core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)
+        core = Core(plan.config, state, build, first, read_clocks(), rules)
         loop = Loop(
             core,
             config=plan.config,
@@ -138,7 +150,8 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
             ),
             store=SharedTiers(shared_tiers(places)),
             slurm=slurm,
-            tester=_tester(directory, plan, slurm, allocation, places[Tier.STORAGE]),
+            tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
+            lender=_lender(directory, plan, slurm, lent),
         )
         for line in introduction(plan, directory, core.state):
             say(line)
@@ -327,15 +340,34 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
         return allocation_from_environment(os.environ)
 
 
+def _lender(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lent: Lent) -> Lender:
+    beside = directory.path.parent  # of folders of companions, where their epilogs look for suspects
+    return Lender(
+        slurm,
+        plan.config.companions,
+        lent,
+        job_id=plan.job_id,
+        run=plan.restart_count,
+        run_id=plan.run_id,
+        folder=directory.agents,
+        cwd=str(beside.parent) if beside.name == JOBS_FOLDER else plan.cwd,
+    )
+
+
 def _tester(
-    directory: JobDirectory, plan: Plan, slurm: SlurmClient, allocation: Allocation, checkpoints: str
+    directory: JobDirectory,
+    plan: Plan,
+    slurm: SlurmClient,
+    allocation: Allocation,
+    lent: Lent,
+    checkpoints: str,
 ) -> Tester:
     ports = plan.config.rendezvous.ports
     replay = plan.config.replay
     command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)
     return Tester(
-        PlaceDiagnoser(SlurmPlace(slurm, allocation), ports=ports, report=say),
-        StepReplayer(slurm, allocation, directory.path / "replays", ports=ports),
+        PlaceDiagnoser(SlurmPlace(slurm, allocation, lent), ports=ports, report=say),
+        StepReplayer(slurm, allocation, directory.path / "replays", ports=ports, lent=lent),
         command,
         replay,
         checkpoints,

@@ -14,8 +14,9 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.companion import Lent
+from slurm_robust.slurm.errors import JobNotFound
 from slurm_robust.slurm.records import Allocation, Node
-from slurm_robust.slurm.requests import whole_node_steps
 from slurm_robust.slurm.step_output import before_abort, step_end, task_ends
 from slurm_robust.util import proc
 from slurm_robust.util.files import read_regular, write_atomically
@@ -114,10 +115,17 @@ class AgentSteps:
     """All agents' steps that this controller started or adopted."""
 
     def __init__(
-        self, slurm: SlurmClient, allocation: Allocation, command: tuple[str, ...], folder: Path
+        self,
+        slurm: SlurmClient,
+        allocation: Allocation,
+        command: tuple[str, ...],
+        folder: Path,
+        lent: Lent | None = None,
     ) -> None:
+        """``lent``: nodes of companions."""
         self._slurm = slurm
         self._allocation = allocation
+        self._lent = lent or Lent(allocation)
         self._command = command
         self._folder = folder
         self._outputs: list[_Output] = []
@@ -129,7 +137,7 @@ class AgentSteps:
         """
         # A name of its own for each start: steps of an earlier one may still be listed.
         name = f"agents-{epoch}-{len(self._outputs)}"
-        for request in whole_node_steps(self._allocation, nodes, self._command, name=name):
+        for request in self._lent.steps(nodes, self._command, name=name, environ=os.environ):
             path = self._folder / f"step-{epoch:06d}-{len(self._outputs):02d}.log"
             handle = self._slurm.launch_step(request, path)
             self._outputs.append(_Output(path, handle.poll, request.nodes))
@@ -182,8 +190,17 @@ class AgentSteps:
 
     def witnesses(self, nodes: tuple[str, ...]) -> tuple[Witness, ...]:
         """What Slurm says of each of ``nodes``, beside their silence. Raises ``SlurmError``."""
-        held = self._slurm.allocation(self._allocation.job_id).nodes
-        return tuple(_witness(node, node.name in held) for node in self._slurm.nodes(nodes))
+        jobs = {node: self._lent.holder(node).job_id for node in nodes}
+        held = {job: self._held_by(job) for job in (self._allocation.job_id, *jobs.values())}
+        return tuple(_witness(node, node.name in held[jobs[node.name]]) for node in self._slurm.nodes(nodes))
+
+    def _held_by(self, job_id: int) -> tuple[str, ...]:
+        try:
+            return self._slurm.allocation(job_id).nodes
+        except JobNotFound:
+            if job_id == self._allocation.job_id:
+                raise
+            return ()  # a companion that has ended
 
 
 def _numbers(path: Path) -> list[int]:

@@ -13,9 +13,11 @@ from typing import Final, Protocol
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.checkpoints import Checkpoints
+from slurm_robust.controller.companions import Companions
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import (
     Effect,
+    Lending,
     Now,
     ReplayTraining,
     RequeueAnswer,
@@ -34,6 +36,7 @@ from slurm_robust.controller.startups import Startups
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.witnesses import Witnesses
 from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
@@ -89,6 +92,7 @@ class Core(Context):
         self.liveness: Final = Liveness(self)
         self.checkpoints: Final = Checkpoints(self, now)
         self.monitor: Final = Monitor(self, now)
+        self.companions: Final = Companions(self, now)
         self.incidents: Final = Incidents(self)
         self.stacks: Final = StackBook(config.detect.stacks_s)
         self._table = table
@@ -267,6 +271,15 @@ class Core(Context):
         self.starts.on_witness(found)
         return self.on_tick(now)
 
+    def on_companion(self, number: int, job_id: int, source: Source, now: Now) -> None:
+        """A companion was submitted for BorrowNodes ``number``."""
+        self.companions.on_companion(number, job_id, source, now)
+
+    def on_lent(self, number: int, answer: Lending, now: Now) -> list[Effect]:
+        """Answer to BorrowNodes ``number``."""
+        self.companions.on_lent(number, answer, now)
+        return self.on_tick(now)
+
     def on_requeue(self, answer: RequeueAnswer, now: Now) -> list[Effect]:
         """What Slurm says to the requeue."""
         self._requeue = answer
@@ -330,15 +343,16 @@ class Core(Context):
         """Use ``node`` no more in this job, and leave word why for who administers it."""
         self.record(ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident))
         cause = self.state.incident if incident else None
+        companion = self.companions.end_lender(node, f"{node} is evicted", now)
         suspect = Suspect(
             node=node,
-            job_id=self.state.job_id,
+            job_id=companion or self.state.job_id,
             t=now.wall,
             reason=reason[:MOST_TEXT],
             symptom=cause.symptom.value if cause else "",
             evidence=tuple(line[:MOST_TEXT] for line in evidence[:MOST_EVIDENCE]),
         )
-        self.emit(SaveSuspect(suspect=suspect))
+        self.emit(SaveSuspect(suspect=suspect, companion=companion))
 
     def watch_progress(self, now: Now, *, force: bool = False) -> None:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""

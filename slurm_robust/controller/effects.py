@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TypeAlias
 
+from slurm_robust.model.companion import Source
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.findings import Alert, Suspect
 from slurm_robust.model.layout import ParallelLayout
@@ -38,6 +39,15 @@ class RequeueAnswer(Record):
     said: Said
     detail: str = ""
     """Its message, or who has to release the job."""
+
+
+class Lending(Record):
+    """What came of :class:`BorrowNodes`."""
+
+    nodes: dict[int, str] = {}
+    """By the companion that lends it."""
+    refusals: tuple[tuple[Source, str], ...] = ()
+    """Why others do not."""
 
 
 # -- core to loop ----------------------------------------------------------------------------------
@@ -146,10 +156,36 @@ class ReplayTraining(Record):
     layout: ParallelLayout
 
 
+class BorrowNodes(Record):
+    """Get ``missing`` nodes by companions, none of ``exclude``.
+
+    Answered by ``on_companion`` for each that was submitted, and by ``on_lent`` with ``number``.
+    """
+
+    number: int
+    sources: tuple[Source, ...]
+    missing: int
+    exclude: tuple[str, ...]
+
+
+class EndCompanions(Record):
+    """Cancel the companions ``jobs``."""
+
+    jobs: tuple[int, ...]
+
+
+class SweepCompanions(Record):
+    """Cancel all companions of this job but ``known``."""
+
+    known: tuple[int, ...]
+
+
 class SaveSuspect(Record):
     """Leave word for the administrator's side about a node that is given up."""
 
     suspect: Suspect
+    companion: int = 0
+    """It lends the node, and is cancelled then; 0 where none does."""
 
 
 class Say(Record):
@@ -181,6 +217,9 @@ Effect: TypeAlias = (
     | SaveAlerts
     | TestNodes
     | ReplayTraining
+    | BorrowNodes
+    | EndCompanions
+    | SweepCompanions
     | SaveSuspect
     | Say
     | Exit

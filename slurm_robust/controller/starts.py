@@ -109,7 +109,8 @@ class AgentStarts:
     def on_end(self, end: StepEnd, now: Now) -> None:
         """An srun, or some of its tasks, ended: an agent that is still there is heard again at once."""
         context = self._context
-        if end.code and not context.leaving:
+        is_over = context.state.ended is not None or context.state.requeueing is not None
+        if end.code and not (context.leaving or is_over):
             context.note(f"agents on {fold(end.nodes)} ended: {end.message}", "", now)
         for node in end.nodes:
             if not context.state.running:

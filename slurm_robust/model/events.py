@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory
@@ -284,6 +285,34 @@ class SpareAnswers(Event):
     node: str
 
 
+class CompanionSubmitted(Event):
+    """A companion waits for a node from ``source``."""
+
+    job_id: int
+    source: Source
+
+
+class CompanionStarted(Event):
+    """Companion ``job_id`` lends its node, which stands by."""
+
+    job_id: int
+    node: str
+
+
+class CompanionEnded(Event):
+    """Companion ``job_id`` was ended, or lends nothing any more."""
+
+    job_id: int
+    reason: str
+
+
+class NotLent(Event):
+    """A node that was asked for did not come from ``source``."""
+
+    source: Source
+    reason: str
+
+
 class IncidentClosed(Event):
     """The first new step was completed."""
 
@@ -361,6 +390,10 @@ AnyEvent: TypeAlias = (
     | NodeReturned
     | SpareSetAside
     | SpareAnswers
+    | CompanionSubmitted
+    | CompanionStarted
+    | CompanionEnded
+    | NotLent
     | IncidentClosed
     | CheckpointRequested
     | RequeueStarted

@@ -218,6 +218,8 @@ def _action(action: inc.Action) -> str:
             return f"start agents again on {fold(nodes)}"
         case inc.Restart():
             return "restart"
+        case inc.Borrow(nodes=nodes):
+            return f"ask for {count(nodes, 'node')} outside the allocation"
         case inc.Requeue(exclude=exclude):
             return f"requeue without {fold(exclude)}" if exclude else "requeue"
         case inc.Replay():
@@ -273,6 +275,8 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
     match event:
         case ev.NodeEvicted() if event.node not in report.suspects:
             yield "evicted", f"{event.node}: {event.reason}"
+        case ev.CompanionSubmitted() | ev.CompanionStarted() | ev.CompanionEnded() | ev.NotLent():
+            yield "companion", _companion(event)
         case ev.NodeReturned():
             yield "returned", f"{event.node} answers again; it is not used"
         case ev.CheckpointBanned():
@@ -296,6 +300,20 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
             yield "job ended", f"exit code {event.code}: {event.reason}"
         case ev.Noted():
             yield "note", f"{event.node}: {event.text}" if event.node else event.text
+
+
+def _companion(
+    event: ev.CompanionSubmitted | ev.CompanionStarted | ev.CompanionEnded | ev.NotLent,
+) -> str:
+    match event:
+        case ev.CompanionSubmitted():
+            return f"companion {event.job_id} is to lend a node ({event.source})"
+        case ev.CompanionStarted():
+            return f"companion {event.job_id} lends {event.node}"
+        case ev.CompanionEnded():
+            return f"companion {event.job_id} ends: {event.reason}"
+        case ev.NotLent():
+            return f"no node from {event.source}: {event.reason}"
 
 
 def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:

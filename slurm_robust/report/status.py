@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Companion
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.report.console import facts_table, seconds, show
@@ -52,6 +53,9 @@ class Status(Record):
     aside: dict[str, str]
     """Standbys that do not answer, with the reason."""
 
+    companions: dict[int, Companion]
+    """By job id."""
+
     evicted: dict[str, str]
     """Nodes that were given up, with the reason."""
 
@@ -92,6 +96,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         slots=state.slots,
         spares=state.spares,
         aside={node: why.reason for node, why in state.aside.items() if node in state.spares},
+        companions=dict(state.companions),
         evicted=dict(state.evicted),
         incidents=incident_rows(events),
         productivity=productivity(events, now),
@@ -199,6 +204,7 @@ def render(status: Status) -> RenderableType:
             f"{fold_nodes(status.slots)}" + (f"  spare {fold_nodes(status.spares)}" if status.spares else ""),
         ),
         ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
+        ("lent", "; ".join(_lent(job_id, one) for job_id, one in status.companions.items())),
         ("evicted", "; ".join(f"{node} ({why})" for node, why in status.evicted.items())),
         ("ETTR", _ettr(status)),
     ]
@@ -206,6 +212,11 @@ def render(status: Status) -> RenderableType:
     if not status.incidents:
         return facts
     return Group(facts, Text("\nIncidents", style="bold"), incident_table(status.job_id, status.incidents))
+
+
+def _lent(job_id: int, companion: Companion) -> str:
+    """``n5 by companion 12 (reservation srobust_spares)``."""
+    return f"{companion.node or 'no node yet'} by companion {job_id} ({companion.source})"
 
 
 def _step(status: Status) -> str:

@@ -37,7 +37,7 @@ shift
 exec "$@"
 """
 COMMANDS = {"train-container.sbatch": ("python", "train.py"), "train-prepared.sbatch": ()}
-NODES = {"train-requeue.sbatch": 2}
+NODES = {"train-requeue.sbatch": 2, "train-shared-spares.sbatch": 2}
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in TEMPLATES.glob("*.sbatch")))

@@ -29,6 +29,12 @@ def test_a_template_survives_what_it_promises_to_survive(path: Path) -> None:
     assert own[:2] in (["--spares", "1"], ["--spares", "0"])
 
 
+def test_templates_set_keys_that_there_are() -> None:
+    keys = ("companions.reservation", "companions.partition")
+    text = "\n".join(path.read_text() for path in TEMPLATES)
+    assert set(re.findall(r"SROBUST_CONFIG_COMPANIONS_\w+", text)) == {environment_name(key) for key in keys}
+
+
 def test_the_configuration_template_is_right() -> None:
     layers = Layers(JobConfig)
     layers.add_file(ROOT / "sbatch_templates" / "job.yaml")

@@ -8,6 +8,7 @@ from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, SaveEvidence, Say
 from slurm_robust.controller.stages.watch import watch_spares
 from slurm_robust.controller.transitions import (
+    ToBorrowing,
     ToDeciding,
     ToEnding,
     ToGathering,
@@ -78,6 +79,8 @@ class Deciding:
                 return ToGathering()
             case inc.Diagnose() | inc.Replay():
                 return ToTesting(fault=self._fault, action=action)
+            case inc.Borrow():
+                return ToBorrowing(fault=self._fault, action=action)
             case inc.Requeue(exclude=exclude, reason=reason):
                 return ToSaving(then=ToRequeueing(exclude=exclude, reason=reason, failure=True))
             case inc.GiveUp(code=code, reason=reason):

@@ -97,6 +97,7 @@ class Ending:
             core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason, final=begin.final))
         core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
         end_agents(core, keep_copies=not begin.final and core.checkpoints.need_memory())
+        core.companions.end_all("the job leaves its nodes", now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Exit when the agents are gone or have had their time."""

@@ -37,6 +37,7 @@ class Requeueing:
         if not core.checkpoints.need_memory():
             # Now: Slurm's own TERM comes to the agents before any later word of ours, and leaves the copies.
             end_agents(core, keep_copies=False)
+        core.companions.end_all("the job is requeued", now)
         self._ask(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:

@@ -8,6 +8,7 @@ from msgspec import structs
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.orphan import OrphanWatch, is_orphan, is_rescuer
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.slurm.companion import OF_JOB
 from slurm_robust.slurm.records import Allocation, Job, Node
 from slurm_robust.wire.epochs import EpochRecord
 
@@ -52,6 +53,17 @@ def test_silence_counts_from_the_last_answer() -> None:
     link.on_epoch(EpochRecord(epoch=1, host="h", addresses=(), port=1, pid=1, run_id="r"), 80.0)
     link.on_answer(1, 81.0)
     assert link.silence(91.0) == 10.0
+
+
+def test_an_agent_on_a_companions_node_rescues_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own allocation has no batch host that could die."""
+    for name, value in {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "n[1-2]", OF_JOB: "38"}.items():
+        monkeypatch.setenv(name, value)
+    watch = OrphanWatch("n2", tmp_path / "log")
+    watch.tick(10_000.0)
+    assert watch._thread is None
 
 
 def test_outside_of_a_job_nothing_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

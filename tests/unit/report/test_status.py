@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Symptom
 from slurm_robust.report.status import render, status_at, status_of
@@ -127,3 +128,21 @@ def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:
     aside = ev.SpareSetAside(t=1.0, node="n2", reason="silent for 5.5 s", usable=True)
     assert "standby n2 (silent for 5.5 s)" in shown(taken, aside)
     assert "silent" not in shown(taken, aside, ev.SpareAnswers(t=2.0, node="n2"))
+
+
+def test_companions_and_their_nodes_are_shown() -> None:
+    events = (
+        run_started(),
+        ev.AllocationTaken(t=2.0, restart_count=0, nodes=("n1",), slots=("n1",), spares=()),
+        ev.CompanionSubmitted(t=3.0, job_id=12, source=Source(reservation="spares")),
+        ev.CompanionStarted(t=4.0, job_id=12, node="n5"),
+        ev.CompanionSubmitted(t=5.0, job_id=13, source=Source()),
+    )
+    status = status_at(events, 6.0)
+    assert status.spares == ("n5",)
+    console = Console(width=120, record=True)
+    console.print(render(status))
+    text = console.export_text()
+    assert "n5 by companion 12 (reservation spares); no node yet by companion 13 (the partition)" in text
+    ended = status_at((*events, ev.CompanionEnded(t=6.0, job_id=12, reason="over")), 7.0)
+    assert (ended.spares, list(ended.companions)) == ((), [13])
