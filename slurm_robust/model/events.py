@@ -15,6 +15,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.standby import StandbyStage
 
 
 def _snake(name: str) -> str:
@@ -264,6 +265,17 @@ class SpareAnswers(Event):
     node: str
 
 
+class StandbyChanged(Event):
+    """A standby got further on its way to be fit to take a slot, or it failed on it."""
+
+    node: str
+    stage: StandbyStage
+    reason: str = ""
+    """Of a rehearsal that failed or was not possible."""
+    took_s: float = 0.0
+    """That the rehearsal took, if it is over."""
+
+
 class IncidentClosed(Event):
     """The first new step was completed."""
 
@@ -338,6 +350,7 @@ AnyEvent: TypeAlias = (
     | NodeReturned
     | SpareSetAside
     | SpareAnswers
+    | StandbyChanged
     | IncidentClosed
     | CheckpointRequested
     | RequeueStarted

@@ -64,6 +64,8 @@ class JobState(Record, dict=True):
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
     """Those of ``spares`` that do not answer."""
+    standbys: dict[str, ev.StandbyChanged] = {}
+    """How far each node of this run that stood by is, or was, on its way to be fit."""
     evicted: dict[str, str] = {}
     generation: int = 0
     running: bool = False
@@ -186,6 +188,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         slots=event.slots,
         spares=event.spares,
         aside={},
+        standbys={},
         running=False,
         allocated=event.t,
         time_limit_s=event.time_limit_s,
@@ -345,6 +348,11 @@ def _(event: ev.SpareSetAside, state: JobState) -> JobState:
 def _(event: ev.SpareAnswers, state: JobState) -> JobState:
     aside = {node: why for node, why in state.aside.items() if node != event.node}
     return msgspec.structs.replace(state, aside=aside)
+
+
+@apply.register
+def _(event: ev.StandbyChanged, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, standbys={**state.standbys, event.node: event})
 
 
 @apply.register
