@@ -59,7 +59,8 @@ def _meet_nobody(
     import torch.distributed as dist
 
     own = rank if rank >= 0 else int(os.environ["RANK"])
-    yield dist.HashStore(), own, world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
+    store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    yield store, own, world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
 
 
 def _keep_gradients() -> None:
