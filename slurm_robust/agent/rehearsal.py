@@ -99,6 +99,8 @@ class Rehearsals:
         if process is None:
             return 0
         self._kill(process)
+        if self._starter is not None:  # what it left is memory
+            self._starter.submit(partial(shutil.rmtree, self._folder, ignore_errors=True))
         return process.pid
 
     def read(self, now: float) -> RehearsalOver | None:
@@ -152,6 +154,7 @@ class Rehearsals:
         task = Task(
             kind=self._spec.kind,
             command=self._spec.command,
+            cwd=self._spec.cwd,
             steps=order.steps,
             parent=os.getpid(),
             scratch=str(self._folder),
@@ -162,7 +165,6 @@ class Rehearsals:
         with self._log.open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "slurm_robust.worker.rehearsal", msgspec.json.encode(task).decode()],
-                cwd=self._spec.cwd,
                 env={**inherited, **rankenv.rehearsal_env(self._spec, order.slots)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -42,7 +42,8 @@ class Standbys:
             return
         if self._generation != state.generation:
             self._generation, self._since = state.generation, now.mono
-        if context.config.standby.rehearse and now.mono - self._since >= SETTLED_S:
+        wanted = context.config.standby.rehearse and context.config.mode == "act"
+        if wanted and now.mono - self._since >= SETTLED_S:
             self._order(heartbeats, now)
 
     def _follow(self, node: str, heartbeat: Heartbeat, now: Now) -> bool:

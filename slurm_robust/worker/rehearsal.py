@@ -17,7 +17,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 
 import msgspec
 
@@ -33,7 +32,8 @@ from slurm_robust.worker.fakegroup import NoFakeGroup, pretend_world
 IMPOSSIBLE = 75
 """Exit code where this torch allows no rehearsal."""
 
-NICENESS = 19
+NICENESS = 10
+"""A standby has nothing else to do; where nodes share CPUs, as in a sandbox, training comes first."""
 OOM_SCORE = 1000
 """Out of 1000: the kernel takes a rehearsal before anything else."""
 
@@ -52,10 +52,11 @@ _CACHES = (
     "CUDA_CACHE_PATH",
     "NUMBA_CACHE_DIR",
     "XDG_CACHE_HOME",
+    "CUDA_MPS_PIPE_DIRECTORY",
 )
 _HOME_CACHES = (".cache", ".triton", ".nv")
-# Devices and shared memory; a process's own entries.
-_ALWAYS = ("/dev", "/proc")
+# Devices and shared memory; a process's own entries; the pipes of NVIDIA's MPS.
+_ALWAYS = ("/dev", "/proc", "/tmp/nvidia-mps")
 
 
 class Task(Record):
@@ -63,6 +64,7 @@ class Task(Record):
 
     kind: CommandKind
     command: tuple[str, ...]
+    cwd: str
     steps: int
     """Optimizer steps after which it ends."""
     parent: int
@@ -75,10 +77,9 @@ class Task(Record):
     """More folders in which it may change files."""
 
 
-def folders(task: Task, environ: Mapping[str, str], home: str) -> tuple[str, ...]:
-    """Where files may be changed."""
-    caches = (environ[name] for name in _CACHES if environ.get(name))
-    return (*_ALWAYS, task.scratch, *caches, *(f"{home}/{name}" for name in _HOME_CACHES), *task.writes)
+def folders(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where files may be changed, beside what every process needs; they are made where they are not there."""
+    return (task.scratch, *(environ[name] for name in _CACHES if environ.get(name)), *task.writes)
 
 
 def main() -> None:
@@ -103,6 +104,7 @@ def main() -> None:
 
 
 def _rehearse(task: Task) -> int:
+    os.chdir(task.cwd)
     _prepare_files(task, os.environ)
     trial.enter(task.kind, task.command)
     pretend_world()
@@ -114,14 +116,14 @@ def _rehearse(task: Task) -> int:
 def _prepare_files(task: Task, environ: MutableMapping[str, str]) -> None:
     """Keep what it writes where nothing counts."""
     # Where workers have it, which do not have this temporary folder.
-    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{user}")
-    allowed = folders(task, environ, str(Path.home()))
-    for folder in allowed:
+    environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{_user()}")
+    made = folders(task, environ)
+    for folder in made:
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError:
             continue  # the script may not need it
+    allowed = (*made, *_ALWAYS, *(os.path.expanduser(f"~/{name}") for name in _HOME_CACHES))
     environ["TMPDIR"] = tempfile.tempdir = task.scratch
     sys.dont_write_bytecode = True
     Diversion(allowed, f"{task.scratch}/diverted").begin()
@@ -131,6 +133,15 @@ def _prepare_files(task: Task, environ: MutableMapping[str, str]) -> None:
             "checked",
             file=sys.stderr,
         )
+
+
+def _user() -> str:
+    """As torch names the folder."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid_{os.getuid()}"
+    return re.sub(r'[\\/:*?"<>|]', "_", name)
 
 
 def _end_after(steps: int) -> None:
@@ -153,7 +164,7 @@ def _report(error: BaseException, task: Task) -> int:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return 0
     trace = crash.own_traceback(error, _HIDDEN)
-    crash.leave(crash.describe(error, trace, os.getcwd()), task.error)
+    crash.leave(crash.describe(error, trace, task.cwd), task.error)
     crash.show(error, trace)
     return 1
 

@@ -230,7 +230,7 @@ def test_it_is_nice_and_the_first_that_the_kernel_kills(make_job: MakeJob) -> No
     script = "import os; print(os.nice(0), open('/proc/self/oom_score_adj').read())"
     job = make_job(script)
     assert rehearse(up(job), order()).state is RehearsalState.PASSED
-    assert log(job).split()[-2:] == ["19", "1000"]
+    assert log(job).split()[-2:] == ["10", "1000"]
 
 
 def test_a_program_is_not_rehearsed(make_job: MakeJob) -> None:
