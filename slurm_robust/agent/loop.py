@@ -24,12 +24,14 @@ from slurm_robust.agent.liveness import Liveness
 from slurm_robust.agent.network import PortHolder, local_address, taken_by
 from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.progress import StepWatch
+from slurm_robust.agent.rehearsal import POLL_S, Rehearsals
 from slurm_robust.agent.stacks.taker import StackOrders, StackTaking
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
     AskFlush,
     EndAgent,
+    EndRehearsal,
     EpochSeen,
     ForgetRecords,
     GpusReported,
@@ -46,6 +48,7 @@ from slurm_robust.agent.stimuli import (
     SetStride,
     SpawnWorkers,
     StartLauncher,
+    StartRehearsal,
     Stimulus,
     SweepGroups,
     TailRead,
@@ -127,6 +130,7 @@ class Agent:
         self._files: SerialExecutor[EpochRead | TailRead] = SerialExecutor("srobust-files")
         self._stacks = StackOrders(stacks, setup.node)
         self._steps = StepWatch()
+        self._rehearsals = Rehearsals(spec, setup.job, setup.node, runtime.path / "rehearsal")
         self._deaths = DeathWatch()
         self._oom_kills = OomKills()
         self._orphan = OrphanWatch(setup.node, setup.job)
@@ -169,6 +173,7 @@ class Agent:
     def _close(self) -> None:
         self._socket.close()
         self._liveness.close()
+        self._rehearsals.close()
         self._launcher.close()
         self._steps.forget()
         self._ports.close()
@@ -200,6 +205,8 @@ class Agent:
         for found in self._liveness.finished():
             self._socket.send(found)
         now = time.monotonic()
+        if (over := self._rehearsals.read(now)) is not None:
+            self._take(over)
         if self._state.deadline is not None and now >= self._state.deadline:
             self._take(Ticked())
         self._follow_copies()
@@ -234,6 +241,8 @@ class Agent:
             due.append(self._state.deadline - now)
         if self._steps.expects_news:
             due.append(self._polled + self._poll_interval() - now)
+        if self._state.rehearses:
+            due.append(POLL_S)
         return max(0.0, min(due))
 
     def _poll_interval(self) -> float:
@@ -257,7 +266,7 @@ class Agent:
     def _follow_inspection(self, now: float) -> None:
         phase = self._state.phase
         starts = phase is Phase.STARTING or (phase is Phase.RUNNING and self._steps.waiting_for_steps)
-        busy = starts or phase is Phase.STOPPING
+        busy = starts or phase is Phase.STOPPING or self._state.rehearses
         self._heartbeat_wanted |= self._inspection.follow(now, self._state.generation, busy=busy)
         for text in self._inspection.notes():
             self._book.note(text)
@@ -375,6 +384,12 @@ class Agent:
             case SampleStacks(order=order, workers=workers):
                 if (answer := self._stacks.order(order, workers)) is not None:
                     self._socket.send(answer)
+            case StartRehearsal(order=order):
+                self._rehearsals.start(order, time.monotonic())
+            case EndRehearsal(watch_gpus=watch):
+                pid = self._rehearsals.end()
+                if watch:
+                    self._gpus.ask((pid,) if pid else ())
             case RenewPort():
                 self._renew_port()
             case ForgetRecords():

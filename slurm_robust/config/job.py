@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from slurm_robust.config.section import (
     FINITE,
+    AbsolutePath,
     Contradiction,
     Count,
     Factor,
@@ -271,6 +272,24 @@ class ReplayConfig(Section):
     """Time limit of both phases together."""
 
 
+class StandbyConfig(Section):
+    """What standbys do until they are needed. See [standbys](standbys.md)."""
+
+    rehearse: bool = True
+    """Run the script for a few steps on each standby, as one rank of a world that does not exist: its caches
+    are warm when it is needed, and a standby that cannot run the script is taken last."""
+
+    rehearse_steps: Positive = 2
+    """Number of optimizer steps of a rehearsal."""
+
+    rehearse_s: Seconds = 900.0
+    """Time limit of a rehearsal."""
+
+    rehearse_writes: Annotated[tuple[AbsolutePath, ...], Meta(examples=[["/scratch/me/index"]])] = ()
+    """Folders of the node, besides the usual caches, in which a rehearsal may change files: where the script
+    keeps indexes of data sets, for instance."""
+
+
 class ParallelConfig(Section):
     """Sizes of the parallel groups. Data parallelism takes what they leave of the world size."""
 
@@ -396,6 +415,7 @@ class JobConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     detect: DetectConfig = DetectConfig()
     replay: ReplayConfig = ReplayConfig()
+    standby: StandbyConfig = StandbyConfig()
     parallel: ParallelConfig = ParallelConfig()
     workers: WorkersConfig = WorkersConfig()
     slurm: SlurmConfig = SlurmConfig()

@@ -31,6 +31,7 @@ from slurm_robust.controller.incidents import Incidents
 from slurm_robust.controller.liveness import Liveness
 from slurm_robust.controller.monitor import Monitor
 from slurm_robust.controller.stackbook import StackBook
+from slurm_robust.controller.standbys import Standbys
 from slurm_robust.controller.starts import AgentStarts
 from slurm_robust.controller.startups import Startups
 from slurm_robust.controller.transitions import Transition
@@ -94,6 +95,7 @@ class Core(Context):
         self.monitor: Final = Monitor(self, now)
         self.companions: Final = Companions(self, now)
         self.incidents: Final = Incidents(self)
+        self.standbys: Final = Standbys(self)
         self.stacks: Final = StackBook(config.detect.stacks_s)
         self._table = table
         self._held = False

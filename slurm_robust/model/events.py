@@ -16,6 +16,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.startup import PhaseTimes
 
 
@@ -313,6 +314,17 @@ class NotLent(Event):
     reason: str
 
 
+class StandbyChanged(Event):
+    """A standby got further on its way to be fit to take a slot, or it failed on it."""
+
+    node: str
+    stage: StandbyStage
+    reason: str = ""
+    """Of a rehearsal that failed or was not possible."""
+    took_s: float = 0.0
+    """That the rehearsal took, if it is over."""
+
+
 class IncidentClosed(Event):
     """The first new step was completed."""
 
@@ -394,6 +406,7 @@ AnyEvent: TypeAlias = (
     | CompanionStarted
     | CompanionEnded
     | NotLent
+    | StandbyChanged
     | IncidentClosed
     | CheckpointRequested
     | RequeueStarted

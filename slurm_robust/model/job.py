@@ -127,6 +127,11 @@ class JobDirectory:
         return self.path / "agents"
 
     @property
+    def rehearsals(self) -> Path:
+        """What the rehearsals of standbys print, ``<node>.log``."""
+        return self.path / "rehearsals"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints on shared storage, unless the configuration names another folder."""
         return self.path / "checkpoints"

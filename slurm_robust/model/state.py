@@ -79,6 +79,8 @@ class JobState(Record, dict=True):
     """Those of ``spares`` that do not answer."""
     companions: dict[int, Companion] = {}
     """By job id."""
+    standbys: dict[str, ev.StandbyChanged] = {}
+    """How far each node of this run that stood by is, or was, on its way to be fit."""
     evicted: dict[str, str] = {}
     generation: int = 0
     running: bool = False
@@ -210,6 +212,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         spares=event.spares,
         aside={},
         companions={},
+        standbys={},
         running=False,
         allocated=event.t,
         time_limit_s=event.time_limit_s,
@@ -396,6 +399,11 @@ def _(event: ev.CompanionEnded, state: JobState) -> JobState:
         companions={job: one for job, one in state.companions.items() if job != event.job_id},
         spares=tuple(node for node in state.spares if ended is None or node != ended.node),
     )
+
+
+@apply.register
+def _(event: ev.StandbyChanged, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, standbys={**state.standbys, event.node: event})
 
 
 @apply.register

@@ -51,10 +51,12 @@ class Vote(Record):
     reason: str
 
 
-def voters(slots: Sequence[str], spares: Sequence[str], aside: Collection[str], host: str) -> tuple[str, ...]:
-    """Who is asked, in the order in which they take over; nobody asks the host itself."""
+def voters(
+    slots: Sequence[str], spares: Sequence[str], aside: Collection[str], unfit: Collection[str]
+) -> tuple[str, ...]:
+    """Who is asked, in the order in which they take over; nobody asks the host itself, which is ``unfit``."""
     nodes = (*slots, *(spare for spare in spares if spare not in aside), *aside)
-    return tuple(node for node in dict.fromkeys(nodes) if node != host)[:VOTERS]
+    return tuple(node for node in dict.fromkeys(nodes) if node not in unfit)[:VOTERS]
 
 
 def quorum(voting: int) -> int:

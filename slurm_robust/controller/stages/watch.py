@@ -199,7 +199,10 @@ def watch_spares(core: Core, now: Now) -> None:
     found = core.starts.check(missing, now)
     over = found.down | found.silent | found.refused
     for node in core.state.spares:
-        if node not in missing:
+        heartbeat = core.fleet.heartbeat(node)
+        if heartbeat is not None and heartbeat.fatal:
+            _set_aside(core, node, heartbeat.fatal, False, now)
+        elif heartbeat is not None:
             _count_on(core, node, now)
         elif why := over.get(node) or core.starts.failed(node):
             _set_aside(core, node, why, False, now)

@@ -17,13 +17,13 @@ NODES = tuple(f"n{i}" for i in range(1, 13))
 
 
 def test_the_first_nodes_are_asked_and_never_the_host() -> None:
-    assert voters(NODES, (), (), "n1") == NODES[1 : VOTERS + 1]
-    assert voters(("n2", "n1"), ("n3",), (), "n1") == ("n2", "n3")
-    assert voters(NODES, (), (), "elsewhere") == NODES[:VOTERS]
+    assert voters(NODES, (), (), {"n1"}) == NODES[1 : VOTERS + 1]
+    assert voters(("n2", "n1"), ("n3",), (), {"n1"}) == ("n2", "n3")
+    assert voters(NODES, (), (), {"elsewhere"}) == NODES[:VOTERS]
 
 
 def test_a_standby_that_does_not_answer_is_asked_last() -> None:
-    assert voters(("n1", "n2"), ("n3", "n4"), ("n3",), "n1") == ("n2", "n4", "n3")
+    assert voters(("n1", "n2"), ("n3", "n4"), ("n3",), {"n1"}) == ("n2", "n4", "n3")
 
 
 @pytest.mark.parametrize(("voting", "needed"), [(0, 2), (1, 2), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
