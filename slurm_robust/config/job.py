@@ -314,6 +314,10 @@ class SlurmConfig(Section):
     start_now: bool = True
     """Ask Slurm to start a requeued job at once instead of after its usual delay of minutes."""
 
+    give_back: bool = True
+    """Give an evicted node back to Slurm while the job runs on, if slurm.conf has an ``Epilog`` that may test
+    it. ``false``, or a site without an epilog: the job keeps the node until it ends."""
+
 
 class WireConfig(Section):
     """Connections between controller and agents."""

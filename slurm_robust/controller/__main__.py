@@ -25,6 +25,7 @@ from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.stages.table import begin, build
 from slurm_robust.controller.supervisor import report_end, storage_error
 from slurm_robust.controller.tester import Tester
@@ -129,6 +130,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
             ),
             store=SharedTiers(shared_tiers(places)),
             slurm=slurm,
+            shrinker=Shrinker(slurm, plan.job_id),
             tester=_tester(directory, plan, slurm, allocation, places[Tier.STORAGE]),
         )
         for line in introduction(plan, directory, core.state):

@@ -22,6 +22,7 @@ from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.supervisor import Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import Hold, Turns
@@ -115,6 +116,7 @@ class Loop:
         requeuer: Requeuer,
         store: SharedTiers,
         slurm: SlurmClient,
+        shrinker: Shrinker,
         tester: Tester,
     ) -> None:
         self._core = core
@@ -124,7 +126,7 @@ class Loop:
         self._socket = socket
         self._beacons = beacons
         self._steps = steps
-        self._requeuer = requeuer
+        self._requeuer, self._shrinker = requeuer, shrinker
         self._store = store
         self._slurm = slurm
         self._tester = tester
@@ -151,6 +153,7 @@ class Loop:
             fx.FindCheckpoint: self._find_checkpoint,
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
+            fx.GiveBack: self._give_back,
             fx.SaveEvidence: self._save_evidence,
             fx.SaveSuspect: self._save_suspect,
             fx.SaveStacks: self._save_stacks,
@@ -485,6 +488,7 @@ class Loop:
             self._background.post(lambda: self._do(self._core.on_requeue(said, self._now())))
 
         def work() -> Callable[[], None]:
+            self._shrinker.shed(effect.silent, stage)
             self._requeuer.ask(effect.exclude, stage, answer)
             return lambda: None
 
@@ -492,6 +496,18 @@ class Loop:
             answer(fx.RequeueAnswer(said=fx.Said.NOTHING, detail=text))
 
         self._in_background("requeue", work, unanswered)
+
+    def _give_back(self, effect: fx.GiveBack) -> None:
+        def answered(answer: fx.GiveBackAnswer) -> None:
+            self._do(self._core.on_given_back(effect.node, answer, self._now()))
+
+        def work() -> Callable[[], None]:
+            return partial(answered, self._shrinker.give_back(effect.node))
+
+        def failed(text: str) -> None:
+            answered(fx.GiveBackAnswer(said=fx.Said.NOTHING, detail=text))
+
+        self._in_background("give back", work, failed)
 
     def _save_evidence(self, effect: fx.SaveEvidence) -> None:
         events = list(self._journal.events)

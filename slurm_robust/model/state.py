@@ -65,6 +65,8 @@ class JobState(Record, dict=True):
     aside: dict[str, ev.SpareSetAside] = {}
     """Those of ``spares`` that do not answer."""
     evicted: dict[str, str] = {}
+    held: tuple[str, ...] = ()
+    """The nodes of this run's allocation that were not given back."""
     generation: int = 0
     running: bool = False
     """The generation was launched and has not ended."""
@@ -185,6 +187,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         restart_count=event.restart_count,
         slots=event.slots,
         spares=event.spares,
+        held=event.nodes,
         aside={},
         running=False,
         allocated=event.t,
@@ -334,6 +337,11 @@ def _(event: ev.NodeEvicted, state: JobState) -> JobState:
         evicted={**state.evicted, event.node: event.reason},
         spares=tuple(s for s in state.spares if s != event.node),
     )
+
+
+@apply.register
+def _(event: ev.NodeGivenBack, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, held=tuple(node for node in state.held if node != event.node))
 
 
 @apply.register
