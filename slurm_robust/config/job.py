@@ -338,6 +338,10 @@ class SlurmConfig(Section):
     start_now: bool = True
     """Ask Slurm to start a requeued job at once instead of after its usual delay of minutes."""
 
+    give_back: bool = True
+    """Give an evicted node back to Slurm while the job runs on, if slurm.conf has an ``Epilog`` that may test
+    it. ``false``, or a site without an epilog: the job keeps the node until it ends."""
+
 
 class CompanionConfig(Section):
     """Nodes from outside the allocation: a job that must replace a node and has no standby left gets one by a

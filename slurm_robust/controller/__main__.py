@@ -27,6 +27,7 @@ from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.stages.table import begin, build
 from slurm_robust.controller.supervisor import report_end, storage_error
 from slurm_robust.controller.tester import Tester
@@ -152,6 +153,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
             slurm=slurm,
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
             lender=_lender(directory, plan, slurm, lent),
+            shrinker=Shrinker(slurm, plan.job_id),
         )
         for line in introduction(plan, directory, core.state):
             say(line)

@@ -271,6 +271,13 @@ class NodeReturned(Event):
     node: str
 
 
+class NodeGivenBack(Event):
+    """An evicted node is no longer part of the allocation: Slurm tests it, and may give it to others."""
+
+    node: str
+    how: str
+
+
 class SpareSetAside(Event):
     """A standby does not answer."""
 
@@ -400,6 +407,7 @@ AnyEvent: TypeAlias = (
     | PaceLearned
     | NodeEvicted
     | NodeReturned
+    | NodeGivenBack
     | SpareSetAside
     | SpareAnswers
     | CompanionSubmitted

@@ -82,6 +82,8 @@ class JobState(Record, dict=True):
     standbys: dict[str, ev.StandbyChanged] = {}
     """How far each node of this run that stood by is, or was, on its way to be fit."""
     evicted: dict[str, str] = {}
+    held: tuple[str, ...] = ()
+    """The nodes of this run's allocation that were not given back."""
     generation: int = 0
     running: bool = False
     """The generation was launched and has not ended."""
@@ -210,6 +212,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         restart_count=event.restart_count,
         slots=event.slots,
         spares=event.spares,
+        held=event.nodes,
         aside={},
         companions={},
         standbys={},
@@ -361,6 +364,11 @@ def _(event: ev.NodeEvicted, state: JobState) -> JobState:
         evicted={**state.evicted, event.node: event.reason},
         spares=tuple(s for s in state.spares if s != event.node),
     )
+
+
+@apply.register
+def _(event: ev.NodeGivenBack, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, held=tuple(node for node in state.held if node != event.node))
 
 
 @apply.register

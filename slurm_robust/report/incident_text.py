@@ -279,6 +279,8 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
             yield "companion", _companion(event)
         case ev.NodeReturned():
             yield "returned", f"{event.node} answers again; it is not used"
+        case ev.NodeGivenBack():
+            yield "given back", f"{event.node}: {event.how}"
         case ev.CheckpointBanned():
             yield "banned", f"checkpoint {event.checkpoint} is not used again: {event.reason}"
         case ev.StorageWritten():
