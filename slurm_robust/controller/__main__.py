@@ -125,7 +125,7 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 plan.job_id,
                 plan.restart_count,
                 directory.path / "requeue.jsonl",
-                nodes=plan.nodes,
+                nodes=allocation_from_environment(os.environ).nodes,
                 start_now=plan.config.slurm.start_now,
             ),
             store=SharedTiers(shared_tiers(places)),

@@ -42,7 +42,7 @@ class Requeuer:
         nodes: Sequence[str] = (),
         start_now: bool,
     ) -> None:
-        """``nodes``: those of the allocation, on which a watcher would be in the job's way."""
+        """``nodes``: those that the run began with, on which a watcher would be in the job's way."""
         self._slurm = slurm
         self._job_id = job_id
         self._restart_count = restart_count
@@ -87,7 +87,8 @@ class Requeuer:
         """Without those whose exclusion would leave too few nodes for the job ever to start."""
         if not exclude:
             return exclude
-        kept = affordable(exclude, self._slurm.nodes(), self._slurm.job(self._job_id))
+        job = self._slurm.job(self._job_id)
+        kept = affordable(exclude, self._slurm.nodes(), job, len(self._nodes))
         if given_up := set(exclude) - set(kept):
             text = f"{fold(given_up)} is not excluded: there would be too few nodes for the job to start"
             report("exclude nodes", True, text)
