@@ -145,7 +145,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
                 plan.job_id,
                 plan.restart_count,
                 directory.path / "requeue.jsonl",
-                nodes=plan.nodes,
+                nodes=allocation_from_environment(os.environ).nodes,
                 start_now=plan.config.slurm.start_now,
                 is_ours=journal.is_ours,
             ),

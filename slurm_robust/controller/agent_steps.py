@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -62,16 +63,29 @@ class Srun(Record):
         lives = found is not None and found.begun == self.begun and found.state not in proc.DEAD
         return None if lives else -1
 
+    def kill(self) -> None:
+        """SIGKILL it and its children, as :meth:`StepHandle.kill`."""
+        if self.poll() is None:
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+
 
 _sruns = msgspec.json.Decoder(Srun)
+
+
+class _Process(Protocol):
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
 
 
 class _Output:
     """One step: its srun, and its output file, read as it grows."""
 
-    def __init__(self, path: Path, poll: Callable[[], int | None], nodes: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, srun: _Process, nodes: tuple[str, ...]) -> None:
         self.path = path
-        self.poll = poll
+        self.poll = srun.poll
+        self.kill = srun.kill
         self.nodes = nodes
         self._nodes = nodes  # whose agents have not ended
         self._lines: list[str] = []
@@ -140,7 +154,7 @@ class AgentSteps:
         for request in self._lent.steps(nodes, self._command, name=name, environ=os.environ):
             path = self._folder / f"step-{epoch:06d}-{len(self._outputs):02d}.log"
             handle = self._slurm.launch_step(request, path)
-            self._outputs.append(_Output(path, handle.poll, request.nodes))
+            self._outputs.append(_Output(path, handle, request.nodes))
             self._leave_record(path, handle.pid, request.nodes)
 
     def adopt(self) -> None:
@@ -154,7 +168,7 @@ class AgentSteps:
             if (srun.host, srun.restart_count) == (os.uname().nodename, self._allocation.restart_count):
                 nodes = tuple(node for node in srun.nodes if node not in known)
                 known.update(nodes)
-                self._outputs.append(_Output(path.with_suffix(".log"), srun.poll, nodes))
+                self._outputs.append(_Output(path.with_suffix(".log"), srun, nodes))
 
     def _leave_record(self, path: Path, pid: int, nodes: tuple[str, ...]) -> None:
         if (srun := proc.read_process(pid)) is None:
@@ -172,6 +186,15 @@ class AgentSteps:
     def ended(self) -> bool:
         """Whether there is any srun, started here or adopted, and all have ended."""
         return bool(self._outputs) and all(o.poll() is not None for o in self._outputs)
+
+    def kill(self) -> None:
+        """End every srun: this run of the job is over.
+
+        One whose step has a dead node would outlive the run, and cancel the step of that number after half a
+        minute: by then it is the next run's.
+        """
+        for output in self._outputs:
+            output.kill()
 
     def news(self) -> News:
         """What has come since the last call. Touches shared storage."""

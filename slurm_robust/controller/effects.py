@@ -127,6 +127,12 @@ class BeginRequeue(Record):
     """Nodes that do not answer: Slurm would wait for them until it gives them up."""
 
 
+class Shed(Record):
+    """Take ``nodes`` that are dead out of the allocation, for which a requeue would wait."""
+
+    nodes: tuple[str, ...]
+
+
 class GiveBack(Record):
     """Take ``node`` out of the allocation; answered by ``on_given_back``. May be repeated."""
 
@@ -229,6 +235,7 @@ Effect: TypeAlias = (
     | Prune
     | BeginRequeue
     | GiveBack
+    | Shed
     | SaveEvidence
     | SaveStacks
     | SaveAlerts

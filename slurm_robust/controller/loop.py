@@ -164,6 +164,7 @@ class Loop:
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
             fx.GiveBack: self._give_back,
+            fx.Shed: self._shed,
             fx.SaveEvidence: self._save_evidence,
             fx.BorrowNodes: self._borrow_nodes,
             fx.EndCompanions: self._end_companions,
@@ -401,6 +402,7 @@ class Loop:
             self._socket.send(identity, effect.message)
 
     def _exit(self, effect: fx.Exit) -> None:
+        self._steps.kill()
         self._code = effect.code
 
     def _start_agents(self, effect: fx.StartAgents) -> None:
@@ -494,21 +496,29 @@ class Loop:
         self._in_background("prune", work, done)
 
     def _begin_requeue(self, effect: fx.BeginRequeue) -> None:
-        def stage(what: str, ok: bool, detail: str) -> None:
-            self._background.post(lambda: self._do(self._core.on_stage_done(what, ok, detail, self._now())))
-
         def answer(said: fx.RequeueAnswer) -> None:
             self._background.post(lambda: self._do(self._core.on_requeue(said, self._now())))
 
         def work() -> Callable[[], None]:
-            self._shrinker.shed(effect.silent, stage)
-            self._requeuer.ask(effect.exclude, stage, answer)
+            self._shrinker.shed(effect.silent, self._report_stage)
+            self._requeuer.ask(effect.exclude, self._report_stage, answer)
             return lambda: None
 
         def unanswered(text: str) -> None:
             answer(fx.RequeueAnswer(said=fx.Said.NOTHING, detail=text))
 
         self._in_background("requeue", work, unanswered)
+
+    def _report_stage(self, what: str, ok: bool, detail: str) -> None:
+        """From any thread."""
+        self._background.post(lambda: self._do(self._core.on_stage_done(what, ok, detail, self._now())))
+
+    def _shed(self, effect: fx.Shed) -> None:
+        def work() -> Callable[[], None]:
+            self._shrinker.shed(effect.nodes, self._report_stage)
+            return lambda: None
+
+        self._in_background("shed dead nodes", work, lambda text: None)
 
     def _give_back(self, effect: fx.GiveBack) -> None:
         def answered(answer: fx.GiveBackAnswer) -> None:

@@ -43,7 +43,7 @@ class Requeuer:
         start_now: bool,
         is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``nodes``: those of the allocation, on which a watcher would be in the job's way; ``is_ours``:
+        """``nodes``: those that the run began with, on which a watcher would be in the job's way; ``is_ours``:
         whether no other controller has taken over, may raise ``OSError``.
         """
         self._is_ours = is_ours
@@ -94,7 +94,8 @@ class Requeuer:
         """Without those whose exclusion would leave too few nodes for the job ever to start."""
         if not exclude:
             return exclude
-        kept = affordable(exclude, self._slurm.nodes(), self._slurm.job(self._job_id))
+        job = self._slurm.job(self._job_id)
+        kept = affordable(exclude, self._slurm.nodes(), job, len(self._nodes))
         if given_up := set(exclude) - set(kept):
             text = f"{fold(given_up)} is not excluded: there would be too few nodes for the job to start"
             report("exclude nodes", True, text)

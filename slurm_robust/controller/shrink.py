@@ -89,6 +89,8 @@ class Shrinker:
             report("shrink", False, str(error))
 
     def _shed(self, silent: Sequence[str], report: Report) -> None:
+        if not silent:
+            return
         clock, deadline = self._clock, self._clock.monotonic() + SHED_S
         job, nodes = self._held(silent)
         if unknown := [node for node in nodes if _is_offered(node)]:
@@ -111,7 +113,7 @@ class Shrinker:
 
     def _held(self, silent: Sequence[str]) -> tuple[Job, tuple[Node, ...]]:
         """The job, and those of ``silent`` that it holds and Slurm has not given up."""
-        job = self._slurm.job(self._job_id)
+        job = self._slurm.job(self._job_id)  # anew: another thread may be at the same
         held = [node for node in silent if node in job.nodes and node != job.batch_host and job.is_running]
         return job, tuple(node for node in self._slurm.nodes(held) if not node.is_down)
 

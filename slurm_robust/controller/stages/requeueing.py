@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import BeginRequeue, Now, RequeueAnswer, Said, Say
 from slurm_robust.controller.stages.ending import end_agents
+from slurm_robust.controller.stages.watch import silent_nodes
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -63,9 +64,7 @@ class Requeueing:
 
     def _ask(self, core: Core, now: Now) -> None:
         self._asked, self._again = now.mono, None
-        dead_s, fleet = core.config.timings.node_dead_s, core.fleet
-        silent = (n for n in core.state.held if fleet.is_silent(n, dead_s, now.mono, core.started))
-        core.emit(BeginRequeue(exclude=self._begin.exclude, silent=tuple(silent)))
+        core.emit(BeginRequeue(exclude=self._begin.exclude, silent=silent_nodes(core, now)))
 
     def _hear(self, core: Core, answer: RequeueAnswer, now: Now) -> None:
         if answer.said is Said.NOTHING:

@@ -102,6 +102,12 @@ def standbys_heard(core: Core, now: Now) -> list[str]:
     ]
 
 
+def silent_nodes(core: Core, now: Now) -> tuple[str, ...]:
+    """Nodes of the allocation whose agents do not answer."""
+    dead_s, fleet = core.config.timings.node_dead_s, core.fleet
+    return tuple(n for n in core.state.held if fleet.is_silent(n, dead_s, now.mono, core.started))
+
+
 def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:
     """Training is not productive any more: write it down, and stop it or, in observe mode, only watch."""
     incident = core.state.incident
