@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
     "restart",
     "power_cut",
+    "rehearsal",
     "overhead",
     "checkpoint",
     "hooks",
