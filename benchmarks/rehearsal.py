@@ -19,7 +19,9 @@ from slurm_robust.sandbox import Sandbox
 
 SCRIPT = "slow_start.py"
 NODES, SPARES = 2, 1
-LIMIT_S = 240.0
+LIMIT_S = 600.0
+DOCUMENTS = 18_000
+"""Of the index: some 10 s of a core."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,11 @@ class Sample:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure ``--reps`` jobs with rehearsals and without; 0 when each recovered."""
-    options = common.parser(__doc__, reps=3).parse_args(argv)
+    parser = common.parser(__doc__, reps=3)
+    parser.add_argument(
+        "--documents", type=int, default=DOCUMENTS, help="in the index, 0.6 ms of a core each"
+    )
+    options = parser.parse_args(argv)
     console, machine = common.console(), common.machine()
     samples: dict[str, list[Sample]] = {"rehearsed": [], "cold": []}
     lines = ("ReturnToService=2",)
@@ -44,10 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         shutil.copyfile(common.ROOT / "benchmarks" / SCRIPT, sandbox.home(common.USER) / SCRIPT)
         for rep in range(options.reps):
             for name, found in samples.items():
-                found.append(measure(sandbox, f"{name}-{rep}", rehearse=name == "rehearsed"))
+                folder = f"{name}-{rep}"
+                found.append(measure(sandbox, folder, options.documents, rehearse=name == "rehearsed"))
                 text = ", ".join(f"{key} {value:.1f}" for key, value in asdict(found[-1]).items())
                 console.print(f"{rep + 1} {name}: {text}")
-    facts = {"machine": machine, "samples": {n: [asdict(s) for s in found] for n, found in samples.items()}}
+    facts = {
+        "machine": machine,
+        "documents": options.documents,
+        "samples": {n: [asdict(s) for s in found] for n, found in samples.items()},
+    }
     path = common.write("rehearsal", facts)
     table = Table(title=f"Seconds from the launch to the first step, n={options.reps}", title_justify="left")
     for column in ("standby", "first start", "in place", "replaced", "replaced / in place", "rehearsal"):
@@ -61,16 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(sandbox: Sandbox, name: str, *, rehearse: bool) -> Sample:
+def measure(sandbox: Sandbox, name: str, documents: int, *, rehearse: bool) -> Sample:
     """One job: a rank is killed, then the power of a node is cut."""
     folder = common.folder_for(sandbox, name)
     index = f"/tmp/index-{name}"
     settings = {
         "START_INDEX": index,
+        "START_DOCUMENTS": documents,
         "OMP_NUM_THREADS": 1,
         "TORCHINDUCTOR_CACHE_DIR": f"/tmp/inductor-{name}",
     }
-    setting = f"--set standby.rehearse={str(rehearse).lower()} --set standby.rehearse_writes='[{index}]'"
+    setting = f"--set standby.rehearse={str(rehearse).lower()} --set standby.rehearse_writes={index}"
     options = f"--job-dir {folder[1]}/jobs --spares {SPARES} --nproc-per-node 1 {setting}"
     script = f"{common.exports(settings)}\nexec srobust run {options} ../{SCRIPT}"
     job = common.submit(sandbox, folder, [f"--nodes={NODES + SPARES}", "--exclusive", "--no-kill"], script)

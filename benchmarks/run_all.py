@@ -13,6 +13,7 @@ NAMES = (
     "restart",
     "power_cut",
     "recovery",
+    "rehearsal",
     "overhead",
     "checkpoint",
     "hooks",

@@ -17,7 +17,7 @@ from torch import nn
 
 import slurm_robust as sr
 
-DOCUMENTS = int(os.environ.get("START_DOCUMENTS", "18000"))
+DOCUMENTS = int(os.environ["START_DOCUMENTS"])
 WORDS = ["loss", "gradient", "step", "rank", "node", "batch", "token", "layer"]
 
 

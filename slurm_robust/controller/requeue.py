@@ -43,8 +43,9 @@ class Requeuer:
         start_now: bool,
         is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``nodes``: those that the run began with, on which a watcher would be in the job's way; ``is_ours``:
-        whether no other controller has taken over, may raise ``OSError``.
+        """``nodes``: those that the run began with, on which a watcher would be in the job's way.
+
+        ``is_ours``: whether no other controller has taken over; may raise ``OSError``.
         """
         self._is_ours = is_ours
         self._slurm = slurm

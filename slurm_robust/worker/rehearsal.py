@@ -98,9 +98,7 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - what ends a script is reported, whatever it is
         code = _report(error, task)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
+        trial.end(code)
 
 
 def _rehearse(task: Task) -> int:

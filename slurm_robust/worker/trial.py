@@ -29,9 +29,14 @@ def leave(what: str) -> NoReturn:
             dist.barrier()
     except Exception as error:  # noqa: BLE001 - all is done, so the way out does not matter
         print(f"slurm_robust: {what}: left without the others: {error}", file=sys.stderr)
+    end(0)
+
+
+def end(code: int) -> NoReturn:
+    """End this process now, with what it has printed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             pass  # a full disk, or closed by the script
-    os._exit(0)
+    os._exit(code)
