@@ -29,7 +29,7 @@ from slurm_robust.policy.spares import PAPER_RATE, QUANTILE, REPLENISH_DAYS, at_
 from slurm_robust.sandbox import Sandbox
 
 WARM_STEP = 3
-LIMIT_S = 300.0
+LIMIT_S = 150.0
 # Far more than are needed: the job is cancelled when it has recovered.
 STEPS = 100_000
 CATASTROPHE = 0.01
@@ -232,14 +232,13 @@ def _measure(
 ) -> tuple[float, float, int, float]:
     """Seconds from the cut to the new step, the cut's time, the step, the load; nodes are on afterwards."""
     marks, dead = folder[0] / "events.jsonl", []
-    log = folder[0] / "log"
 
     def warm() -> bool:
         done = timeline.read(marks)
         return sum(m.name == "step" and m.step == WARM_STEP for m in done) >= case.nodes
 
     try:
-        common.wait_for(warm, LIMIT_S, f"{case.title}: no training; see its output {common.tail(log)}")
+        common.wait_for(warm, LIMIT_S, "no training")
         dead = choose()
         at = min([sandbox.fault.power_cut(node).t for node in dead])
         jobs += react(dead)
@@ -247,10 +246,12 @@ def _measure(
         def recovered() -> bool:
             return new_step(timeline.read(marks), at, case.nodes) is not None
 
-        common.wait_for(recovered, LIMIT_S, f"{case.title}: no new step:{common.tail(log)}")
+        common.wait_for(recovered, LIMIT_S, f"no new step after the power cut of {', '.join(dead)}")
         found = new_step(timeline.read(marks), at, case.nodes)
         assert found is not None
         return found[0] - at, at, found[1], os.getloadavg()[0]
+    except common.BenchmarkFailed as error:
+        raise common.BenchmarkFailed(f"{error}; its output: {common.tail(folder[0] / 'log')}") from None
     finally:
         for node in dead:
             sandbox.fault.boot(node)

@@ -233,7 +233,7 @@ def test_status_and_drill_on_the_own_job(sandbox: Sandbox) -> None:
     assert phases.pop("stop") == {job.state.slots[0]}  # the other rank was dead
     own = ("launch", "worker", "imports", "process group", "model", "restore", "first step")
     slots = set(job.state.slots)
-    assert phases == {phase: slots for phase in own}  # and no agent or zygote was waited for
+    assert phases == dict.fromkeys(own, slots)  # and no agent or zygote was waited for
     assert {"detecting", "stopping", "running"} <= shown["stages"].keys()
     words = ["srobust", "status", str(job.id), "--phases", "--generation", "1"]
     first = sandbox.exec(words, user=USER, timeout_s=30, check=True).stdout
