@@ -29,7 +29,7 @@ from slurm_robust.policy.spares import PAPER_RATE, QUANTILE, REPLENISH_DAYS, at_
 from slurm_robust.sandbox import Sandbox
 
 WARM_STEP = 3
-LIMIT_S = 150.0
+LIMIT_S = 240.0
 # Far more than are needed: the job is cancelled when it has recovered.
 STEPS = 100_000
 CATASTROPHE = 0.01
@@ -164,12 +164,12 @@ def srobust(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:
 
 
 def srobust_cold(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:
-    """The agents of the standbys die with the nodes, so that agent and zygote have to be started anew."""
+    """The zygotes of the standbys die with the nodes, so that they have to import everything anew."""
 
     def chill(spares: Sequence[str]) -> None:
         for node in spares:
             for pid in sandbox.host_pids(node):
-                if b"slurm_robust.agent\0" in _command_line(pid):
+                if b"slurm_robust.worker.zygote\0" in _command_line(pid):
                     os.kill(pid, signal.SIGKILL)
 
     return _srobust(sandbox, folder, case, chill)

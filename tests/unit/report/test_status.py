@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Symptom
 from slurm_robust.report.status import render, status_at, status_of
 from slurm_robust.slurm.requests import SubmitRequest
@@ -127,3 +130,15 @@ def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:
     aside = ev.SpareSetAside(t=1.0, node="n2", reason="silent for 5.5 s", usable=True)
     assert "standby n2 (silent for 5.5 s)" in shown(taken, aside)
     assert "silent" not in shown(taken, aside, ev.SpareAnswers(t=2.0, node="n2"))
+
+
+def test_phases_by_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(folder), "--phases"]) == ExitCode.NO_INPUT
+    assert "none was launched yet" in capsys.readouterr().err
+    assert main(["status", str(folder), "--generation", "1"]) == ExitCode.USAGE
+    assert "add --phases" in capsys.readouterr().err
+    with (folder / "journal.jsonl").open("ab") as journal:
+        journal.write(ev.encode_event(launched()) + b"\n")
+    assert main(["status", str(folder), "--phases", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["generation"], shown["phases"]) == (2, [])
