@@ -26,6 +26,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import read
 from slurm_robust.policy.spares import PAPER_RATE, QUANTILE, REPLENISH_DAYS, at_once, failing
+from slurm_robust.report.startup import start_of
 from slurm_robust.sandbox import Sandbox
 
 WARM_STEP = 3
@@ -194,9 +195,7 @@ def _srobust(
     step, at, number, load = _measure(sandbox, folder, case, [job], choose, lambda dead: [])
     events = read(journal)
     opened = next(e for e in events if isinstance(e, ev.IncidentOpened))
-    closed = [e for e in events if isinstance(e, ev.IncidentClosed)]
-    stages = closed[0].stages if closed else {}
-    return Sample(max(0.0, opened.t - at), step, number, load, stages)
+    return Sample(max(0.0, opened.t - at), step, number, load, start_of(events).stages)
 
 
 def resubmission(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:

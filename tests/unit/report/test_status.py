@@ -97,6 +97,9 @@ def test_from_where_the_newest_generation_continued() -> None:
     text = "step 1234 from memory (14 parts), peer (2)"
     assert text in shown(launched(tiers={"peer": 2, "memory": 14}))
     assert "restored" not in shown(launched(restore=None))
+    start = status_at([launched()], 3600.0).start
+    assert start is not None
+    assert start.generation == 2
 
 
 def test_an_incident_with_many_signs_shows_the_first_and_where_the_others_are() -> None:
