@@ -254,7 +254,8 @@ def _measure(
     finally:
         for node in dead:
             sandbox.fault.boot(node)
-        common.finish(sandbox, *jobs, patience_s=0.0)
+        # Slurm waits for a node without power until SlurmdTimeout, and that it is on again shows late.
+        common.finish(sandbox, *jobs, patience_s=0.0, cancelled_s=LIMIT_S)
 
 
 def _command_line(pid: int) -> bytes:
