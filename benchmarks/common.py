@@ -71,8 +71,11 @@ def exports(values: Mapping[str, object]) -> str:
     return "\n".join(f"export {name}={value}" for name, value in values.items())
 
 
-def finish(sandbox: Sandbox, *jobs: int, patience_s: float = 10.0) -> None:
-    """Wait until Slurm has forgotten the jobs; cancel them when they do not end by themselves in time."""
+def finish(sandbox: Sandbox, *jobs: int, patience_s: float = 10.0, cancelled_s: float = 60.0) -> None:
+    """Wait until Slurm has forgotten the jobs; cancel them when they do not end by themselves in time.
+
+    Raises :class:`BenchmarkFailed` when they have not ended ``cancelled_s`` after that.
+    """
     names = ",".join(map(str, jobs))
 
     def gone() -> bool:
@@ -82,7 +85,7 @@ def finish(sandbox: Sandbox, *jobs: int, patience_s: float = 10.0) -> None:
         wait_for(gone, patience_s, f"jobs {names} do not end", every_s=0.3)
     except BenchmarkFailed:
         sandbox.exec(["scancel", *map(str, jobs)], user=USER, check=False)
-        wait_for(gone, 60.0, f"jobs {names} do not end after scancel", every_s=0.3)
+        wait_for(gone, cancelled_s, f"jobs {names} do not end after scancel", every_s=0.3)
     sandbox.wait_idle()
 
 

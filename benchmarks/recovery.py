@@ -26,10 +26,11 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import read
 from slurm_robust.policy.spares import PAPER_RATE, QUANTILE, REPLENISH_DAYS, at_once, failing
+from slurm_robust.report.startup import start_of
 from slurm_robust.sandbox import Sandbox
 
 WARM_STEP = 3
-LIMIT_S = 300.0
+LIMIT_S = 240.0
 # Far more than are needed: the job is cancelled when it has recovered.
 STEPS = 100_000
 CATASTROPHE = 0.01
@@ -164,12 +165,12 @@ def srobust(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:
 
 
 def srobust_cold(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:
-    """The agents of the standbys die with the nodes, so that agent and zygote have to be started anew."""
+    """The zygotes of the standbys die with the nodes, so that they have to import everything anew."""
 
     def chill(spares: Sequence[str]) -> None:
         for node in spares:
             for pid in sandbox.host_pids(node):
-                if b"slurm_robust.agent\0" in _command_line(pid):
+                if b"slurm_robust.worker.zygote\0" in _command_line(pid):
                     os.kill(pid, signal.SIGKILL)
 
     return _srobust(sandbox, folder, case, chill)
@@ -194,9 +195,7 @@ def _srobust(
     step, at, number, load = _measure(sandbox, folder, case, [job], choose, lambda dead: [])
     events = read(journal)
     opened = next(e for e in events if isinstance(e, ev.IncidentOpened))
-    closed = [e for e in events if isinstance(e, ev.IncidentClosed)]
-    stages = closed[0].stages if closed else {}
-    return Sample(max(0.0, opened.t - at), step, number, load, stages)
+    return Sample(max(0.0, opened.t - at), step, number, load, start_of(events).stages)
 
 
 def resubmission(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:
@@ -232,14 +231,13 @@ def _measure(
 ) -> tuple[float, float, int, float]:
     """Seconds from the cut to the new step, the cut's time, the step, the load; nodes are on afterwards."""
     marks, dead = folder[0] / "events.jsonl", []
-    log = folder[0] / "log"
 
     def warm() -> bool:
         done = timeline.read(marks)
         return sum(m.name == "step" and m.step == WARM_STEP for m in done) >= case.nodes
 
     try:
-        common.wait_for(warm, LIMIT_S, f"{case.title}: no training; see its output {common.tail(log)}")
+        common.wait_for(warm, LIMIT_S, "no training")
         dead = choose()
         at = min([sandbox.fault.power_cut(node).t for node in dead])
         jobs += react(dead)
@@ -247,14 +245,17 @@ def _measure(
         def recovered() -> bool:
             return new_step(timeline.read(marks), at, case.nodes) is not None
 
-        common.wait_for(recovered, LIMIT_S, f"{case.title}: no new step:{common.tail(log)}")
+        common.wait_for(recovered, LIMIT_S, f"no new step after the power cut of {', '.join(dead)}")
         found = new_step(timeline.read(marks), at, case.nodes)
         assert found is not None
         return found[0] - at, at, found[1], os.getloadavg()[0]
+    except common.BenchmarkFailed as error:
+        raise common.BenchmarkFailed(f"{error}; its output: {common.tail(folder[0] / 'log')}") from None
     finally:
         for node in dead:
             sandbox.fault.boot(node)
-        common.finish(sandbox, *jobs, patience_s=0.0)
+        # Slurm waits for a node without power until SlurmdTimeout, and that it is on again shows late.
+        common.finish(sandbox, *jobs, patience_s=0.0, cancelled_s=LIMIT_S)
 
 
 def _command_line(pid: int) -> bytes:

@@ -20,12 +20,12 @@ START_PHASES = {
     AGENT: "the agent was started, until the controller heard it",
     ZYGOTE: "the zygote was started and imported PyTorch",
     LAUNCH: "from the order to launch until all workers were forked",
-    WORKER: "until the script's first line: a fork, or an interpreter with its imports",
+    WORKER: "until the script's first line",
     IMPORTS: "until the script asked for its process group",
     GROUP: "init_process_group(), in which ranks wait for each other",
     MODEL: "until restore() was called",
     RESTORE: "restore()",
-    FIRST_STEP: "until the first step was completed, in which ranks wait for each other",
+    FIRST_STEP: "until the first step was done, in which ranks wait for each other",
 }
 """In their order. The time of a phase whose end was not seen counts to the next one."""
 

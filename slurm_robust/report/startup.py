@@ -14,7 +14,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.startup import START_PHASES, PhaseTimes
-from slurm_robust.report.console import facts_table, seconds, section, show
+from slurm_robust.report.console import facts_table, section, show
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import restored_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports
@@ -148,7 +148,7 @@ def render(start: GenerationStart) -> RenderableType:
         title = f"Recovery: incident {start.incident}, from the fault to the first new step (seconds{clocks})"
         parts += section(title, _stages_table(start.stages))
     if start.phases:
-        parts += section("Start of the nodes (seconds), the slowest first", _phases_table(start.phases))
+        parts += section("Start of the nodes (seconds)", _phases_table(start.phases))
     else:
         parts.append(
             "\nIts phases are not known yet: they are written down at its first step, or at its end."
@@ -168,8 +168,7 @@ def _phases_table(phases: Sequence[PhaseTimes]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
     table.add_column("phase", no_wrap=True)
     table.add_column("median", justify="right", no_wrap=True)
-    table.add_column("slowest", justify="right", no_wrap=True)
-    table.add_column("nodes", overflow="fold")
+    table.add_column("nodes, slowest first", overflow="fold")
     table.add_column("what", style="dim", overflow="fold")
     for times in phases:
         shown = list(times.nodes.items())[:MOST_SHOWN]
@@ -177,7 +176,6 @@ def _phases_table(phases: Sequence[PhaseTimes]) -> RenderableType:
         table.add_row(
             one_line(times.phase),
             f"{times.median_s:.2f}",
-            f"{shown[0][1]:.2f}" if shown else seconds(None),
             Text(", ".join(f"{one_line(node)} {spent:.2f}" for node, spent in shown) + more),
             START_PHASES.get(times.phase, ""),
         )

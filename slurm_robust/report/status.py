@@ -22,6 +22,7 @@ from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.slurmview import completing_advice, make_slurm, view_of
+from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold as fold_nodes
@@ -96,6 +97,8 @@ class Status(Record):
     """How often a checkpoint should go there, if known."""
 
     notes: tuple[str, ...]
+    start: GenerationStart | None
+    """What the start of the newest generation waited for; on the screen with ``--phases``."""
 
 
 def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice: str = "") -> Status:
@@ -130,6 +133,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         stored=state.stored,
         interval=advise(events, now),
         notes=tuple(f"{e.node}: {e.text}" if e.node else e.text for e in events if isinstance(e, ev.Noted)),
+        start=start_of(events) if launched else None,
     )
 
 
