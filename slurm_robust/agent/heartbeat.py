@@ -85,6 +85,7 @@ class HeartbeatState:
             probe_port=self.probe_port,
             still_s=still_s,
             fatal=state.fatal,
+            rehearsal=state.rehearsal,
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

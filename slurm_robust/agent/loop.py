@@ -24,12 +24,14 @@ from slurm_robust.agent.liveness import Liveness
 from slurm_robust.agent.network import PortHolder, local_address, taken_by
 from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.progress import StepWatch
+from slurm_robust.agent.rehearsal import POLL_S, Rehearsals
 from slurm_robust.agent.stacks.taker import StackOrders, StackTaking
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
     AskFlush,
     EndAgent,
+    EndRehearsal,
     EpochSeen,
     ForgetRecords,
     GpusReported,
@@ -46,6 +48,7 @@ from slurm_robust.agent.stimuli import (
     SetStride,
     SpawnWorkers,
     StartLauncher,
+    StartRehearsal,
     Stimulus,
     SweepGroups,
     TailRead,
@@ -54,6 +57,7 @@ from slurm_robust.agent.stimuli import (
     Ticked,
     WatchGpus,
 )
+from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.nodes.live.inspection import Inspection
 from slurm_robust.util.executor import SerialExecutor
@@ -70,6 +74,7 @@ from slurm_robust.wire.messages import (
     ProbeNodes,
     StacksShown,
 )
+from slurm_robust.wire.probes import Place
 from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.spawning import Exited, SpawnFailed
 
@@ -125,14 +130,17 @@ class Agent:
         self._files: SerialExecutor[EpochRead | TailRead] = SerialExecutor("srobust-files")
         self._stacks = StackOrders(stacks, setup.node)
         self._steps = StepWatch()
+        self._rehearsals = Rehearsals(spec, setup.job, setup.node, runtime.path / "rehearsal")
         self._deaths = DeathWatch()
         self._oom_kills = OomKills()
-        self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
+        self._orphan = OrphanWatch(setup.node, setup.job)
+        self._takeover = TakeoverWatch(spec, setup.job, setup.node)
         self._wakeup = WakeUp()
         self._heartbeat_wanted = True
         self._heartbeat_due = 0.0
         self._polled = 0.0
         self._terms = 0
+        self._is_termed = False
         self._ended = False
         self._keep_copies = True
         self._flush = -1
@@ -156,13 +164,16 @@ class Agent:
                 self._turn()
         finally:
             self._close()
+        self._takeover.guard(lambda: self._is_termed)
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._terms += 1
+        self._is_termed = True
 
     def _close(self) -> None:
         self._socket.close()
         self._liveness.close()
+        self._rehearsals.close()
         self._launcher.close()
         self._steps.forget()
         self._ports.close()
@@ -194,6 +205,8 @@ class Agent:
         for found in self._liveness.finished():
             self._socket.send(found)
         now = time.monotonic()
+        if (over := self._rehearsals.read(now)) is not None:
+            self._take(over)
         if self._state.deadline is not None and now >= self._state.deadline:
             self._take(Ticked())
         self._follow_copies()
@@ -228,6 +241,8 @@ class Agent:
             due.append(self._state.deadline - now)
         if self._steps.expects_news:
             due.append(self._polled + self._poll_interval() - now)
+        if self._state.rehearses:
+            due.append(POLL_S)
         return max(0.0, min(due))
 
     def _poll_interval(self) -> float:
@@ -251,7 +266,7 @@ class Agent:
     def _follow_inspection(self, now: float) -> None:
         phase = self._state.phase
         starts = phase is Phase.STARTING or (phase is Phase.RUNNING and self._steps.waiting_for_steps)
-        busy = starts or phase is Phase.STOPPING
+        busy = starts or phase is Phase.STOPPING or self._state.rehearses
         self._heartbeat_wanted |= self._inspection.follow(now, self._state.generation, busy=busy)
         for text in self._inspection.notes():
             self._book.note(text)
@@ -274,7 +289,10 @@ class Agent:
         self._link.on_answer(message.epoch, time.monotonic())
 
     def _follow_controller(self, now: float) -> None:
-        self._orphan.tick(self._link.silence(now))
+        silence_s, addresses = self._link.silence(now), (self._book.address, self._setup.node)
+        self._orphan.tick(silence_s)
+        place = Place(addresses=tuple(filter(None, addresses)), port=self._liveness.port)
+        self._takeover.tick(silence_s, self._link.controller, place)
         if self._link.wants_epoch(now):
             self._files.submit(partial(read_epoch, self._setup.job.epochs))
         if self._socket.endpoint:
@@ -366,6 +384,12 @@ class Agent:
             case SampleStacks(order=order, workers=workers):
                 if (answer := self._stacks.order(order, workers)) is not None:
                     self._socket.send(answer)
+            case StartRehearsal(order=order):
+                self._rehearsals.start(order, time.monotonic())
+            case EndRehearsal(watch_gpus=watch):
+                pid = self._rehearsals.end()
+                if watch:
+                    self._gpus.ask((pid,) if pid else ())
             case RenewPort():
                 self._renew_port()
             case ForgetRecords():

@@ -20,7 +20,7 @@ from slurm_robust.nodes.host import Host
 from slurm_robust.slurm.companion import settings_of_borrower
 from slurm_robust.util.text import version_numbers
 from slurm_robust.wire.messages import Launch
-from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.environment import REHEARSAL, WorkerEnvironment
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
 
 RECORDER_ENTRIES = "2000"
@@ -32,6 +32,8 @@ _KNOWS_BUFFER = (2, 9)
 
 # torchrun sets its limit here; ours depends on the fault and is the controller's business.
 _NO_LIMIT = str(2**31 - 1)
+# A rehearsal meets nobody.
+_NOBODYS_PORT = 29500
 
 
 def build_spawn(spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path, memory: str = "") -> Spawn:
@@ -52,6 +54,34 @@ def build_spawn(spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path, 
             _worker(spec, job, launch, local, folder, memory, bound[local]) for local in range(count)
         ),
     )
+
+
+def rehearsal_env(spec: JobSpec, slots: int) -> dict[str, str]:
+    """What the first rank of the last of ``slots`` nodes gets that do not exist.
+
+    Not rank 0 where there is another: that one writes what all ranks have in common.
+    """
+    slot, nproc = slots - 1, spec.nproc_per_node
+    launch = Launch(
+        epoch=0,
+        generation=0,
+        ranks=tuple(range(slot * nproc, slots * nproc)),
+        world_size=slots * nproc,
+        slot=slot,
+        slots=slots,
+        master_addr="127.0.0.1",
+        master_port=_NOBODYS_PORT,
+    )
+    return {
+        **_torchrun_of(launch, 0),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": _NO_LIMIT,
+        "TORCHELASTIC_RUN_ID": spec.run_id,
+        **(_slurm(launch, 0) if "SLURM_PROCID" in os.environ else {}),
+        # As the zygote does for its forks.
+        **({"OMP_NUM_THREADS": "1"} if nproc > 1 and "OMP_NUM_THREADS" not in os.environ else {}),
+        REHEARSAL: "1",
+    }
 
 
 def prepare_inherited(environ: MutableMapping[str, str], torch: tuple[int, ...] | None = None) -> None:
@@ -123,16 +153,7 @@ def _worker(
     return WorkerSpec(
         rank=rank,
         env={
-            **torchrun(
-                rank,
-                local,
-                len(launch.ranks),
-                slot=launch.slot,
-                slots=launch.slots,
-                world_size=launch.world_size,
-                address=launch.master_addr,
-                port=launch.master_port,
-            ),
+            **_torchrun_of(launch, local),
             "TORCHELASTIC_RESTART_COUNT": str(launch.restart_count),
             "TORCHELASTIC_MAX_RESTARTS": _NO_LIMIT,
             "TORCHELASTIC_RUN_ID": spec.run_id,
@@ -147,6 +168,19 @@ def _worker(
         record=record,
         cpus=bound.cpus,
         memory_node=bound.node,
+    )
+
+
+def _torchrun_of(launch: Launch, local: int) -> dict[str, str]:
+    return torchrun(
+        launch.ranks[local],
+        local,
+        len(launch.ranks),
+        slot=launch.slot,
+        slots=launch.slots,
+        world_size=launch.world_size,
+        address=launch.master_addr,
+        port=launch.master_port,
     )
 
 

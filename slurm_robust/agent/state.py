@@ -17,6 +17,7 @@ from slurm_robust.agent.stimuli import (
     AskCheckpoint,
     AskFlush,
     EndAgent,
+    EndRehearsal,
     EpochSeen,
     ForgetRecords,
     GpusReported,
@@ -27,6 +28,7 @@ from slurm_robust.agent.stimuli import (
     Order,
     OrderCame,
     ReadTail,
+    RehearsalOver,
     RenewPort,
     SampleStacks,
     SaveCopies,
@@ -34,6 +36,7 @@ from slurm_robust.agent.stimuli import (
     SetStride,
     SpawnWorkers,
     StartLauncher,
+    StartRehearsal,
     Stimulus,
     SweepGroups,
     TailRead,
@@ -45,12 +48,14 @@ from slurm_robust.agent.stimuli import (
 from slurm_robust.model import startup
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.job import LEAVING_S
+from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.wire.messages import (
     Flush,
     Inject,
     Launch,
     Pace,
     Phase,
+    Rehearse,
     RequestCheckpoint,
     Save,
     Shutdown,
@@ -170,6 +175,7 @@ class AgentState:
         self.fatal = ""
         self.workers = Workers()
         self.timings: dict[str, float] = {}  # of start phases, as far as they are not the workers' own
+        self.rehearsal: Rehearsal | None = None
         self.new_notes: list[str] = []  # the caller takes them out
         self._kill_wait_s = kill_wait_s
         self._stopped_through = 0
@@ -229,6 +235,8 @@ class AgentState:
                 return self._on_tail(stimulus)
             case GpusReported(held=held):
                 return self._on_gpus(held, now)
+            case RehearsalOver(rehearsal=rehearsal, pid=pid):
+                return self._on_rehearsal_over(rehearsal, pid, now)
             case TermCame(grace_s=grace_s):
                 return self._shut_down(grace_s, now)
             case Ticked():
@@ -260,6 +268,8 @@ class AgentState:
             case TakeStacks(generation=generation):
                 pids = {w.rank: w.pid for w in self.workers.living if w.pid is not None}
                 return [SampleStacks(order=order, workers=pids)] if self._runs(generation) else []
+            case Rehearse():
+                return self._on_rehearse(order)
             case Inject(rank=rank, signal=number):
                 worker = self.workers.get(rank)
                 if worker is None or worker.pid is None or worker.exit is not None:
@@ -275,7 +285,7 @@ class AgentState:
             return []
         self._pending, self._ordered = launch, now
         if not self.workers.living:
-            return self._begin(now)
+            return [*self._end_rehearsal(now), *self._begin(now)]
         # Their generation is over for the controller, so there is nothing to be gentle for.
         self.new_notes.append(
             f"generation {launch.generation} was ordered while workers of generation "
@@ -341,10 +351,40 @@ class AgentState:
         self._stopped_through = _EVERYTHING
         if self.workers.living:
             return self._stop_workers(grace_s, now)
-        return self._end()
+        return [*self._end_rehearsal(now), *self._end()]
 
     def _end(self) -> list[Instruction]:
         return [SendHeartbeat(), EndAgent(keep_copies=self._keep_copies)]
+
+    # -- rehearsals --------------------------------------------------------------------------------
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether a rehearsal runs."""
+        return self.rehearsal is not None and self.rehearsal.state is RehearsalState.RUNNING
+
+    def _on_rehearse(self, order: Rehearse) -> list[Instruction]:
+        known = self.rehearsal.number if self.rehearsal is not None else 0
+        if self.workers.living or self._pending or self._ending or self.fatal or order.number <= known:
+            return []
+        self.rehearsal = Rehearsal(number=order.number, state=RehearsalState.RUNNING)
+        return [StartRehearsal(order=order), SendHeartbeat()]
+
+    def _end_rehearsal(self, now: float) -> list[Instruction]:
+        """The node is needed for something else."""
+        if self.rehearsal is None or not self.rehearses:
+            return []
+        self.rehearsal = Rehearsal(number=self.rehearsal.number, state=RehearsalState.ENDED)
+        watch = not self._ending and self._waits_for_gpus()
+        if watch:
+            self._freeing.begin(now)
+        return [EndRehearsal(watch_gpus=watch)]
+
+    def _on_rehearsal_over(self, rehearsal: Rehearsal, pid: int, now: float) -> list[Instruction]:
+        if self.rehearsal is None or not self.rehearses or rehearsal.number != self.rehearsal.number:
+            return []
+        self.rehearsal = rehearsal
+        return [*self._watch_gpus((pid,) if pid else (), now), SendHeartbeat()]
 
     # -- the launcher's news -----------------------------------------------------------------------
 
@@ -465,7 +505,7 @@ class AgentState:
     def _if_all_ended(self, now: float) -> list[Instruction]:
         if not self.workers or self.workers.living:
             return []
-        watch, done = self._watch_gpus(now), list[Instruction]()
+        watch, done = self._watch_gpus(self.workers.pids, now), list[Instruction]()
         for phase in (startup.STOP, startup.GPUS):
             self.timings.pop(phase, None)  # of an end before this one
         if self._stop_began is not None:
@@ -479,9 +519,9 @@ class AgentState:
             return [*done, *self._end()]
         return [*watch, *done]
 
-    def _watch_gpus(self, now: float) -> list[Instruction]:
+    def _watch_gpus(self, pids: tuple[int, ...], now: float) -> list[Instruction]:
         """Before other workers are started, what these held must be free."""
-        if not self.workers.pids or self._ending or not self._waits_for_gpus():
+        if not pids or self._ending or not self._waits_for_gpus():
             return []
         self._freeing.begin(now)
-        return [WatchGpus(workers=self.workers.pids)]
+        return [WatchGpus(workers=pids)]

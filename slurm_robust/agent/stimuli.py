@@ -6,11 +6,13 @@ from typing import TypeAlias
 
 from slurm_robust.agent.launcher import LauncherMessage
 from slurm_robust.model.record import Record
+from slurm_robust.model.standby import Rehearsal
 from slurm_robust.wire.messages import (
     Flush,
     Inject,
     Launch,
     Pace,
+    Rehearse,
     RequestCheckpoint,
     Save,
     Shutdown,
@@ -18,7 +20,9 @@ from slurm_robust.wire.messages import (
     TakeStacks,
 )
 
-Order: TypeAlias = Launch | Stop | RequestCheckpoint | Pace | Flush | Save | TakeStacks | Inject | Shutdown
+Order: TypeAlias = (
+    Launch | Stop | RequestCheckpoint | Pace | Flush | Save | TakeStacks | Rehearse | Inject | Shutdown
+)
 
 # -- stimuli --------------------------------------------------------------------------------------
 
@@ -57,6 +61,13 @@ class GpusReported(Record):
     held: str  # what they hold, for people; "" when nothing is left
 
 
+class RehearsalOver(Record):
+    """The rehearsal has ended by itself, or at one of its bounds."""
+
+    rehearsal: Rehearsal
+    pid: int  # also its process group; 0 where it never was there
+
+
 class TermCame(Record):
     """Slurm ends the step."""
 
@@ -67,7 +78,9 @@ class Ticked(Record):
     """Time has passed."""
 
 
-Stimulus: TypeAlias = OrderCame | EpochSeen | LauncherReported | TailRead | GpusReported | TermCame | Ticked
+Stimulus: TypeAlias = (
+    OrderCame | EpochSeen | LauncherReported | TailRead | GpusReported | RehearsalOver | TermCame | Ticked
+)
 
 # -- instructions ---------------------------------------------------------------------------------
 
@@ -149,6 +162,18 @@ class SampleStacks(Record):
     workers: dict[int, int]
 
 
+class StartRehearsal(Record):
+    """Start the rehearsal of ``order``; RehearsalOver follows."""
+
+    order: Rehearse
+
+
+class EndRehearsal(Record):
+    """Kill the rehearsal, which need not be there any more; no RehearsalOver follows."""
+
+    watch_gpus: bool  # and report what it holds of the GPUs, as for WatchGpus
+
+
 class RenewPort(Record):
     """Hold another rendezvous port for the next launch; this one is being used now."""
 
@@ -181,6 +206,8 @@ Instruction: TypeAlias = (
     | AskFlush
     | SaveCopies
     | SampleStacks
+    | StartRehearsal
+    | EndRehearsal
     | RenewPort
     | ForgetRecords
     | SendHeartbeat

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from slurm_robust.config.section import (
     FINITE,
+    AbsolutePath,
     Contradiction,
     Count,
     Factor,
@@ -62,6 +63,11 @@ class Timings(Section):
     """A node counts as dead earlier, after this time without a beacon of its agent, if its kernel answers no
     probe either and [another node finds the same](detection.md#a-verdict-within-a-second). With more than
     1,000 nodes it takes longer. 0: only ``node_dead_s`` counts, and no beacons are sent."""
+
+    takeover_s: _SecondsOrNone = 10.0
+    """After this silence of the controller the agents ask whether the node on which it runs is dead. If it
+    is, one of them starts [another controller](takeover.md). 0: never; the job is requeued when Slurm gives
+    the batch host up."""
 
     unreachable_s: Seconds = 300.0
     """How long to wait for nodes that fell silent together, because the network between them may recover."""
@@ -266,6 +272,24 @@ class ReplayConfig(Section):
     """Time limit of both phases together."""
 
 
+class StandbyConfig(Section):
+    """What standbys do until they are needed. See [standbys](standbys.md)."""
+
+    rehearse: bool = True
+    """Run the script for a few steps on each standby, as one rank of a world that does not exist: its caches
+    are warm when it is needed, and a standby that cannot run the script is taken last."""
+
+    rehearse_steps: Positive = 2
+    """Number of optimizer steps of a rehearsal."""
+
+    rehearse_s: Seconds = 900.0
+    """Time limit of a rehearsal."""
+
+    rehearse_writes: Annotated[tuple[AbsolutePath, ...], Meta(examples=[["/scratch/me/index"]])] = ()
+    """Folders of the node, besides the usual caches, in which a rehearsal may change files: where the script
+    keeps indexes of data sets, for instance."""
+
+
 class ParallelConfig(Section):
     """Sizes of the parallel groups. Data parallelism takes what they leave of the world size."""
 
@@ -313,6 +337,10 @@ class SlurmConfig(Section):
 
     start_now: bool = True
     """Ask Slurm to start a requeued job at once instead of after its usual delay of minutes."""
+
+    give_back: bool = True
+    """Give an evicted node back to Slurm while the job runs on, if slurm.conf has an ``Epilog`` that may test
+    it. ``false``, or a site without an epilog: the job keeps the node until it ends."""
 
 
 class CompanionConfig(Section):
@@ -391,6 +419,7 @@ class JobConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     detect: DetectConfig = DetectConfig()
     replay: ReplayConfig = ReplayConfig()
+    standby: StandbyConfig = StandbyConfig()
     parallel: ParallelConfig = ParallelConfig()
     workers: WorkersConfig = WorkersConfig()
     slurm: SlurmConfig = SlurmConfig()

@@ -17,6 +17,7 @@ from slurm_robust.controller.companions import Companions
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import (
     Effect,
+    GiveBackAnswer,
     Lending,
     Now,
     ReplayTraining,
@@ -27,10 +28,12 @@ from slurm_robust.controller.effects import (
     TestNodes,
 )
 from slurm_robust.controller.fleet import Heard
+from slurm_robust.controller.giveback import GivingBack
 from slurm_robust.controller.incidents import Incidents
 from slurm_robust.controller.liveness import Liveness
 from slurm_robust.controller.monitor import Monitor
 from slurm_robust.controller.stackbook import StackBook
+from slurm_robust.controller.standbys import Standbys
 from slurm_robust.controller.starts import AgentStarts
 from slurm_robust.controller.startups import Startups
 from slurm_robust.controller.transitions import Transition
@@ -91,9 +94,11 @@ class Core(Context):
         self.witnesses: Final = Witnesses(self)
         self.liveness: Final = Liveness(self)
         self.checkpoints: Final = Checkpoints(self, now)
+        self.giving_back: Final = GivingBack(self, self.checkpoints)
         self.monitor: Final = Monitor(self, now)
         self.companions: Final = Companions(self, now)
         self.incidents: Final = Incidents(self)
+        self.standbys: Final = Standbys(self)
         self.stacks: Final = StackBook(config.detect.stacks_s)
         self._table = table
         self._held = False
@@ -283,6 +288,11 @@ class Core(Context):
     def on_requeue(self, answer: RequeueAnswer, now: Now) -> list[Effect]:
         """What Slurm says to the requeue."""
         self._requeue = answer
+        return self.on_tick(now)
+
+    def on_given_back(self, node: str, answer: GiveBackAnswer, now: Now) -> list[Effect]:
+        """Answer to GiveBack."""
+        self.giving_back.on_answer(node, answer, now)
         return self.on_tick(now)
 
     def on_stage_done(self, what: str, ok: bool, detail: str, now: Now) -> list[Effect]:

@@ -50,6 +50,14 @@ class Lending(Record):
     """Why others do not."""
 
 
+class GiveBackAnswer(Record):
+    """What became of :class:`GiveBack`."""
+
+    said: Said
+    """DONE: the node is no longer the job's; REFUSED: for good; NOTHING: it may be asked again."""
+    detail: str = ""
+
+
 # -- core to loop ----------------------------------------------------------------------------------
 
 
@@ -115,6 +123,14 @@ class BeginRequeue(Record):
     """Ask Slurm to requeue the job without ``exclude``; answered by ``on_requeue``. May be repeated."""
 
     exclude: tuple[str, ...]
+    silent: tuple[str, ...] = ()
+    """Nodes that do not answer: Slurm would wait for them until it gives them up."""
+
+
+class GiveBack(Record):
+    """Take ``node`` out of the allocation; answered by ``on_given_back``. May be repeated."""
+
+    node: str
 
 
 class SaveEvidence(Record):
@@ -212,6 +228,7 @@ Effect: TypeAlias = (
     | FindCheckpoint
     | Prune
     | BeginRequeue
+    | GiveBack
     | SaveEvidence
     | SaveStacks
     | SaveAlerts

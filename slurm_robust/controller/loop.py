@@ -24,6 +24,7 @@ from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.lender import Lender
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.supervisor import Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import Hold, Turns
@@ -118,6 +119,7 @@ class Loop:
         requeuer: Requeuer,
         store: SharedTiers,
         slurm: SlurmClient,
+        shrinker: Shrinker,
         tester: Tester,
         lender: Lender | None = None,
     ) -> None:
@@ -129,7 +131,7 @@ class Loop:
         self._socket = socket
         self._beacons = beacons
         self._steps = steps
-        self._requeuer = requeuer
+        self._requeuer, self._shrinker = requeuer, shrinker
         self._store = store
         self._slurm = slurm
         self._tester = tester
@@ -161,6 +163,7 @@ class Loop:
             fx.FindCheckpoint: self._find_checkpoint,
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
+            fx.GiveBack: self._give_back,
             fx.SaveEvidence: self._save_evidence,
             fx.BorrowNodes: self._borrow_nodes,
             fx.EndCompanions: self._end_companions,
@@ -498,6 +501,7 @@ class Loop:
             self._background.post(lambda: self._do(self._core.on_requeue(said, self._now())))
 
         def work() -> Callable[[], None]:
+            self._shrinker.shed(effect.silent, stage)
             self._requeuer.ask(effect.exclude, stage, answer)
             return lambda: None
 
@@ -505,6 +509,18 @@ class Loop:
             answer(fx.RequeueAnswer(said=fx.Said.NOTHING, detail=text))
 
         self._in_background("requeue", work, unanswered)
+
+    def _give_back(self, effect: fx.GiveBack) -> None:
+        def answered(answer: fx.GiveBackAnswer) -> None:
+            self._do(self._core.on_given_back(effect.node, answer, self._now()))
+
+        def work() -> Callable[[], None]:
+            return partial(answered, self._shrinker.give_back(effect.node))
+
+        def failed(text: str) -> None:
+            answered(fx.GiveBackAnswer(said=fx.Said.NOTHING, detail=text))
+
+        self._in_background("give back", work, failed)
 
     def _save_evidence(self, effect: fx.SaveEvidence) -> None:
         events = list(self._journal.events)

@@ -51,7 +51,8 @@ class PreflightError(SrobustError):
 class Plan(Record):
     """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
 
-    The last five are as in :class:`~slurm_robust.model.events.RunStarted` and ``AllocationTaken``.
+    ``cluster`` to ``queued_s`` are as in :class:`~slurm_robust.model.events.RunStarted` and
+    ``AllocationTaken``.
     """
 
     run_id: str
@@ -71,6 +72,8 @@ class Plan(Record):
     array_task: str = ""
     time_limit_s: float | None = None
     queued_s: float | None = None
+    output: str = ""
+    """The job's own output, in which a controller on another node goes on; "" where that is no file."""
 
 
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
@@ -274,7 +277,16 @@ def make_plan(
         array_task=array_task(environ),
         time_limit_s=time_limit(environ),
         queued_s=job.queued_s if job is not None else None,
+        output=_own_output(),
     )
+
+
+def _own_output() -> str:
+    """Where this process's output goes, "" where that is no file."""
+    try:
+        return os.readlink("/proc/self/fd/1") if stat.S_ISREG(os.fstat(1).st_mode) else ""
+    except OSError:
+        return ""
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation:

@@ -41,8 +41,12 @@ class Requeuer:
         *,
         nodes: Sequence[str] = (),
         start_now: bool,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``nodes``: those of the allocation, on which a watcher would be in the job's way."""
+        """``nodes``: those of the allocation, on which a watcher would be in the job's way; ``is_ours``:
+        whether no other controller has taken over, may raise ``OSError``.
+        """
+        self._is_ours = is_ours
         self._slurm = slurm
         self._job_id = job_id
         self._restart_count = restart_count
@@ -67,6 +71,9 @@ class Requeuer:
                 answer(RequeueAnswer(said=Said.TAKEN))
 
         try:
+            if not self._is_ours():
+                answer(RequeueAnswer(said=Said.NOTHING, detail="another controller has taken over"))
+                return
             exclude = self._affordable(exclude, report)
             outcome = requeue_without(
                 self._slurm, self._job_id, exclude, ending_run=self._restart_count, report=report_stage

@@ -16,6 +16,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.startup import PhaseTimes
 
 
@@ -23,10 +24,12 @@ def _snake(name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
 
-class Event(Record, tag_field="event", tag=_snake):
+class Event(Record, tag_field="event", tag=_snake, kw_only=True):
     """Base of all events; ``event`` in the JSON is the class's name in snake case."""
 
     t: float
+    epoch: int = 0
+    """Of the controller that wrote it; 0 where that is not known."""
 
 
 class RunStarted(Event):
@@ -56,6 +59,13 @@ class ControllerStarted(Event):
     port: int
     node: str = ""
     """Slurm's name of ``host``."""
+    known: int = -1
+    """How many events it had read, -1 where that is not known: what an earlier controller wrote after them
+    does not count."""
+    taken_from: str = ""
+    """The node of the controller from which this one took over, "" where it did not."""
+    reason: str = ""
+    """Why it took over."""
 
 
 class AllocationTaken(Event):
@@ -261,6 +271,13 @@ class NodeReturned(Event):
     node: str
 
 
+class NodeGivenBack(Event):
+    """An evicted node is no longer part of the allocation: Slurm tests it, and may give it to others."""
+
+    node: str
+    how: str
+
+
 class SpareSetAside(Event):
     """A standby does not answer."""
 
@@ -302,6 +319,17 @@ class NotLent(Event):
 
     source: Source
     reason: str
+
+
+class StandbyChanged(Event):
+    """A standby got further on its way to be fit to take a slot, or it failed on it."""
+
+    node: str
+    stage: StandbyStage
+    reason: str = ""
+    """Of a rehearsal that failed or was not possible."""
+    took_s: float = 0.0
+    """That the rehearsal took, if it is over."""
 
 
 class IncidentClosed(Event):
@@ -379,12 +407,14 @@ AnyEvent: TypeAlias = (
     | PaceLearned
     | NodeEvicted
     | NodeReturned
+    | NodeGivenBack
     | SpareSetAside
     | SpareAnswers
     | CompanionSubmitted
     | CompanionStarted
     | CompanionEnded
     | NotLent
+    | StandbyChanged
     | IncidentClosed
     | CheckpointRequested
     | RequeueStarted

@@ -75,6 +75,8 @@ class JobSpec(Record):
     heartbeat_s: float = 1.0
     beacon_s: float = 0.0
     """Between two beacons; 0 for none."""
+    takeover_s: float = 0.0
+    """Silence of the controller after which an agent asks whether its host is dead; 0: never."""
     kill_wait_s: float = 180.0
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()
@@ -110,6 +112,11 @@ class JobDirectory:
         return self.path / "epochs"
 
     @property
+    def votes(self) -> Path:
+        """One file for each node that finds the controller's host dead."""
+        return self.path / "votes"
+
+    @property
     def keys(self) -> Path:
         """CURVE key pairs made for this job."""
         return self.path / "keys"
@@ -118,6 +125,11 @@ class JobDirectory:
     def agents(self) -> Path:
         """Output of the agents' steps and of each agent."""
         return self.path / "agents"
+
+    @property
+    def rehearsals(self) -> Path:
+        """What the rehearsals of standbys print, ``<node>.log``."""
+        return self.path / "rehearsals"
 
     @property
     def checkpoints(self) -> Path:

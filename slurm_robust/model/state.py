@@ -71,13 +71,19 @@ class JobState(Record, dict=True):
     epoch: int = 0
     own_node: str = ""
     """Where the newest controller runs."""
+    taken_from: str = ""
+    """The node from which it took over, "" where it did not."""
     slots: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
     """Those of ``spares`` that do not answer."""
     companions: dict[int, Companion] = {}
     """By job id."""
+    standbys: dict[str, ev.StandbyChanged] = {}
+    """How far each node of this run that stood by is, or was, on its way to be fit."""
     evicted: dict[str, str] = {}
+    held: tuple[str, ...] = ()
+    """The nodes of this run's allocation that were not given back."""
     generation: int = 0
     running: bool = False
     """The generation was launched and has not ended."""
@@ -193,7 +199,10 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.ControllerStarted, state: JobState) -> JobState:
     ended = state.ended if state.ended is not None and state.ended.final else None
-    return msgspec.structs.replace(state, epoch=event.epoch, own_node=event.node or event.host, ended=ended)
+    own = event.node or event.host
+    return msgspec.structs.replace(
+        state, epoch=event.epoch, own_node=own, taken_from=event.taken_from, ended=ended
+    )
 
 
 @apply.register
@@ -203,8 +212,10 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         restart_count=event.restart_count,
         slots=event.slots,
         spares=event.spares,
+        held=event.nodes,
         aside={},
         companions={},
+        standbys={},
         running=False,
         allocated=event.t,
         time_limit_s=event.time_limit_s,
@@ -356,6 +367,11 @@ def _(event: ev.NodeEvicted, state: JobState) -> JobState:
 
 
 @apply.register
+def _(event: ev.NodeGivenBack, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, held=tuple(node for node in state.held if node != event.node))
+
+
+@apply.register
 def _(event: ev.SpareSetAside, state: JobState) -> JobState:
     return msgspec.structs.replace(state, aside={**state.aside, event.node: event})
 
@@ -391,6 +407,11 @@ def _(event: ev.CompanionEnded, state: JobState) -> JobState:
         companions={job: one for job, one in state.companions.items() if job != event.job_id},
         spares=tuple(node for node in state.spares if ended is None or node != ended.node),
     )
+
+
+@apply.register
+def _(event: ev.StandbyChanged, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, standbys={**state.standbys, event.node: event})
 
 
 @apply.register

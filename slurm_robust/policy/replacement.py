@@ -18,6 +18,7 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
+from slurm_robust.policy.standbys import in_order
 from slurm_robust.util.text import count
 
 
@@ -42,7 +43,7 @@ def assign(
 def fit_spares(state: JobState) -> tuple[str, ...]:
     """Standbys in the order in which they are to be taken: those that do not answer last, or not at all."""
     late = tuple(node for node in state.spares if node in state.aside and state.aside[node].usable)
-    return (*(node for node in state.spares if node not in state.aside), *late)
+    return (*_heard(state, ()), *late)
 
 
 def replace_nodes(
@@ -120,5 +121,5 @@ def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action
 
 
 def _heard(state: JobState, nodes: Collection[str]) -> list[str]:
-    """Standbys that answer, without ``nodes``."""
-    return [node for node in state.spares if node not in nodes and node not in state.aside]
+    """Standbys that answer, without ``nodes``, in the order in which they are to be taken."""
+    return in_order(state, (n for n in state.spares if n not in nodes and n not in state.aside))

@@ -279,6 +279,8 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
             yield "companion", _companion(event)
         case ev.NodeReturned():
             yield "returned", f"{event.node} answers again; it is not used"
+        case ev.NodeGivenBack():
+            yield "given back", f"{event.node}: {event.how}"
         case ev.CheckpointBanned():
             yield "banned", f"checkpoint {event.checkpoint} is not used again: {event.reason}"
         case ev.StorageWritten():
@@ -288,7 +290,8 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
         case ev.FirstStep():
             yield "first step", f"step {event.step}" if event.reported else "done"
         case ev.ControllerStarted():
-            yield "controller", f"started on {event.host}"
+            taken = f", taken over from {event.taken_from}: {event.reason}" if event.taken_from else ""
+            yield "controller", f"started on {event.host}{taken}"
         case ev.RequeueStarted():
             yield "requeue", event.reason
         case ev.AllocationTaken():

@@ -14,6 +14,8 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
+from slurm_robust.model.standby import StandbyStage
+from slurm_robust.model.state import JobState
 from slurm_robust.report.console import facts_table, seconds, show
 from slurm_robust.report.ettr import IntervalAdvice, Productivity, advise, productivity
 from slurm_robust.report.find import find, load_events
@@ -24,6 +26,27 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import date_and_time, one_line
+
+
+class StandbyRow(Record):
+    """A spare on its way to be fit to take a slot."""
+
+    stage: str
+    """``starting``, ``loading``, ``loaded``, ``rehearsing``, ``rehearsed`` or ``rehearsal failed``."""
+
+    reason: str = ""
+    """Why the rehearsal failed, or was not possible."""
+
+    took_s: float = 0.0
+    """That the rehearsal took, if it is over."""
+
+    def describe(self) -> str:
+        """``rehearsed in 12 s, asleep``."""
+        if self.stage == StandbyStage.REHEARSED.value:
+            return f"rehearsed in {self.took_s:.0f} s, asleep"
+        if self.stage == StandbyStage.REHEARSAL_FAILED.value:
+            return f"rehearsal failed, taken last: {self.reason}"
+        return self.stage + (f", not rehearsed: {self.reason}" if self.reason else "")
 
 
 class Status(Record):
@@ -55,6 +78,8 @@ class Status(Record):
 
     companions: dict[int, Companion]
     """By job id."""
+    standbys: dict[str, StandbyRow]
+    """How far each spare is on its way to be fit to take a slot."""
 
     evicted: dict[str, str]
     """Nodes that were given up, with the reason."""
@@ -97,6 +122,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         spares=state.spares,
         aside={node: why.reason for node, why in state.aside.items() if node in state.spares},
         companions=dict(state.companions),
+        standbys={node: _standby(state, node) for node in state.spares},
         evicted=dict(state.evicted),
         incidents=incident_rows(events),
         productivity=productivity(events, now),
@@ -105,6 +131,13 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         interval=advise(events, now),
         notes=tuple(f"{e.node}: {e.text}" if e.node else e.text for e in events if isinstance(e, ev.Noted)),
     )
+
+
+def _standby(state: JobState, node: str) -> StandbyRow:
+    known = state.standbys.get(node)
+    if known is None:
+        return StandbyRow(stage="starting")
+    return StandbyRow(stage=known.stage.value, reason=known.reason, took_s=known.took_s)
 
 
 def phase_of(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
@@ -203,6 +236,7 @@ def render(status: Status) -> RenderableType:
             "nodes",
             f"{fold_nodes(status.slots)}" + (f"  spare {fold_nodes(status.spares)}" if status.spares else ""),
         ),
+        ("standbys", "; ".join(f"{node} {row.describe()}" for node, row in status.standbys.items())),
         ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
         ("lent", "; ".join(_lent(job_id, one) for job_id, one in status.companions.items())),
         ("evicted", "; ".join(f"{node} ({why})" for node, why in status.evicted.items())),

@@ -174,6 +174,8 @@ class FakeSlurm:
         with self._world():
             return {
                 "ClusterName": "fake",
+                "Epilog": "/etc/slurm/epilog.sh",
+                "SlurmdPort": "6818",
                 "SLURM_VERSION": str(self.version()),
                 "KillWait": "30 sec",
                 "SlurmdTimeout": "300 sec",

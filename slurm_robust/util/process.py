@@ -78,17 +78,20 @@ def die_with_parent(parent: int) -> None:
 def set_title(rank: int) -> None:
     """Name this process in ``ps`` and ``top``: ``srobust-rank3``, shorter for very high ranks."""
     name = f"srobust-rank{rank}"
-    if len(name) > _COMM_LENGTH:
-        name = f"srobust-r{rank}"
+    set_name(name if len(name) <= _COMM_LENGTH else f"srobust-r{rank}")
+
+
+def set_name(name: str) -> None:
+    """Name this process in ``ps`` and ``top``, by the first 15 characters."""
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:_COMM_LENGTH]))
 
 
-def prefer_for_oom() -> None:
+def prefer_for_oom(score: int = OOM_SCORE) -> None:
     """Raise this process's ``oom_score_adj``; a score that is higher already is kept."""
     path = Path("/proc/self/oom_score_adj")
     try:
-        if int(path.read_text()) < OOM_SCORE:
-            path.write_text(str(OOM_SCORE))
+        if int(path.read_text()) < score:
+            path.write_text(str(score))
     except OSError:
         pass  # a container without /proc: the worker is as good without
 

@@ -21,6 +21,7 @@ from slurm_robust.model.progress import Progress as Progress
 from slurm_robust.model.progress import Traffic
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.stacks import RankStacks
+from slurm_robust.model.standby import Rehearsal
 from slurm_robust.wire.probes import Place
 
 
@@ -65,6 +66,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     probe_port: int = 0  # TCP port on which this node's kernel refuses every connection, 0 for none
     still_s: float | None = None  # since killed workers that are still there last got further, if it is known
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
+    rehearsal: Rehearsal | None = None  # the newest on this node
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
@@ -195,6 +197,20 @@ class ProbeNodes(Record, tag_field="kind", tag="probe_nodes"):
     for_s: float
 
 
+class Rehearse(Record, tag_field="kind", tag="rehearse"):
+    """Run the job's script for ``steps`` steps as the first rank of the last of ``slots`` pretended nodes.
+
+    Answered by :attr:`Heartbeat.rehearsal` with the same ``number``. A launch ends it at once.
+    """
+
+    epoch: int
+    number: int  # above that of the newest rehearsal on the node
+    slots: int
+    steps: int
+    limit_s: float  # seconds until it is ended
+    writes: tuple[str, ...] = ()  # folders in which it may change files, beside caches
+
+
 class Inject(Record, tag_field="kind", tag="inject"):
     """A drill: send ``signal`` to the worker with global ``rank`` (asked for by the job's owner)."""
 
@@ -270,6 +286,7 @@ FromController: TypeAlias = (
     | Save
     | TakeStacks
     | ProbeNodes
+    | Rehearse
     | Inject
     | Shutdown
     | Pong

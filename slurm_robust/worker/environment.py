@@ -19,6 +19,12 @@ LAYOUT = "SROBUST_LAYOUT"
 COPIES = "SROBUST_COPIES"
 RESTORE_TIER = "SROBUST_RESTORE_TIER"
 
+REHEARSAL = "SROBUST_REHEARSAL"
+"""Set in a rehearsal, which is no run of the job; a script may ask for it."""
+
+OF_A_RUN = (RUN_ID, JOB_DIR, RECORD, GENERATION)
+"""Without these a process restores nothing, writes no checkpoint and reports to no agent."""
+
 
 class BadWorkerEnvironment(ValueError):
     """Some of the variables are there and others are missing or no good: the message names which."""

@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import xxhash
@@ -22,7 +22,7 @@ import xxhash
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.util import process
-from slurm_robust.worker import rendezvous, script
+from slurm_robust.worker import rendezvous, script, trial
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +125,7 @@ def record_steps(environ: Mapping[str, str]) -> None:
         add_line(path, _gradients(count, optimizer))
         count += 1
         if count == steps:
-            _leave()
+            trial.leave("replay")
 
     register_optimizer_step_pre_hook(torch.compiler.disable(record))  # type: ignore[no-untyped-call]
 
@@ -184,32 +184,13 @@ def _machine() -> str:
     return f"{name}, torch {torch.__version__}"
 
 
-def _leave() -> NoReturn:
-    """End with code 0, but not before the others are as far: they may still need this rank's connections."""
-    import torch.distributed as dist
-
-    try:
-        if dist.is_available() and dist.is_initialized():
-            dist.barrier()
-    except Exception as error:  # noqa: BLE001 - all digests are written, so the way out does not matter
-        print(f"slurm_robust: replay: left without the others: {error}", file=sys.stderr)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass  # a full disk, or closed by the script
-    os._exit(0)
-
-
 def main() -> None:
     """Run the script as Python would have, with the recorder of its steps."""
     process.die_with_parent(int(os.environ[PARENT]))
     process.set_title(int(os.environ["RANK"]))
     process.prefer_for_oom()
     kind, command = CommandKind(sys.argv[1]), tuple(sys.argv[2:])
-    entry = script.first_path_entry(kind, command, os.getcwd())
-    if entry is not None:
-        sys.path[0] = entry
+    trial.enter(kind, command)
     record_steps(os.environ)
     rendezvous.await_rank_zero()
     script.run(kind, command)

@@ -35,7 +35,7 @@ from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESERVE, RESTORE
 from slurm_robust.model.record import Record
 from slurm_robust.version import __version__
 from slurm_robust.worker import phases
-from slurm_robust.worker.environment import WorkerEnvironment
+from slurm_robust.worker.environment import REHEARSAL, WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from slurm_robust.worker.replay import REPLAY, Loss, add_line
 from slurm_robust.worker.step_record import Mark, StepRecord
@@ -319,25 +319,18 @@ class OwnFolder:
         return snapshot
 
 
-class ReplayRun:
-    """While the script is being replayed: starts afresh and saves nothing."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
+class TrialRun:
+    """While nothing counts: starts afresh and saves nothing."""
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
-        """Nothing: a smaller model has no checkpoint."""
+        """Nothing: a smaller model has no checkpoint, and a rehearsal needs none."""
         return None
 
     def restored(self) -> None:
         """Nothing to let go of."""
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
-        """Record the bits of both numbers."""
-        values = [math.nan if value is None else value for value in (loss, grad_norm)]
-        said = [value for value in (loss, grad_norm) if value is not None]
-        digest = xxhash.xxh3_64_hexdigest(struct.pack("<dd", *values))
-        add_line(self._path, Loss(step=step, digest=digest, is_finite=all(map(math.isfinite, said))))
+        """Nobody reads it."""
 
     def due(self, step: int) -> bool:
         """Never."""
@@ -354,6 +347,20 @@ class ReplayRun:
         """Nothing is held open."""
 
 
+class ReplayRun(TrialRun):
+    """While the script is being replayed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
+        """Record the bits of both numbers."""
+        values = [math.nan if value is None else value for value in (loss, grad_norm)]
+        said = [value for value in (loss, grad_norm) if value is not None]
+        digest = xxhash.xxh3_64_hexdigest(struct.pack("<dd", *values))
+        add_line(self._path, Loss(step=step, digest=digest, is_finite=all(map(math.isfinite, said))))
+
+
 def _place(environ: Mapping[str, str]) -> tuple[int, int]:
     """Rank and world size: torch.distributed's, or before it is initialised those of the environment."""
     if _initialized():
@@ -365,6 +372,8 @@ def run_of(environ: Mapping[str, str], path: Path, *, keep: int, every: int, ove
     """The run that ``environ`` says this process belongs to."""
     if environ.get(REPLAY):
         return ReplayRun(environ[REPLAY])
+    if environ.get(REHEARSAL):
+        return TrialRun()
     environment = WorkerEnvironment.from_env(environ)
     if environment is None:
         return OwnFolder(path, keep, environ, every=every)

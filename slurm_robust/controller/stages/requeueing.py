@@ -63,7 +63,9 @@ class Requeueing:
 
     def _ask(self, core: Core, now: Now) -> None:
         self._asked, self._again = now.mono, None
-        core.emit(BeginRequeue(exclude=self._begin.exclude))
+        dead_s, fleet = core.config.timings.node_dead_s, core.fleet
+        silent = (n for n in core.state.held if fleet.is_silent(n, dead_s, now.mono, core.started))
+        core.emit(BeginRequeue(exclude=self._begin.exclude, silent=tuple(silent)))
 
     def _hear(self, core: Core, answer: RequeueAnswer, now: Now) -> None:
         if answer.said is Said.NOTHING:

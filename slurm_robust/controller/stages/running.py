@@ -221,6 +221,9 @@ class Running:
         if fault is not None:
             return self._on_detected(core, fault, now)
         watch_spares(core, now)
+        core.standbys.step(now)
+        if core.trains and core.state.incident is None:
+            core.giving_back.step(now)
         return None
 
     def _watch_steps(self, core: Core, now: Now) -> None:

@@ -21,6 +21,8 @@ from slurm_robust.util.hostlist import fold
 
 # Agents notice within about 3 s that their controller is gone and search for the next one.
 RECONNECT_S = 8.0
+# The agent of a host from which this controller has taken over, if it lives; others agree that it does not.
+TAKEN_S = 4.0
 
 
 def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fault | None:
@@ -79,6 +81,15 @@ def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
     """The silence of nodes, but for those whose agents ended with their step."""
     nodes = (*core.state.slots, *core.state.spares)
     return core.witnesses.silence(now, since, core.starts.step_ended(nodes, now))
+
+
+def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool:
+    """Whether ``node``, not heard for ``waited_s``, is a dead host from which this controller has taken over.
+
+    Only where there is a standby for it: without one a return is sooner than a requeue.
+    """
+    is_taken = node == core.state.taken_from and core.fleet.heartbeat(node) is None
+    return is_taken and waited_s > TAKEN_S and bool(standbys_heard(core, now))
 
 
 def standbys_heard(core: Core, now: Now) -> list[str]:
@@ -188,7 +199,10 @@ def watch_spares(core: Core, now: Now) -> None:
     found = core.starts.check(missing, now)
     over = found.down | found.silent | found.refused
     for node in core.state.spares:
-        if node not in missing:
+        heartbeat = core.fleet.heartbeat(node)
+        if heartbeat is not None and heartbeat.fatal:
+            _set_aside(core, node, heartbeat.fatal, False, now)
+        elif heartbeat is not None:
             _count_on(core, node, now)
         elif why := over.get(node) or core.starts.failed(node):
             _set_aside(core, node, why, False, now)

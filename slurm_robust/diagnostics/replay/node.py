@@ -27,7 +27,7 @@ from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
-from slurm_robust.worker import environment
+from slurm_robust.worker.environment import OF_A_RUN
 from slurm_robust.worker.replay import (
     ENVIRONMENT,
     PARENT,
@@ -44,8 +44,6 @@ from slurm_robust.worker.replay import (
 
 _POLL_S = 0.1
 _RENDEZVOUS = "rendezvous"
-# A replay is not a run of the job: it restores nothing, writes no checkpoint and reports to no agent.
-_OF_A_RUN = (environment.RUN_ID, environment.JOB_DIR, environment.RECORD, environment.GENERATION)
 
 
 class Task(Record):
@@ -112,7 +110,7 @@ def _await_place(folder: Path, deadline: float) -> tuple[str, int] | None:
 
 
 def _start(task: Task, place: tuple[str, int], rank: int) -> subprocess.Popen[bytes]:
-    inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_RUN}
+    inherited = {name: value for name, value in os.environ.items() if name not in OF_A_RUN}
     prepare_inherited(inherited, torch_release())
     slot, local = divmod(rank, task.nproc)
     slots = len(task.nodes)

@@ -7,6 +7,7 @@ from slurm_robust.agent.state import LAUNCHER_PROVEN_S, LAUNCHER_STARTS, AgentSt
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
     EndAgent,
+    EndRehearsal,
     EpochSeen,
     ForgetRecords,
     GpusReported,
@@ -17,10 +18,12 @@ from slurm_robust.agent.stimuli import (
     Order,
     OrderCame,
     ReadTail,
+    RehearsalOver,
     RenewPort,
     SendHeartbeat,
     SpawnWorkers,
     StartLauncher,
+    StartRehearsal,
     SweepGroups,
     TailRead,
     TermCame,
@@ -28,7 +31,8 @@ from slurm_robust.agent.stimuli import (
     Ticked,
     WatchGpus,
 )
-from slurm_robust.wire.messages import Inject, Launch, Phase, RequestCheckpoint, Shutdown, Stop
+from slurm_robust.model.standby import Rehearsal, RehearsalState
+from slurm_robust.wire.messages import Inject, Launch, Phase, Rehearse, RequestCheckpoint, Shutdown, Stop
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
 
 
@@ -495,3 +499,62 @@ def test_without_gpus_nothing_is_waited_for() -> None:
     order = launch(2)
     assert SpawnWorkers(launch=order) in m.order(order)
     assert "gpus" not in m.state.timings
+
+
+# -- rehearsals -------------------------------------------------------------------------------------
+
+
+def rehearse(number: int = 1) -> Rehearse:
+    return Rehearse(epoch=1, number=number, slots=2, steps=2, limit_s=60.0)
+
+
+def over(state: RehearsalState = RehearsalState.PASSED, number: int = 1) -> RehearsalOver:
+    return RehearsalOver(rehearsal=Rehearsal(number=number, state=state, took_s=3.0), pid=77)
+
+
+def test_a_rehearsal_begins_once_for_each_number() -> None:
+    machine = Machine()
+    assert machine.order(rehearse()) == [StartRehearsal(order=rehearse()), SendHeartbeat()]
+    assert machine.order(rehearse()) == []
+    assert machine.state.handle(over(), machine.now) == [SendHeartbeat()]
+    assert machine.state.rehearsal == over().rehearsal
+    assert machine.order(rehearse()) == []
+    assert machine.order(rehearse(2))[0] == StartRehearsal(order=rehearse(2))
+
+
+def test_a_node_with_workers_does_not_rehearse() -> None:
+    machine = Machine()
+    machine.run()
+    assert machine.order(rehearse()) == []
+
+
+def test_a_launch_ends_the_rehearsal_first() -> None:
+    machine = Machine()
+    machine.order(rehearse())
+    done = machine.order(launch(1))
+    assert done[0] == EndRehearsal(watch_gpus=False)
+    assert SpawnWorkers(launch=launch(1)) in done
+    assert machine.state.rehearsal == Rehearsal(number=1, state=RehearsalState.ENDED)
+    assert machine.state.handle(over(), machine.now) == []  # it is too late
+
+
+def test_workers_wait_until_the_gpus_of_the_rehearsal_are_free() -> None:
+    machine = Machine(gpus=True)
+    machine.order(rehearse())
+    assert machine.order(launch(1))[0] == EndRehearsal(watch_gpus=True)
+    assert machine.state.phase is Phase.FREEING
+    assert SpawnWorkers(launch=launch(1)) in machine.gpus("")
+
+
+def test_gpus_of_a_rehearsal_that_ended_by_itself_are_waited_for_as_well() -> None:
+    machine = Machine(gpus=True)
+    machine.order(rehearse())
+    assert WatchGpus(workers=(77,)) in machine.state.handle(over(), machine.now)
+
+
+def test_the_end_of_the_agent_ends_the_rehearsal() -> None:
+    machine = Machine(gpus=True)
+    machine.order(rehearse())
+    done = machine.order(Shutdown(epoch=1, grace_s=1.0))
+    assert done[0] == EndRehearsal(watch_gpus=False)
+    assert isinstance(done[-1], EndAgent)

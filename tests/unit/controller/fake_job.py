@@ -106,6 +106,8 @@ class Job:
         self.slurm_answers = True
         self.given_up: set[str] = set()  # nodes that Slurm calls down although they live
         self.requeued: list[tuple[str, ...]] = []
+        self.given_back: list[str] = []
+        self.slurm_returns = fx.GiveBackAnswer(said=fx.Said.DONE, detail="the epilog tests it")
         self.pruned = 0
         self.ages = False  # whether training that makes no step is seen to make none
         self.tested: list[fx.TestNodes] = []
@@ -177,6 +179,9 @@ class Job:
                     self.requeued.append(exclude)
                     for answer in self.slurm_says:
                         self.act(self.core.on_requeue(answer, self.now()))
+                case fx.GiveBack(node=node):
+                    self.given_back.append(node)
+                    self.act(self.core.on_given_back(node, self.slurm_returns, self.now()))
                 case fx.Say(text=text):
                     self.said.append(text)
                 case fx.Prune():

@@ -24,6 +24,7 @@ from slurm_robust.controller.lender import Lender
 from slurm_robust.controller.loop import Background, Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.transitions import ToGathering
@@ -81,6 +82,7 @@ class Hands:
             requeuer=Requeuer(slurm, 7, 0, path / "requeue.jsonl", start_now=False),
             store=SharedTiers({Tier.STORAGE: self.store}),
             slurm=slurm,
+            shrinker=Shrinker(slurm, 7),
             tester=Tester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), ""),
             lender=Lender(
                 slurm,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from slurm_robust.config.job import JobConfig, StandbyConfig
 from slurm_robust.model import events as ev
+from slurm_robust.model.standby import Rehearsal, RehearsalState, StandbyStage
+from slurm_robust.policy.standbys import SETTLED_S
+from slurm_robust.wire.messages import Rehearse
 from tests.unit.controller.fake_job import Job
 
 
@@ -102,3 +106,114 @@ def test_a_standby_that_slurm_gives_up_is_not_taken_and_is_convicted_of_nothing(
     job.power_cut("n2")
     job.until(lambda: bool(job.requeued), limit=20)
     assert job.requeued == [("n2",)]
+
+
+# -- rehearsals -------------------------------------------------------------------------------------
+
+TWO_SPARES = ("n3", "n4")
+
+
+def ordered(job: Job) -> list[tuple[str, int]]:
+    """Which nodes were ordered to rehearse, and the numbers of the orders, without repetitions."""
+    return list(dict.fromkeys((node, m.number) for node, m in job.sent if isinstance(m, Rehearse)))
+
+
+def train(job: Job, seconds: float) -> None:
+    """Training makes steps for so long."""
+    for _ in range(round(seconds)):
+        job.train_to(job.core.state.best_step + 1)
+        job.pass_time(1)
+
+
+def rehearse(job: Job, node: str, state: RehearsalState, reason: str = "") -> None:
+    """The newest order to ``node`` is carried out, with this end."""
+    number = max(number for name, number in ordered(job) if name == node)
+    job.change(node, rehearsal=Rehearsal(number=number, state=RehearsalState.RUNNING))
+    job.change(node, rehearsal=Rehearsal(number=number, state=state, reason=reason, took_s=20.0))
+    job.pass_time(1)
+
+
+def stages(job: Job) -> dict[str, StandbyStage]:
+    return {node: known.stage for node, known in job.core.state.standbys.items()}
+
+
+def test_standbys_rehearse_one_after_the_other_when_training_has_settled() -> None:
+    job = Job(spares=TWO_SPARES)
+    job.train_to(3)
+    job.pass_time(1)
+    assert stages(job) == {"n3": StandbyStage.LOADED, "n4": StandbyStage.LOADED}
+    train(job, SETTLED_S - 5)
+    assert ordered(job) == []
+    train(job, 6)
+    assert ordered(job) == [("n3", 1)]
+    job.change("n3", rehearsal=Rehearsal(number=1, state=RehearsalState.RUNNING))
+    train(job, 5)
+    assert stages(job)["n3"] is StandbyStage.REHEARSING
+    assert ordered(job) == [("n3", 1)]
+    rehearse(job, "n3", RehearsalState.PASSED)
+    assert ordered(job) == [("n3", 1), ("n4", 1)]
+    rehearse(job, "n4", RehearsalState.PASSED)
+    train(job, 5)
+    assert set(stages(job).values()) == {StandbyStage.REHEARSED}
+    assert ordered(job) == [("n3", 1), ("n4", 1)]
+
+
+def test_no_standby_rehearses_where_that_is_switched_off() -> None:
+    job = Job(config=JobConfig(standby=StandbyConfig(rehearse=False)))
+    train(job, SETTLED_S + 5)
+    assert ordered(job) == []
+    assert stages(job) == {"n3": StandbyStage.LOADED}
+
+
+def test_an_agent_that_takes_no_order_is_left_alone() -> None:
+    job = Job(spares=TWO_SPARES)
+    train(job, SETTLED_S + 60)
+    sent = [node for node, message in job.sent if isinstance(message, Rehearse)]
+    assert {node: sent.count(node) for node in TWO_SPARES} == {"n3": 5, "n4": 5}
+
+
+def test_a_standby_whose_rehearsal_failed_is_taken_last_and_is_convicted_of_nothing() -> None:
+    job = Job(spares=TWO_SPARES)
+    train(job, SETTLED_S + 2)
+    rehearse(job, "n3", RehearsalState.FAILED, "ModuleNotFoundError at train.py:3: No module named 'wds'")
+    rehearse(job, "n4", RehearsalState.PASSED)
+    assert any("n3 is taken last" in text and "wds" in text for text in job.said)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.state.slots == ("n1", "n4")
+    assert job.core.state.spares == ("n3",)
+    assert "n3" not in job.core.state.evicted
+
+
+def test_rehearsals_that_fail_alike_everywhere_say_nothing_of_the_nodes() -> None:
+    job = Job(spares=TWO_SPARES)
+    train(job, SETTLED_S + 2)
+    rehearse(job, "n3", RehearsalState.FAILED, "RuntimeError at train.py:9: no connection of n3 to port 4711")
+    rehearse(job, "n4", RehearsalState.FAILED, "RuntimeError at train.py:9: no connection of n4 to port 4712")
+    assert any("fail alike" in text for text in job.said)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.state.slots == ("n1", "n3")
+
+
+def test_a_rehearsing_standby_is_taken_and_the_next_one_rehearses_when_training_has_settled_again() -> None:
+    job = Job(spares=TWO_SPARES)
+    train(job, SETTLED_S + 2)
+    job.change("n3", rehearsal=Rehearsal(number=1, state=RehearsalState.RUNNING))
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.state.slots == ("n1", "n3")
+    job.change("n3", rehearsal=Rehearsal(number=1, state=RehearsalState.ENDED))
+    train(job, SETTLED_S + 3)
+    assert ordered(job) == [("n3", 1), ("n4", 1)]
+
+
+def test_a_standby_that_can_start_no_worker_is_set_aside() -> None:
+    job = Job(spares=TWO_SPARES)
+    job.train_to(3)
+    job.change("n3", ready=False, fatal="torch cannot be imported")
+    job.pass_time(1)
+    assert job.core.state.aside["n3"].usable is False
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.state.slots == ("n1", "n4")

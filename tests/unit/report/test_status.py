@@ -11,6 +11,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Symptom
+from slurm_robust.model.standby import StandbyStage
 from slurm_robust.report.status import render, status_at, status_of
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -121,6 +122,25 @@ def test_what_is_on_storage_and_how_often_it_should() -> None:
     )
     start = ev.Noted(t=0.0, text="")
     assert "one every 119 s or less often, with an incident every 3600 s" in shown(start, written, incident)
+
+
+def test_how_far_each_standby_is() -> None:
+    taken = ev.AllocationTaken(
+        t=0.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2", "n3", "n4", "n5")
+    )
+    changes = [
+        ev.StandbyChanged(t=1.0, node="n2", stage=StandbyStage.REHEARSED, took_s=12.0),
+        ev.StandbyChanged(t=1.0, node="n3", stage=StandbyStage.REHEARSAL_FAILED, reason="SIGSEGV"),
+        ev.StandbyChanged(t=1.0, node="n4", stage=StandbyStage.LOADED, reason="only scripts are"),
+    ]
+    text = " ".join(shown(taken, *changes).split())
+    for words in (
+        "n2 rehearsed in 12 s, asleep",
+        "n3 rehearsal failed, taken last: SIGSEGV",
+        "n4 loaded, not rehearsed: only scripts are",
+        "n5 starting",
+    ):
+        assert words in text
 
 
 def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:

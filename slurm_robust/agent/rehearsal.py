@@ -1,0 +1,225 @@
+"""Starts a rehearsal on this node, bounds its time and memory, and ends it when the node is needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_robust.agent import rankenv
+from slurm_robust.agent.deaths import OomKills
+from slurm_robust.agent.stimuli import RehearsalOver
+from slurm_robust.model.exits import signal_name
+from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.standby import Rehearsal, RehearsalState
+from slurm_robust.util import proc
+from slurm_robust.util.executor import SerialExecutor
+from slurm_robust.util.files import make_folder
+from slurm_robust.util.text import one_line
+from slurm_robust.wire.messages import Rehearse
+from slurm_robust.worker import crash
+from slurm_robust.worker.environment import OF_A_RUN
+from slurm_robust.worker.rehearsal import IMPOSSIBLE, Task
+
+POLL_S = 0.25
+"""How often its memory is looked at."""
+
+LEAST_FREE = 0.05
+"""Share of the node's memory, or of what the job may use of it, that a rehearsal leaves."""
+
+_REASON_CHARS = 300
+_NO_PROGRAMS = "only Python scripts and modules are rehearsed, not programs"
+
+
+def free_share() -> float:
+    """Of the node's memory and of each limit of the job's cgroups, the smallest share that is free."""
+    memory = proc.read_counters(proc.PROC / "meminfo")
+    shares = [1.0]
+    if memory.get("MemTotal") and "MemAvailable" in memory:
+        shares.append(memory["MemAvailable"] / memory["MemTotal"])
+    for group in proc.memory_cgroups():
+        limit, free = group.limit(), group.free()
+        if limit and free is not None:
+            shares.append(free / limit)
+    return min(shares)
+
+
+class _Started(NamedTuple):
+    """What came of a start."""
+
+    number: int
+    process: subprocess.Popen[bytes] | None
+    error: str = ""
+
+
+class Rehearsals:
+    """One rehearsal at a time. No call blocks. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        job: JobDirectory,
+        node: str,
+        folder: Path,
+        free: Callable[[], float] = free_share,
+    ) -> None:
+        """``folder``: in memory, for what it leaves; it is made anew for each. ``free``: share of memory."""
+        self._free = free
+        self._spec, self._job, self._folder = spec, job, folder
+        self._log = job.rehearsals / f"{node}.log"
+        # Starting a program, and opening its log, waits for storage.
+        self._starter: SerialExecutor[_Started] | None = None
+        self._order: Rehearse | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0.0
+        self._oom_kills = OomKills()
+        self._ending: list[subprocess.Popen[bytes]] = []
+
+    def start(self, order: Rehearse, now: float) -> None:
+        """Begin; :meth:`read` tells of its end."""
+        self._order, self._process, self._began = order, None, now
+        self._oom_kills.begin()
+        if self._spec.kind is CommandKind.EXEC:
+            return  # read() says that it is not possible
+        if self._starter is None:
+            self._starter = SerialExecutor("srobust-rehearse")
+        self._starter.submit(partial(self._run, order))
+
+    def end(self) -> int:
+        """Kill it and all that it has started; its process id, 0 where there is none."""
+        process, self._order, self._process = self._process, None, None
+        if process is None:
+            return 0
+        self._kill(process)
+        if self._starter is not None:  # what it left is memory
+            self._starter.submit(partial(shutil.rmtree, self._folder, ignore_errors=True))
+        return process.pid
+
+    def read(self, now: float) -> RehearsalOver | None:
+        """How it ended, when it has."""
+        self._ending = [process for process in self._ending if process.poll() is None]
+        error = self._take_started()
+        order, process = self._order, self._process
+        if order is None:
+            return None
+        if self._spec.kind is CommandKind.EXEC:
+            return self._over(RehearsalState.IMPOSSIBLE, _NO_PROGRAMS, now)
+        if error:
+            return self._over(RehearsalState.FAILED, error, now)
+        if process is not None and (code := _exit_code(process.pid)) is not None:
+            return self._over(*self._outcome(code), now)
+        if now - self._began > order.limit_s:
+            what = "made no step" if process is not None else "did not start"
+            return self._over(RehearsalState.FAILED, f"it {what} within {order.limit_s:.0f} s", now)
+        if process is not None and (share := self._free()) < LEAST_FREE:
+            reason = f"it needs more memory than there is: {share:.1%} of the node's was left"
+            return self._over(RehearsalState.FAILED, reason, now)
+        return None
+
+    def close(self) -> None:
+        """End it."""
+        self.end()
+        if self._starter is not None:
+            self._starter.close()  # what it has started meanwhile dies with it
+
+    def _take_started(self) -> str:
+        """Take over what the thread has started; why the present one could not be."""
+        error = ""
+        for started in self._starter.results() if self._starter is not None else ():
+            is_wanted = self._order is not None and started.number == self._order.number
+            if is_wanted:
+                self._process, error = started.process, started.error
+            elif started.process is not None:
+                self._kill(started.process)
+        return error
+
+    def _run(self, order: Rehearse) -> _Started:
+        try:
+            return _Started(order.number, self._spawn(order))
+        except OSError as error:
+            return _Started(order.number, None, one_line(f"it could not be started: {error}", _REASON_CHARS))
+
+    def _spawn(self, order: Rehearse) -> subprocess.Popen[bytes]:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(mode=0o700)
+        make_folder(self._log.parent, below=self._job.path)
+        task = Task(
+            kind=self._spec.kind,
+            command=self._spec.command,
+            cwd=self._spec.cwd,
+            steps=order.steps,
+            parent=os.getpid(),
+            scratch=str(self._folder),
+            error=str(self._error),
+            writes=order.writes,
+        )
+        inherited = {name: value for name, value in os.environ.items() if name not in OF_A_RUN}
+        with self._log.open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "slurm_robust.worker.rehearsal", msgspec.json.encode(task).decode()],
+                env={**inherited, **rankenv.rehearsal_env(self._spec, order.slots)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def _error(self) -> Path:
+        return self._folder / "error.json"
+
+    def _outcome(self, code: int) -> tuple[RehearsalState, str]:
+        if code == 0:
+            return RehearsalState.PASSED, ""
+        error = crash.collect(str(self._error))
+        said = one_line(error.message, _REASON_CHARS) if error is not None else ""
+        if code == IMPOSSIBLE and error is not None:
+            return RehearsalState.IMPOSSIBLE, said
+        if error is not None:
+            where = f" at {error.file}:{error.line}" if error.file else ""
+            hint = f"; {_WRITES}" if error.type == "PermissionError" else ""
+            return RehearsalState.FAILED, f"{error.type}{where}: {said}{hint}"
+        how = signal_name(-code) if code < 0 else f"exit code {code}"
+        if code == -signal.SIGKILL and (oom := self._oom_kills.reason()):
+            how = f"{how}, {oom}"
+        return RehearsalState.FAILED, how
+
+    def _over(self, state: RehearsalState, reason: str, now: float) -> RehearsalOver:
+        assert self._order is not None
+        rehearsal = Rehearsal(
+            number=self._order.number, state=state, reason=reason, took_s=round(now - self._began, 1)
+        )
+        return RehearsalOver(rehearsal=rehearsal, pid=self.end())
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        # Compilers and data loaders may have sessions of their own.
+        for child in proc.descendants(proc.process_table(), process.pid):
+            _kill_by(os.kill, child.pid)
+        _kill_by(os.killpg, process.pid)  # its id is no other group's: it is reaped later
+        self._ending.append(process)
+
+
+_WRITES = "in a rehearsal only caches and the folders of standby.rehearse_writes can be changed"
+
+
+def _exit_code(pid: int) -> int | None:
+    """Negative for a signal, None while it runs; it stays a zombie, so that its group can still be killed."""
+    result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+
+def _kill_by(send: Callable[[int, int], None], pid: int) -> None:
+    try:
+        send(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # it has ended meanwhile

@@ -1,0 +1,99 @@
+"""Lets this process and its children change files below some folders only.
+
+By Landlock, which every user may use (Linux 5.13): the kernel refuses, whoever in the process asks. Where the
+kernel has none, an audit hook refuses what the process's own Python code asks for, and no more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+# System calls of Landlock, the same on every architecture.
+_CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
+_GET_VERSION = 1
+_PATH_BENEATH = 1
+_NO_NEW_PRIVS = 38
+
+# linux/landlock.h
+_WRITE_FILE = 1 << 1
+_CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))  # remove or make anything
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
+_REFER_SINCE, _TRUNCATE_SINCE = 2, 3
+
+
+def confine_changes(folders: Iterable[str]) -> bool:
+    """From now on files can be changed below ``folders`` only; those that are not there are left out.
+
+    What is open stays so. Called while there is one thread. False where only Python's own calls are refused.
+    Raises ``OSError``.
+    """
+    places = [folder for folder in map(os.path.realpath, folders) if os.path.isdir(folder)]
+    version = _call(_CREATE, None, 0, _GET_VERSION)
+    if version < 1:
+        sys.addaudithook(_guard(places))
+        return False
+    changes = _CHANGES
+    changes |= _REFER if version >= _REFER_SINCE else 0
+    changes |= _TRUNCATE if version >= _TRUNCATE_SINCE else 0
+    rules = _checked(_CREATE, struct.pack("<Q", changes), 8, 0)
+    for place in places:
+        folder = os.open(place, os.O_PATH | os.O_CLOEXEC)
+        _checked(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("<Qi", changes, folder), 0)
+        os.close(folder)
+    if ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    _checked(_RESTRICT, rules, 0)
+    os.close(rules)
+    return True
+
+
+def _call(*arguments: Any) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    return int(libc.syscall(*[ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]))
+
+
+def _checked(*arguments: Any) -> int:
+    result = _call(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"Landlock: {os.strerror(number)}")
+    return result
+
+
+_OPEN_TO_CHANGE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Python's audit events, with how many of their first arguments are paths that would change.
+_CHANGING = {
+    "os.remove": 1,
+    "os.rename": 2,
+    "os.mkdir": 1,
+    "os.rmdir": 1,
+    "os.truncate": 1,
+    "os.link": 2,
+    "os.symlink": 2,
+}
+
+
+def _guard(places: list[str]) -> Callable[[str, tuple[Any, ...]], None]:
+    allowed = tuple(place.rstrip("/") + "/" for place in places)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            paths = (path,) if isinstance(flags, int) and flags & _OPEN_TO_CHANGE else ()
+        else:
+            paths = arguments[: _CHANGING.get(event, 0)]
+        for path in paths:
+            if not isinstance(path, (str, bytes, os.PathLike)):
+                continue  # a descriptor, which is open
+            name = os.path.realpath(os.fsdecode(path))
+            if not f"{name}/".startswith(allowed):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fsdecode(path))
+
+    return hook

@@ -1,0 +1,94 @@
+"""One rank of a world that does not exist: every process group is PyTorch's fake one.
+
+The fake group (``torch.testing._internal.distributed.fake_pg``) completes each collective at once, with what
+this rank alone has. So a script runs as under torchrun, and computes nothing that means anything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_MODULE = "torch.testing._internal.distributed.fake_pg"
+
+
+class NoFakeGroup(Exception):
+    """This release of torch has no fake process group."""
+
+
+def pretend_world() -> None:
+    """From now on ``torch.distributed`` in this process meets nobody. Imports torch.
+
+    Raises :class:`NoFakeGroup`.
+    """
+    try:
+        importlib.import_module(_MODULE)
+        from torch.distributed import distributed_c10d
+    except ImportError as error:
+        raise NoFakeGroup(f"this release of torch has no fake process group ({error})") from error
+    c10d: Any = distributed_c10d
+    helper = getattr(c10d, "_new_process_group_helper", None)
+    if helper is None:
+        raise NoFakeGroup("this release of torch makes process groups otherwise")
+    signature = inspect.signature(helper)
+
+    def make_fake(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments["backend"] = c10d.Backend("fake")
+        for name in ("backend_options", "pg_options", "device_id"):
+            if name in bound.arguments:
+                bound.arguments[name] = None
+        return helper(*bound.args, **bound.kwargs)
+
+    c10d._new_process_group_helper = make_fake
+    c10d.rendezvous = _meet_nobody
+    c10d._store_based_barrier = lambda *args, **kwargs: None
+    _keep_gradients()
+    # Nobody sends, so only the sender has something: what the others would unpickle is whatever memory held.
+    _replace(c10d.broadcast_object_list, lambda object_list, *args, **kwargs: None)
+
+
+def _meet_nobody(
+    url: str, rank: int = -1, world_size: int = -1, **_: object
+) -> Iterator[tuple[object, int, int]]:
+    """Stands for the rendezvous, whatever its URL."""
+    import torch.distributed as dist
+
+    own = rank if rank >= 0 else int(os.environ["RANK"])
+    store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    yield store, own, world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
+
+
+def _keep_gradients() -> None:
+    """Have DDP take each bucket as it is: it asks what came of a collective, and a fake one does not say."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    def done(tensor: torch.Tensor) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(tensor)
+        return future
+
+    ddp: Any = DistributedDataParallel
+    init, register = ddp.__init__, ddp.register_comm_hook
+
+    def init_fake(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        # A lambda, since DDP checks annotations, and takes them for types.
+        register(self, None, lambda state, bucket: done(bucket.buffer()))
+
+    ddp.__init__ = init_fake
+    ddp.register_comm_hook = ddp._register_builtin_comm_hook = lambda *args, **kwargs: None
+
+
+def _replace(old: Any, new: Any) -> None:
+    """In all modules of torch that have a name for ``old``."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "torch":
+            for attribute, value in list(getattr(module, "__dict__", {}).items()):
+                if value is old:
+                    setattr(module, attribute, new)

@@ -1,0 +1,176 @@
+"""A rehearsal: on a standby, the job's own script makes a step or two as one rank of a pretended world.
+
+``python -m slurm_robust.worker.rehearsal TASK`` runs it, in the environment that torchrun sets. Then what the
+start of a worker needs is warm: the page cache, the caches of compilers, the indexes of data sets. And a node
+on which the script cannot run is known before it is needed.
+
+It may change nothing that counts: ``Checkpointer`` restores and saves nothing, and files can be changed in
+caches and in its own temporary folder only (:func:`folders`). What Python code writes elsewhere goes to the
+latter, and what else is tried fails.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, MutableMapping
+
+import msgspec
+
+from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.record import Record
+from slurm_robust.util import process
+from slurm_robust.util.confine import confine_changes
+from slurm_robust.worker import crash, script, trial
+from slurm_robust.worker.diverted import Diversion
+from slurm_robust.worker.fakegroup import NoFakeGroup, pretend_world
+
+IMPOSSIBLE = 75
+"""Exit code where this torch allows no rehearsal."""
+
+NICENESS = 10
+"""A standby has nothing else to do; where nodes share CPUs, as in a sandbox, training comes first."""
+OOM_SCORE = 1000
+"""Out of 1000: the kernel takes a rehearsal before anything else."""
+
+_NAME = "srobust-trial"
+_HIDDEN = script.RUNNER_FILES | {__file__}
+
+# With what is said of them by their owners: all are filled by content or version, so that more or less of it
+# is never wrong.
+_CACHES = (
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "TORCH_HOME",
+    "HF_HOME",
+    "HF_DATASETS_CACHE",
+    "CUDA_CACHE_PATH",
+    "NUMBA_CACHE_DIR",
+    "XDG_CACHE_HOME",
+    "CUDA_MPS_PIPE_DIRECTORY",
+)
+_HOME_CACHES = (".cache", ".triton", ".nv")
+# Devices and shared memory; a process's own entries; the pipes of NVIDIA's MPS.
+_ALWAYS = ("/dev", "/proc", "/tmp/nvidia-mps")
+
+
+class Task(Record):
+    """One rehearsal, as the agent orders it."""
+
+    kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+    steps: int
+    """Optimizer steps after which it ends."""
+    parent: int
+    """Process id of the agent, with which it ends."""
+    scratch: str
+    """Its temporary folder."""
+    error: str
+    """Where it leaves a :class:`~slurm_robust.model.exits.WorkerError`."""
+    writes: tuple[str, ...] = ()
+    """More folders in which it may change files."""
+
+
+def folders(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where files may be changed, beside what every process needs; they are made where they are not there."""
+    return (task.scratch, *(environ[name] for name in _CACHES if environ.get(name)), *task.writes)
+
+
+def main() -> None:
+    """Rehearse; the exit code is 0 after the last step, and at the end of a script that ends before."""
+    task = msgspec.json.decode(sys.argv[1], type=Task)
+    process.die_with_parent(task.parent)
+    process.set_name(_NAME)
+    process.prefer_for_oom(OOM_SCORE)
+    os.nice(NICENESS)
+    code = 1
+    try:
+        code = _rehearse(task)
+    except NoFakeGroup as error:
+        crash.leave(WorkerError(type="NoFakeGroup", message=str(error)), task.error)
+        code = IMPOSSIBLE
+    except BaseException as error:  # noqa: BLE001 - what ends a script is reported, whatever it is
+        code = _report(error, task)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _rehearse(task: Task) -> int:
+    os.chdir(task.cwd)
+    _prepare_files(task, os.environ)
+    trial.enter(task.kind, task.command)
+    pretend_world()
+    _end_after(task.steps)
+    script.run(task.kind, task.command)
+    return 0
+
+
+def _prepare_files(task: Task, environ: MutableMapping[str, str]) -> None:
+    """Keep what it writes where nothing counts."""
+    # Where workers have it, which do not have this temporary folder.
+    environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{_user()}")
+    made = folders(task, environ)
+    for folder in made:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            continue  # the script may not need it
+    allowed = (*made, *_ALWAYS, *(os.path.expanduser(f"~/{name}") for name in _HOME_CACHES))
+    environ["TMPDIR"] = tempfile.tempdir = task.scratch
+    sys.dont_write_bytecode = True
+    Diversion(allowed, f"{task.scratch}/diverted").begin()
+    if not confine_changes(allowed):
+        print(
+            "slurm_robust: this kernel has no Landlock: only what the script's own Python code changes is "
+            "checked",
+            file=sys.stderr,
+        )
+
+
+def _user() -> str:
+    """As torch names the folder."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid_{os.getuid()}"
+    return re.sub(r'[\\/:*?"<>|]', "_", name)
+
+
+def _end_after(steps: int) -> None:
+    """End this process after so many steps of torch's optimizers."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    done = 0
+
+    def count(optimizer: object, args: object, kwargs: object) -> None:
+        nonlocal done
+        done += 1
+        if done == steps:
+            trial.leave("rehearsal")
+
+    register_optimizer_step_post_hook(torch.compiler.disable(count))  # type: ignore[no-untyped-call]
+
+
+def _report(error: BaseException, task: Task) -> int:
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return 0
+    trace = crash.own_traceback(error, _HIDDEN)
+    crash.leave(crash.describe(error, trace, task.cwd), task.error)
+    crash.show(error, trace)
+    return 1
+
+
+if __name__ == "__main__":
+    # By the module's own name: this copy of it gives way to the user's __main__.
+    from slurm_robust.worker import rehearsal
+
+    rehearsal.main()

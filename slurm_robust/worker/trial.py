@@ -1,0 +1,37 @@
+"""A few steps of the job's script with nothing that counts: what a replay and a rehearsal have in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from slurm_robust.model.job import CommandKind
+from slurm_robust.worker import script
+
+
+def enter(kind: CommandKind, command: tuple[str, ...]) -> None:
+    """Have Python find modules as for ``command``, which runs in the present folder."""
+    entry = script.first_path_entry(kind, command, os.getcwd())
+    if entry is not None:
+        sys.path[0] = entry
+
+
+def leave(what: str) -> NoReturn:
+    """End ``what`` with code 0, but not before the others are as far: they may still need this rank.
+
+    In the middle of the script and without its exit handlers: there is nothing that it should still write.
+    """
+    import torch.distributed as dist
+
+    try:
+        if dist.is_available() and dist.is_initialized():
+            dist.barrier()
+    except Exception as error:  # noqa: BLE001 - all is done, so the way out does not matter
+        print(f"slurm_robust: {what}: left without the others: {error}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # a full disk, or closed by the script
+    os._exit(0)

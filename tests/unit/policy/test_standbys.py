@@ -1,0 +1,54 @@
+"""Which standby is taken first."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.standby import StandbyStage
+from slurm_robust.model.state import JobState, apply
+from slurm_robust.policy.replacement import fit_spares
+from slurm_robust.policy.standbys import failed_alike
+
+LOADED, REHEARSED, FAILED = StandbyStage.LOADED, StandbyStage.REHEARSED, StandbyStage.REHEARSAL_FAILED
+ALLOCATED = ev.AllocationTaken(t=1.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2", "n3", "n4"))
+
+
+def state(*events: ev.AnyEvent) -> JobState:
+    return reduce(lambda state, event: apply(event, state), (ALLOCATED, *events), JobState())
+
+
+def at(node: str, stage: StandbyStage, reason: str = "") -> ev.StandbyChanged:
+    return ev.StandbyChanged(t=2.0, node=node, stage=stage, reason=reason)
+
+
+def test_without_rehearsals_the_order_is_that_of_the_allocation() -> None:
+    assert fit_spares(state()) == ("n2", "n3", "n4")
+
+
+def test_rehearsed_ones_come_first_and_failed_ones_last() -> None:
+    known = (at("n2", FAILED, "SIGSEGV"), at("n3", LOADED), at("n4", REHEARSED))
+    assert fit_spares(state(*known)) == ("n4", "n3", "n2")
+
+
+def test_one_that_does_not_answer_comes_after_one_whose_rehearsal_failed() -> None:
+    silent = ev.SpareSetAside(t=3.0, node="n3", reason="silent", usable=True)
+    known = (at("n3", REHEARSED), at("n2", FAILED, "SIGSEGV"))
+    assert fit_spares(state(*known, silent)) == ("n4", "n2", "n3")
+
+
+def test_failures_that_are_alike_but_for_numbers_and_names_of_nodes_count_for_nothing() -> None:
+    known = (at("n2", FAILED, "n2: port 17 is taken"), at("n3", FAILED, "n3: port 9 is taken"))
+    assert failed_alike(state(*known))
+    assert fit_spares(state(*known)) == ("n2", "n3", "n4")
+
+
+def test_failures_that_differ_or_where_one_has_passed_count() -> None:
+    differ = (at("n2", FAILED, "SIGSEGV"), at("n3", FAILED, "no module named wds"))
+    assert fit_spares(state(*differ)) == ("n4", "n2", "n3")
+    passed = (at("n2", FAILED, "SIGSEGV"), at("n3", FAILED, "SIGSEGV"), at("n4", REHEARSED))
+    assert fit_spares(state(*passed)) == ("n4", "n2", "n3")
+
+
+def test_another_run_of_the_job_begins_anew() -> None:
+    assert state(at("n2", FAILED), ALLOCATED).standbys == {}
