@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from slurm_robust.config.job import CompanionConfig
+from slurm_robust.controller.lender import Lender
 from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Source
 from slurm_robust.model.incident import Borrow, Requeue
+from slurm_robust.slurm.cli_client import CliSlurmClient
+from slurm_robust.slurm.companion import Lent
+from slurm_robust.slurm.requests import SubmitRequest
 from tests.cluster.protected_job import USER, ProtectedJob
 from tests.waiting import wait_for
 
@@ -80,6 +87,43 @@ def weights(site: Site, reference: dict[str, str]) -> str:
         reference["sha"] = job.out.read_text()
         job.wait_left()
     return reference["sha"]
+
+
+@pytest.mark.releases
+def test_a_companion_lends_all_of_a_node_and_ends_with_the_job(site: Site, tmp_path: Path) -> None:
+    """Nothing runs here but the batch scripts and one step."""
+    client = CliSlurmClient(prefix=site.sandbox.enter_command(user=USER))
+    request = SubmitRequest(
+        command=("sleep 600",), wrap=True, nodes=2, exclusive=True, gres="gpu:2", output="/dev/null"
+    )
+    job = client.submit(request)
+    wait_for(lambda: client.job(job).is_running, 30, "the job runs")
+    lent = Lent(client.allocation(job))
+    lender = Lender(
+        client,
+        CompanionConfig(reservation=NAME),
+        lent,
+        job_id=job,
+        run=0,
+        run_id="r",
+        folder=Path("/home", USER),
+        user=USER,
+        environ={},
+    )
+    found = lender.borrow((Source(reservation=NAME),), 1, (), lambda *_: None)
+    assert found.refusals == ()
+    ((companion, node),) = found.nodes.items()
+    assert node in ("n4", "n5")
+    (step,) = lent.steps((node,), ("env",), name="agents-1", environ={"SLURM_JOB_NODELIST": "n[1-2]"})
+    seen = tmp_path / "env"
+    client.launch_step(step, seen)
+    wait_for(lambda: f"SLURMD_NODENAME={node}" in seen.read_text(), 30, "the step on the spare")
+    environ = dict(line.partition("=")[::2] for line in seen.read_text().splitlines())
+    assert environ["SLURM_JOB_ID"] == str(companion)
+    assert environ["SLURM_GPUS_ON_NODE"] == "2"
+    assert lender.sweep((companion,)) == ()
+    client.cancel(job)
+    wait_for(lambda: client.job(companion).is_finished, 60, "the companion ends by itself")
 
 
 @pytest.mark.releases
