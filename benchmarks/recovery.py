@@ -272,12 +272,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure all cases in turn; 0 when each recovered."""
     options = _parse(argv)
     console, machine = common.console(), common.machine()
-    every = [c for c in cases(options.nodes, all_of_was=options.was) if (options.only or "") in c.title]
+    wanted = options.only.split("; ")
+    every = [
+        c for c in cases(options.nodes, all_of_was=options.was) if any(part in c.title for part in wanted)
+    ]
     samples: dict[str, list[Sample]] = {case.title: [] for case in every if not case.missing}
     failed = 0
     # A node that was cut comes back by itself for the next repetition.
     boot = {"slurm_conf_lines": ("ReturnToService=2",), "slurmd_timeout_s": options.slurmd_timeout}
-    extra = max([case.spares for case in every] + [case.lost for case in every])
+    # Whatever a case comes to: a requeue asks for as many nodes as before, without those that were lost.
+    extra = max(case.spares + case.lost for case in every)
     try:
         with common.boot("recovery", nodes=options.nodes + extra, cred_expire_s=5, **boot) as sandbox:
             runs = interleaved([case for case in every if not case.missing], options.reps)
@@ -303,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = common.parser(__doc__, reps=3)
     parser.add_argument("--nodes", type=int, default=4, help="nodes that train, one rank each (default: 4)")
-    parser.add_argument("--only", help="part of the title of the cases to run")
+    parser.add_argument("--only", default="", help="parts of the titles of the cases to run: 'warm; cold'")
     parser.add_argument("--was", action="store_true", help="also the loss of a whole switch, for the WAS")
     parser.add_argument(
         "--slurmd-timeout", type=int, default=30, help="SlurmdTimeout of the site (default: 30, tuned)"
