@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = (
     "restart",
     "power_cut",
-    "rehearsal",
     "overhead",
     "checkpoint",
     "hooks",
     "detection",
     "stacks",
+    "rehearsal",
     "controller_scale",
     "port_flood",
     "drain_storm",
