@@ -31,6 +31,10 @@ _PACKAGES = ("slurm_robust", "torch", "pyzmq", "msgspec")
 NVRX = OUT / "nvrx"
 
 
+Folder = tuple[Path, str]
+"""Of the user: its path on this machine, and inside."""
+
+
 class BenchmarkFailed(RuntimeError):
     """A run did not do what it should be measured at: the message holds its log."""
 
@@ -46,14 +50,14 @@ def boot(purpose: str, **settings: object) -> Sandbox:
     return sandbox
 
 
-def folder_for(sandbox: Sandbox, name: str) -> tuple[Path, str]:
-    """An empty folder of the user: its path on this machine, and inside."""
+def folder_for(sandbox: Sandbox, name: str) -> Folder:
+    """An empty folder of the user."""
     inside = f"{INSIDE_HOME}/{name}"
     sandbox.exec(["mkdir", inside], user=USER)
     return sandbox.home(USER) / name, inside
 
 
-def submit(sandbox: Sandbox, folder: tuple[Path, str], options: Sequence[str], script: str) -> int:
+def submit(sandbox: Sandbox, folder: Folder, options: Sequence[str], script: str) -> int:
     """``sbatch`` with the script's text, as the user, in ``folder``; returns the job id."""
     outside, inside = folder
     (outside / "job.sh").write_text(f"#!/bin/bash\n{script}\n")
@@ -67,8 +71,11 @@ def exports(values: Mapping[str, object]) -> str:
     return "\n".join(f"export {name}={value}" for name, value in values.items())
 
 
-def finish(sandbox: Sandbox, *jobs: int, patience_s: float = 10.0) -> None:
-    """Wait until Slurm has forgotten the jobs; cancel them when they do not end by themselves in time."""
+def finish(sandbox: Sandbox, *jobs: int, patience_s: float = 10.0, cancelled_s: float = 60.0) -> None:
+    """Wait until Slurm has forgotten the jobs; cancel them when they do not end by themselves in time.
+
+    Raises :class:`BenchmarkFailed` when they have not ended ``cancelled_s`` after that.
+    """
     names = ",".join(map(str, jobs))
 
     def gone() -> bool:
@@ -78,7 +85,7 @@ def finish(sandbox: Sandbox, *jobs: int, patience_s: float = 10.0) -> None:
         wait_for(gone, patience_s, f"jobs {names} do not end", every_s=0.3)
     except BenchmarkFailed:
         sandbox.exec(["scancel", *map(str, jobs)], user=USER, check=False)
-        wait_for(gone, 60.0, f"jobs {names} do not end after scancel", every_s=0.3)
+        wait_for(gone, cancelled_s, f"jobs {names} do not end after scancel", every_s=0.3)
     sandbox.wait_idle()
 
 
@@ -89,6 +96,11 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, failure: str, ever
         if time.monotonic() > deadline:
             raise BenchmarkFailed(f"{failure} within {timeout_s:.0f} s")
         time.sleep(every_s)
+
+
+def tail(log: Path) -> str:
+    """The end of a job's output, for an error."""
+    return "\n" + log.read_text(errors="replace")[-1500:] if log.exists() else " (none yet)"
 
 
 def end_group(process: subprocess.Popen[str], patience_s: float = 10.0) -> None:

@@ -21,7 +21,7 @@ LIMIT_S = 90.0
 # torchrun's restarts read the addresses of the dead run from a shared store otherwise, and fail.
 NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}
 
-Folder = tuple[Path, str]
+Folder = common.Folder
 
 
 @dataclass(frozen=True)

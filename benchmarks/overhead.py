@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks import common, timeline
 from benchmarks.samples import Interval, Summary, median_ratio, windowed
 from slurm_robust.sandbox import Sandbox
-from slurm_robust.worker.bootstrap import count_optimizer_steps
+from slurm_robust.worker.bootstrap import follow
 from slurm_robust.worker.step_record import StepRecord
 
 RANKS = 2
@@ -156,7 +156,7 @@ def measure_calls() -> CallTimes:
         report_us = _microseconds(lambda: record.report(1, 2.5, 1.5))
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # no gradient: nothing to do
         without_us = _microseconds(optimizer.step)
-        count_optimizer_steps(str(path))
+        follow(str(path))
         hook_us = _microseconds(optimizer.step) - without_us
         record.close()
     return CallTimes(report_us=report_us, hook_us=hook_us)

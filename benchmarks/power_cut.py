@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.table import Table
 
@@ -35,21 +34,26 @@ class Sample:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Cut the power of the last slot's node ``--reps`` times; 0 when each was survived."""
-    options = common.parser(__doc__, reps=5).parse_args(argv)
+    parser = common.parser(__doc__, reps=5)
+    parser.add_argument(
+        "--batch-host", action="store_true", help="cut that of the first one, with the controller"
+    )
+    options = parser.parse_args(argv)
     console, machine = common.console(), common.machine()
     samples = []
     # A node that was cut comes back by itself for the next repetition.
     lines = ("ReturnToService=2",)
     with common.boot("power", nodes=NODES + SPARES, slurm_conf_lines=lines) as sandbox:
         for rep in range(options.reps):
-            samples.append(measure(sandbox, rep))
+            samples.append(measure(sandbox, rep, slot=0 if options.batch_host else -1))
             text = f"seen after {samples[-1].detect:.2f} s, new step after {samples[-1].step:.2f} s"
             console.print(f"{rep + 1} power cut: {text}")
     summaries = {
         name: Summary.of([getattr(s, name) for s in samples]) for name in ("detect", "stop", "launch", "step")
     }
     facts = {"machine": machine, "samples": [asdict(s) for s in samples]}
-    path = common.write("power_cut", {**facts, "summary": {name: asdict(s) for name, s in summaries.items()}})
+    name = "power_cut_batch_host" if options.batch_host else "power_cut"
+    path = common.write(name, {**facts, "summary": {name: asdict(s) for name, s in summaries.items()}})
     title = f"Seconds after a power cut, {NODES} nodes and {SPARES} spare: median (range), n={options.reps}"
     table = Table(title=title, title_justify="left")
     for column in ("seen", "stopped and sealed", "launched", "new step"):
@@ -59,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(sandbox: Sandbox, rep: int) -> Sample:
-    """One job, one power cut; the node is on again afterwards."""
+def measure(sandbox: Sandbox, rep: int, slot: int) -> Sample:
+    """One job, one power cut of the node in ``slot``, which is on again afterwards."""
     folder = common.folder_for(sandbox, f"power-{rep}")
     settings = {"BENCH_DIR": folder[1], "BENCH_SAVE": "srobust", "BENCH_STEPS": STEPS, "OMP_NUM_THREADS": 1}
     options = f"--job-dir {folder[1]}/jobs --spares {SPARES} --nproc-per-node 1"
@@ -78,12 +82,14 @@ def measure(sandbox: Sandbox, rep: int) -> Sample:
 
     log = folder[0] / "log"
     try:
-        common.wait_for(steps_done, LIMIT_S, f"the job does not train; see its output {_tail(log)}")
+        common.wait_for(steps_done, LIMIT_S, f"the job does not train; see its output {common.tail(log)}")
         launched = [e for e in read(journal) if isinstance(e, ev.GenerationLaunched)]
-        node = launched[-1].slots[-1]
+        node = launched[-1].slots[slot]
         cut = sandbox.fault.power_cut(node)
         try:
-            common.wait_for(recovered, LIMIT_S, f"no new step after the power cut of {node}:{_tail(log)}")
+            common.wait_for(
+                recovered, LIMIT_S, f"no new step after the power cut of {node}:{common.tail(log)}"
+            )
         finally:
             sandbox.fault.boot(node)
     finally:
@@ -104,10 +110,6 @@ def sample(journal: Sequence[ev.AnyEvent], cut: float) -> Sample:
         step=closed.t - cut,
         new_step=closed.step,
     )
-
-
-def _tail(log: Path) -> str:
-    return "\n" + log.read_text(errors="replace")[-1500:] if log.exists() else " (none yet)"
 
 
 if __name__ == "__main__":

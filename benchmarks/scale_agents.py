@@ -183,7 +183,6 @@ class Node:
                 age_s=age_s,
                 loss=2.0 + 1.0 / (2 + step),
                 grad_norm=1.0,
-                restored_s=1.5,
                 phase_s=age_s,
             )
             for rank in self._launch.ranks

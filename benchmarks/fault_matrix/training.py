@@ -18,7 +18,7 @@ STEPS = 1_000_000
 END_AFTER = 25
 SETTINGS = (
     "limits.per_hour=100",
-    "detect.diagnose_s=90",
+    "detect.diagnose_s=240",
     "detect.spike_warmup_steps=20",
     # The machine has other work, which makes all steps longer from time to time.
     "detect.slow_factor=2.5",

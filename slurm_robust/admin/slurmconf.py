@@ -13,10 +13,11 @@ import difflib
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from slurm_robust.model.record import Record
+from slurm_robust.slurm.values import NEVER_S, PROLOG_AT_ALLOCATION
 
 LINK = "50-slurm-robust"
 SITE_LINK = "90-site"
@@ -32,7 +33,6 @@ _BLOCK = re.compile(
 _STATEMENT = re.compile(r'\s*(?P<key>[A-Za-z0-9_.]+)\s*=\s*(?P<value>"[^"]*"|\S+)\s*')
 _INCLUDE = re.compile(r"\s*include\s+(?P<file>\S+)\s*", re.IGNORECASE)
 _OBJECTS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname")
-_NEVER = 65534
 _MOST_INCLUDES = 64
 
 
@@ -114,7 +114,7 @@ def make_plan(files: Mapping[str, str], wish: Wish) -> Plan:
         hooks |= changes.hook(key, pattern)
     changes.health_check(wish)
     changes.add("SchedulerParameters", "nohold_on_prolog_fail", ("nohold_on_prolog_fail",))
-    changes.add("PrologFlags", "Alloc", ("alloc", "contain", "x11"))
+    changes.add("PrologFlags", "Alloc", PROLOG_AT_ALLOCATION)
     changes.timeout(wish.budget_s)
     after = {
         name: _edited(text, [c for c in changes.replaced if c[0].file == name], ())
@@ -206,10 +206,10 @@ class _Changes:
         if not self.value("HealthCheckNodeState"):
             self.set("HealthCheckNodeState", "ANY,CYCLE")
 
-    def add(self, key: str, word: str, same: Sequence[str]) -> None:
+    def add(self, key: str, word: str, same: Collection[str]) -> None:
         """Add a word to a list unless it, or one that implies it, is there."""
         own = [part.strip() for part in self.value(key).split(",") if part.strip()]
-        if not {part.lower() for part in own} & set(same):
+        if not {part.lower() for part in own}.intersection(same):
             self.set(key, ",".join([*own, word]))
 
     def timeout(self, budget_s: float) -> None:
@@ -217,7 +217,7 @@ class _Changes:
         alone = not (self.value("Prolog") or self.value("Epilog"))
         text = self.value("PrologEpilogTimeout")
         least = int(budget_s) + 10
-        if not text.isdecimal() or int(text) >= _NEVER:
+        if not text.isdecimal() or int(text) >= NEVER_S:
             self.set("PrologEpilogTimeout", str(max(120 if alone else 600, least)))
         elif int(text) < least:
             self.set("PrologEpilogTimeout", str(least))

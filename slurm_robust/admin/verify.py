@@ -27,11 +27,11 @@ from slurm_robust.nodes.site import checks
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused
 from slurm_robust.slurm.errors import ControllerUnreachable, InvalidNode, SlurmCommandError, SlurmTimeout
+from slurm_robust.slurm.values import NEVER_S, PROLOG_AT_ALLOCATION, parse_number, parse_words
 from slurm_robust.util.text import one_line
 from slurm_robust.util.trust import distrust
 
 Live = Mapping[str, tuple[str, ...]]
-_NEVER = 65534
 _OURS = "slurm-robust"
 
 
@@ -150,7 +150,7 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
         fix=fix,
     )
     yield Point(
-        good=bool(_values(live, "prologflags") & {"alloc", "contain", "x11"}),
+        good=bool(_values(live, "prologflags") & PROLOG_AT_ALLOCATION),
         what="PrologFlags: Alloc",
         why="else the prolog of a node runs with the first step there, after the batch script has begun",
         fix=fix,
@@ -165,7 +165,7 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
         )
         limit = _number(live, f"{key}timeout") or _number(live, "prologepilogtimeout")
         yield Point(
-            good=limit is not None and budget < limit < _NEVER,
+            good=limit is not None and budget < limit < NEVER_S,
             what=f"PrologEpilogTimeout: {limit} s, hooks.{key}_s is {budget:g} s",
             why="without a limit a hook that hangs holds its node for ever; one below ours drains it",
             fix=fix,
@@ -306,11 +306,9 @@ def _runs(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
 
 
-def _values(live: Live, key: str) -> set[str]:
-    return {word.strip().lower() for value in live.get(key, ()) for word in value.split(",")}
+def _values(live: Live, key: str) -> frozenset[str]:
+    return parse_words(",".join(live.get(key, ())))
 
 
 def _number(live: Live, key: str) -> int | None:
-    """``60 sec``: the number."""
-    text = " ".join(live.get(key, ())).split()
-    return int(text[0]) if text and text[0].isdecimal() else None
+    return parse_number(" ".join(live.get(key, ())))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from msgspec import structs
 
 from slurm_robust.agent.copies.service import NO_COPIES, CopyNews
@@ -49,10 +52,12 @@ class HeartbeatState:
         alerts: tuple[Alert, ...] = (),
         traffic: Traffic | None = None,
         still_s: float | None = None,
+        started: Mapping[str, float] = MappingProxyType({}),
     ) -> Heartbeat | Pulse:
         """The next heartbeat, or a Pulse where the last heartbeat says it all.
 
-        When workers have ended, it holds what they have left: they change no copy now.
+        ``started``: seconds of the phases of the workers' start. When workers have ended, it holds what they
+        have left: they change no copy now.
         """
         self._seq += 1
         heartbeat = Heartbeat(
@@ -67,7 +72,7 @@ class HeartbeatState:
             ready=not state.fatal and (state.ready or self._always_ready),
             progress=progress,
             exits=state.workers.exits(now),
-            timings=dict(state.timings),
+            timings={**state.timings, **started},
             notes=tuple(text for _, text in self._notes),
             data_port=news.port,
             data_address=self.data_address,

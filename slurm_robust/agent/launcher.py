@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import Protocol, TypeAlias
 
 from slurm_robust.model.record import Record
@@ -90,7 +91,10 @@ class ZygoteLauncher:
 
     def _run(self, channel: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "slurm_robust.worker.zygote", "--channel", str(channel)],
+            [
+                *(sys.executable, "-m", "slurm_robust.worker.zygote"),
+                *("--channel", str(channel), "--began", str(time.monotonic())),
+            ],
             stdin=subprocess.DEVNULL,
             pass_fds=[channel],
             # Out of the agent's group: a signal that Slurm or a terminal sends to that group

@@ -57,6 +57,7 @@ from slurm_robust.agent.stimuli import (
     Ticked,
     WatchGpus,
 )
+from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.nodes.live.inspection import Inspection
 from slurm_robust.util.executor import SerialExecutor
@@ -73,6 +74,7 @@ from slurm_robust.wire.messages import (
     ProbeNodes,
     StacksShown,
 )
+from slurm_robust.wire.probes import Place
 from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.spawning import Exited, SpawnFailed
 
@@ -131,12 +133,14 @@ class Agent:
         self._rehearsals = Rehearsals(spec, setup.job, setup.node, runtime.path / "rehearsal")
         self._deaths = DeathWatch()
         self._oom_kills = OomKills()
-        self._orphan = OrphanWatch(setup.node, setup.job.path / "requeue.jsonl")
+        self._orphan = OrphanWatch(setup.node, setup.job)
+        self._takeover = TakeoverWatch(spec, setup.job, setup.node)
         self._wakeup = WakeUp()
         self._heartbeat_wanted = True
         self._heartbeat_due = 0.0
         self._polled = 0.0
         self._terms = 0
+        self._is_termed = False
         self._ended = False
         self._keep_copies = True
         self._flush = -1
@@ -160,9 +164,11 @@ class Agent:
                 self._turn()
         finally:
             self._close()
+        self._takeover.guard(lambda: self._is_termed)
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._terms += 1
+        self._is_termed = True
 
     def _close(self) -> None:
         self._socket.close()
@@ -283,7 +289,10 @@ class Agent:
         self._link.on_answer(message.epoch, time.monotonic())
 
     def _follow_controller(self, now: float) -> None:
-        self._orphan.tick(self._link.silence(now))
+        silence_s, addresses = self._link.silence(now), (self._book.address, self._setup.node)
+        self._orphan.tick(silence_s)
+        place = Place(addresses=tuple(filter(None, addresses)), port=self._liveness.port)
+        self._takeover.tick(silence_s, self._link.controller, place)
         if self._link.wants_epoch(now):
             self._files.submit(partial(read_epoch, self._setup.job.epochs))
         if self._socket.endpoint:
@@ -332,6 +341,7 @@ class Agent:
             seen.alerts(now),
             seen.traffic,
             self._deaths.still_s(self._state.killed, now),
+            self._steps.start_phases,
         )
         self._heartbeat_wanted = not self._socket.send(heartbeat)
 

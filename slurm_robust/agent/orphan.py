@@ -2,9 +2,9 @@
 
 Slurm keeps a job that was submitted with ``--no-kill`` RUNNING on its other nodes after the loss of
 its batch host, without a batch script, until its time limit (measured on 22.05). Training may even go
-on, but the next fault would be the last. So when no controller has answered for long and Slurm itself
-says that the batch host is DOWN, an agent requeues the job without that host, and the next run
-continues from the journal.
+on, but the next fault would be the last. Where no other node could take over (:mod:`.takeover`), no
+controller has answered for long, and Slurm itself says that the batch host is DOWN, and the controller's host
+if that is another one, an agent requeues the job without them, and the next run continues from the journal.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.companion import OF_JOB
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
@@ -23,6 +25,7 @@ from slurm_robust.slurm.records import Allocation, Job, Node
 from slurm_robust.slurm.requeue import requeue_without
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
+from slurm_robust.wire.epochs import newest_epoch
 
 # Longer than any start of a new controller; Slurm needs minutes for its own conclusion anyway.
 ORPHAN_S = 60.0
@@ -37,19 +40,19 @@ def is_rescuer(node: str, allocation: Allocation) -> bool:
     return node in others[:RESCUERS]
 
 
-def is_orphan(job: Job, batch_host: Node | None, restart_count: int) -> bool:
-    """Whether this very run of the job goes on in Slurm's books without its batch host."""
+def is_orphan(job: Job, hosts: Sequence[Node], restart_count: int) -> bool:
+    """Whether this very run of the job goes on in Slurm's books without any of ``hosts``, which led it."""
     same_run = job.is_running and job.restart_count == restart_count
-    return same_run and batch_host is not None and batch_host.is_down
+    return same_run and bool(hosts) and all(host.is_down for host in hosts)
 
 
 class OrphanWatch:
     """Asks Slurm in a thread of its own, only while the controller is silent for long."""
 
     def __init__(
-        self, node: str, log: Path, make: Callable[[], SlurmClient] = lambda: make_client("cli")
+        self, node: str, job: JobDirectory, make: Callable[[], SlurmClient] = lambda: make_client("cli")
     ) -> None:
-        self._log = log
+        self._job = job
         self._make = make
         self._allocation = _allocation(node)
         self._thread: threading.Thread | None = None
@@ -70,25 +73,29 @@ class OrphanWatch:
     def _ask(self) -> None:
         assert self._allocation is not None
         try:
-            rescue(self._make(), self._allocation, self._log)
+            newest = newest_epoch(self._job.epochs)
+            controller = newest.node if newest is not None else ""
+            rescue(self._make(), self._allocation, self._job.path / "requeue.jsonl", controller)
         except (SlurmError, CommandTimeout, OSError):
             pass  # Slurm or the storage does not answer now; it is asked again
 
 
-def rescue(client: SlurmClient, allocation: Allocation, log: Path) -> bool:
-    """Requeue the job if it is an orphan; whether that was done. Raises ``SlurmError``, ``OSError``."""
+def rescue(client: SlurmClient, allocation: Allocation, log: Path, controller: str = "") -> bool:
+    """Requeue the job if it is an orphan; whether that was done. Raises ``SlurmError``, ``OSError``.
+
+    ``controller``: the node of the newest one, "" where it is not known.
+    """
     job = client.job(allocation.job_id)
-    host = job.batch_host or allocation.batch_host
-    (node,) = client.nodes([host])
-    if not is_orphan(job, node, allocation.restart_count):
+    hosts = tuple(dict.fromkeys(filter(None, (job.batch_host or allocation.batch_host, controller))))
+    if not is_orphan(job, client.nodes(hosts), allocation.restart_count):
         return False
-    outcome = requeue_without(client, allocation.job_id, (host,), ending_run=allocation.restart_count)
+    outcome = requeue_without(client, allocation.job_id, hosts, ending_run=allocation.restart_count)
     if outcome.ok:
         arrange_watcher(
             client,
             allocation.job_id,
             ending_run=allocation.restart_count,
-            exclude=(host,),
+            exclude=hosts,
             keep_off=allocation.nodes,
             log=log,
         )
@@ -96,6 +103,8 @@ def rescue(client: SlurmClient, allocation: Allocation, log: Path) -> bool:
 
 
 def _allocation(node: str) -> Allocation | None:
+    if OF_JOB in os.environ:
+        return None  # this allocation is a companion's, which ends by itself
     try:
         allocation = allocation_from_environment(os.environ)
     except NotInAllocation:

@@ -67,6 +67,15 @@ class StepWatch:
                 continue
         return tuple(found)
 
+    @property
+    def start_phases(self) -> dict[str, float]:
+        """Seconds of the phases of the workers' start that are over, each of the rank that took longest."""
+        longest: dict[str, float] = {}
+        for record in self._records:
+            for phase, seconds in record.start_phases.items():
+                longest[phase] = max(seconds, longest.get(phase, 0.0))
+        return longest
+
     def has_news(self, now: float) -> bool:
         """Whether a rank has, since the last call, done what the controller waits for.
 

@@ -17,6 +17,7 @@ from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.record import Record
 from slurm_robust.nodes import pci
 from slurm_robust.nodes.host import Host
+from slurm_robust.slurm.companion import settings_of_borrower
 from slurm_robust.util.text import version_numbers
 from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import REHEARSAL, WorkerEnvironment
@@ -157,6 +158,7 @@ def _worker(
             "TORCHELASTIC_MAX_RESTARTS": _NO_LIMIT,
             "TORCHELASTIC_RUN_ID": spec.run_id,
             **(_slurm(launch, local) if "SLURM_PROCID" in os.environ else {}),
+            **settings_of_borrower(os.environ),
             "TORCHELASTIC_ERROR_FILE": str(folder / f"rank-{rank:05d}.torchelastic.json"),
             **own.to_env(),
         },

@@ -45,6 +45,7 @@ from slurm_robust.agent.stimuli import (
     Ticked,
     WatchGpus,
 )
+from slurm_robust.model import startup
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.model.standby import Rehearsal, RehearsalState
@@ -173,7 +174,7 @@ class AgentState:
         self.ready = False
         self.fatal = ""
         self.workers = Workers()
-        self.timings: dict[str, float] = {}
+        self.timings: dict[str, float] = {}  # of start phases, as far as they are not the workers' own
         self.rehearsal: Rehearsal | None = None
         self.new_notes: list[str] = []  # the caller takes them out
         self._kill_wait_s = kill_wait_s
@@ -389,7 +390,7 @@ class AgentState:
 
     def _on_ready(self, ready: Ready, now: float) -> list[Instruction]:
         self.ready, self._ready_since = True, now
-        self.timings["import"] = ready.import_s
+        self.timings[startup.ZYGOTE] = ready.import_s
         self.new_notes.extend(ready.notes)
         if self._pending is not None and not self.workers.living:
             return self._begin(now)
@@ -466,7 +467,7 @@ class AgentState:
             self._freeing.hold(held)
             return []
         if self._freeing.deadline is not None:
-            self.timings["gpus"] = self._freeing.end(now)
+            self.timings[startup.GPUS] = self._freeing.end(now)
         return self._begin(now) if self._pending is not None and not self.workers.living else []
 
     # -- time --------------------------------------------------------------------------------------
@@ -498,15 +499,17 @@ class AgentState:
         if self.phase is not Phase.STARTING or self.workers.are_starting:
             return []
         self.phase = Phase.RUNNING
-        self.timings["launch"] = now - self._ordered
+        self.timings[startup.LAUNCH] = now - self._ordered
         return [SendHeartbeat()]
 
     def _if_all_ended(self, now: float) -> list[Instruction]:
         if not self.workers or self.workers.living:
             return []
         watch, done = self._watch_gpus(self.workers.pids, now), list[Instruction]()
+        for phase in (startup.STOP, startup.GPUS):
+            self.timings.pop(phase, None)  # of an end before this one
         if self._stop_began is not None:
-            self.timings["stop"] = max(0.0, self.workers.last_end - self._stop_began)
+            self.timings[startup.STOP] = max(0.0, self.workers.last_end - self._stop_began)
             done.append(SweepGroups())
         self._stop_began = self._kill_at = self._give_up_at = None
         self.phase = Phase.ENDED

@@ -14,14 +14,7 @@ if TYPE_CHECKING:
 
 def register(commands: Commands) -> None:
     """Add the commands."""
-    add_command(
-        commands,
-        "status",
-        _status,
-        "show what runs, what happened and what was done about it",
-        of_job=True,
-        json=True,
-    )
+    _register_status(commands)
     _register_logs(commands)
     _register_incidents(commands)
     _register_stacks(commands)
@@ -30,9 +23,32 @@ def register(commands: Commands) -> None:
     _register_checkpoint(commands)
 
 
-def _status(args: argparse.Namespace) -> int:
-    from slurm_robust.report import status
+# -- status ----------------------------------------------------------------------------------------
 
+
+def _register_status(commands: Commands) -> None:
+    text = "show what runs, what happened and what was done about it"
+    parser = add_command(commands, "status", _status, text, of_job=True, json=True)
+    parser.add_argument(
+        "--phases",
+        action="store_true",
+        help="instead what the time of a start and of a recovery went into, with the slowest nodes",
+    )
+    parser.add_argument(
+        "--generation",
+        metavar="G",
+        type=whole_number(1),
+        help="with --phases: this generation (default: the newest)",
+    )
+
+
+def _status(args: argparse.Namespace) -> int:
+    from slurm_robust.report import startup, status
+
+    if args.phases:
+        return startup.main(args.job, generation=args.generation, json=args.json, job_dir=args.job_dir)
+    if args.generation is not None:
+        raise UsageError("--generation belongs to --phases", fix="add --phases")
     return status.main(args.job, json=args.json, job_dir=args.job_dir)
 
 

@@ -64,6 +64,11 @@ class Timings(Section):
     probe either and [another node finds the same](detection.md#a-verdict-within-a-second). With more than
     1,000 nodes it takes longer. 0: only ``node_dead_s`` counts, and no beacons are sent."""
 
+    takeover_s: _SecondsOrNone = 10.0
+    """After this silence of the controller the agents ask whether the node on which it runs is dead. If it
+    is, one of them starts [another controller](takeover.md). 0: never; the job is requeued when Slurm gives
+    the batch host up."""
+
     unreachable_s: Seconds = 300.0
     """How long to wait for nodes that fell silent together, because the network between them may recover."""
 
@@ -333,6 +338,27 @@ class SlurmConfig(Section):
     start_now: bool = True
     """Ask Slurm to start a requeued job at once instead of after its usual delay of minutes."""
 
+    give_back: bool = True
+    """Give an evicted node back to Slurm while the job runs on, if slurm.conf has an ``Epilog`` that may test
+    it. ``false``, or a site without an epilog: the job keeps the node until it ends."""
+
+
+class CompanionConfig(Section):
+    """Nodes from outside the allocation: a job that must replace a node and has no standby left gets one by a
+    [companion job](spares.md#companion-jobs) before it asks for a requeue."""
+
+    reservation: Annotated[_NonEmpty | None, Meta(examples=["srobust_spares"])] = None
+    """Reservation whose nodes companions use (``srobust spares create``). ``null``: none."""
+
+    partition: bool = False
+    """Use free nodes of the job's partition, after those of ``reservation``."""
+
+    wait_s: Seconds = 30.0
+    """Cancel a companion that has not started after this time, and go on without it. Training waits."""
+
+    sbatch: Annotated[tuple[_NonEmpty, ...], Meta(examples=[["--constraint=h200"]])] = ()
+    """Options of ``sbatch`` for companions, besides the account, partition and QOS of the job."""
+
 
 class WireConfig(Section):
     """Connections between controller and agents."""
@@ -397,6 +423,7 @@ class JobConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     workers: WorkersConfig = WorkersConfig()
     slurm: SlurmConfig = SlurmConfig()
+    companions: CompanionConfig = CompanionConfig()
     wire: WireConfig = WireConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
 

@@ -7,9 +7,10 @@ import os
 import shlex
 import socket
 import sys
+import threading
 import time
 import traceback
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.lender import Lender
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.stages.table import begin, build
 from slurm_robust.controller.supervisor import report_end, storage_error
 from slurm_robust.controller.tester import Tester
@@ -35,11 +38,20 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.model.job import CommandKind, CopySpec, InspectionSpec, JobDirectory, JobSpec, make_in_job
+from slurm_robust.model.job import (
+    JOBS_FOLDER,
+    CommandKind,
+    CopySpec,
+    InspectionSpec,
+    JobDirectory,
+    JobSpec,
+    make_in_job,
+)
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.liveness import beacon_interval, overdue_s
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
@@ -49,11 +61,12 @@ from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.process import file_shortage, raise_file_limit
 from slurm_robust.util.text import count
 from slurm_robust.wire.beacons import BeaconReceiver
-from slurm_robust.wire.epochs import EpochRecord, take_epoch
+from slurm_robust.wire.epochs import EpochRecord, is_overtaken, take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.sockets import ControllerSocket
 
 OUTPUT_S = 2.0  # for the last lines
+FENCE_S = 10.0  # for storage to say whether another controller has taken over
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,12 +77,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--job-dir", type=Path, required=True)
     parser.add_argument("--run-id", default="", help="the run that is in the job directory")
     parser.add_argument(
+        "--taken-from", default="", help="the node of the controller whose place this one takes"
+    )
+    parser.add_argument("--why", default="", help="why it takes over")
+    parser.add_argument(
         "--supervisor", type=int, help="descriptor on which the supervisor learns that the job is over"
     )
     given = parser.parse_args(argv)
     directory = JobDirectory(given.job_dir)
     try:
-        code = control(directory, load_plan(directory, given.run_id))
+        code = control(directory, load_plan(directory, given.run_id), given.taken_from, given.why)
         report_end(given.supervisor, code)
     except Exception as error:  # noqa: BLE001  # whatever it is, training must go on under the next controller
         code = _explain(error, given.supervisor)
@@ -90,27 +107,31 @@ def _explain(error: Exception, supervisor: int | None) -> int:
     return int(ExitCode.INTERNAL)
 
 
-def control(directory: JobDirectory, plan: Plan) -> int:
+def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str = "") -> int:
     """Take the job's next epoch, replay the journal, and go on from there."""
     raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
-    journal = Journal(directory.journal)
     with ExitStack() as stack:
         server = stack.enter_context(closing(_listen(directory, plan)))
         epoch = _take(directory, plan, server.port)
+        journal = Journal(directory.journal)
+        journal.epoch = epoch.epoch
+        journal.is_ours = lambda: not is_overtaken(directory.epochs, epoch.epoch)
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)
         write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
-        _write_start(journal, plan, epoch)
+        _write_start(journal, plan, epoch, taken_from, why)
         beacons = _listen_for_beacons(directory, spec, server.port, journal)
         if beacons is not None:
             stack.enter_context(closing(beacons))
         rules = _log_rules(journal, plan)
         allocation = _allocation(slurm, plan)
         first = begin(journal, plan)
-        steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents)
+        state = fold(journal.events)
+        lent = Lent(allocation, state.lenders)
+        steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents, lent)
         steps.adopt()
-        core = Core(plan.config, fold(journal.events), build, first, read_clocks(), rules)
+        core = Core(plan.config, state, build, first, read_clocks(), rules)
         loop = Loop(
             core,
             config=plan.config,
@@ -124,16 +145,19 @@ def control(directory: JobDirectory, plan: Plan) -> int:
                 plan.job_id,
                 plan.restart_count,
                 directory.path / "requeue.jsonl",
-                nodes=plan.nodes,
+                nodes=allocation_from_environment(os.environ).nodes,
                 start_now=plan.config.slurm.start_now,
+                is_ours=journal.is_ours,
             ),
             store=SharedTiers(shared_tiers(places)),
             slurm=slurm,
-            tester=_tester(directory, plan, slurm, allocation, places[Tier.STORAGE]),
+            tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
+            lender=_lender(directory, plan, slurm, lent),
+            shrinker=Shrinker(slurm, plan.job_id),
         )
         for line in introduction(plan, directory, core.state):
             say(line)
-        code = loop.run()
+        code = _fenced(loop.run(), journal)
     if code == ExitCode.OTHER_CONTROLLER:
         journal.abandon()
     if not journal.close():
@@ -161,7 +185,24 @@ def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[
     )
 
 
-def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord) -> None:
+def _fenced(code: int, journal: Journal) -> int:
+    """``code``, unless another controller has the job: then the job goes on."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        with suppress(OSError):
+            found.append(journal.is_ours())
+
+    asking = threading.Thread(target=ask, name="srobust-fence", daemon=True)
+    asking.start()
+    asking.join(FENCE_S)  # storage has had its time before, and takes no longer part in the end of the job
+    return int(ExitCode.OTHER_CONTROLLER) if found == [False] else code
+
+
+def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken_from: str, why: str) -> None:
+    # A controller that is started again under the same supervisor takes nothing over.
+    taken = bool(taken_from) and fold(journal.events).own_node == taken_from
+    known = len(journal.events)
     if not journal.events:
         journal.append(_run_started(plan))
     if journal.torn is not None:
@@ -173,7 +214,10 @@ def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord) -> None:
             host=epoch.host,
             pid=epoch.pid,
             port=epoch.port,
-            node=os.environ.get("SLURMD_NODENAME", ""),
+            node=epoch.node,
+            known=known,
+            taken_from=taken_from if taken else "",
+            reason=why if taken else "",
         )
     )
     if short := file_shortage(len(plan.nodes), "agents"):
@@ -214,7 +258,13 @@ def _take(directory: JobDirectory, plan: Plan, port: int) -> EpochRecord:
     host = socket.gethostname()
     addresses = _own_addresses(host)
     return take_epoch(
-        directory.epochs, host=host, addresses=addresses, port=port, pid=os.getpid(), run_id=plan.run_id
+        directory.epochs,
+        host=host,
+        addresses=addresses,
+        port=port,
+        pid=os.getpid(),
+        run_id=plan.run_id,
+        node=os.environ.get("SLURMD_NODENAME", ""),
     )
 
 
@@ -257,6 +307,7 @@ def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
         preload=plan.config.preload,
         heartbeat_s=plan.config.timings.heartbeat_s,
         beacon_s=beacon_interval(plan.config.timings.verdict_s, len(plan.nodes)),
+        takeover_s=plan.config.timings.takeover_s,
         kill_wait_s=plan.config.timings.kill_wait_s,
         checkpoint_dir=str(folder),
         copies=copies,
@@ -291,15 +342,34 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
         return allocation_from_environment(os.environ)
 
 
+def _lender(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lent: Lent) -> Lender:
+    beside = directory.path.parent  # of folders of companions, where their epilogs look for suspects
+    return Lender(
+        slurm,
+        plan.config.companions,
+        lent,
+        job_id=plan.job_id,
+        run=plan.restart_count,
+        run_id=plan.run_id,
+        folder=directory.agents,
+        cwd=str(beside.parent) if beside.name == JOBS_FOLDER else plan.cwd,
+    )
+
+
 def _tester(
-    directory: JobDirectory, plan: Plan, slurm: SlurmClient, allocation: Allocation, checkpoints: str
+    directory: JobDirectory,
+    plan: Plan,
+    slurm: SlurmClient,
+    allocation: Allocation,
+    lent: Lent,
+    checkpoints: str,
 ) -> Tester:
     ports = plan.config.rendezvous.ports
     replay = plan.config.replay
     command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)
     return Tester(
-        PlaceDiagnoser(SlurmPlace(slurm, allocation), ports=ports, report=say),
-        StepReplayer(slurm, allocation, directory.path / "replays", ports=ports),
+        PlaceDiagnoser(SlurmPlace(slurm, allocation, lent), ports=ports, report=say),
+        StepReplayer(slurm, allocation, directory.path / "replays", ports=ports, lent=lent),
         command,
         replay,
         checkpoints,

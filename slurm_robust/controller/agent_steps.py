@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -14,8 +15,9 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.companion import Lent
+from slurm_robust.slurm.errors import JobNotFound
 from slurm_robust.slurm.records import Allocation, Node
-from slurm_robust.slurm.requests import whole_node_steps
 from slurm_robust.slurm.step_output import before_abort, step_end, task_ends
 from slurm_robust.util import proc
 from slurm_robust.util.files import read_regular, write_atomically
@@ -61,16 +63,29 @@ class Srun(Record):
         lives = found is not None and found.begun == self.begun and found.state not in proc.DEAD
         return None if lives else -1
 
+    def kill(self) -> None:
+        """SIGKILL it and its children, as :meth:`StepHandle.kill`."""
+        if self.poll() is None:
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+
 
 _sruns = msgspec.json.Decoder(Srun)
+
+
+class _Process(Protocol):
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
 
 
 class _Output:
     """One step: its srun, and its output file, read as it grows."""
 
-    def __init__(self, path: Path, poll: Callable[[], int | None], nodes: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, srun: _Process, nodes: tuple[str, ...]) -> None:
         self.path = path
-        self.poll = poll
+        self.poll = srun.poll
+        self.kill = srun.kill
         self.nodes = nodes
         self._nodes = nodes  # whose agents have not ended
         self._lines: list[str] = []
@@ -114,10 +129,17 @@ class AgentSteps:
     """All agents' steps that this controller started or adopted."""
 
     def __init__(
-        self, slurm: SlurmClient, allocation: Allocation, command: tuple[str, ...], folder: Path
+        self,
+        slurm: SlurmClient,
+        allocation: Allocation,
+        command: tuple[str, ...],
+        folder: Path,
+        lent: Lent | None = None,
     ) -> None:
+        """``lent``: nodes of companions."""
         self._slurm = slurm
         self._allocation = allocation
+        self._lent = lent or Lent(allocation)
         self._command = command
         self._folder = folder
         self._outputs: list[_Output] = []
@@ -129,10 +151,10 @@ class AgentSteps:
         """
         # A name of its own for each start: steps of an earlier one may still be listed.
         name = f"agents-{epoch}-{len(self._outputs)}"
-        for request in whole_node_steps(self._allocation, nodes, self._command, name=name):
+        for request in self._lent.steps(nodes, self._command, name=name, environ=os.environ):
             path = self._folder / f"step-{epoch:06d}-{len(self._outputs):02d}.log"
             handle = self._slurm.launch_step(request, path)
-            self._outputs.append(_Output(path, handle.poll, request.nodes))
+            self._outputs.append(_Output(path, handle, request.nodes))
             self._leave_record(path, handle.pid, request.nodes)
 
     def adopt(self) -> None:
@@ -146,7 +168,7 @@ class AgentSteps:
             if (srun.host, srun.restart_count) == (os.uname().nodename, self._allocation.restart_count):
                 nodes = tuple(node for node in srun.nodes if node not in known)
                 known.update(nodes)
-                self._outputs.append(_Output(path.with_suffix(".log"), srun.poll, nodes))
+                self._outputs.append(_Output(path.with_suffix(".log"), srun, nodes))
 
     def _leave_record(self, path: Path, pid: int, nodes: tuple[str, ...]) -> None:
         if (srun := proc.read_process(pid)) is None:
@@ -165,6 +187,15 @@ class AgentSteps:
         """Whether there is any srun, started here or adopted, and all have ended."""
         return bool(self._outputs) and all(o.poll() is not None for o in self._outputs)
 
+    def kill(self) -> None:
+        """End every srun: this run of the job is over.
+
+        One whose step has a dead node would outlive the run, and cancel the step of that number after half a
+        minute: by then it is the next run's.
+        """
+        for output in self._outputs:
+            output.kill()
+
     def news(self) -> News:
         """What has come since the last call. Touches shared storage."""
         refusals: list[Refusal] = []
@@ -182,8 +213,17 @@ class AgentSteps:
 
     def witnesses(self, nodes: tuple[str, ...]) -> tuple[Witness, ...]:
         """What Slurm says of each of ``nodes``, beside their silence. Raises ``SlurmError``."""
-        held = self._slurm.allocation(self._allocation.job_id).nodes
-        return tuple(_witness(node, node.name in held) for node in self._slurm.nodes(nodes))
+        jobs = {node: self._lent.holder(node).job_id for node in nodes}
+        held = {job: self._held_by(job) for job in (self._allocation.job_id, *jobs.values())}
+        return tuple(_witness(node, node.name in held[jobs[node.name]]) for node in self._slurm.nodes(nodes))
+
+    def _held_by(self, job_id: int) -> tuple[str, ...]:
+        try:
+            return self._slurm.allocation(job_id).nodes
+        except JobNotFound:
+            if job_id == self._allocation.job_id:
+                raise
+            return ()  # a companion that has ended
 
 
 def _numbers(path: Path) -> list[int]:

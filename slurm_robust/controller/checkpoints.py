@@ -201,6 +201,16 @@ class Checkpoints:
             CheckpointId(step=state.sealed[newest], generation=newest)
         )
 
+    def can_spare(self, node: str, now: Now) -> bool:
+        """Whether a complete checkpoint of the generation that runs has replaced the copies on ``node``."""
+        state, heartbeat = self._context.state, self._context.fleet.heartbeat(node)
+        if heartbeat is None or not heartbeat.copies:
+            return True
+        if state.stored is not None and state.stored.generation == state.generation:
+            return True
+        step, _ = self.seal(state.generation, tuple(state.evicted), now, None)
+        return step >= 0
+
     def memory_suffices(self, now: Now) -> bool:
         """Whether something can be restored without storage."""
         state = self._context.state

@@ -13,9 +13,12 @@ from typing import Final, Protocol
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.checkpoints import Checkpoints
+from slurm_robust.controller.companions import Companions
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import (
     Effect,
+    GiveBackAnswer,
+    Lending,
     Now,
     ReplayTraining,
     RequeueAnswer,
@@ -25,15 +28,18 @@ from slurm_robust.controller.effects import (
     TestNodes,
 )
 from slurm_robust.controller.fleet import Heard
+from slurm_robust.controller.giveback import GivingBack
 from slurm_robust.controller.incidents import Incidents
 from slurm_robust.controller.liveness import Liveness
 from slurm_robust.controller.monitor import Monitor
 from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.standbys import Standbys
 from slurm_robust.controller.starts import AgentStarts
+from slurm_robust.controller.startups import Startups
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.witnesses import Witnesses
 from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
@@ -84,10 +90,13 @@ class Core(Context):
         """``log_rules``: for the output of workers, without them those of this package."""
         super().__init__(config, state, now, log_rules)
         self.starts: Final = AgentStarts(self)
+        self.startups: Final = Startups(self, self.starts)
         self.witnesses: Final = Witnesses(self)
         self.liveness: Final = Liveness(self)
         self.checkpoints: Final = Checkpoints(self, now)
+        self.giving_back: Final = GivingBack(self, self.checkpoints)
         self.monitor: Final = Monitor(self, now)
+        self.companions: Final = Companions(self, now)
         self.incidents: Final = Incidents(self)
         self.standbys: Final = Standbys(self)
         self.stacks: Final = StackBook(config.detect.stacks_s)
@@ -119,7 +128,9 @@ class Core(Context):
         """
         if self.starts.dismissed(heartbeat, now):
             return
+        before = self.fleet.heartbeat(heartbeat.node)
         heard = self.fleet.hear(heartbeat, now.mono)
+        self.startups.hear(before, heartbeat, now)
         if heard is not Heard.SAME:
             self.record(
                 ev.AgentJoined(
@@ -165,6 +176,7 @@ class Core(Context):
             self.liveness.step(now, self.starts.step_ended(nodes, now))
         while (following := self._stage.step(self, now)) is not None:
             self._stage = self._table(following)
+            self.incidents.stage(type(self._stage).__name__.lower(), now)
             self._stage.enter(self, now)
         self._send_for_stacks(now)
         self.witnesses.step(now)
@@ -264,9 +276,23 @@ class Core(Context):
         self.starts.on_witness(found)
         return self.on_tick(now)
 
+    def on_companion(self, number: int, job_id: int, source: Source, now: Now) -> None:
+        """A companion was submitted for BorrowNodes ``number``."""
+        self.companions.on_companion(number, job_id, source, now)
+
+    def on_lent(self, number: int, answer: Lending, now: Now) -> list[Effect]:
+        """Answer to BorrowNodes ``number``."""
+        self.companions.on_lent(number, answer, now)
+        return self.on_tick(now)
+
     def on_requeue(self, answer: RequeueAnswer, now: Now) -> list[Effect]:
         """What Slurm says to the requeue."""
         self._requeue = answer
+        return self.on_tick(now)
+
+    def on_given_back(self, node: str, answer: GiveBackAnswer, now: Now) -> list[Effect]:
+        """Answer to GiveBack."""
+        self.giving_back.on_answer(node, answer, now)
         return self.on_tick(now)
 
     def on_stage_done(self, what: str, ok: bool, detail: str, now: Now) -> list[Effect]:
@@ -327,15 +353,16 @@ class Core(Context):
         """Use ``node`` no more in this job, and leave word why for who administers it."""
         self.record(ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident))
         cause = self.state.incident if incident else None
+        companion = self.companions.end_lender(node, f"{node} is evicted", now)
         suspect = Suspect(
             node=node,
-            job_id=self.state.job_id,
+            job_id=companion or self.state.job_id,
             t=now.wall,
             reason=reason[:MOST_TEXT],
             symptom=cause.symptom.value if cause else "",
             evidence=tuple(line[:MOST_TEXT] for line in evidence[:MOST_EVIDENCE]),
         )
-        self.emit(SaveSuspect(suspect=suspect))
+        self.emit(SaveSuspect(suspect=suspect, companion=companion))
 
     def watch_progress(self, now: Now, *, force: bool = False) -> None:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TypeAlias
 
+from slurm_robust.model.companion import Source
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.findings import Alert, Suspect
 from slurm_robust.model.layout import ParallelLayout
@@ -38,6 +39,23 @@ class RequeueAnswer(Record):
     said: Said
     detail: str = ""
     """Its message, or who has to release the job."""
+
+
+class Lending(Record):
+    """What came of :class:`BorrowNodes`."""
+
+    nodes: dict[int, str] = {}
+    """By the companion that lends it."""
+    refusals: tuple[tuple[Source, str], ...] = ()
+    """Why others do not."""
+
+
+class GiveBackAnswer(Record):
+    """What became of :class:`GiveBack`."""
+
+    said: Said
+    """DONE: the node is no longer the job's; REFUSED: for good; NOTHING: it may be asked again."""
+    detail: str = ""
 
 
 # -- core to loop ----------------------------------------------------------------------------------
@@ -105,6 +123,20 @@ class BeginRequeue(Record):
     """Ask Slurm to requeue the job without ``exclude``; answered by ``on_requeue``. May be repeated."""
 
     exclude: tuple[str, ...]
+    silent: tuple[str, ...] = ()
+    """Nodes that do not answer: Slurm would wait for them until it gives them up."""
+
+
+class Shed(Record):
+    """Take ``nodes`` that are dead out of the allocation, for which a requeue would wait."""
+
+    nodes: tuple[str, ...]
+
+
+class GiveBack(Record):
+    """Take ``node`` out of the allocation; answered by ``on_given_back``. May be repeated."""
+
+    node: str
 
 
 class SaveEvidence(Record):
@@ -146,10 +178,36 @@ class ReplayTraining(Record):
     layout: ParallelLayout
 
 
+class BorrowNodes(Record):
+    """Get ``missing`` nodes by companions, none of ``exclude``.
+
+    Answered by ``on_companion`` for each that was submitted, and by ``on_lent`` with ``number``.
+    """
+
+    number: int
+    sources: tuple[Source, ...]
+    missing: int
+    exclude: tuple[str, ...]
+
+
+class EndCompanions(Record):
+    """Cancel the companions ``jobs``."""
+
+    jobs: tuple[int, ...]
+
+
+class SweepCompanions(Record):
+    """Cancel all companions of this job but ``known``."""
+
+    known: tuple[int, ...]
+
+
 class SaveSuspect(Record):
     """Leave word for the administrator's side about a node that is given up."""
 
     suspect: Suspect
+    companion: int = 0
+    """It lends the node, and is cancelled then; 0 where none does."""
 
 
 class Say(Record):
@@ -176,11 +234,16 @@ Effect: TypeAlias = (
     | FindCheckpoint
     | Prune
     | BeginRequeue
+    | GiveBack
+    | Shed
     | SaveEvidence
     | SaveStacks
     | SaveAlerts
     | TestNodes
     | ReplayTraining
+    | BorrowNodes
+    | EndCompanions
+    | SweepCompanions
     | SaveSuspect
     | Say
     | Exit

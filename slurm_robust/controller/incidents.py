@@ -8,14 +8,36 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault
 from slurm_robust.model.state import OpenIncident
 
+DETECTING, REPEATING = "detecting", "repeating"
+"""What an incident's time goes into beside stages: until it is seen, and between first step and new step."""
+
 
 class _Clock:
     """Times of one incident by the monotonic clock; lost with the controller."""
 
-    def __init__(self, number: int, detected: float) -> None:
+    def __init__(self, number: int, detected: float, detect_s: float) -> None:
         self.number = number
         self.detected = detected
         self.decided: float | None = None
+        self._stages = {DETECTING: detect_s}
+        self._stage, self._since = DETECTING, detected
+
+    def enter(self, stage: str, now: float) -> None:
+        """What was done until ``now`` is over, and ``stage`` begins."""
+        self._stages[self._stage] = self._stages.get(self._stage, 0.0) + max(0.0, now - self._since)
+        self._stage, self._since = stage, now
+
+    def pass_over(self, seconds: float) -> None:
+        """The core's clock stood still for ``seconds``: people waited all the same."""
+        self.detected -= seconds
+        self._since -= seconds
+        if self.decided is not None:
+            self.decided -= seconds
+
+    def stages(self, end: float) -> dict[str, float]:
+        """What the time went into until ``end``, in the order in which it first did."""
+        self.enter("", end)
+        return {stage: round(seconds, 3) for stage, seconds in self._stages.items() if seconds >= 0.0005}
 
 
 class Incidents:
@@ -41,7 +63,7 @@ class Incidents:
             context.record(ev.SymptomAdded(t=now.wall, incident=number, symptom=symptom, detail=detail))
         else:
             number = state.incidents + 1
-            self._clock = _Clock(number, now.mono)
+            self._clock = _Clock(number, now.mono, detect_s)
             context.record(
                 ev.IncidentOpened(
                     t=now.wall,
@@ -64,12 +86,15 @@ class Incidents:
         if self._clock is not None and self._clock.decided is None:
             self._clock.decided = now.mono
 
-    def pass_over(self, seconds: float) -> None:
-        """The core's clock stood still for ``seconds``: people waited all the same."""
+    def stage(self, stage: str, now: Now) -> None:
+        """The job comes to ``stage``."""
         if self._clock is not None:
-            self._clock.detected -= seconds
-            if self._clock.decided is not None:
-                self._clock.decided -= seconds
+            self._clock.enter(stage, now.mono)
+
+    def pass_over(self, seconds: float) -> None:
+        """See :meth:`_Clock.pass_over`."""
+        if self._clock is not None:
+            self._clock.pass_over(seconds)
 
     def close(self, step: int, age_s: float, now: Now) -> None:
         """The first new step was completed ``age_s`` seconds ago."""
@@ -77,6 +102,8 @@ class Incidents:
         assert incident is not None
         by_itself = incident.decided is None
         recover_s = self._recovery_s(incident, age_s, now)
+        known = self._clock is not None and self._clock.number == incident.number
+        stages = self._clock.stages(now.mono - age_s) if self._clock is not None and known else {}
         self._clock = None
         context.record(
             ev.IncidentClosed(
@@ -85,6 +112,7 @@ class Incidents:
                 generation=context.state.generation,
                 step=step,
                 recover_s=recover_s,
+                stages=stages,
             )
         )
         context.emit(SaveEvidence(number=incident.number))

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import structs
+
 from slurm_robust.model.events import AnyEvent, encode_event
 from slurm_robust.model.journal import parse, read_bytes
 
@@ -83,6 +85,11 @@ class Journal:
         self.torn: Path | None = None
         self.wake: Callable[[], None] = lambda: None
         """Called by the writing thread when :attr:`written` or :attr:`trouble` may have changed."""
+        self.epoch = 0
+        """Of the controller that writes; 0: not known."""
+        self.is_ours: Callable[[], bool] = lambda: True
+        """Asked by the writing thread before it tries again what storage has refused: another controller may
+        have taken over meanwhile. May raise ``OSError``."""
         self._disk = disk or Disk()
         data = read_bytes(path)
         self.events, self._durable = parse(data, str(path))
@@ -93,7 +100,9 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._is_retry = False  # the writing thread's, as are the descriptor and the offset once it runs
         self._lost = b""  # lines that storage had taken, and that are still to be written again
-        self._end = _last_line(data[: self._durable])  # of what is durable, by which the file is recognised
+        self._read = data[: self._durable]  # by controllers before this one
+        self._known = len(self.events)
+        self._end = _last_line(self._read)  # of what is durable, by which the file is recognised
         self._changed = threading.Condition()  # of what follows
         self._unwritten: list[bytes] = []
         self._written = len(self.events)
@@ -129,11 +138,12 @@ class Journal:
         Together they wait once for the storage, and the caller with them as long as healthy storage takes.
         Raises ``RuntimeError`` if nobody writes any more.
         """
-        self.events.extend(events)
+        stamped = [structs.replace(event, epoch=event.epoch or self.epoch) for event in events]
+        self.events.extend(stamped)
         with self._changed:
             self._check()
             is_behind = bool(self._unwritten)
-            self._unwritten += [encode_event(event) + b"\n" for event in events]
+            self._unwritten += [encode_event(event) + b"\n" for event in stamped]
             self._changed.notify_all()
         if self._thread is None:
             # A daemon: one that hangs in a dead file system does not keep the controller from ending.
@@ -205,6 +215,8 @@ class Journal:
     def _try(self, data: bytes) -> str:
         """Write ``data``; why storage did not take it, "" if it did."""
         try:
+            if self._is_retry and not self.is_ours():
+                return "another controller has taken over"
             self._write(data)
         except OSError as error:
             self._is_retry = True
@@ -241,7 +253,8 @@ class Journal:
 
         Raises ``OSError`` if more is wrong than that.
         """
-        whole = b"".join(encode_event(event) + b"\n" for event in self.events[: self._written])
+        ours = self.events[self._known : self._written]
+        whole = self._read + b"".join(encode_event(event) + b"\n" for event in ours)
         found = self._found(0)
         if not whole.startswith(found):
             raise OSError(errno.ESTALE, _NOT_OURS)

@@ -17,14 +17,18 @@ from typing import TypeAlias
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import effects as fx
+from slurm_robust.controller import jobfolder
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.lender import Lender
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.supervisor import Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import Hold, Turns
+from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
@@ -115,8 +119,11 @@ class Loop:
         requeuer: Requeuer,
         store: SharedTiers,
         slurm: SlurmClient,
+        shrinker: Shrinker,
         tester: Tester,
+        lender: Lender | None = None,
     ) -> None:
+        """``lender``: None where no companions are configured."""
         self._core = core
         self._config = config
         self._directory = directory
@@ -124,10 +131,11 @@ class Loop:
         self._socket = socket
         self._beacons = beacons
         self._steps = steps
-        self._requeuer = requeuer
+        self._requeuer, self._shrinker = requeuer, shrinker
         self._store = store
         self._slurm = slurm
         self._tester = tester
+        self._lender = lender
         self._background = Background()
         self._hold = Hold()
         self._now = self._hold.now
@@ -142,7 +150,11 @@ class Loop:
         self._restored = 0  # events of the journal, as far as they were reported
         self._folder_gone = False  # as it was reported
         self._pruning = False
-        self._acts: dict[type, Callable[..., None]] = {
+        self._acts = self._hands()
+
+    def _hands(self) -> dict[type, Callable[..., None]]:
+        """What carries out each effect."""
+        return {
             fx.Send: self._send,
             fx.StartAgents: self._start_agents,
             fx.AskAboutNodes: self._ask_about_nodes,
@@ -151,7 +163,12 @@ class Loop:
             fx.FindCheckpoint: self._find_checkpoint,
             fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
+            fx.GiveBack: self._give_back,
+            fx.Shed: self._shed,
             fx.SaveEvidence: self._save_evidence,
+            fx.BorrowNodes: self._borrow_nodes,
+            fx.EndCompanions: self._end_companions,
+            fx.SweepCompanions: self._sweep_companions,
             fx.SaveSuspect: self._save_suspect,
             fx.SaveStacks: self._save_stacks,
             fx.SaveAlerts: self._save_alerts,
@@ -385,6 +402,7 @@ class Loop:
             self._socket.send(identity, effect.message)
 
     def _exit(self, effect: fx.Exit) -> None:
+        self._steps.kill()
         self._code = effect.code
 
     def _start_agents(self, effect: fx.StartAgents) -> None:
@@ -478,20 +496,41 @@ class Loop:
         self._in_background("prune", work, done)
 
     def _begin_requeue(self, effect: fx.BeginRequeue) -> None:
-        def stage(what: str, ok: bool, detail: str) -> None:
-            self._background.post(lambda: self._do(self._core.on_stage_done(what, ok, detail, self._now())))
-
         def answer(said: fx.RequeueAnswer) -> None:
             self._background.post(lambda: self._do(self._core.on_requeue(said, self._now())))
 
         def work() -> Callable[[], None]:
-            self._requeuer.ask(effect.exclude, stage, answer)
+            self._shrinker.shed(effect.silent, self._report_stage)
+            self._requeuer.ask(effect.exclude, self._report_stage, answer)
             return lambda: None
 
         def unanswered(text: str) -> None:
             answer(fx.RequeueAnswer(said=fx.Said.NOTHING, detail=text))
 
         self._in_background("requeue", work, unanswered)
+
+    def _report_stage(self, what: str, ok: bool, detail: str) -> None:
+        """From any thread."""
+        self._background.post(lambda: self._do(self._core.on_stage_done(what, ok, detail, self._now())))
+
+    def _shed(self, effect: fx.Shed) -> None:
+        def work() -> Callable[[], None]:
+            self._shrinker.shed(effect.nodes, self._report_stage)
+            return lambda: None
+
+        self._in_background("shed dead nodes", work, lambda text: None)
+
+    def _give_back(self, effect: fx.GiveBack) -> None:
+        def answered(answer: fx.GiveBackAnswer) -> None:
+            self._do(self._core.on_given_back(effect.node, answer, self._now()))
+
+        def work() -> Callable[[], None]:
+            return partial(answered, self._shrinker.give_back(effect.node))
+
+        def failed(text: str) -> None:
+            answered(fx.GiveBackAnswer(said=fx.Said.NOTHING, detail=text))
+
+        self._in_background("give back", work, failed)
 
     def _save_evidence(self, effect: fx.SaveEvidence) -> None:
         events = list(self._journal.events)
@@ -507,8 +546,65 @@ class Loop:
         self._save("alerts", f"alerts of incident {effect.number}", save)
 
     def _save_suspect(self, effect: fx.SaveSuspect) -> None:
-        save = partial(bundle.save_suspect, self._directory, effect.suspect)
+        def save() -> None:
+            if not effect.companion:
+                bundle.save_suspect(self._directory, effect.suspect)
+                return
+            try:  # where the epilog of that job looks for it
+                directory = JobDirectory(self._directory.path.parent / str(effect.companion))
+                jobfolder.make(directory.path)
+                bundle.save_suspect(directory, effect.suspect)
+            finally:
+                self._end((effect.companion,))
+
         self._save("suspect", f"the suspect of {effect.suspect.node}", save)
+
+    def _borrow_nodes(self, effect: fx.BorrowNodes) -> None:
+        def submitted(job_id: int, source: Source) -> None:
+            self._background.post(lambda: self._core.on_companion(effect.number, job_id, source, self._now()))
+
+        def answered(found: fx.Lending) -> None:
+            self._do(self._core.on_lent(effect.number, found, self._now()))
+
+        def work() -> Callable[[], None]:
+            assert self._lender is not None  # there are sources
+            return partial(
+                answered,
+                self._lender.borrow(effect.sources, effect.missing, effect.exclude, submitted),
+            )
+
+        def failed(text: str) -> None:
+            answered(fx.Lending(refusals=((effect.sources[0], text),)))
+
+        self._in_background("borrow nodes", work, failed)
+
+    def _end_companions(self, effect: fx.EndCompanions) -> None:
+        def work() -> Callable[[], None]:
+            self._end(effect.jobs)
+            return lambda: None
+
+        self._in_background("end companions", work, lambda text: None)
+
+    def _end(self, companions: tuple[int, ...]) -> None:
+        """In the background."""
+        failed = self._lender.end(companions) if self._lender is not None else ()
+        for text in failed:
+            self._background.post(partial(self._note, text))
+
+    def _note(self, text: str) -> None:
+        self._core.note(text, "", self._now())
+
+    def _sweep_companions(self, effect: fx.SweepCompanions) -> None:
+        def work() -> Callable[[], None]:
+            try:
+                ended = self._lender.sweep(effect.known) if self._lender is not None else ()
+            except (SlurmError, CommandTimeout) as error:
+                return partial(self._note, f"Slurm does not show whether older companions are left: {error}")
+            if not ended:
+                return lambda: None
+            return partial(self._note, f"cancelled older companions: {', '.join(map(str, ended))}")
+
+        self._in_background("sweep companions", work, lambda text: None)
 
     def _save(self, stage: str, what: str, save: Callable[[], object]) -> None:
         def work() -> Callable[[], None]:

@@ -41,7 +41,8 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     for text in preflight.check_place(directory, os.environ, later_run=allocation.restart_count > 0):
         say(f"warning: {text}")
     slurm = make_client("cli", config.slurm.timeout_s)
-    submitted = preflight.submit_time(slurm, allocation.job_id)
+    job = preflight.find_job(slurm, allocation.job_id)
+    submitted = job.submit_time if job is not None else None
     events = journal.read(directory.journal)
     cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
     if how := journal.another_job(events, cluster, allocation.restart_count, submitted):
@@ -56,9 +57,9 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     preflight.check_place(directory, os.environ, later_run=True)  # what was made since, perhaps by others
     preflight.check_alone(directory)
     run_id = state.run_id or f"{allocation.job_id}-{secrets.token_hex(4)}"
-    plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, submitted)
+    plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job)
     preflight.save_plan(directory, plan)
-    if submitted is not None:  # else Slurm does not answer now
+    if job is not None:  # else Slurm does not answer now
         for text in slurm_times(slurm, config, allocation):
             say(f"warning: {text}")
     return supervisor.supervise(directory.path, run_id)

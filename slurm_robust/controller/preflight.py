@@ -27,7 +27,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
-from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.records import Allocation, Job
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import check_own_folder, read_ours
 from slurm_robust.wire.epochs import newest_epoch
@@ -51,7 +51,8 @@ class PreflightError(SrobustError):
 class Plan(Record):
     """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
 
-    The last four are as in :class:`~slurm_robust.model.events.RunStarted` and ``AllocationTaken``.
+    ``cluster`` to ``queued_s`` are as in :class:`~slurm_robust.model.events.RunStarted` and
+    ``AllocationTaken``.
     """
 
     run_id: str
@@ -70,6 +71,9 @@ class Plan(Record):
     submitted: float | None = None
     array_task: str = ""
     time_limit_s: float | None = None
+    queued_s: float | None = None
+    output: str = ""
+    """The job's own output, in which a controller on another node goes on; "" where that is no file."""
 
 
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
@@ -252,9 +256,9 @@ def make_plan(
     environ: Mapping[str, str],
     allocation: Allocation,
     run_id: str,
-    submitted: float | None = None,
+    job: Job | None = None,
 ) -> Plan:
-    """Put the checked pieces together. Raises PreflightError."""
+    """Put the checked pieces together; ``job``: Slurm's view of it. Raises PreflightError."""
     slots, spares, nproc = sizes(config, allocation)
     return Plan(
         run_id=run_id,
@@ -269,10 +273,20 @@ def make_plan(
         nodes=allocation.nodes[: slots + spares],
         config=config,
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
-        submitted=submitted,
+        submitted=job.submit_time if job is not None else None,
         array_task=array_task(environ),
         time_limit_s=time_limit(environ),
+        queued_s=job.queued_s if job is not None else None,
+        output=_own_output(),
     )
+
+
+def _own_output() -> str:
+    """Where this process's output goes, "" where that is no file."""
+    try:
+        return os.readlink("/proc/self/fd/1") if stat.S_ISREG(os.fstat(1).st_mode) else ""
+    except OSError:
+        return ""
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation:
@@ -295,10 +309,10 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
 ALIVE_S = 300.0  # a run of another cluster that wrote so lately may go on, whether it can be reached or not
 
 
-def submit_time(slurm: SlurmClient, job_id: int) -> float | None:
-    """When the job was submitted or last requeued; None where Slurm does not say."""
+def find_job(slurm: SlurmClient, job_id: int) -> Job | None:
+    """Slurm's view of the job; None where Slurm does not answer."""
     try:
-        return slurm.job(job_id).submit_time
+        return slurm.job(job_id)
     except SlurmError:
         return None
 

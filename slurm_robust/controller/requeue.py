@@ -41,8 +41,13 @@ class Requeuer:
         *,
         nodes: Sequence[str] = (),
         start_now: bool,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``nodes``: those of the allocation, on which a watcher would be in the job's way."""
+        """``nodes``: those that the run began with, on which a watcher would be in the job's way.
+
+        ``is_ours``: whether no other controller has taken over; may raise ``OSError``.
+        """
+        self._is_ours = is_ours
         self._slurm = slurm
         self._job_id = job_id
         self._restart_count = restart_count
@@ -67,6 +72,9 @@ class Requeuer:
                 answer(RequeueAnswer(said=Said.TAKEN))
 
         try:
+            if not self._is_ours():
+                answer(RequeueAnswer(said=Said.NOTHING, detail="another controller has taken over"))
+                return
             exclude = self._affordable(exclude, report)
             outcome = requeue_without(
                 self._slurm, self._job_id, exclude, ending_run=self._restart_count, report=report_stage
@@ -87,7 +95,8 @@ class Requeuer:
         """Without those whose exclusion would leave too few nodes for the job ever to start."""
         if not exclude:
             return exclude
-        kept = affordable(exclude, self._slurm.nodes(), self._slurm.job(self._job_id))
+        job = self._slurm.job(self._job_id)
+        kept = affordable(exclude, self._slurm.nodes(), job, len(self._nodes))
         if given_up := set(exclude) - set(kept):
             text = f"{fold(given_up)} is not excluded: there would be too few nodes for the job to start"
             report("exclude nodes", True, text)

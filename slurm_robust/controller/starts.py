@@ -92,6 +92,11 @@ class AgentStarts:
         for start in self._nodes.values():
             start.ended += seconds
 
+    def waited_s(self, node: str, now: Now) -> float | None:
+        """Seconds since the newest start on ``node``; None where another controller made it."""
+        start = self._nodes.get(node)
+        return None if start is None else now.mono - start.at
+
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
         """The agent of ``node`` could not begin (its own message, from the step's output)."""
         self._refused.setdefault(node, text)
@@ -104,7 +109,8 @@ class AgentStarts:
     def on_end(self, end: StepEnd, now: Now) -> None:
         """An srun, or some of its tasks, ended: an agent that is still there is heard again at once."""
         context = self._context
-        if end.code and not context.leaving:
+        is_over = context.state.ended is not None or context.state.requeueing is not None
+        if end.code and not (context.leaving or is_over):
             context.note(f"agents on {fold(end.nodes)} ended: {end.message}", "", now)
         for node in end.nodes:
             if not context.state.running:

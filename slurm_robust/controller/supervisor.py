@@ -1,7 +1,8 @@
 """The process that the batch script becomes: it keeps a controller running and passes signals on.
 
 It holds no state of the job. A controller that was killed, or that met an error of its own, is started again
-and continues from the journal; training does not notice.
+and continues from the journal; training does not notice. Where a controller of another host has taken over,
+the supervisor starts none and waits for the end of the job.
 """
 
 from __future__ import annotations
@@ -12,21 +13,30 @@ import math
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import signal_name
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import JournalDamaged, fold, read
 from slurm_robust.util.process import raise_file_limit
 from slurm_robust.util.wakeup import WakeUp
+from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import KeysError
+
+T = TypeVar("T")
 
 
 class Signals:
@@ -73,6 +83,14 @@ LIVED_S = 60.0
 STORAGE_S = 1800.0
 """For storage, without agents: nothing trains then, and nobody makes room on storage any more."""
 
+FOLLOW_S = 600.0
+"""A journal that has not grown for this long has no controller any more, wherever that was."""
+
+FOLLOW_EVERY_S = 1.0
+
+STORAGE_ANSWERS_S = 5.0
+"""Signals must not wait longer for storage that hangs."""
+
 END_S = 10.0
 """A controller that has reported the end has ended after this time, or hangs in the kernel (a dead mount)."""
 
@@ -98,19 +116,86 @@ def report_end(descriptor: int | None, code: int) -> None:
         os.write(descriptor, b"%d" % code)
 
 
-def supervise(directory: Path, run_id: str = "") -> int:
-    """Run controllers on the ``directory`` of ``run_id`` until one reports the end; the job's exit code."""
+def supervise(directory: Path, run_id: str = "", *options: str, after: int | None = None) -> int:
+    """Run controllers on the ``directory`` of ``run_id`` until one reports the end; the job's exit code.
+
+    ``options``: more of them for each controller; ``after``: the epoch of the last one elsewhere, by default
+    the newest there is. Raises ``OSError``.
+    """
     raise_file_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
-    return Supervisor((*command, "--run-id", run_id)).run()
+    job = JobDirectory(directory)
+    if after is None:
+        newest = newest_epoch(job.epochs)
+        after = newest.epoch if newest is not None else 0
+    return Supervisor((*command, "--run-id", run_id, *options), others=Others(job, after)).run()
+
+
+class Others:
+    """Controllers of other hosts, as the job directory shows them."""
+
+    def __init__(self, job: JobDirectory, after: int) -> None:
+        """``after``: only those with a higher epoch than this."""
+        self._job = job
+        self._thread: threading.Thread | None = None
+        self._size = -1
+        self._host = socket.gethostname()
+        self._before = after
+
+    def has_job(self, ours: Collection[int]) -> str:
+        """The host of the controller that has taken the job since, "" where none has.
+
+        ``ours``: process ids of those that were started here.
+        """
+        newest = self._newest()
+        if newest is None or newest.epoch <= self._before:
+            return ""
+        return "" if newest.host == self._host and newest.pid in ours else newest.host
+
+    def has_grown(self) -> bool:
+        """Whether the journal has since this was last asked, or storage does not say."""
+        size = self._ask(lambda: self._job.journal.stat().st_size)
+        if size is None:
+            return True
+        before, self._size = self._size, size
+        return size != before
+
+    def end(self) -> int | None:
+        """The exit code of a job that is over for good."""
+        state = self._ask(lambda: fold(read(self._job.journal)))
+        return (
+            state.ended.code if state is not None and state.ended is not None and state.ended.final else None
+        )
+
+    def _newest(self) -> EpochRecord | None:
+        return self._ask(lambda: newest_epoch(self._job.epochs))
+
+    def _ask(self, question: Callable[[], T]) -> T | None:
+        """What storage answers within :data:`STORAGE_ANSWERS_S`; None where it does not, or refuses."""
+        found: list[T] = []
+
+        def ask() -> None:
+            with suppress(OSError, JournalDamaged):
+                found.append(question())
+
+        if self._thread is not None and self._thread.is_alive():
+            return None  # it hangs
+        self._thread = threading.Thread(target=ask, name="srobust-others", daemon=True)
+        self._thread.start()
+        self._thread.join(STORAGE_ANSWERS_S)
+        return found[0] if found else None
 
 
 class Supervisor:
     """Runs ``command``, to which it adds ``--supervisor FD``, again and again. Main thread only."""
 
-    def __init__(self, command: Sequence[str], *, pauses_s: Sequence[float] = PAUSES_S) -> None:
+    def __init__(
+        self, command: Sequence[str], *, pauses_s: Sequence[float] = PAUSES_S, others: Others | None = None
+    ) -> None:
         """``pauses_s``: after the first controller that ended early, the second, ...; the last ever after."""
         self._command = tuple(command)
+        self._others = others
+        self._controllers: set[int] = set()
         self._pauses_s = tuple(pauses_s)
         self._child: subprocess.Popen[bytes] | None = None
         self._given: list[int] = []  # signals that the present controller was given
@@ -128,10 +213,17 @@ class Supervisor:
         numbers = (*Signals.WATCHED, *_OTHERS, signal.SIGCHLD)
         before = {number: signal.signal(number, self._pass_on) for number in numbers}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))  # our parent may have blocked it
+        overtaken = False
         try:
             while True:
+                if (followed := self._follow_another(overtaken)) is not None:
+                    return followed
                 started_at, end_signal = time.monotonic(), self._end_signal()
                 code, reported = self._run_once()
+                overtaken = reported == ExitCode.OTHER_CONTROLLER and self._others is not None
+                if overtaken:
+                    self._pending += [number for number in self._given if number in _ENDING]
+                    continue
                 if reported is not None:
                     return reported
                 if end_signal is not None:
@@ -145,6 +237,32 @@ class Supervisor:
                 signal.signal(number, handler)
             self._wakeup.close()
 
+    def _follow_another(self, overtaken: bool) -> int | None:
+        """Wait for the end of a job that another host's controller has; None if it is ours to run one.
+
+        An end of this process would end the job: Slurm takes it for the job's own. ``overtaken``: our own
+        controller has said so.
+        """
+        others = self._others
+        host = others.has_job(self._controllers) if others is not None else ""
+        if others is None or not (overtaken or host):
+            return None
+        host = host or "another host"
+        say(f"a controller on {host} has the job; this one waits for its end")
+        grown = time.monotonic()
+        while (number := self._end_signal()) is None:
+            if others.has_grown():
+                grown = time.monotonic()
+                if (code := others.end()) is not None:
+                    say(f"the job is over, exit code {code}, says the controller on {host}")
+                    return code
+            if time.monotonic() - grown > FOLLOW_S:
+                say(f"nothing has come of the controller on {host} for {FOLLOW_S:.0f} s; starting one here")
+                return None
+            self._rest(FOLLOW_EVERY_S)
+            self._came, self._pending = False, [n for n in self._pending if n in _ENDING]
+        return 128 + number
+
     def _run_once(self) -> tuple[int, int | None]:
         """Run one controller to its end: its exit code, and that of the job if it reported one."""
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -155,6 +273,7 @@ class Supervisor:
             self._came = False  # a controller that cannot be started must not be tried without a pause
             command = (*self._command, "--supervisor", str(theirs))
             self._child = subprocess.Popen(command, start_new_session=True, pass_fds=(theirs,))
+            self._controllers.add(self._child.pid)
             self._given, self._pending = self._pending, []
             for number in self._given:
                 os.kill(self._child.pid, number)

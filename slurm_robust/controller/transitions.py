@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from slurm_robust.model.incident import Diagnose, Fault, Replay
+from slurm_robust.model.incident import Borrow, Diagnose, Fault, Replay
 from slurm_robust.model.record import Record
 
 
@@ -86,6 +86,13 @@ class ToTesting(Record):
     action: Diagnose | Replay
 
 
+class ToBorrowing(Record):
+    """Get nodes from outside the allocation, before the policy is asked about ``fault`` again."""
+
+    fault: Fault
+    action: Borrow
+
+
 class ToRequeueing(Record):
     """Give the allocation back; the same job starts again without ``exclude``."""
 
@@ -121,6 +128,7 @@ Transition: TypeAlias = (
     | ToStopping
     | ToDeciding
     | ToTesting
+    | ToBorrowing
     | ToRequeueing
     | ToSaving
     | ToEnding

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from slurm_robust.slurm.client import SlurmClient, StepHandle
+from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import spawn_detached
 from slurm_robust.slurm.records import Allocation
-from slurm_robust.slurm.requests import whole_node_steps
 
 _MOST_READ = 1 << 20
 _CANCEL_S = 10.0
@@ -74,14 +74,15 @@ class Output:
 class SlurmPlace:
     """The nodes of a job. Steps overlap with those that hold the nodes already, and end with their sruns."""
 
-    def __init__(self, slurm: SlurmClient, allocation: Allocation) -> None:
+    def __init__(self, slurm: SlurmClient, allocation: Allocation, lent: Lent | None = None) -> None:
+        """``lent``: nodes of companions."""
         self._slurm = slurm
-        self._allocation = allocation
+        self._lent = lent or Lent(allocation)
         self._count = 0
 
     def gpus(self, node: str) -> int:
         """See the protocol."""
-        return self._allocation.gpus_per_node.get(node, 0)
+        return self._lent.holder(node).gpus_per_node.get(node, 0)
 
     def addresses(self, nodes: Sequence[str]) -> Mapping[str, str]:
         """See the protocol."""
@@ -92,9 +93,9 @@ class SlurmPlace:
         self._count += 1
         # A name of its own for each launch: a step that was killed may still be listed.
         name = f"diagnose-{os.getpid()}-{self._count}"
-        steps = _Steps(self._slurm, self._allocation.job_id, name)
+        steps = _Steps(self._slurm, {self._lent.holder(node).job_id for node in nodes}, name)
         try:
-            for request in whole_node_steps(self._allocation, tuple(nodes), command, name=name):
+            for request in self._lent.steps(tuple(nodes), command, name=name, environ=os.environ):
                 path = folder / f"{name}-{len(steps.parts)}.log"
                 steps.parts.append((Output(path), self._slurm.launch_step(request, path)))
         except BaseException:
@@ -173,10 +174,10 @@ class _Started:
 class _Steps(_Started):
     """Steps of one name."""
 
-    def __init__(self, slurm: SlurmClient, job_id: int, name: str) -> None:
+    def __init__(self, slurm: SlurmClient, jobs: Collection[int], name: str) -> None:
         super().__init__()
         self._slurm = slurm
-        self._job_id = job_id
+        self._jobs = jobs
         self._name = name
 
     def end(self) -> None:
@@ -185,9 +186,9 @@ class _Steps(_Started):
             return
         deadline = time.monotonic() + _CANCEL_S
         try:
-            for step in self._slurm.steps(self._job_id):
+            for step in [step for job in self._jobs for step in self._slurm.steps(job)]:
                 if step.name == self._name and time.monotonic() < deadline:
-                    self._slurm.cancel(self._job_id, step_id=step.step_id, signal="KILL")
+                    self._slurm.cancel(step.job_id, step_id=step.step_id, signal="KILL")
         except SlurmError:
             pass  # Without an answer killing srun is all that can be done.
         super().end()

@@ -13,7 +13,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.options import Options
 from slurm_robust.slurm.records import Job, SlurmVersion
-from slurm_robust.slurm.values import parse_version
+from slurm_robust.slurm.values import parse_number, parse_version, parse_words
 
 Version = tuple[int, ...]
 T = TypeVar("T")
@@ -91,12 +91,11 @@ class Facts(Record):
 
     def number(self, key: str) -> int:
         """``60 sec``: the number."""
-        found = re.match(r"\d+", self.setting(key))
-        return int(known(found, key)[0])
+        return known(parse_number(self.setting(key)), key)
 
-    def words(self, key: str) -> set[str]:
+    def words(self, key: str) -> frozenset[str]:
         """A list in lower case, without the values of its items."""
-        return {item.partition("=")[0].strip().lower() for item in self.setting(key).split(",")} - {""}
+        return parse_words(self.setting(key))
 
     def parameter(self, key: str, name: str) -> int | None:
         """``name=5`` in a list: the number; None where the list has none."""

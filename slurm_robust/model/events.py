@@ -11,21 +11,25 @@ from typing import TypeAlias
 
 import msgspec
 
+from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.standby import StandbyStage
+from slurm_robust.model.startup import PhaseTimes
 
 
 def _snake(name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
 
-class Event(Record, tag_field="event", tag=_snake):
+class Event(Record, tag_field="event", tag=_snake, kw_only=True):
     """Base of all events; ``event`` in the JSON is the class's name in snake case."""
 
     t: float
+    epoch: int = 0
+    """Of the controller that wrote it; 0 where that is not known."""
 
 
 class RunStarted(Event):
@@ -55,6 +59,13 @@ class ControllerStarted(Event):
     port: int
     node: str = ""
     """Slurm's name of ``host``."""
+    known: int = -1
+    """How many events it had read, -1 where that is not known: what an earlier controller wrote after them
+    does not count."""
+    taken_from: str = ""
+    """The node of the controller from which this one took over, "" where it did not."""
+    reason: str = ""
+    """Why it took over."""
 
 
 class AllocationTaken(Event):
@@ -69,6 +80,8 @@ class AllocationTaken(Event):
     """Slurm's submit time, which a requeue sets anew, in seconds since 1970; None if not known."""
     time_limit_s: float | None = None
     """How long this run may take; None if not known."""
+    queued_s: float | None = None
+    """From ``submitted`` until Slurm started it, both by slurmctld's clock; None if not known."""
 
 
 class AgentJoined(Event):
@@ -104,7 +117,15 @@ class FirstStep(Event):
     step: int
     reported: bool
     """The script numbers its steps."""
-    timings: dict[str, float] = {}
+
+
+class StartMeasured(Event):
+    """How long the phases of the generation's start took: after its first step, or at its end without one."""
+
+    generation: int
+    phases: tuple[PhaseTimes, ...]
+    took_s: float | None = None
+    """From the order to launch until the first step of all ranks; None without one, or if it is not known."""
 
 
 class ProgressMade(Event):
@@ -250,6 +271,13 @@ class NodeReturned(Event):
     node: str
 
 
+class NodeGivenBack(Event):
+    """An evicted node is no longer part of the allocation: Slurm tests it, and may give it to others."""
+
+    node: str
+    how: str
+
+
 class SpareSetAside(Event):
     """A standby does not answer."""
 
@@ -263,6 +291,34 @@ class SpareAnswers(Event):
     """A standby that was set aside is counted on again."""
 
     node: str
+
+
+class CompanionSubmitted(Event):
+    """A companion waits for a node from ``source``."""
+
+    job_id: int
+    source: Source
+
+
+class CompanionStarted(Event):
+    """Companion ``job_id`` lends its node, which stands by."""
+
+    job_id: int
+    node: str
+
+
+class CompanionEnded(Event):
+    """Companion ``job_id`` was ended, or lends nothing any more."""
+
+    job_id: int
+    reason: str
+
+
+class NotLent(Event):
+    """A node that was asked for did not come from ``source``."""
+
+    source: Source
+    reason: str
 
 
 class StandbyChanged(Event):
@@ -284,6 +340,8 @@ class IncidentClosed(Event):
     step: int
     recover_s: float | None
     """From the verdict until that step; None where training went on by itself, or where it is not known."""
+    stages: dict[str, float] = {}
+    """Seconds from the fault until that step, by stage, in order; none where another controller began."""
 
 
 class CheckpointRequested(Event):
@@ -334,6 +392,7 @@ AnyEvent: TypeAlias = (
     | AgentJoined
     | GenerationLaunched
     | FirstStep
+    | StartMeasured
     | ProgressMade
     | IncidentOpened
     | SymptomAdded
@@ -348,8 +407,13 @@ AnyEvent: TypeAlias = (
     | PaceLearned
     | NodeEvicted
     | NodeReturned
+    | NodeGivenBack
     | SpareSetAside
     | SpareAnswers
+    | CompanionSubmitted
+    | CompanionStarted
+    | CompanionEnded
+    | NotLent
     | StandbyChanged
     | IncidentClosed
     | CheckpointRequested

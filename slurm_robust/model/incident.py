@@ -190,6 +190,10 @@ class Fault(Record):
     replayed: Diagnosis | None = None
     """Results, once the training was replayed in small groups."""
 
+    # -- once companions were asked for
+    not_lent: tuple[str, ...] | None = None
+    """Why some of them lend no node; None before that."""
+
 
 # -- verdict ---------------------------------------------------------------------------------------
 
@@ -321,6 +325,13 @@ class Requeue(Record, tag_field="action", tag="requeue"):
     reason: str
 
 
+class Borrow(Record, tag_field="action", tag="borrow"):
+    """Get ``nodes`` nodes from outside the allocation, by companions, then decide again."""
+
+    nodes: int
+    reason: str
+
+
 class Replay(Record, tag_field="action", tag="replay"):
     """Replay the training in small groups of the held nodes, then decide again."""
 
@@ -342,9 +353,16 @@ class GiveUp(Record, tag_field="action", tag="give up"):
     reason: str
 
 
-Action: TypeAlias = Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | Requeue | GiveUp
+Action: TypeAlias = (
+    Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | Borrow | Requeue | GiveUp
+)
 
 
 def finds_out_more(actions: Sequence[Action]) -> bool:
     """Whether these actions only ask for more evidence, so that another decision follows."""
     return any(isinstance(action, Diagnose | Replay) for action in actions)
+
+
+def is_final(actions: Sequence[Action]) -> bool:
+    """Whether no other decision on the same fault follows."""
+    return not any(isinstance(action, Diagnose | Replay | Borrow) for action in actions)

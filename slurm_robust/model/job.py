@@ -75,6 +75,8 @@ class JobSpec(Record):
     heartbeat_s: float = 1.0
     beacon_s: float = 0.0
     """Between two beacons; 0 for none."""
+    takeover_s: float = 0.0
+    """Silence of the controller after which an agent asks whether its host is dead; 0: never."""
     kill_wait_s: float = 180.0
     checkpoint_dir: str = ""
     copies: CopySpec = CopySpec()
@@ -108,6 +110,11 @@ class JobDirectory:
     def epochs(self) -> Path:
         """One file per controller that ever took the job, named by its epoch."""
         return self.path / "epochs"
+
+    @property
+    def votes(self) -> Path:
+        """One file for each node that finds the controller's host dead."""
+        return self.path / "votes"
 
     @property
     def keys(self) -> Path:

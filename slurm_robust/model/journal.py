@@ -28,17 +28,17 @@ class JournalDamaged(SrobustError):
 def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
     """Events of a journal and the offset up to which it is whole.
 
-    What follows that offset is a torn last line. Raises :class:`JournalDamaged` for any other line
-    that cannot be read, with its number.
+    What follows that offset is a torn last line. What a controller wrote after another one had taken over is
+    left out. Raises :class:`JournalDamaged` for any other line that cannot be read, with its number.
     """
     events: list[ev.AnyEvent] = []
-    offset = 0
+    offset = newest = 0
     lines = data.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
             if not line.endswith(b"\n"):
                 raise msgspec.DecodeError("no end of line")
-            events.append(ev.decode_event(line))
+            event = ev.decode_event(line)
         except msgspec.DecodeError as error:
             if number == len(lines):
                 break
@@ -49,6 +49,12 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
                 "from a copy, or move the job directory aside to start the job anew",
             ) from error
         offset += len(line)
+        if isinstance(event, ev.ControllerStarted) and event.epoch > newest:
+            newest = event.epoch
+            if event.known >= 0:
+                events[event.known :] = [e for e in events[event.known :] if e.epoch in (0, newest)]
+        if not 0 < event.epoch < newest:
+            events.append(event)
     return events, offset
 
 

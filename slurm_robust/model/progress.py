@@ -27,8 +27,6 @@ class Progress(Record, array_like=True, gc=False):
     grad_norm: float | None = None
     checkpoint: int = -1
     """Newest step whose part this rank has published in this generation."""
-    restored_s: float | None = None
-    """Seconds from fork until restore() had the state, None before."""
     phase: str = ""
     """What the rank does between steps: one of the constants below, or the script's own; "" for nothing."""
     phase_s: float = math.inf

@@ -7,8 +7,19 @@ from functools import cached_property, singledispatch
 import msgspec
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Companion
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.incident import Blame, Evict, Place, Replace, Signature, Swap, Symptom, finds_out_more
+from slurm_robust.model.incident import (
+    Blame,
+    Evict,
+    Place,
+    Replace,
+    Signature,
+    Swap,
+    Symptom,
+    finds_out_more,
+    is_final,
+)
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record
@@ -60,13 +71,19 @@ class JobState(Record, dict=True):
     epoch: int = 0
     own_node: str = ""
     """Where the newest controller runs."""
+    taken_from: str = ""
+    """The node from which it took over, "" where it did not."""
     slots: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
     """Those of ``spares`` that do not answer."""
+    companions: dict[int, Companion] = {}
+    """By job id."""
     standbys: dict[str, ev.StandbyChanged] = {}
     """How far each node of this run that stood by is, or was, on its way to be fit."""
     evicted: dict[str, str] = {}
+    held: tuple[str, ...] = ()
+    """The nodes of this run's allocation that were not given back."""
     generation: int = 0
     running: bool = False
     """The generation was launched and has not ended."""
@@ -117,6 +134,11 @@ class JobState(Record, dict=True):
     def placement(self) -> Placement:
         """Nodes in their slots."""
         return Placement(slots=self.slots, nproc_per_node=self.nproc_per_node)
+
+    @cached_property
+    def lenders(self) -> dict[str, int]:
+        """The companion of each node that one lends."""
+        return {companion.node: job_id for job_id, companion in self.companions.items() if companion.node}
 
     @property
     def work(self) -> int:
@@ -177,7 +199,10 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.ControllerStarted, state: JobState) -> JobState:
     ended = state.ended if state.ended is not None and state.ended.final else None
-    return msgspec.structs.replace(state, epoch=event.epoch, own_node=event.node or event.host, ended=ended)
+    own = event.node or event.host
+    return msgspec.structs.replace(
+        state, epoch=event.epoch, own_node=own, taken_from=event.taken_from, ended=ended
+    )
 
 
 @apply.register
@@ -187,7 +212,9 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         restart_count=event.restart_count,
         slots=event.slots,
         spares=event.spares,
+        held=event.nodes,
         aside={},
+        companions={},
         standbys={},
         running=False,
         allocated=event.t,
@@ -314,8 +341,8 @@ def _(event: ev.Decided, state: JobState) -> JobState:
     attempts, incident = state.attempts, state.incident
     if incident is not None and incident.decided is None and not finds_out_more(event.actions):
         incident = msgspec.structs.replace(incident, decided=event.t)
-    # A decision to find out more is no attempt; the one that follows it is.
-    if event.verdict is not None and not finds_out_more(event.actions):
+    # Where another decision follows, that one is the attempt.
+    if event.verdict is not None and is_final(event.actions):
         attempt = Attempt(
             signature=event.verdict.signature,
             t=event.t,
@@ -340,6 +367,11 @@ def _(event: ev.NodeEvicted, state: JobState) -> JobState:
 
 
 @apply.register
+def _(event: ev.NodeGivenBack, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, held=tuple(node for node in state.held if node != event.node))
+
+
+@apply.register
 def _(event: ev.SpareSetAside, state: JobState) -> JobState:
     return msgspec.structs.replace(state, aside={**state.aside, event.node: event})
 
@@ -348,6 +380,33 @@ def _(event: ev.SpareSetAside, state: JobState) -> JobState:
 def _(event: ev.SpareAnswers, state: JobState) -> JobState:
     aside = {node: why for node, why in state.aside.items() if node != event.node}
     return msgspec.structs.replace(state, aside=aside)
+
+
+@apply.register
+def _(event: ev.CompanionSubmitted, state: JobState) -> JobState:
+    companions = {**state.companions, event.job_id: Companion(source=event.source)}
+    return msgspec.structs.replace(state, companions=companions)
+
+
+@apply.register
+def _(event: ev.CompanionStarted, state: JobState) -> JobState:
+    known = state.companions.get(event.job_id)
+    if known is None:
+        return state
+    lent = msgspec.structs.replace(known, node=event.node)
+    return msgspec.structs.replace(
+        state, companions={**state.companions, event.job_id: lent}, spares=(*state.spares, event.node)
+    )
+
+
+@apply.register
+def _(event: ev.CompanionEnded, state: JobState) -> JobState:
+    ended = state.companions.get(event.job_id)
+    return msgspec.structs.replace(
+        state,
+        companions={job: one for job, one in state.companions.items() if job != event.job_id},
+        spares=tuple(node for node in state.spares if ended is None or node != ended.node),
+    )
 
 
 @apply.register

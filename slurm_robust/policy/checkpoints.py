@@ -62,7 +62,7 @@ LISTING_S, LISTING_HURRY_S = 20.0, 5.0
 """Storage that does not list its checkpoints for so long is gone on without, where memory has all that is
 needed. After TERM the journal has to hold the end before Slurm kills us (KillWait: 30 s)."""
 
-LEAVING_S = 20.0
+LAST_STORE_S = 20.0
 """For the last write before the end of the run: of the minute or two since Slurm's warning much is over."""
 
 WRITE_S = 60.0

@@ -69,13 +69,13 @@ def at_the_end(
 
 def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tuple[tuple[Action, ...], str]:
     if verdict.blame is Blame.NODE:
-        return replace_nodes(state, verdict.suspects, rules)
+        return replace_nodes(state, verdict.suspects, fault, rules)
     kind = verdict.signature.kind
     if kind is FaultKind.UNREACHABLE:
-        return go_on_without(state, fault.lost, rules)
+        return go_on_without(state, fault.lost, fault, rules)
     was_tried = any(attempt.signature == verdict.signature for attempt in state.in_vain)
     if kind is FaultKind.SLOW_TO_DIE and rules.requeue and was_tried:
-        return go_on_without(state, fault.stuck, rules)
+        return go_on_without(state, fault.stuck, fault, rules)
     if verdict.suspects:
         return move_ranks(state, verdict.suspects)
     if verdict.rung == TESTS:

@@ -1,11 +1,21 @@
-"""Eviction needs a replacement: standby in the allocation, then requeue without the node."""
+"""Eviction needs a replacement: standby in the allocation, node of a companion, requeue without the node."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Container
 
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.incident import Action, Evict, GiveUp, Replace, Requeue, Restart, Swap
+from slurm_robust.model.incident import (
+    Action,
+    Borrow,
+    Evict,
+    Fault,
+    GiveUp,
+    Replace,
+    Requeue,
+    Restart,
+    Swap,
+)
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.standbys import in_order
@@ -36,22 +46,37 @@ def fit_spares(state: JobState) -> tuple[str, ...]:
     return (*_heard(state, ()), *late)
 
 
-def replace_nodes(state: JobState, suspects: tuple[str, ...], rules: Rules) -> tuple[tuple[Action, ...], str]:
-    """Actions that take ``suspects`` out of the job and bring training back, and why these."""
+def replace_nodes(
+    state: JobState, suspects: tuple[str, ...], fault: Fault, rules: Rules
+) -> tuple[tuple[Action, ...], str]:
+    """Actions that take ``suspects`` out of the job and bring training back, and why these.
+
+    Nothing is done about them as long as nodes are to be borrowed: another decision follows.
+    """
     evictions = tuple(Evict(node=node) for node in suspects)
     standbys = [node for node in fit_spares(state) if node not in suspects]
     exclude = tuple(dict.fromkeys((*state.evicted, *suspects)))  # in the order in which they were evicted
-    actions, how = _replace(state, suspects, standbys, exclude, rules)
-    return (*evictions, *actions), how
+    actions, how = _replace(state, suspects, standbys, exclude, fault, rules)
+    return (actions if isinstance(actions[0], Borrow) else (*evictions, *actions)), how
 
 
-def go_on_without(state: JobState, nodes: tuple[str, ...], rules: Rules) -> tuple[tuple[Action, ...], str]:
+def go_on_without(
+    state: JobState, nodes: tuple[str, ...], fault: Fault, rules: Rules
+) -> tuple[tuple[Action, ...], str]:
     """The same for ``nodes`` that cannot be reached: none is evicted; they stand by once they are heard."""
-    return _replace(state, nodes, _heard(state, nodes), tuple(state.evicted), rules)
+    # A node that was lent just now has no agent yet.
+    lent = [node for node in fit_spares(state) if node in state.lenders and node not in nodes]
+    standbys = list(dict.fromkeys((*_heard(state, nodes), *lent)))
+    return _replace(state, nodes, standbys, tuple(state.evicted), fault, rules)
 
 
 def _replace(
-    state: JobState, nodes: tuple[str, ...], standbys: list[str], exclude: tuple[str, ...], rules: Rules
+    state: JobState,
+    nodes: tuple[str, ...],
+    standbys: list[str],
+    exclude: tuple[str, ...],
+    fault: Fault,
+    rules: Rules,
 ) -> tuple[tuple[Action, ...], str]:
     places = [node for node in nodes if node in state.slots]
     if len(standbys) >= len(places):
@@ -60,6 +85,12 @@ def _replace(
         taken = ", ".join(f"{standby} takes the slot of {node}" for node, standby in pairs)
         return (*swaps, Restart()), taken or "no slot is touched"
     short = f"{count(len(places), 'node')} to replace, {count(len(standbys), 'standby')} left"
+    if rules.sources and fault.not_lent is None:
+        missing = len(places) - len(standbys)
+        whence = ", then ".join(map(str, rules.sources))
+        how = f"{short}: ask for {count(missing, 'node')} from {whence}"
+        return (Borrow(nodes=missing, reason=short),), how
+    short = "; ".join((short, *(fault.not_lent or ())))
     if not rules.requeue:
         reason = f"{short}, and slurm.requeue is off"
         return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason

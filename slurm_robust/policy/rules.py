@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_robust.config.job import JobConfig, Limits
+from slurm_robust.config.job import CompanionConfig, JobConfig, Limits
+from slurm_robust.model.companion import Source
 from slurm_robust.model.incident import Blame, FaultKind, Signature, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
@@ -23,6 +24,8 @@ class Rules(Record):
     """Also in a slowdown, once this many samples found no culprit; 0: not for that."""
     replay: bool = False
     """The script can be replayed in small groups."""
+    sources: tuple[Source, ...] = ()
+    """Where companions get nodes, in this order."""
 
     @classmethod
     def of(cls, config: JobConfig) -> Rules:
@@ -34,7 +37,14 @@ class Rules(Record):
             diagnose=config.detect.diagnose,
             slow_samples=config.detect.slow_samples,
             replay=config.replay.args is not None,
+            sources=sources(config.companions),
         )
+
+
+def sources(config: CompanionConfig) -> tuple[Source, ...]:
+    """Where companions get nodes, in the order in which it is tried."""
+    reserved = (Source(reservation=config.reservation),) if config.reservation is not None else ()
+    return (*reserved, Source()) if config.partition else reserved
 
 
 def convict(

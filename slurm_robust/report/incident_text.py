@@ -218,6 +218,8 @@ def _action(action: inc.Action) -> str:
             return f"start agents again on {fold(nodes)}"
         case inc.Restart():
             return "restart"
+        case inc.Borrow(nodes=nodes):
+            return f"ask for {count(nodes, 'node')} outside the allocation"
         case inc.Requeue(exclude=exclude):
             return f"requeue without {fold(exclude)}" if exclude else "requeue"
         case inc.Replay():
@@ -273,8 +275,12 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
     match event:
         case ev.NodeEvicted() if event.node not in report.suspects:
             yield "evicted", f"{event.node}: {event.reason}"
+        case ev.CompanionSubmitted() | ev.CompanionStarted() | ev.CompanionEnded() | ev.NotLent():
+            yield "companion", _companion(event)
         case ev.NodeReturned():
             yield "returned", f"{event.node} answers again; it is not used"
+        case ev.NodeGivenBack():
+            yield "given back", f"{event.node}: {event.how}"
         case ev.CheckpointBanned():
             yield "banned", f"checkpoint {event.checkpoint} is not used again: {event.reason}"
         case ev.StorageWritten():
@@ -284,7 +290,8 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
         case ev.FirstStep():
             yield "first step", f"step {event.step}" if event.reported else "done"
         case ev.ControllerStarted():
-            yield "controller", f"started on {event.host}"
+            taken = f", taken over from {event.taken_from}: {event.reason}" if event.taken_from else ""
+            yield "controller", f"started on {event.host}{taken}"
         case ev.RequeueStarted():
             yield "requeue", event.reason
         case ev.AllocationTaken():
@@ -295,6 +302,20 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
             yield "job ended", f"exit code {event.code}: {event.reason}"
         case ev.Noted():
             yield "note", f"{event.node}: {event.text}" if event.node else event.text
+
+
+def _companion(
+    event: ev.CompanionSubmitted | ev.CompanionStarted | ev.CompanionEnded | ev.NotLent,
+) -> str:
+    match event:
+        case ev.CompanionSubmitted():
+            return f"companion {event.job_id} is to lend a node ({event.source})"
+        case ev.CompanionStarted():
+            return f"companion {event.job_id} lends {event.node}"
+        case ev.CompanionEnded():
+            return f"companion {event.job_id} ends: {event.reason}"
+        case ev.NotLent():
+            return f"no node from {event.source}: {event.reason}"
 
 
 def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:

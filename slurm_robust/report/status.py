@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Companion
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.standby import StandbyStage
@@ -21,6 +22,7 @@ from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.slurmview import completing_advice, make_slurm, view_of
+from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold as fold_nodes
@@ -75,6 +77,8 @@ class Status(Record):
     aside: dict[str, str]
     """Standbys that do not answer, with the reason."""
 
+    companions: dict[int, Companion]
+    """By job id."""
     standbys: dict[str, StandbyRow]
     """How far each spare is on its way to be fit to take a slot."""
 
@@ -93,6 +97,8 @@ class Status(Record):
     """How often a checkpoint should go there, if known."""
 
     notes: tuple[str, ...]
+    start: GenerationStart | None
+    """What the start of the newest generation waited for; on the screen with ``--phases``."""
 
 
 def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice: str = "") -> Status:
@@ -118,6 +124,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         slots=state.slots,
         spares=state.spares,
         aside={node: why.reason for node, why in state.aside.items() if node in state.spares},
+        companions=dict(state.companions),
         standbys={node: _standby(state, node) for node in state.spares},
         evicted=dict(state.evicted),
         incidents=incident_rows(events),
@@ -126,6 +133,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         stored=state.stored,
         interval=advise(events, now),
         notes=tuple(f"{e.node}: {e.text}" if e.node else e.text for e in events if isinstance(e, ev.Noted)),
+        start=start_of(events) if launched else None,
     )
 
 
@@ -234,6 +242,7 @@ def render(status: Status) -> RenderableType:
         ),
         ("standbys", "; ".join(f"{node} {row.describe()}" for node, row in status.standbys.items())),
         ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
+        ("lent", "; ".join(_lent(job_id, one) for job_id, one in status.companions.items())),
         ("evicted", "; ".join(f"{node} ({why})" for node, why in status.evicted.items())),
         ("ETTR", _ettr(status)),
     ]
@@ -241,6 +250,11 @@ def render(status: Status) -> RenderableType:
     if not status.incidents:
         return facts
     return Group(facts, Text("\nIncidents", style="bold"), incident_table(status.job_id, status.incidents))
+
+
+def _lent(job_id: int, companion: Companion) -> str:
+    """``n5 by companion 12 (reservation srobust_spares)``."""
+    return f"{companion.node or 'no node yet'} by companion {job_id} ({companion.source})"
 
 
 def _step(status: Status) -> str:

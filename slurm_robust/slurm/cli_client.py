@@ -48,6 +48,7 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import one_line
 
 T = TypeVar("T")
+_OWN_JOB = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
 
 
 class CliSlurmClient:
@@ -246,7 +247,10 @@ class CliSlurmClient:
         """See the protocol."""
         if not keep:
             raise ValueError("shrink to no node at all: use cancel")
-        self._output(commands.update_job(job_id, "NodeList", fold(keep)))
+        # Inside the job scontrol would leave two scripts in the working directory.
+        environ = {k: v for k, v in self._base_environment().items() if k not in _OWN_JOB}
+        command = commands.update_job(job_id, "NodeList", fold(keep))
+        self._check(self._complete(command, environ=environ))
 
     def cancel(self, job_id: int, *, step_id: str | None = None, signal: str | None = None) -> None:
         """See the protocol."""

@@ -154,6 +154,13 @@ class Job(Record):
     stdout: str = ""
 
     @property
+    def queued_s(self) -> float | None:
+        """From its submission, or requeue, until its newest start; None if not known."""
+        if self.submit_time is None or self.start_time is None:
+            return None
+        return max(0.0, self.start_time - self.submit_time)
+
+    @property
     def is_completing(self) -> bool:
         """Processes or epilogs of the last run are still there; the job can start nowhere yet."""
         return "COMPLETING" in self.states

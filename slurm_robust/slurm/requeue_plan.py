@@ -115,17 +115,18 @@ class End(Record):
     why: str
 
 
-def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job) -> tuple[str, ...]:
+def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job, wanted: int = 0) -> tuple[str, ...]:
     """As many of ``exclude`` as leave the job enough nodes to start on; the first are given up first.
 
     A node counts if it is in a partition of the job and is neither down nor drained, also one that does not
     respond: none does right after a restart of slurmctld. What else the job asks of its nodes (features,
-    memory) is Slurm's to judge.
+    memory) is Slurm's to judge. ``wanted``: with how many nodes the run began, and the next one will;
+    ``job`` may have lost some.
     """
     partitions = set(job.partition.split(","))
     sound = (node for node in nodes if not (node.is_down or node.is_drained))
     usable = {node.name for node in sound if partitions & set(node.partitions)} - set(job.excluded_nodes)
-    short = job.num_nodes - len(usable - set(exclude))
+    short = max(job.num_nodes, wanted) - len(usable - set(exclude))
     given_up = [node for node in exclude if node in usable][: max(0, short)]
     return tuple(node for node in exclude if node not in given_up)
 

@@ -13,6 +13,14 @@ from slurm_robust.util.hostlist import InvalidHostlist, expand
 _WAITING = frozenset({"EXPEDITING", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "none"})
 
+NEVER_S = 65534
+"""What Slurm shows for a time limit that nobody has set."""
+
+PROLOG_AT_ALLOCATION = frozenset(
+    {"alloc", "contain", "deferbatch", "forcerequeueonfail", "nohold", "runinjob", "x11"}
+)
+"""Alloc and the other words of PrologFlags that let the prolog run as the job gets the node."""
+
 
 def parse_version(text: str) -> SlurmVersion:
     """``slurm-wlm 22.05.8`` or ``slurm 24.11.0-0rc1``. Raises UnparsableOutput."""
@@ -92,6 +100,17 @@ def parse_names(text: str) -> tuple[str, ...]:
         return expand(text)
     except InvalidHostlist as error:
         raise UnparsableOutput(str(error), stdout=text) from error
+
+
+def parse_number(text: str) -> int | None:
+    """``60 sec`` as a setting of slurm.conf: 60; None where it does not begin with a number."""
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else None
+
+
+def parse_words(text: str) -> frozenset[str]:
+    """A list as a setting of slurm.conf, in lower case, without the values of its items."""
+    return frozenset(item.partition("=")[0].strip().lower() for item in text.split(",")) - {""}
 
 
 def parse_list(text: str) -> tuple[str, ...]:

@@ -82,6 +82,7 @@ class FakeCluster:
         self.completing_s = completing_s
         self.unreachable = False  # a fault: slurmctld does not answer
         self.failing_prologs: set[str] = set()  # a fault: nodes whose prolog fails
+        self.submit_refusal = ""  # a fault: what sbatch says instead of a job id
         self.launched: list[FakeStep] = []
         self.signals: list[tuple[int, str | None, str]] = []
         self.programs: Program = silent

@@ -174,6 +174,8 @@ class FakeSlurm:
         with self._world():
             return {
                 "ClusterName": "fake",
+                "Epilog": "/etc/slurm/epilog.sh",
+                "SlurmdPort": "6818",
                 "SLURM_VERSION": str(self.version()),
                 "KillWait": "30 sec",
                 "SlurmdTimeout": "300 sec",
@@ -261,6 +263,8 @@ class FakeSlurm:
     def submit(self, request: SubmitRequest) -> int:
         """See the protocol. The command is not run: the job runs until it is ended."""
         with self._world() as world:
+            if world.submit_refusal:
+                raise errors.CommandFailed(world.submit_refusal)
             world.check_nodes((*request.excluded_nodes, *request.required_nodes))
             world.check_access(request.reservation, self.user)
             return world.add_job(request, self.user)

@@ -22,6 +22,8 @@ class EpochRecord(Record):
     port: int
     pid: int
     run_id: str
+    node: str = ""
+    """Slurm's name of ``host``."""
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -35,7 +37,7 @@ _records = msgspec.json.Decoder(EpochRecord)
 
 
 def take_epoch(
-    folder: Path, *, host: str, addresses: tuple[str, ...], port: int, pid: int, run_id: str
+    folder: Path, *, host: str, addresses: tuple[str, ...], port: int, pid: int, run_id: str, node: str = ""
 ) -> EpochRecord:
     """Take the next epoch in ``folder``; the record is whole from its first moment.
 
@@ -44,10 +46,18 @@ def take_epoch(
     folder.mkdir(mode=0o700, exist_ok=True)
     epoch = max(_numbers(folder), default=0) + 1
     while True:
-        record = EpochRecord(epoch=epoch, host=host, addresses=addresses, port=port, pid=pid, run_id=run_id)
+        record = EpochRecord(
+            epoch=epoch, host=host, addresses=addresses, port=port, pid=pid, run_id=run_id, node=node
+        )
         if publish_once(folder / f"{epoch:06d}.json", msgspec.json.encode(record)):
             return record
         epoch += 1
+
+
+def is_overtaken(folder: Path, epoch: int) -> bool:
+    """Whether a controller with a higher epoch has taken the job. Raises ``OSError``."""
+    newest = newest_epoch(folder)
+    return newest is not None and newest.epoch > epoch
 
 
 def newest_epoch(folder: Path) -> EpochRecord | None:

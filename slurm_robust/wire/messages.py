@@ -53,7 +53,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     ready: bool = False  # the zygote has imported everything (always True in exec mode)
     progress: tuple[Progress, ...] = ()
     exits: tuple[WorkerExit, ...] = ()
-    timings: dict[str, float] = {}  # seconds of the phases of the last launch and stop, by name
+    timings: dict[str, float] = {}  # seconds of the start phases that are over (model/startup.py)
     notes: tuple[str, ...] = ()  # facts for the journal: resources missing, what could not be done
     data_port: int = 0  # TCP port at which other agents reach this one's copies, 0 for none
     data_address: str = ""  # address for that port, where it is not ``address``

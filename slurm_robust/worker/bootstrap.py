@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from msgspec import structs
 
@@ -23,7 +24,7 @@ from slurm_robust.util.files import make_folder
 from slurm_robust.worker import crash, dump, rendezvous, script, spawning
 from slurm_robust.worker.environment import JOB_DIR
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
-from slurm_robust.worker.step_record import RecordError, StepRecord
+from slurm_robust.worker.step_record import Mark, RecordError, StepRecord
 
 _HIDDEN = script.RUNNER_FILES | {__file__}
 # The shell's codes for a program that is not there, or is not a program.
@@ -148,7 +149,7 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
     entry = script.first_path_entry(spawn.command_kind, spawn.command, spawn.cwd)
     if entry is not None:
         sys.path[0] = entry
-    count_optimizer_steps(worker.record)
+    follow(worker.record)
     dump.prepare(worker.record)
     if listener is not None:
         rendezvous.listen_on(listener)
@@ -228,18 +229,24 @@ def _renew_entropy() -> None:
         torch.default_generator.seed()
 
 
-def count_optimizer_steps(record: str) -> None:
-    """Count every ``step()`` of every torch optimizer of this process into the step record.
+def follow(record: str) -> None:
+    """Have the step record show how far the script is, whether it uses our API or not.
 
-    Does nothing in a process without torch, or whose record cannot be opened: training comes first.
+    Does nothing where the record cannot be opened: training comes first.
     """
-    if "torch" not in sys.modules:
-        return
     try:
         steps = StepRecord.open(record)
     except (OSError, RecordError) as error:
         print(f"slurm_robust: steps are not counted: {error}", file=sys.stderr)
         return
+    if "torch" in sys.modules:
+        _count_optimizer_steps(steps)
+        _mark_process_group(steps)
+    steps.mark(Mark.SCRIPT)
+
+
+def _count_optimizer_steps(steps: StepRecord) -> None:
+    """Count every ``step()`` of every torch optimizer of this process."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -251,3 +258,23 @@ def count_optimizer_steps(record: str) -> None:
 
     # A compiled step() must not try to trace this: it is called between the graphs instead.
     register_optimizer_step_post_hook(torch.compiler.disable(count))  # type: ignore[no-untyped-call]
+
+
+def _mark_process_group(steps: StepRecord) -> None:
+    """Mark when the script asks for its first process group, and when it has it."""
+    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    original = getattr(module, "init_process_group", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        steps.mark(Mark.JOINS)
+        group = original(*args, **kwargs)
+        steps.mark(Mark.JOINED)
+        return group
+
+    # Wherever it was imported to: init_device_mesh() calls it by a name of its own.
+    for holder in list(sys.modules.values()):
+        if getattr(holder, "__dict__", {}).get("init_process_group") is original:
+            vars(holder)["init_process_group"] = init_process_group

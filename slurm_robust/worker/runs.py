@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import struct
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -39,7 +38,7 @@ from slurm_robust.worker import phases
 from slurm_robust.worker.environment import REHEARSAL, WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from slurm_robust.worker.replay import REPLAY, Loss, add_line
-from slurm_robust.worker.step_record import StepRecord
+from slurm_robust.worker.step_record import Mark, StepRecord
 
 _log = logging.getLogger(__name__)
 _UNUSABLE = (CorruptPart, ForeignPart, MissingCheckpoint)
@@ -108,6 +107,7 @@ class ManagedRun:
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
         """Exactly the checkpoint that the environment names."""
+        self._record.mark(Mark.RESTORES)
         checkpoint = self._environment.restore
         if checkpoint is None:
             return None
@@ -132,11 +132,11 @@ class ManagedRun:
         return checkpoint.step, self._reader.load(checkpoint, training, expect)
 
     def restored(self) -> None:
-        """Let go of what was read, and record how long it took since the agent made the record."""
+        """Let go of what was read, and mark that the state is in place."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        self._record.set_restored(time.monotonic() - self._record.created)
+        self._record.mark(Mark.RESTORED)
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """Write it into the step record."""

@@ -68,7 +68,7 @@ class Sweep(Record, tag_field="kind", tag="sweep"):
 class Ready(Record, tag_field="kind", tag="ready"):
     """Everything is imported; forks are quick from now on."""
 
-    import_s: float
+    import_s: float  # since the agent started the zygote
     notes: tuple[str, ...] = ()  # facts for the journal
 
 

@@ -3,7 +3,7 @@
 The agent reads it from outside, so a worker that hangs, is stopped or was killed in the middle of a
 write still shows how far it came. Times are CLOCK_MONOTONIC, one clock for all processes of a node.
 
-The file has four areas, each with one writer, little-endian, 576 bytes in all::
+The file has five areas, each with one writer, little-endian, 640 bytes in all::
 
     0    header   magic "SRSTEP\\0\\0", version u32, rank i32, generation i64, created f64, crc u32
     128  request  i64: step at which a checkpoint is asked for, -1 none               (agent writes)
@@ -11,13 +11,15 @@ The file has four areas, each with one writer, little-endian, 576 bytes in all::
     144  flush    i64: step whose snapshot is wanted on storage, -1 none              (agent writes)
     192  counts   2 slots of 32 bytes: sequence u64 (= optimizer steps), time f64, crc u32
     256  report   2 slots of 96 bytes: sequence u64, step i64, time f64, loss f64, grad_norm f64,
-                  checkpoint i64, restored_s f64, flags u32, bad_step i64, crc u32    (worker writes)
+                  checkpoint i64, flags u32, bad_step i64, crc u32                    (worker writes)
     448  phase    2 slots of 64 bytes: sequence u64, begin f64, name (UTF-8, 32 bytes), crc u32
+    576  marks    6 f64: when the worker came to each :class:`Mark`, 0 not yet        (worker writes)
 
 A seqlock whose reader never waits: the writer fills the older of the two slots with the next sequence
 number; the reader takes the slot with the higher number whose CRC is right. A slot that is being
 written, or was left half written by a killed worker, fails its CRC and the one before it counts. The
-request is one aligned 8-byte store. Phases are rare, so their writer keeps nothing: it reads what is there.
+request is one aligned 8-byte store, and so is a mark. Phases are rare, so their writer keeps nothing: it
+reads what is there.
 """
 
 from __future__ import annotations
@@ -28,31 +30,55 @@ import os
 import struct
 import time
 import zlib
+from enum import IntEnum
 from pathlib import Path
 
+from slurm_robust.model import startup
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.record import Record
 
 NO_STEP = -1
 
 _MAGIC = b"SRSTEP\0\0"
-_VERSION = 4
-_SIZE = 576
+_VERSION = 5
+_SIZE = 640
 _HEADER = struct.Struct("<8sIiqd")
 _COUNT = struct.Struct("<Qd")
-_REPORT = struct.Struct("<QqdddqdIq")
+_REPORT = struct.Struct("<QqdddqIq")
 _PHASE = struct.Struct("<Qd32s")
 _CRC = struct.Struct("<I")
 _REQUEST_AT = 128
 _COUNTS_AT = (192, 224)
 _REPORTS_AT = (256, 352)
 _PHASES_AT = (448, 512)
-_REPORTS, _HAS_LOSS, _HAS_GRAD_NORM, _HAS_RESTORED = 1, 2, 4, 8
+_MARKS_AT = 576
+_REPORTS, _HAS_LOSS, _HAS_GRAD_NORM = 1, 2, 4
 _READ_TRIES = 100
 
 
 class RecordError(ValueError):
     """The file is no step record of this version: the message names it."""
+
+
+class Mark(IntEnum):
+    """Where a worker passes on its way to its first step."""
+
+    SCRIPT = 0  # its script begins
+    JOINS = 1  # it asks for its process group
+    JOINED = 2
+    RESTORES = 3  # it asks for the state to go on from
+    RESTORED = 4
+    STEPPED = 5  # its first step is completed
+
+
+_ENDED_BY = {
+    Mark.SCRIPT: startup.WORKER,
+    Mark.JOINS: startup.IMPORTS,
+    Mark.JOINED: startup.GROUP,
+    Mark.RESTORES: startup.MODEL,
+    Mark.RESTORED: startup.RESTORE,
+    Mark.STEPPED: startup.FIRST_STEP,
+}
 
 
 class RankPhase(Record):
@@ -70,7 +96,6 @@ class _Report(Record):
     loss: float | None = None
     grad_norm: float | None = None
     checkpoint: int = NO_STEP
-    restored_s: float | None = None
     reports: bool = False
     bad_step: int = NO_STEP
 
@@ -79,7 +104,6 @@ class _Report(Record):
             _REPORTS * self.reports
             | _HAS_LOSS * (self.loss is not None)
             | _HAS_GRAD_NORM * (self.grad_norm is not None)
-            | _HAS_RESTORED * (self.restored_s is not None)
         )
         return _REPORT.pack(
             sequence,
@@ -88,21 +112,19 @@ class _Report(Record):
             self.loss if self.loss is not None else 0.0,
             self.grad_norm if self.grad_norm is not None else 0.0,
             self.checkpoint,
-            self.restored_s if self.restored_s is not None else 0.0,
             flags,
             self.bad_step,
         )
 
     @classmethod
     def unpacked(cls, content: bytes) -> _Report:
-        _, step, when, loss, grad_norm, checkpoint, restored_s, flags, bad_step = _REPORT.unpack(content)
+        _, step, when, loss, grad_norm, checkpoint, flags, bad_step = _REPORT.unpack(content)
         return cls(
             step=step,
             time=when,
             loss=loss if flags & _HAS_LOSS else None,
             grad_norm=grad_norm if flags & _HAS_GRAD_NORM else None,
             checkpoint=checkpoint,
-            restored_s=restored_s if flags & _HAS_RESTORED else None,
             reports=bool(flags & _REPORTS),
             bad_step=bad_step,
         )
@@ -113,7 +135,8 @@ class StepRecord:
 
     Writers: the agent only :meth:`request_checkpoint`, :meth:`set_stride` and :meth:`set_flush`; the
     worker's optimizer hook only :meth:`count_optimizer_step`; the worker's script :meth:`set_phase`; its
-    ``Checkpointer`` that as well and the rest. Each from one thread at a time. Anybody may read.
+    ``Checkpointer`` that as well and the rest. Each from one thread at a time. Anybody in the worker may
+    :meth:`mark`, and anybody may read.
     """
 
     def __init__(self, mapping: mmap.mmap, path: Path) -> None:
@@ -137,6 +160,7 @@ class StepRecord:
         # One aligned item of a native view is one load or store; struct would go byte by byte. Made last,
         # since a mapping cannot be closed while there is a view of it, as that of a damaged record must be.
         self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 24].cast("q")
+        self._marks = memoryview(mapping)[_MARKS_AT : _MARKS_AT + 8 * len(Mark)].cast("d")
 
     @classmethod
     def create(cls, path: Path | str, *, generation: int, rank: int) -> StepRecord:
@@ -170,6 +194,7 @@ class StepRecord:
     def close(self) -> None:
         """Unmap; the file stays. May be called again."""
         self._request.release()
+        self._marks.release()
         self._map.close()
 
     # -- the worker's side ------------------------------------------------------------------------
@@ -177,6 +202,8 @@ class StepRecord:
     def count_optimizer_step(self) -> None:
         """One more optimizer step was done. Called in every step: about a microsecond."""
         self._count += 1
+        if self._count == 1:
+            self.mark(Mark.STEPPED)
         content = _COUNT.pack(self._count, time.monotonic())
         self._write(_COUNTS_AT[self._count & 1], content)
 
@@ -186,6 +213,8 @@ class StepRecord:
 
     def report(self, step: int, loss: float | None = None, grad_norm: float | None = None) -> None:
         """Step ``step`` was completed just now."""
+        if self._report.step == NO_STEP:
+            self._marks[Mark.STEPPED] = time.monotonic()  # rather than its first optimizer step
         bad_step = self._report.bad_step
         if bad_step == NO_STEP and loss is not None and not math.isfinite(loss):
             bad_step = step
@@ -197,9 +226,10 @@ class StepRecord:
         """This rank's part of the checkpoint of ``step`` is published."""
         self._put(checkpoint=step)
 
-    def set_restored(self, seconds: float) -> None:
-        """The state was restored ``seconds`` after this record was created."""
-        self._put(restored_s=seconds)
+    def mark(self, mark: Mark) -> None:
+        """The worker has come to ``mark`` just now; only the first time counts."""
+        if not self._marks[mark]:
+            self._marks[mark] = time.monotonic()
 
     def set_phase(self, phase: RankPhase) -> None:
         """Show ``phase`` from now on."""
@@ -267,11 +297,25 @@ class StepRecord:
             loss=report.loss,
             grad_norm=report.grad_norm,
             checkpoint=report.checkpoint,
-            restored_s=report.restored_s,
             phase=phase.name,
             phase_s=max(0.0, now_monotonic - phase.begin),
             bad_step=report.bad_step,
         )
+
+    @property
+    def start_phases(self) -> dict[str, float]:
+        """Seconds of the phases of the worker's start that are over (:mod:`slurm_robust.model.startup`).
+
+        The first begins with this record. Each goes on from the one before it in time: a script need not keep
+        to their order.
+        """
+        found: dict[str, float] = {}
+        before = self.created
+        for when, mark in sorted((self._marks[mark], mark) for mark in Mark):
+            if when:
+                found[_ENDED_BY[mark]] = when - before
+                before = when
+        return found
 
     @property
     def closed(self) -> bool:

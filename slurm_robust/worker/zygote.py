@@ -75,8 +75,10 @@ class _Child:
 class Zygote:
     """Serves the agent at the other end of ``channel`` until that ends."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, began: float) -> None:
+        """``began``: when its agent started it, by the monotonic clock."""
         self._channel = channel
+        self._began = began
         self._children: dict[int, _Child] = {}
         self._wakeup = WakeUp()
         self._is_fit = True
@@ -122,7 +124,6 @@ class Zygote:
         return True
 
     def _prepare(self, order: Prepare) -> bool:
-        began = time.monotonic()
         try:
             prepared = prepare(order)
         except CannotPrepare as error:
@@ -133,7 +134,7 @@ class Zygote:
         gc.collect()
         gc.freeze()
         self._is_fit = prepared.is_fit
-        self._send(Ready(import_s=time.monotonic() - began, notes=tuple(prepared.notes)))
+        self._send(Ready(import_s=time.monotonic() - self._began, notes=tuple(prepared.notes)))
         return True
 
     def _fork(self, spawn: Spawn, worker: WorkerSpec, passed: list[int]) -> None:
@@ -302,9 +303,10 @@ def main() -> None:
     """Serve on the socket whose descriptor is given by ``--channel``."""
     parser = argparse.ArgumentParser(prog="python -m slurm_robust.worker.zygote", description=__doc__)
     parser.add_argument("--channel", type=int, required=True, help="descriptor of a SOCK_SEQPACKET socket")
+    parser.add_argument("--began", type=float, help="monotonic time at which this was started")
     arguments = parser.parse_args()
     raise_file_limit()
-    Zygote(socket.socket(fileno=arguments.channel)).serve()
+    Zygote(socket.socket(fileno=arguments.channel), arguments.began or time.monotonic()).serve()
 
 
 _CUDA = "libcuda.so.1"

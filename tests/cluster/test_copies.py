@@ -176,7 +176,7 @@ def test_when_source_and_peer_are_gone_storage_has_it(wide: Sandbox) -> None:
     expected = undisturbed(wide, 4)
     options = f"--spares 2 --set checkpoint.every_steps=4 {TINY} {STEPS} --step-s 0.6"
     job = ProtectedJob(wide, options, nodes=6)
-    job.wait(lambda: job.events(ev.StorageWritten), 60, "a checkpoint on storage")
+    job.wait(lambda: job.events(ev.StorageWritten), 120, "a checkpoint on storage")
     rank = next(r for r in (3, 2, 1) if peer_holder(job, wide, r) != job.state.slots[0])
     both = (job.state.slots[rank], peer_holder(job, wide, rank))
     for node in both:
@@ -227,7 +227,7 @@ def test_flipped_bytes_in_a_peer_copy_lead_to_storage(wide: Sandbox) -> None:
     expected = undisturbed(wide, 3)
     options = f"{PATIENT} --spares 1 --set checkpoint.every_steps=4 {TINY} {STEPS} --step-s 0.6"
     job = ProtectedJob(wide, options, nodes=4)
-    job.wait(lambda: job.events(ev.StorageWritten), 60, "a checkpoint on storage")
+    job.wait(lambda: job.events(ev.StorageWritten), 120, "a checkpoint on storage")
     holder = peer_holder(job, wide, 2)
     for rank in range(3):
         wide.fault.stop_rank(job.id, rank)

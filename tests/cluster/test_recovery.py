@@ -140,7 +140,7 @@ def test_the_loss_of_the_batch_host_does_not_leave_a_job_that_nobody_watches(
     job.wait_step(5)
     host = job.state.slots[0]
     sandbox.fault.power_cut(host)
-    # 60 s of silence and Slurm's own word that the host is DOWN, then an agent requeues the job.
+    # The other node takes over when Slurm does not reach the host either, and requeues without a standby.
     job.wait(lambda: job.state.restart_count == 1, 240, "next run of the job")
     assert job.wait_end() == 0
     assert job.out.read_text() == reference
@@ -227,6 +227,18 @@ def test_status_and_drill_on_the_own_job(sandbox: Sandbox) -> None:
     status = sandbox.exec(["srobust", "status", str(job.id), "--json"], user=USER, timeout_s=30, check=True)
     facts = json.loads(status.stdout)
     assert (facts["phase"], facts["generation"], len(facts["incidents"])) == ("training", 2, 1)
+    words = ["srobust", "status", str(job.id), "--phases", "--json"]
+    shown = json.loads(sandbox.exec(words, user=USER, timeout_s=30, check=True).stdout)
+    phases = {times["phase"]: set(times["nodes"]) for times in shown["phases"]}
+    assert phases.pop("stop") == {job.state.slots[0]}  # the other rank was dead
+    own = ("launch", "worker", "imports", "process group", "model", "restore", "first step")
+    slots = set(job.state.slots)
+    assert phases == dict.fromkeys(own, slots)  # and no agent or zygote was waited for
+    assert {"detecting", "stopping", "running"} <= shown["stages"].keys()
+    words = ["srobust", "status", str(job.id), "--phases", "--generation", "1"]
+    first = sandbox.exec(words, user=USER, timeout_s=30, check=True).stdout
+    assert "zygote" in first
+    assert "from submission or requeue" in first
     table = sandbox.exec(["srobust", "status", str(job.id)], user=USER, timeout_s=30, check=True).stdout
     assert "SIGKILL" in table
     assert "nobody" in table

@@ -347,4 +347,4 @@ def test_nothing_of_it_is_seen_from_outside(sandbox: Sandbox) -> None:
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     assert "switch" not in links
     assert "v-n1" not in links
-    assert "srobust" not in Path("/proc/mounts").read_text()
+    assert str(sandbox.folder.path) not in Path("/proc/mounts").read_text()

@@ -48,10 +48,21 @@ def goes_on_as_before(job: ProtectedJob) -> None:
     "seconds", [15, pytest.param(45, marks=pytest.mark.soak), pytest.param(120, marks=pytest.mark.soak)]
 )
 def test_a_cut_of_the_batch_host(patient: Sandbox, seconds: int) -> None:
-    job = ProtectedJob(patient, f"--spares 1 {TINY}", nodes=4)
+    """Where no other node takes over; ``test_takeover.py`` has what happens where one does."""
+    job = ProtectedJob(patient, f"--spares 1 --set timings.takeover_s=0 {TINY}", nodes=4)
     job.wait_step(5)
     cut(patient, (job.state.own_node,), seconds)
     goes_on_as_before(job)
+
+
+def test_a_short_cut_of_the_batch_host_costs_nothing(patient: Sandbox) -> None:
+    job = ProtectedJob(patient, f"--spares 1 {TINY}", nodes=4)
+    job.wait_step(5)
+    cut(patient, (job.state.own_node,), 12)
+    assert job.wait_end(300) == 0
+    assert not job.events(ev.NodeEvicted)
+    assert not job.events(ev.RequeueStarted)
+    assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1]
 
 
 @pytest.mark.parametrize("seconds", [15, pytest.param(45, marks=pytest.mark.soak)])

@@ -26,7 +26,13 @@ def test_a_template_survives_what_it_promises_to_survive(path: Path) -> None:
     assert {"--no-kill", "--requeue", "--open-mode=append", "--signal=B:USR1@120", "--exclusive"} <= options
     assert lines[-1].startswith("exec srobust run ")
     own, _, _ = split_command(lines[-1].split()[3:])
-    assert own[:2] == ["--spares", "1"]
+    assert own[:2] in (["--spares", "1"], ["--spares", "0"])
+
+
+def test_templates_set_keys_that_there_are() -> None:
+    keys = ("companions.reservation", "companions.partition")
+    text = "\n".join(path.read_text() for path in TEMPLATES)
+    assert set(re.findall(r"SROBUST_CONFIG_COMPANIONS_\w+", text)) == {environment_name(key) for key in keys}
 
 
 def test_the_configuration_template_is_right() -> None:

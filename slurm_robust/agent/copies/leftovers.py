@@ -18,6 +18,7 @@ from pathlib import Path
 from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.model.nodefolders import parse_folder_name
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.companion import OF_JOB
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
@@ -46,7 +47,9 @@ def job_is_over(
         return True
     except (SlurmError, CommandTimeout, OSError):
         return False
-    return job.restart_count == run.restart_count and (job.is_completing or job.is_finished)
+    # On a companion's node the number is that of the job to which it is lent.
+    restarts = 0 if OF_JOB in environ else run.restart_count
+    return job.restart_count == restarts and (job.is_completing or job.is_finished)
 
 
 def spread_s(environ: Mapping[str, str], chance: float, questions: int = 1) -> float:

@@ -8,5 +8,6 @@
         │            │  Localising Checkpointing
         │            ▼         │    │
         └─ Deciding ◄─ Stopping ◄───┘       Deciding ─► Testing ─► Deciding
+                                            Deciding ─► Borrowing ─► Deciding
                                             Deciding ─► Requeueing | Saving ─► Ending
 """

@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now, SaveEvidence, Say
-from slurm_robust.controller.stages.watch import watch_spares
+from slurm_robust.controller.effects import Now, SaveEvidence, Say, Shed
+from slurm_robust.controller.stages.watch import silent_nodes, watch_spares
 from slurm_robust.controller.transitions import (
+    ToBorrowing,
     ToDeciding,
     ToEnding,
     ToGathering,
@@ -78,7 +79,11 @@ class Deciding:
                 return ToGathering()
             case inc.Diagnose() | inc.Replay():
                 return ToTesting(fault=self._fault, action=action)
+            case inc.Borrow():
+                return ToBorrowing(fault=self._fault, action=action)
             case inc.Requeue(exclude=exclude, reason=reason):
+                # Slurm takes its time to notice them, and does so while the checkpoint is saved.
+                core.emit(Shed(nodes=silent_nodes(core, now)))
                 return ToSaving(then=ToRequeueing(exclude=exclude, reason=reason, failure=True))
             case inc.GiveUp(code=code, reason=reason):
                 return ToSaving(then=ToEnding(code=code, reason=reason))

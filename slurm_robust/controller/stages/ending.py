@@ -7,7 +7,14 @@ from msgspec import structs
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Exit, Now, Say
-from slurm_robust.controller.stages.watch import RECONNECT_S, all_done, ended_with, with_cause
+from slurm_robust.controller.stages.watch import (
+    RECONNECT_S,
+    all_done,
+    ended_with,
+    is_taken_host_lost,
+    leave,
+    with_cause,
+)
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToObserving,
@@ -18,7 +25,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.model.record import Record
 from slurm_robust.policy import decide
 from slurm_robust.wire.messages import Phase, Shutdown
@@ -90,6 +97,7 @@ class Ending:
             core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason, final=begin.final))
         core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
         end_agents(core, keep_copies=not begin.final and core.checkpoints.need_memory())
+        core.companions.end_all("the job leaves its nodes", now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Exit when the agents are gone or have had their time."""
@@ -153,7 +161,10 @@ class Observing:
 
 
 class Reconnecting:
-    """A new controller finds the agents of a generation that runs; training never noticed."""
+    """A new controller finds the agents of a generation that runs; training never noticed.
+
+    One that has taken over from a dead host does not wait as long for that host's agent.
+    """
 
     def __init__(self, begin: ToReconnecting) -> None:
         self._since = 0.0
@@ -175,7 +186,13 @@ class Reconnecting:
         if len(here) == len(state.slots) or all_done(core, now):
             core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)
-        if now.mono - self._since > RECONNECT_S:
+        waited_s, taken = now.mono - self._since, state.taken_from
+        others_here = set(state.slots) - here.keys() == {taken}
+        if others_here and is_taken_host_lost(core, taken, waited_s, now):
+            detail = f"{taken}, from which this controller took over, has not been heard for {waited_s:.1f} s"
+            fault = Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=waited_s)
+            return leave(core, {**here, taken: "gone"}, fault, now)
+        if waited_s > RECONNECT_S:
             # An agent without our generation is another one than the launch saw.
             return ToRunning(agents={n: here.get(n, "gone") for n in state.slots})
         return None

@@ -6,7 +6,7 @@ from slurm_robust.controller.context import Context
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.stopping import before_the_end
-from slurm_robust.controller.stages.watch import RECONNECT_S, conclude
+from slurm_robust.controller.stages.watch import RECONNECT_S, conclude, is_taken_host_lost
 from slurm_robust.controller.starts import Unstarted
 from slurm_robust.controller.transitions import (
     ToEnding,
@@ -139,6 +139,8 @@ class Gathering:
         lost, unable = [], {node: refused[node] for node in slots if node in refused}
         for node in slots:
             heartbeat = core.fleet.heartbeat(node)
+            if is_taken_host_lost(core, node, waited, now):
+                lost.append(node)
             if node in unable or heartbeat is None:
                 continue
             if core.fleet.silence(node, now.mono, self._since) > silent_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import BeginRequeue, Now, RequeueAnswer, Said, Say
 from slurm_robust.controller.stages.ending import end_agents
+from slurm_robust.controller.stages.watch import silent_nodes
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -37,6 +38,7 @@ class Requeueing:
         if not core.checkpoints.need_memory():
             # Now: Slurm's own TERM comes to the agents before any later word of ours, and leaves the copies.
             end_agents(core, keep_copies=False)
+        core.companions.end_all("the job is requeued", now)
         self._ask(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
@@ -62,7 +64,7 @@ class Requeueing:
 
     def _ask(self, core: Core, now: Now) -> None:
         self._asked, self._again = now.mono, None
-        core.emit(BeginRequeue(exclude=self._begin.exclude))
+        core.emit(BeginRequeue(exclude=self._begin.exclude, silent=silent_nodes(core, now)))
 
     def _hear(self, core: Core, answer: RequeueAnswer, now: Now) -> None:
         if answer.said is Said.NOTHING:

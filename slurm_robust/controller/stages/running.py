@@ -6,6 +6,7 @@ from slurm_robust.controller.checkpoints import CheckpointScheduler
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
+from slurm_robust.controller.incidents import REPEATING
 from slurm_robust.controller.stages.watch import all_done, current_agents, find_fault, leave, watch_spares
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
@@ -221,6 +222,8 @@ class Running:
             return self._on_detected(core, fault, now)
         watch_spares(core, now)
         core.standbys.step(now)
+        if core.trains and core.state.incident is None:
+            core.giving_back.step(now)
         return None
 
     def _watch_steps(self, core: Core, now: Now) -> None:
@@ -232,7 +235,6 @@ class Running:
         reported = all(p.reported for p in records)
         if not self._first_step_seen:
             self._first_step_seen = True
-            timings = _timings(core)
             if self._course is not None:
                 self._course.first_step(core, last, now)
             core.record(
@@ -241,9 +243,11 @@ class Running:
                     generation=state.generation,
                     step=last.step,
                     reported=reported,
-                    timings=timings,
                 )
             )
+            took_s = None if self._launched is None else max(0.0, now.mono - last.age_s - self._launched)
+            core.startups.record(now, took_s)
+            core.incidents.stage(REPEATING, now)
         incident = state.incident
         # Without step reports nobody knows which step is new; the first of the new generation counts.
         if incident is not None and (not reported or last.step > incident.step):
@@ -260,12 +264,3 @@ class Running:
         if fault.symptom in (Symptom.HANG, Symptom.SLOW):
             return ToLocalising(agents=self._agents, fault=fault)
         return leave(core, self._agents, fault, now)
-
-
-def _timings(core: Core) -> dict[str, float]:
-    """Slowest of each phase of the last stop and launch over all nodes, seconds."""
-    worst: dict[str, float] = {}
-    for heartbeat in core.fleet.heartbeats(core.state.slots).values():
-        for name, seconds in heartbeat.timings.items():
-            worst[name] = max(seconds, worst.get(name, 0.0))
-    return worst

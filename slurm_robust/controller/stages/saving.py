@@ -9,7 +9,7 @@ from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
-from slurm_robust.policy.checkpoints import LEAVING_S
+from slurm_robust.policy.checkpoints import LAST_STORE_S
 from slurm_robust.policy.restore import RestorePlan
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Save
@@ -61,7 +61,7 @@ class Saving:
             core.emit(Say(text=f"{saved} was only in memory; it is on storage now ({waited:.1f} s)"))
             return self._after(core)
         limit_s = core.config.timings.checkpoint_s
-        limit_s = min(limit_s, LEAVING_S) if core.ending else limit_s
+        limit_s = min(limit_s, LAST_STORE_S) if core.ending else limit_s
         if core.leaving or waited > limit_s or self._is_lost(core, late, now):
             self._say_lost(core, late, now)
             return self._after(core)

@@ -10,6 +10,7 @@ from slurm_robust.controller import transitions as to
 from slurm_robust.controller.core import Stage
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan
+from slurm_robust.controller.stages.borrowing import Borrowing
 from slurm_robust.controller.stages.checkpointing import Checkpointing
 from slurm_robust.controller.stages.deciding import Deciding
 from slurm_robust.controller.stages.ending import Ending, Observing, Reconnecting
@@ -40,6 +41,7 @@ STAGES: dict[type[Any], Callable[[Any], Stage]] = {
     to.ToStopping: Stopping,
     to.ToDeciding: Deciding,
     to.ToTesting: Testing,
+    to.ToBorrowing: Borrowing,
     to.ToRequeueing: Requeueing,
     to.ToSaving: Saving,
     to.ToEnding: Ending,
@@ -85,5 +87,6 @@ def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:
             spares=spares,
             submitted=plan.submitted,
             time_limit_s=plan.time_limit_s,
+            queued_s=plan.queued_s,
         )
     )

@@ -21,6 +21,8 @@ from slurm_robust.util.hostlist import fold
 
 # Agents notice within about 3 s that their controller is gone and search for the next one.
 RECONNECT_S = 8.0
+# The agent of a host from which this controller has taken over, if it lives; others agree that it does not.
+TAKEN_S = 4.0
 
 
 def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fault | None:
@@ -81,6 +83,15 @@ def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
     return core.witnesses.silence(now, since, core.starts.step_ended(nodes, now))
 
 
+def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool:
+    """Whether ``node``, not heard for ``waited_s``, is a dead host from which this controller has taken over.
+
+    Only where there is a standby for it: without one a return is sooner than a requeue.
+    """
+    is_taken = node == core.state.taken_from and core.fleet.heartbeat(node) is None
+    return is_taken and waited_s > TAKEN_S and bool(standbys_heard(core, now))
+
+
 def standbys_heard(core: Core, now: Now) -> list[str]:
     """Standbys that were heard a moment ago."""
     limit, views = core.config.timings.node_dead_s, core.fleet.views
@@ -89,6 +100,12 @@ def standbys_heard(core: Core, now: Now) -> list[str]:
         for n in core.state.spares
         if n in views and views[n].dead is None and now.mono - views[n].heard <= limit
     ]
+
+
+def silent_nodes(core: Core, now: Now) -> tuple[str, ...]:
+    """Nodes of the allocation whose agents do not answer."""
+    dead_s, fleet = core.config.timings.node_dead_s, core.fleet
+    return tuple(n for n in core.state.held if fleet.is_silent(n, dead_s, now.mono, core.started))
 
 
 def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:

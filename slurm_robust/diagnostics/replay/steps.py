@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -30,9 +31,9 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient, StepHandle
+from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.errors import SlurmCommandError
 from slurm_robust.slurm.records import Allocation
-from slurm_robust.slurm.requests import whole_node_steps
 
 # Each poll lists the folders of all groups that still run.
 _POLL_S = 0.5
@@ -84,10 +85,17 @@ class StepReplayer:
     """
 
     def __init__(
-        self, slurm: SlurmClient, allocation: Allocation, folder: Path, *, ports: range | None = None
+        self,
+        slurm: SlurmClient,
+        allocation: Allocation,
+        folder: Path,
+        *,
+        ports: range | None = None,
+        lent: Lent | None = None,
     ) -> None:
+        """``lent``: nodes of companions."""
         self._slurm = slurm
-        self._allocation = allocation
+        self._lent = lent or Lent(allocation)
         self._folder = folder
         self._ports = tuple(ports or (0,))
         self._stopped = threading.Event()
@@ -164,8 +172,8 @@ class StepReplayer:
             ports=self._ports,
         )
         try:
-            for request in whole_node_steps(
-                self._allocation, group.nodes, task.command_line(), name=group.step_name
+            for request in self._lent.steps(
+                group.nodes, task.command_line(), name=group.step_name, environ=os.environ
             ):
                 group.handles.append(self._slurm.launch_step(request, group.folder / "step.log"))
         except SlurmCommandError as error:
@@ -194,7 +202,8 @@ class StepReplayer:
         names = {group.step_name for group in running}
         deadline = time.monotonic() + _CLEAR_AWAY_S
         try:
-            for step in self._slurm.steps(self._allocation.job_id):
+            jobs = {self._lent.holder(node).job_id for group in running for node in group.nodes}
+            for step in [step for job in jobs for step in self._slurm.steps(job)]:
                 if step.name in names and time.monotonic() < deadline:
                     self._slurm.cancel(step.job_id, step_id=step.step_id, signal="KILL")
         except SlurmCommandError:

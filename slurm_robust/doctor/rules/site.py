@@ -11,16 +11,15 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy.patience import MARGIN_S
 from slurm_robust.slurm.records import SlurmVersion
+from slurm_robust.slurm.values import NEVER_S, PROLOG_AT_ALLOCATION, parse_number
 
 OLDEST = SlurmVersion(major=22, minor=5)
-_NEVER = 65534
 _LONG_S = 120
 _DELAY_S = 30
 _EPILOG_S = 10.0
 _BATCH_REQUEUES = 5
 _CLOCK_S = 2.0
 _CREDENTIAL_S = 150.0
-_PROLOG_AT_ALLOCATION = {"alloc", "contain", "deferbatch", "forcerequeueonfail", "nohold", "runinjob", "x11"}
 
 
 def leaving_s(timings: Timings) -> float:
@@ -94,7 +93,7 @@ def _prolog_hold(facts: Facts) -> str:
 
 
 def _prolog_late(facts: Facts) -> str:
-    if not facts.setting("Prolog") or facts.words("PrologFlags") & _PROLOG_AT_ALLOCATION:
+    if not facts.setting("Prolog") or facts.words("PrologFlags") & PROLOG_AT_ALLOCATION:
         return ""
     return "there is a Prolog, and PrologFlags lacks Alloc"
 
@@ -106,9 +105,8 @@ def _prolog_beside(facts: Facts) -> str:
 
 def _prolog_endless(facts: Facts) -> str:
     for hook in ("Prolog", "Epilog"):
-        limit = facts.setting(f"{hook}Timeout") or facts.setting("PrologEpilogTimeout")
-        number = re.match(r"\d+", limit)
-        if facts.setting(hook) and (number is None or int(number[0]) >= _NEVER):
+        limit = parse_number(facts.setting(f"{hook}Timeout") or facts.setting("PrologEpilogTimeout"))
+        if facts.setting(hook) and (limit is None or limit >= NEVER_S):
             return f"the {hook} has no time limit"
     return ""
 
@@ -242,8 +240,7 @@ RULES = (
         name="slurm.slurmd_never_down",
         level=Level.BAD,
         needs=("slurm",),
-        why="Slurm never gives up a dead node: a job that leaves it stays COMPLETING, and the loss of the "
-        "batch host is never seen",
+        why="Slurm never gives up a dead node: a job that leaves it, also at its end, stays COMPLETING",
         fix="the administrator sets SlurmdTimeout to 60 to 120 s, or runs a tool that sets dead nodes DOWN",
         source=f"{_MANUAL} SlurmdTimeout",
         judge=_slurmd_never,
@@ -252,8 +249,8 @@ RULES = (
         name="slurm.slurmd_timeout",
         level=Level.NOTE,
         needs=("slurm",),
-        why="so long a silent node holds up a requeue, and the loss of the batch host is not acted upon",
-        fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, only the batch host waits",
+        why="so long a silent node holds up a requeue, and the end of a job that has lost its batch host",
+        fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, training goes on meanwhile",
         source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
         judge=_slurmd_late,
     ),

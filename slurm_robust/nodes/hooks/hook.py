@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from slurm_robust.nodes.hooks import drainer
 from slurm_robust.nodes.hooks.drainer import DrainResult
 from slurm_robust.nodes.hooks.jobs import no_other_job
 from slurm_robust.nodes.hooks.log import EventLog
-from slurm_robust.nodes.hooks.record import DrainAction
+from slurm_robust.nodes.hooks.record import DrainAction, DrainFile
 from slurm_robust.nodes.hooks.sweep import Swept, number, sweep_gone, sweep_job
+from slurm_robust.nodes.hooks.undertest import under_test, wait_for_test
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.runner import failing_runs, inspect, node_name
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from slurm_robust.model.findings import Suspect
 
 _SWEEP_SHARE = 0.3
+_TEST_SHARE = 0.5
+"""For the test that an epilog is at."""
+
 _CHECK_SHARE = 0.6
 """Of the time that is left then; the rest is for Slurm."""
 
@@ -83,11 +88,14 @@ class _HookRun:
         """Make room, check the node, and refuse the job if it must not run here."""
         if self._config.hooks.sweep:
             self._log_sweep(sweep_gone(self._config, self.job, self.node, self.left_s(_SWEEP_SHARE), shm))
+        was_tested = wait_for_test(Path(self._config.paths.state), self.left_s(_TEST_SHARE))
         report, conclusion = self._check(Context.PROLOG)
         done = self._settle(report, conclusion)
-        code = int(self._config.drain.mode == "act" and is_refused(conclusion, done))
+        drained = DrainFile(Path(self._config.paths.state)).load().reason if was_tested else ""
+        refused = is_refused(conclusion, done) or bool(drained)
+        code = int(self._config.drain.mode == "act" and refused)
         self._log_run(report, conclusion, done, code)
-        return HookResult(exit_code=code, message=conclusion.reason)
+        return HookResult(exit_code=code, message=conclusion.reason or drained)
 
     def epilog(self, shm: Path) -> HookResult:
         """Make room, and check the node; deeply if the job suspected it. Never fails."""
@@ -99,6 +107,10 @@ class _HookRun:
         if isinstance(suspect, Ignored):
             self.log.write("suspect_ignored", job=self.job, why=suspect.why)
             suspect = None
+        with under_test(Path(self._config.paths.state)) if suspect else nullcontext():
+            return self._test(suspect)
+
+    def _test(self, suspect: Suspect | None) -> HookResult:
         context = Context.DEEP if suspect else Context.EPILOG
         report, conclusion = self._check(context)
         if is_being_freed(report.findings):

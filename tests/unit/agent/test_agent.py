@@ -161,6 +161,9 @@ def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> 
             assert len(heartbeat.exits) == 2
     assert heartbeat.timings["stop"] < 5
     assert heartbeat.timings["launch"] < 5
+    phases = {"zygote", "launch", "worker", "imports", "process group", "first step"}
+    assert phases <= heartbeat.timings.keys()
+    assert all(0 <= seconds < 60 for seconds in heartbeat.timings.values())
 
 
 def test_an_unmodified_ddp_script_ends_by_itself(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

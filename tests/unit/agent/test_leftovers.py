@@ -9,6 +9,7 @@ import pytest
 
 from slurm_robust.agent.copies.leftovers import ASKING_PER_S, job_is_over, remove_leftovers, spread_s
 from slurm_robust.agent.copies.threads import Notes
+from slurm_robust.slurm.companion import OF_JOB
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -100,6 +101,15 @@ def test_a_job_that_was_cancelled_is_over(cluster: FakeCluster) -> None:
     client = FakeSlurm(cluster)
     client.cancel(job)
     assert job_is_over(environ(job), lambda: client)
+
+
+def test_a_companion_is_over_whatever_run_of_the_other_job_it_served(cluster: FakeCluster) -> None:
+    companion = submit(cluster)
+    client = FakeSlurm(cluster)
+    there = {**environ(companion, restarts=3), OF_JOB: "4711"}
+    assert not job_is_over(there, lambda: client)
+    client.cancel(companion)
+    assert job_is_over(there, lambda: client)
 
 
 def test_slurm_is_not_asked_without_need(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from slurm_robust.agent.rankenv import (
 from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.nodes.host import Host
+from slurm_robust.slurm.companion import OF_JOB, OF_NODES
 from slurm_robust.util import process
 from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import WorkerEnvironment
@@ -143,6 +144,17 @@ def test_slurms_variables_of_a_task_are_those_of_the_worker(monkeypatch: pytest.
     monkeypatch.delenv("SLURM_PROCID")
     outside = build_spawn(SPEC, JobDirectory(Path("/job")), LAUNCH, Path("/dev/shm/x")).workers[1]
     assert not any(name.startswith("SLURM_") for name in outside.env)
+
+
+def test_workers_on_a_companions_node_see_the_job_that_they_belong_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(OF_JOB, "38")
+    monkeypatch.setenv(OF_NODES, "n[1-4]")
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    worker = build_spawn(SPEC, JobDirectory(Path("/job")), LAUNCH, Path("/dev/shm/x")).workers[1]
+    seen = {**os.environ, **worker.env}
+    assert (seen["SLURM_JOB_ID"], seen["SLURM_JOB_NODELIST"]) == ("38", "n[1-4]")
 
 
 WORLD = """

@@ -106,6 +106,8 @@ class Job:
         self.slurm_answers = True
         self.given_up: set[str] = set()  # nodes that Slurm calls down although they live
         self.requeued: list[tuple[str, ...]] = []
+        self.given_back: list[str] = []
+        self.slurm_returns = fx.GiveBackAnswer(said=fx.Said.DONE, detail="the epilog tests it")
         self.pruned = 0
         self.ages = False  # whether training that makes no step is seen to make none
         self.tested: list[fx.TestNodes] = []
@@ -114,6 +116,11 @@ class Job:
         self.saved_stacks: list[fx.SaveStacks] = []
         self.saved_alerts: list[fx.SaveAlerts] = []
         self.stacks: dict[int, RankStacks] = {}  # of ranks that do not just wait for the others
+        self.lendable: tuple[str, ...] = ()  # nodes that companions get at once
+        self.lends = True  # at once; else the test hands over what is in unlent
+        self.unlent: list[Callable[[], None]] = []
+        self.borrowed: list[fx.BorrowNodes] = []
+        self.ended: list[int] = []  # companions
         self.code: int | None = None
         self.memory, self.shared, self.hears_storage = memory, shared, hears_storage
         self.checkpoints: dict[int, int] = {}  # newest step on storage of each generation
@@ -172,6 +179,9 @@ class Job:
                     self.requeued.append(exclude)
                     for answer in self.slurm_says:
                         self.act(self.core.on_requeue(answer, self.now()))
+                case fx.GiveBack(node=node):
+                    self.given_back.append(node)
+                    self.act(self.core.on_given_back(node, self.slurm_returns, self.now()))
                 case fx.Say(text=text):
                     self.said.append(text)
                 case fx.Prune():
@@ -187,6 +197,13 @@ class Job:
                     self.saved_stacks.append(effect)
                 case fx.SaveAlerts():
                     self.saved_alerts.append(effect)
+                case fx.BorrowNodes():
+                    self.borrowed.append(effect)
+                    self.lend(effect)
+                case fx.EndCompanions(jobs=jobs):
+                    self.ended.extend(jobs)
+                case fx.SaveSuspect(companion=companion) if companion:
+                    self.ended.append(companion)
                 case fx.Exit(code=code):
                     self.code = code
 
@@ -231,6 +248,24 @@ class Job:
         found = {*self.storage, *(CheckpointId(step=s, generation=g) for g, s in self.checkpoints.items())}
         complete = None if self.storage_broken else dict.fromkeys(found, Tier.STORAGE)
         self.act(self.core.on_checkpoints(generation, complete, self.now()))
+
+    def lend(self, order: fx.BorrowNodes) -> None:
+        """Companions start on the nodes that can be lent."""
+        nodes = [n for n in self.lendable if n not in order.exclude][: order.missing]
+        self.lendable = tuple(n for n in self.lendable if n not in nodes)
+        jobs = {100 + int(node[1:]): node for node in nodes}
+        short = ((order.sources[-1], "0 of 1 node free"),) if len(nodes) < order.missing else ()
+        for job in jobs:
+            self.core.on_companion(order.number, job, order.sources[0], self.now())
+        answer = fx.Lending(nodes=jobs, refusals=short)
+
+        def lend() -> None:
+            self.act(self.core.on_lent(order.number, answer, self.now()))
+
+        if self.lends:
+            lend()
+        else:
+            self.unlent.append(lend)
 
     def witness(self, node: str) -> Witness:
         """Slurm knows which nodes are dead."""

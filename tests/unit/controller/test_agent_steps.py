@@ -151,3 +151,16 @@ def test_slurm_as_the_witness_of_nodes(world: Steps) -> None:
     assert second.message == "DOWN+NOT_RESPONDING (Not responding), no longer part of the job"
     assert second.against
     assert other.against  # it is idle, but not ours
+
+
+def test_at_the_end_of_the_run_no_srun_is_left_not_even_one_that_an_earlier_controller_started(
+    world: Steps, tmp_path: Path
+) -> None:
+    world.steps.kill()
+    assert world.srun.exit_code == -9
+    srun = spawn_detached(["sleep", "600"], output=tmp_path / "step-000001-01.log", env={})
+    world.steps._leave_record(tmp_path / "step-000001-01.log", srun.pid, NODES)
+    other = AgentSteps(world.slurm, world.slurm.allocation(1), ("agent",), tmp_path)
+    other.adopt()
+    other.kill()
+    wait_for(lambda: srun.poll() == -9, 10)

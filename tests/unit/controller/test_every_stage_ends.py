@@ -12,8 +12,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from slurm_robust.config.job import DetectConfig, JobConfig, Timings
+from slurm_robust.config.job import CompanionConfig, DetectConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Diagnosis
@@ -253,9 +254,36 @@ def test_a_job_always_gets_on_or_ends(
     spares: bool,
 ) -> None:
     job = Job(NODES, SPARES if spares else (), CONFIG, reported=reported, memory=memory)
+    weather = Weather(job)
+    live_through(weather, happenings, lasting)
+
+
+@settings(max_examples=30, derandomize=True, deadline=None)
+@given(
+    happenings=happenings,
+    lasting=st.frozensets(st.sampled_from(LASTING), max_size=2),
+    lendable=st.sampled_from([(), ("n5",), ("n5", "n6")]),
+    lends=st.booleans(),
+)
+def test_a_job_that_borrows_nodes_gets_on_or_ends(
+    happenings: list[tuple[str, int, float]],
+    lasting: frozenset[str],
+    lendable: tuple[str, ...],
+    lends: bool,
+) -> None:
+    config = structs.replace(CONFIG, companions=CompanionConfig(reservation="spares"))
+    job = Job(NODES, (), config, memory=True)
+    job.lendable, job.lends = lendable, lends
+    live_through(Weather(job), happenings, lasting)
+    if job.code is not None:
+        assert job.core.state.companions == {}
+
+
+def live_through(weather: Weather, happenings: list[tuple[str, int, float]], lasting: frozenset[str]) -> None:
+    """What happens, then calm, until the job gets on or has ended."""
+    job = weather.job
     job.ages = True
     job.slurm_says = (TAKEN, DONE)
-    weather = Weather(job)
     weather.live(20.0)
     for name, number, pause_s in happenings:
         if ALL[number] in (*job.core.state.slots, *job.core.state.spares):
@@ -266,4 +294,4 @@ def test_a_job_always_gets_on_or_ends(
     while job.mono < deadline and not weather.is_settled():
         weather.live(30.0)
     assert weather.is_settled(), f"stage {job.stage}; said {job.said[-6:]}"
-    assert {event.node for event in job.events(ev.NodeEvicted)} <= set(ALL)
+    assert {event.node for event in job.events(ev.NodeEvicted)} <= {*ALL, "n5", "n6"}

@@ -340,3 +340,83 @@ class TestFaultyDisk(DiskContract):
     @pytest.fixture
     def world(self, tmp_path: Path) -> FakeWorld:
         return FakeWorld(tmp_path)
+
+
+# -- two controllers -----------------------------------------------------------------------------------
+
+
+def started(epoch: int, known: int = -1) -> ev.ControllerStarted:
+    return ev.ControllerStarted(t=0.0, epoch=epoch, host="h", pid=1, port=1, known=known)
+
+
+def noted(text: str, epoch: int = 0) -> ev.Noted:
+    return ev.Noted(t=0.0, text=text, epoch=epoch)
+
+
+def lines(*events: ev.AnyEvent) -> bytes:
+    return b"".join(ev.encode_event(event) + b"\n" for event in events)
+
+
+def texts(data: bytes) -> list[str]:
+    return [event.text for event in parse(data)[0] if isinstance(event, ev.Noted)]
+
+
+def test_what_an_old_controller_writes_after_the_next_one_began_does_not_count() -> None:
+    data = lines(started(1, 0), noted("a", 1), started(2, 2), noted("late", 1), noted("b", 2))
+    assert texts(data) == ["a", "b"]
+    assert parse(data)[1] == len(data)
+    assert fold(parse(data)[0]).epoch == 2
+
+
+def test_nor_what_it_wrote_while_the_next_one_was_reading() -> None:
+    data = lines(started(1, 0), noted("a", 1), noted("unseen", 1), started(2, 2), noted("b", 2))
+    assert texts(data) == ["a", "b"]
+
+
+def test_nor_an_old_controller_that_begins_late() -> None:
+    data = lines(started(1, 0), started(3, 1), started(2, 1), noted("late", 2), noted("b", 3))
+    assert texts(data) == ["b"]
+    assert fold(parse(data)[0]).epoch == 3
+
+
+def test_journals_without_epochs_count_whole() -> None:
+    assert texts(lines(started(1), noted("a"), started(2), noted("b"))) == ["a", "b"]
+
+
+def test_each_event_has_the_epoch_of_its_controller(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.epoch = 4
+    journal.append(noted("a"))
+    assert journal.close()
+    assert [e.epoch for e in read(tmp_path / "j")] == [4]
+    assert journal.events == read(tmp_path / "j")
+
+
+def test_a_journal_with_lines_that_do_not_count_is_written_again_where_storage_lost_its_end(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(lines(started(1, 0), started(2, 1), noted("late", 1)))
+    journal = Journal(path)
+    journal.epoch = 3
+    journal.append(started(3, 2), noted("b"))
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) - 5)
+    journal.append(noted("c"))
+    assert journal.close()
+    assert path.read_bytes() == whole + lines(noted("c", 3))
+
+
+def test_what_storage_refused_is_not_tried_again_when_another_controller_has_the_job(tmp_path: Path) -> None:
+    path, disk = tmp_path / "j", FaultyDisk()
+    journal = Journal(path, disk)
+    journal.epoch = 1
+    journal.append(noted("a"))
+    disk.fail(errno.ESTALE)
+    journal.append(noted("late"))
+    journal.is_ours = lambda: False
+    disk.heal()
+    wait_for(lambda: journal.trouble == "another controller has taken over")
+    journal.abandon()
+    journal.close()
+    assert texts(path.read_bytes()) == ["a"]

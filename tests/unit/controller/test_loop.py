@@ -20,22 +20,27 @@ from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Disk, Journal
+from slurm_robust.controller.lender import Lender
 from slurm_robust.controller.loop import Background, Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import JobState
+from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.records import Allocation, Switch
+from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
 from slurm_robust.testing.fake_replayer import FakeReplayer
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -77,7 +82,20 @@ class Hands:
             requeuer=Requeuer(slurm, 7, 0, path / "requeue.jsonl", start_now=False),
             store=SharedTiers({Tier.STORAGE: self.store}),
             slurm=slurm,
+            shrinker=Shrinker(slurm, 7),
             tester=Tester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), ""),
+            lender=Lender(
+                slurm,
+                config.companions,
+                Lent(ALLOCATION),
+                job_id=7,
+                run=0,
+                run_id="7-abcd",
+                folder=directory.agents,
+                user="alice",
+                environ={},
+                clock=slurm.cluster.clock,
+            ),
         )
 
     def publish(self, generation: int, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
@@ -169,6 +187,56 @@ def test_leaf_switches_are_learnt_for_the_choice_of_peers(hands: Hands) -> None:
     )
     hands.loop._learn_switches()()
     assert hands.core.switches == {"n1": "s1", "n2": "s2"}
+
+
+def companion(hands: Hands) -> int:
+    """A companion of the job, running."""
+    request = SubmitRequest(
+        command=("x",), name="srobust-companion-7", comment="companion of job 7, run 7-abcd"
+    )
+    job = hands.slurm.submit(request)
+    assert hands.slurm.job(job).is_running
+    return job
+
+
+def test_the_suspect_of_a_companions_node_lies_where_its_epilog_looks(hands: Hands) -> None:
+    job = companion(hands)
+    suspect = Suspect(node="n3", job_id=job, t=1.7e9, reason="silent")
+    hands.do(fx.SaveSuspect(suspect=suspect, companion=job))
+    hands.wait(lambda: hands.slurm.job(job).is_finished)
+    folder = hands.store.path.parent.parent / str(job)
+    assert [path.name for path in (folder / "suspects").iterdir()] == ["n3.json"]
+    assert folder.stat().st_mode & 0o077 == 0
+    assert list((hands.store.path.parent / "suspects").glob("*")) == []
+
+
+def test_companions_are_ended_and_strays_swept(hands: Hands) -> None:
+    known, stray = companion(hands), companion(hands)
+    hands.do(fx.SweepCompanions(known=(known,)))
+    hands.wait(lambda: hands.slurm.job(stray).is_finished)
+    hands.wait(lambda: any("older companions" in e.text for e in noted(hands)))
+    assert hands.slurm.job(known).is_running
+    hands.do(fx.EndCompanions(jobs=(known,)))
+    hands.wait(lambda: hands.slurm.job(known).is_finished)
+
+
+def test_a_companion_that_slurm_does_not_cancel_is_reported(hands: Hands) -> None:
+    hands.slurm.cluster.unreachable = True
+    hands.do(fx.EndCompanions(jobs=(4711,)))
+    hands.wait(lambda: any("companion 4711 is not cancelled now" in e.text for e in noted(hands)))
+
+
+def test_an_error_of_the_lender_is_an_answer(hands: Hands) -> None:
+    source = Source(reservation="spares")
+    hands.do(fx.BorrowNodes(number=0, sources=(source,), missing=1, exclude=()))
+    hands.wait(lambda: any(isinstance(e, ev.NotLent) for e in hands.journal.events))
+    (refusal,) = [e for e in hands.journal.events if isinstance(e, ev.NotLent)]
+    assert "Slurm does not show the job" in refusal.reason
+
+
+def noted(hands: Hands) -> list[ev.Noted]:
+    hands.turn()
+    return [event for event in hands.journal.events if isinstance(event, ev.Noted)]
 
 
 def test_a_thousand_agents_that_join_cost_one_sync(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.cli.main import main
 from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig
@@ -320,12 +321,16 @@ def test_a_job_of_another_cluster_that_may_still_run_is_left_alone(tmp_path: Pat
     assert directory.journal.exists()
 
 
-def test_the_submit_time_is_slurms() -> None:
+def test_when_the_job_was_submitted_and_started_is_slurms_word() -> None:
     slurm = FakeSlurm()
-    job = slurm.submit(SubmitRequest(command=("x",)))
-    assert preflight.submit_time(slurm, job) == slurm.job(job).submit_time
+    number = slurm.submit(SubmitRequest(command=("x",)))
+    job = preflight.find_job(slurm, number)
+    assert job is not None
+    assert job == slurm.job(number)
+    assert structs.replace(job, submit_time=100.0, start_time=103.0).queued_s == 3.0
+    assert structs.replace(job, submit_time=None).queued_s is None
     slurm.cluster.unreachable = True
-    assert preflight.submit_time(slurm, job) is None
+    assert preflight.find_job(slurm, number) is None
 
 
 # -- A site's own rules for logs: refused before the job starts, obeyed while it runs, never in the way --

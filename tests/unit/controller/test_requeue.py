@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from slurm_robust.controller.requeue import PATIENCE_S, ending_for_good, forbid_requeue
+from slurm_robust.controller.effects import RequeueAnswer, Said
+from slurm_robust.controller.requeue import PATIENCE_S, Requeuer, ending_for_good, forbid_requeue
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
@@ -76,3 +79,15 @@ def test_outside_of_slurm_nothing_is_asked() -> None:
     assert ending_for_good(lambda: 64, environ={}) == 64
     with pytest.raises(ValueError, match="broken"):
         ending_for_good(lambda: int("broken"), environ={})
+
+
+def test_a_controller_that_was_overtaken_requeues_nothing(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    answers: list[RequeueAnswer] = []
+    job_id = started(slurm)
+    requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", start_now=False, is_ours=lambda: False)
+    requeuer.ask(("n1",), lambda what, ok, detail: None, answers.append)
+    (answer,) = answers
+    assert answer.said is Said.NOTHING
+    assert "taken over" in answer.detail
+    assert slurm.job(job_id).restart_count == 0

@@ -9,7 +9,7 @@ from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
-from slurm_robust.policy.checkpoints import LEAVING_S
+from slurm_robust.policy.checkpoints import LAST_STORE_S
 from tests.unit.controller.fake_job import Job
 
 REFUSED = RequeueAnswer(said=Said.REFUSED, detail="Requested operation is presently disabled")
@@ -107,7 +107,7 @@ def test_near_the_end_of_time_storage_is_waited_for_a_while_only() -> None:
     job.until(lambda: job.stage == "Saving")
     begun = job.mono
     job.until(lambda: bool(job.requeued))
-    assert LEAVING_S <= job.mono - begun < LEAVING_S + 5
+    assert LAST_STORE_S <= job.mono - begun < LAST_STORE_S + 5
 
 
 def test_what_a_refused_requeue_has_written_is_not_written_again() -> None:

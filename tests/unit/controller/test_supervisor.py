@@ -15,9 +15,11 @@ import pytest
 
 from slurm_robust.controller.preflight import PreflightError, load_plan
 from slurm_robust.controller.supervisor import MOST_ENDS, storage_error
+from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import KeysError
 from slurm_robust.wire.sockets import PortTaken
 from tests.waiting import wait_for
@@ -273,3 +275,73 @@ def test_a_plan_that_storage_does_not_give_is_waited_for(tmp_path: Path) -> None
 )
 def test_what_is_no_refusal_of_storage_is_not_waited_for(error: Exception) -> None:
     assert storage_error(error) is None
+
+
+# -- a controller of another host ------------------------------------------------------------------------
+
+FOLLOWING = """
+import os, sys
+from pathlib import Path
+from slurm_robust.controller import supervisor
+from slurm_robust.model.job import JobDirectory
+supervisor.FOLLOW_S, supervisor.FOLLOW_EVERY_S = float(sys.argv[2]), 0.05
+others = supervisor.Others(JobDirectory(Path(".")), 0)
+command = ["bash", "-c", sys.argv[1], "controller"]
+sys.exit(supervisor.Supervisor(command, pauses_s=[0.01], others=others).run())
+"""
+
+
+def follow(world: World, script: str, bound_s: float = 60.0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", FOLLOWING, f"echo >> starts; {script}", str(bound_s)]
+    supervisor = subprocess.Popen(
+        command, cwd=world.folder, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    world._supervisors.append(supervisor)
+    return supervisor
+
+
+OVERTAKEN = f"until test -e epochs/000001.json; do sleep 0.02; done; {over(76)}"
+
+
+def another_takes(world: World, *events: ev.AnyEvent) -> None:
+    take_epoch(world.folder / "epochs", host="elsewhere", addresses=(), port=1, pid=1, run_id="r")
+    with (world.folder / "journal.jsonl").open("ab") as journal:
+        journal.write(b"".join(ev.encode_event(event) + b"\n" for event in events))
+
+
+@pytest.mark.parametrize("code", [0, 93])
+def test_an_overtaken_supervisor_ends_with_the_code_that_the_journal_holds(world: World, code: int) -> None:
+    supervisor = follow(world, OVERTAKEN)
+    wait_for(lambda: world.starts)
+    another_takes(world)
+    another_takes(world, ev.RunEnded(t=0.0, code=code, reason="done"))
+    said, _ = supervisor.communicate(timeout=30)
+    assert supervisor.returncode == code
+    assert world.starts == 1
+    assert "waits for its end" in said
+
+
+def test_no_controller_is_started_over_that_of_another_host(world: World) -> None:
+    supervisor = follow(world, "until test -e epochs/000001.json; do sleep 0.02; done; kill -9 $$")
+    wait_for(lambda: world.starts)
+    another_takes(world)
+    another_takes(world, ev.RunEnded(t=0.0, code=7, reason="done"))
+    supervisor.communicate(timeout=30)
+    assert (supervisor.returncode, world.starts) == (7, 1)
+
+
+def test_slurm_ends_an_overtaken_supervisor(world: World) -> None:
+    supervisor = follow(world, OVERTAKEN)
+    wait_for(lambda: world.starts)
+    another_takes(world)
+    supervisor.terminate()
+    supervisor.communicate(timeout=30)
+    assert supervisor.returncode == 143
+
+
+def test_a_journal_that_does_not_grow_has_no_controller_any_more(world: World) -> None:
+    supervisor = follow(world, f"test $(wc -l < starts) = 2 && {over(5)}; {over(76)}", 0.5)
+    another_takes(world)
+    said, _ = supervisor.communicate(timeout=30)
+    assert supervisor.returncode == 5, said
+    assert "starting one here" in said

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
+from slurm_robust.model.companion import Source
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
@@ -54,6 +55,28 @@ def test_what_a_thousand_nodes_say_does_not_bury_the_timeline() -> None:
     texts = [entry.text for entry in timeline(report) if entry.what == "note"][1:]
     assert texts == [*(f"n{i}: no GPU" for i in range(8)), "and 992 more"]
     assert timeline(report)[-1].what == "over"
+
+
+def test_the_timeline_says_who_lent_a_node_and_who_did_not() -> None:
+    at, reserved = incident_journal.BEGIN + 1001, Source(reservation="spares")
+    asked = ev.Decided(t=at, incident=1, actions=(inc.Borrow(nodes=1, reason="x"),), reason="x")
+    told = [
+        ev.CompanionSubmitted(t=at, job_id=12, source=reserved),
+        ev.CompanionEnded(t=at, job_id=12, reason="it lends no node"),
+        ev.NotLent(t=at, source=reserved, reason="0 of 2 nodes free (n[5-6])"),
+        ev.CompanionSubmitted(t=at, job_id=13, source=Source()),
+        ev.CompanionStarted(t=at, job_id=13, node="n7"),
+    ]
+    killed = incident_journal.rank_killed()
+    (report,) = incident_reports([*incident_journal.start(), *killed[:2], *told, *killed[2:]])
+    assert [entry.text for entry in timeline(report) if entry.what == "companion"] == [
+        "companion 12 is to lend a node (reservation spares)",
+        "companion 12 ends: it lends no node",
+        "no node from reservation spares: 0 of 2 nodes free (n[5-6])",
+        "companion 13 is to lend a node (the partition)",
+        "companion 13 lends n7",
+    ]
+    assert actions_text(asked) == "ask for 1 node outside the allocation"
 
 
 def test_results_that_say_the_same_are_one_row_and_failures_come_first() -> None:

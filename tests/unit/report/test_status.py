@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.report.status import render, status_at, status_of
@@ -95,6 +99,9 @@ def test_from_where_the_newest_generation_continued() -> None:
     text = "step 1234 from memory (14 parts), peer (2)"
     assert text in shown(launched(tiers={"peer": 2, "memory": 14}))
     assert "restored" not in shown(launched(restore=None))
+    start = status_at([launched()], 3600.0).start
+    assert start is not None
+    assert start.generation == 2
 
 
 def test_an_incident_with_many_signs_shows_the_first_and_where_the_others_are() -> None:
@@ -147,3 +154,33 @@ def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:
     aside = ev.SpareSetAside(t=1.0, node="n2", reason="silent for 5.5 s", usable=True)
     assert "standby n2 (silent for 5.5 s)" in shown(taken, aside)
     assert "silent" not in shown(taken, aside, ev.SpareAnswers(t=2.0, node="n2"))
+
+
+def test_companions_and_their_nodes_are_shown() -> None:
+    events = (
+        run_started(),
+        ev.AllocationTaken(t=2.0, restart_count=0, nodes=("n1",), slots=("n1",), spares=()),
+        ev.CompanionSubmitted(t=3.0, job_id=12, source=Source(reservation="spares")),
+        ev.CompanionStarted(t=4.0, job_id=12, node="n5"),
+        ev.CompanionSubmitted(t=5.0, job_id=13, source=Source()),
+    )
+    status = status_at(events, 6.0)
+    assert status.spares == ("n5",)
+    console = Console(width=120, record=True)
+    console.print(render(status))
+    text = console.export_text()
+    assert "n5 by companion 12 (reservation spares); no node yet by companion 13 (the partition)" in text
+    ended = status_at((*events, ev.CompanionEnded(t=6.0, job_id=12, reason="over")), 7.0)
+    assert (ended.spares, list(ended.companions)) == ((), [13])
+
+
+def test_phases_by_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(folder), "--phases"]) == ExitCode.NO_INPUT
+    assert "none was launched yet" in capsys.readouterr().err
+    assert main(["status", str(folder), "--generation", "1"]) == ExitCode.USAGE
+    assert "add --phases" in capsys.readouterr().err
+    with (folder / "journal.jsonl").open("ab") as journal:
+        journal.write(ev.encode_event(launched()) + b"\n")
+    assert main(["status", str(folder), "--phases", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["generation"], shown["phases"]) == (2, [])

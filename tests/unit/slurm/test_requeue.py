@@ -341,6 +341,9 @@ def test_exclusions_leave_the_job_enough_nodes_to_start_on() -> None:
     silent = [msgspec.structs.replace(node, states=node.states | {"NOT_RESPONDING"}) for node in nodes]
     young = [node if node.name in first else unheard for node, unheard in zip(nodes, silent, strict=True)]
     assert affordable(first, young, wanted) == first, "slurmctld has only just started"
+    shrunk = msgspec.structs.replace(wanted, num_nodes=1)
+    assert affordable((*first, "n4"), nodes, shrunk) == (*first, "n4")
+    assert affordable((*first, "n4"), nodes, shrunk, wanted.num_nodes) == ("n2", "n3", "n4")
     drained = msgspec.structs.replace(nodes[7], states=frozenset({"IDLE", "DRAIN"}))
     elsewhere = msgspec.structs.replace(nodes[6], partitions=("other",))
     assert affordable(first, [*nodes[:6], elsewhere, drained], wanted) == ("n3",)

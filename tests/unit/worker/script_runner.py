@@ -67,9 +67,9 @@ class ScriptRunner:
             listener.close()  # as an agent does
         exited = self._wait(Exited)
         self._launcher.sweep()
-        steps = record.progress(time.monotonic()).step
+        steps, phases = record.progress(time.monotonic()).step, record.start_phases
         record.close()
-        return WorkerResult(exited, (folder / "out").read_text(), (folder / "err").read_text(), steps)
+        return WorkerResult(exited, (folder / "out").read_text(), (folder / "err").read_text(), steps, phases)
 
     def close(self) -> None:
         """End the zygote."""
@@ -86,14 +86,15 @@ class ScriptRunner:
 
 
 class WorkerResult:
-    """How a worker ended, what it printed and the optimizer steps that were counted (-1: none)."""
+    """How a worker ended, what it printed, the optimizer steps that were counted (-1: none), its start."""
 
-    def __init__(self, exited: Exited, out: str, err: str, steps: int) -> None:
+    def __init__(self, exited: Exited, out: str, err: str, steps: int, phases: dict[str, float]) -> None:
         self.exited = exited
         self.code = exited.code
         self.out = out
         self.err = err
         self.steps = steps
+        self.phases = phases
 
 
 def plain_python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

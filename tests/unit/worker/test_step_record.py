@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.wire.messages import Heartbeat, Phase, decode_to_controller, encode
-from slurm_robust.worker.step_record import NO_STEP, RankPhase, RecordError, StepRecord
+from slurm_robust.worker.step_record import NO_STEP, Mark, RankPhase, RecordError, StepRecord
 
 
 @pytest.fixture
@@ -32,7 +32,8 @@ def test_a_new_record_shows_no_step_and_its_own_age(record: StepRecord) -> None:
     progress = record.progress(record.created + 5.0)
     assert (progress.rank, progress.step, progress.reported) == (3, NO_STEP, False)
     assert progress.age_s == pytest.approx(5.0)
-    assert (progress.loss, progress.grad_norm, progress.restored_s) == (None, None, None)
+    assert (progress.loss, progress.grad_norm) == (None, None)
+    assert record.start_phases == {}
     assert (progress.checkpoint, record.requested_checkpoint) == (NO_STEP, NO_STEP)
 
 
@@ -76,13 +77,37 @@ def test_values_that_are_not_given_are_none_and_bad_values_are_shown(record: Ste
     assert (record.progress(0.0).loss, record.progress(0.0).grad_norm) == (None, math.inf)
 
 
-def test_checkpoint_and_restore_are_kept_beside_the_step(record: StepRecord) -> None:
-    record.set_restored(1.5)
+def test_a_checkpoint_is_kept_beside_the_step(record: StepRecord) -> None:
     record.report(10)
     record.set_checkpoint(10)
     record.report(11)
     progress = seen_from_outside(record).progress(0.0)
-    assert (progress.step, progress.checkpoint, progress.restored_s) == (11, 10, 1.5)
+    assert (progress.step, progress.checkpoint) == (11, 10)
+
+
+def test_marks_divide_the_start_into_phases_and_count_once(record: StepRecord) -> None:
+    agent = seen_from_outside(record)
+    for mark in Mark:
+        if mark is not Mark.STEPPED:
+            record.mark(mark)
+    record.count_optimizer_step()
+    record.report(0)
+    whole = time.monotonic() - record.created
+    found = agent.start_phases
+    assert list(found) == ["worker", "imports", "process group", "model", "restore", "first step"]
+    assert all(seconds >= 0 for seconds in found.values())
+    assert 0 < sum(found.values()) <= whole
+    record.mark(Mark.SCRIPT)
+    record.count_optimizer_step()
+    record.report(1)
+    assert agent.start_phases == found
+    agent.close()
+
+
+def test_the_time_until_a_mark_that_nobody_sets_counts_to_the_next_phase(record: StepRecord) -> None:
+    record.mark(Mark.RESTORED)  # a script may restore before it has a process group, or without any
+    record.mark(Mark.JOINED)
+    assert list(record.start_phases) == ["restore", "process group"]
 
 
 def test_a_request_reaches_the_worker(record: StepRecord) -> None:
@@ -124,7 +149,7 @@ def test_damage_to_both_slots_is_an_error(record: StepRecord) -> None:
 def test_foreign_files_are_refused(tmp_path: Path, record: StepRecord) -> None:
     short = tmp_path / "short"
     short.write_bytes(b"x")
-    with pytest.raises(RecordError, match="576 bytes"):
+    with pytest.raises(RecordError, match="640 bytes"):
         StepRecord.open(short)
     zeros = tmp_path / "zeros"
     zeros.write_bytes(bytes(576))

@@ -307,6 +307,28 @@ Own([w]).step()
     assert result.steps == 6 - 1
 
 
+@pytest.mark.parametrize("by", ["init_process_group('gloo')", "init_device_mesh('cpu', (1,))"])
+def test_phases_of_an_unmodified_script_are_measured(runner: ScriptRunner, tmp_path: Path, by: str) -> None:
+    write(
+        tmp_path,
+        f"""
+import time, torch
+from torch.distributed import init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+time.sleep(0.2)
+{by}
+w = torch.nn.Parameter(torch.ones(1))
+w.grad = torch.ones(1)
+torch.optim.SGD([w], lr=0.1).step()
+""",
+    )
+    env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    result = runner.run(("script.py",), tmp_path, env=env)
+    assert (result.code, result.err) == (0, "")
+    assert list(result.phases) == ["worker", "imports", "process group", "first step"]
+    assert result.phases["imports"] >= 0.2
+
+
 def test_a_compiled_optimizer_still_works(runner: ScriptRunner, tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -1,0 +1,97 @@
+"""The companions of a job: what was asked of them, what they lend, and their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slurm_robust.controller.context import Context
+from slurm_robust.controller.effects import BorrowNodes, EndCompanions, Lending, Now, Say, SweepCompanions
+from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Source
+
+
+class Companions:
+    """Follows them; :mod:`slurm_robust.controller.lender` speaks with Slurm."""
+
+    def __init__(self, context: Context, now: Now) -> None:
+        self._context = context
+        self._number = 0  # of the newest request
+        self._answer: Lending | None = None
+        self._asked: dict[int, int] = {}  # by companion the request that it is for
+        state = context.state
+        if context.rules.sources or state.companions:
+            waiting = [job for job, one in state.companions.items() if not one.node]
+            self._record_end(waiting, "the controller that asked for it ended", now)
+            context.emit(SweepCompanions(known=tuple(context.state.companions)))
+
+    @property
+    def answer(self) -> Lending | None:
+        """What came of the newest request, None until that is known."""
+        return self._answer
+
+    def borrow(self, missing: int, exclude: Iterable[str]) -> None:
+        """Ask for nodes; :attr:`answer` has what comes of it."""
+        self._number += 1
+        self._answer = None
+        self._context.emit(
+            BorrowNodes(
+                number=self._number,
+                sources=self._context.rules.sources,
+                missing=missing,
+                exclude=tuple(exclude),
+            )
+        )
+
+    def give_up(self) -> None:
+        """Wait for the answer no longer; what it brings is given back."""
+        self._number += 1
+
+    def on_companion(self, number: int, job_id: int, source: Source, now: Now) -> None:
+        """Companion ``job_id`` was submitted for request ``number``."""
+        self._asked[job_id] = number
+        self._context.record(ev.CompanionSubmitted(t=now.wall, job_id=job_id, source=source))
+        self._context.emit(Say(text=f"companion {job_id} is to lend a node ({source})"))
+
+    def on_lent(self, number: int, answer: Lending, now: Now) -> None:
+        """The answer to request ``number``."""
+        context = self._context
+        is_late = number != self._number or self._answer is not None
+        for job_id, node in {} if is_late else answer.nodes.items():
+            context.record(ev.CompanionStarted(t=now.wall, job_id=job_id, node=node))
+            context.emit(Say(text=f"companion {job_id} lends {node}"))
+        for source, why in answer.refusals:
+            context.record(ev.NotLent(t=now.wall, source=source, reason=why))
+            context.emit(Say(text=f"no node from {source}: {why}"))
+        over = [
+            job
+            for job, one in context.state.companions.items()
+            if not one.node and self._asked.get(job) == number
+        ]
+        if is_late:
+            self.end((*over, *answer.nodes), "it is not needed any more", now)
+            return
+        self._record_end(over, "it lends no node", now)
+        self._answer = answer
+
+    def end(self, jobs: Iterable[int], reason: str, now: Now) -> None:
+        """Cancel companions."""
+        if jobs := tuple(dict.fromkeys(jobs)):
+            self._record_end(jobs, reason, now)
+            self._context.emit(EndCompanions(jobs=jobs))
+
+    def end_all(self, reason: str, now: Now) -> None:
+        """Cancel all of them, also those that are asked for just now."""
+        self.give_up()
+        self.end(self._context.state.companions, reason, now)
+
+    def end_lender(self, node: str, reason: str, now: Now) -> int:
+        """Record the end of the companion that lends ``node``; its job id, 0 if there is none."""
+        job_id = self._context.state.lenders.get(node, 0)
+        if job_id:
+            self._record_end((job_id,), reason, now)
+        return job_id
+
+    def _record_end(self, jobs: Iterable[int], reason: str, now: Now) -> None:
+        for job_id in tuple(jobs):
+            if job_id in self._context.state.companions:
+                self._context.record(ev.CompanionEnded(t=now.wall, job_id=job_id, reason=reason))

@@ -1,0 +1,132 @@
+"""Taking nodes out of the allocation: evicted ones while the job runs, dead ones before it is requeued.
+
+Measured on 22.05 and 26.05: at ``scontrol update NodeList=`` slurmctld orders the nodes that are left out to
+end the job and run the epilog, and calls them idle *at once*. A node that does not respond gets no job; any
+other may get the next one within a second. So a node is given back only when Slurm knows that it does not
+respond, or when its slurmd takes a connection and so will run the epilog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from slurm_robust.controller.effects import GiveBackAnswer, Said
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import ControllerUnreachable, SlurmError, SlurmTimeout
+from slurm_robust.slurm.process import CommandTimeout
+from slurm_robust.slurm.records import Job, Node
+from slurm_robust.slurm.requeue import Clock, SystemClock
+from slurm_robust.util.hostlist import fold
+from slurm_robust.wire.sockets import answering
+
+Knock = Callable[[Mapping[str, tuple[str, int]]], frozenset[str]]
+Report = Callable[[str, bool, str], None]
+
+SHED_S = 20.0
+"""How long a requeue waits until Slurm has noticed that a dead node does not respond."""
+
+POLL_S = 0.5
+MOST_REFUSALS = 5
+
+
+class Shrinker:
+    """Gives nodes of one job back, as far as that harms nobody."""
+
+    def __init__(
+        self, slurm: SlurmClient, job_id: int, *, knock: Knock = answering, clock: Clock | None = None
+    ) -> None:
+        self._slurm = slurm
+        self._job_id = job_id
+        self._knock = knock
+        self._clock = clock or SystemClock()
+        self._refusals: dict[str, int] = {}
+
+    def give_back(self, node: str) -> GiveBackAnswer:
+        """Take one evicted node out of the allocation. Never raises for Slurm."""
+        try:
+            return self._give_back(node)
+        except (ControllerUnreachable, SlurmTimeout, CommandTimeout) as error:
+            return GiveBackAnswer(said=Said.NOTHING, detail=str(error))
+        except (SlurmError, OSError) as error:
+            # It may pass: where slurmdbd is slow, Slurm refuses to resize a job that began a moment ago.
+            self._refusals[node] = count = self._refusals.get(node, 0) + 1
+            said = Said.REFUSED if count >= MOST_REFUSALS else Said.NOTHING
+            return GiveBackAnswer(said=said, detail=str(error))
+
+    def _give_back(self, name: str) -> GiveBackAnswer:
+        config = self._slurm.config()
+        if "Epilog" not in config:
+            return GiveBackAnswer(
+                said=Said.REFUSED, detail="slurm.conf has no Epilog that would test it; the job keeps it"
+            )
+        job = self._slurm.job(self._job_id)
+        if name not in job.nodes:
+            return GiveBackAnswer(said=Said.DONE, detail="Slurm had taken it from the job")
+        if name == job.batch_host:
+            return GiveBackAnswer(said=Said.REFUSED, detail="it is the batch host")
+        (node,) = self._slurm.nodes([name])
+        if node.is_down:
+            return GiveBackAnswer(
+                said=Said.NOTHING, detail="Slurm takes it from the job by itself: it is DOWN"
+            )
+        if _is_offered(node) and not self._answering([node], config):
+            detail = (
+                "its slurmd takes no connection, and Slurm, which does not know, would offer it to others"
+            )
+            return GiveBackAnswer(said=Said.NOTHING, detail=detail)
+        self._shrink(job, [name])
+        return GiveBackAnswer(said=Said.DONE, detail="the epilog tests it")
+
+    def shed(self, silent: Sequence[str], report: Report) -> None:
+        """Take dead nodes out of the allocation, so that a requeue does not wait until Slurm gives them up.
+
+        Waits, bounded, until Slurm knows that they do not respond. Never raises for Slurm: without this the
+        requeue takes longer, and nothing else is lost.
+        """
+        try:
+            self._shed(silent, report)
+        except (SlurmError, CommandTimeout, OSError) as error:
+            report("shrink", False, str(error))
+
+    def _shed(self, silent: Sequence[str], report: Report) -> None:
+        if not silent:
+            return
+        clock, deadline = self._clock, self._clock.monotonic() + SHED_S
+        job, nodes = self._held(silent)
+        if unknown := [node for node in nodes if _is_offered(node)]:
+            alive = self._answering(unknown, self._slurm.config())
+            silent = [node for node in silent if node not in alive]
+            if len(alive) < len(unknown):
+                self._slurm.cancel(self._job_id, signal="CONT")  # has slurmctld try all nodes now
+            job, nodes = self._held(silent)
+        while any(map(_is_offered, nodes)) and clock.monotonic() < deadline:
+            clock.sleep(POLL_S)
+            job, nodes = self._held(silent)
+        if unnoticed := [node.name for node in nodes if _is_offered(node)]:
+            text = (
+                f"Slurm waits for {fold(unnoticed)}: it has not noticed within {SHED_S:.0f} s that it is dead"
+            )
+            report("shrink", False, text)
+        if dead := [node.name for node in nodes if not _is_offered(node)]:
+            self._shrink(job, dead)
+            report("shrink", True, f"without {fold(dead)}, for which the requeue would have waited")
+
+    def _held(self, silent: Sequence[str]) -> tuple[Job, tuple[Node, ...]]:
+        """The job, and those of ``silent`` that it holds and Slurm has not given up."""
+        job = self._slurm.job(self._job_id)  # anew: another thread may be at the same
+        held = [node for node in silent if node in job.nodes and node != job.batch_host and job.is_running]
+        return job, tuple(node for node in self._slurm.nodes(held) if not node.is_down)
+
+    def _shrink(self, job: Job, without: Sequence[str]) -> None:
+        self._slurm.shrink(self._job_id, [node for node in job.nodes if node not in without])
+
+    def _answering(self, nodes: Sequence[Node], config: Mapping[str, str]) -> frozenset[str]:
+        port = config.get("SlurmdPort", "")
+        if not port.isdecimal():
+            return frozenset()
+        return self._knock({node.name: (node.address, int(port)) for node in nodes})
+
+
+def _is_offered(node: Node) -> bool:
+    """Whether Slurm would give the node, once idle, to the next job."""
+    return node.responding and not node.is_down and not node.is_drained

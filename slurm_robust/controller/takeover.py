@@ -1,0 +1,192 @@
+"""``python -m slurm_robust.controller.takeover``: the supervisor on a node whose agent found the host dead.
+
+It does what the batch script would have done: keeps a controller running, tells it of the time limit and of
+Slurm's end of the job, and ends the job. Slurm knows a job's exit code by its batch script only, so a job
+that is over is requeued, and the next run ends at once with the code that the journal holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_robust.controller.effects import RequeueAnswer, Said
+from slurm_robust.controller.output import say, settle
+from slurm_robust.controller.preflight import Plan, load_plan
+from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.supervisor import Others, supervise
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import JobNotFound, SlurmError
+from slurm_robust.slurm.process import CommandTimeout
+from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.select import make_client
+
+WARN_S = 120.0
+"""Before the time limit, of which Slurm warns the batch script only."""
+
+WATCH_S = 5.0
+OUTPUT_S = 2.0
+
+BATCH_S = 20.0
+"""For a batch script that lives, behind a network that was cut, to end the job by itself."""
+
+FINISH_S = 3600.0
+"""For Slurm to take the end of the job."""
+
+PAUSE_S = 2.0
+_ENDED_BY_SLURM = frozenset({128 + signal.SIGTERM, 128 + signal.SIGINT})
+_NO_ANSWER = (SlurmError, CommandTimeout, OSError)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Supervise to the end of the job."""
+    parser = argparse.ArgumentParser(
+        prog="slurm_robust.controller.takeover", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--job-dir", type=Path, required=True)
+    parser.add_argument("--run-id", default="", help="the run that is in the job directory")
+    parser.add_argument("--epoch", type=int, required=True, help="of the controller that is silent")
+    parser.add_argument("--taken-from", required=True, help="the node of the controller that is silent")
+    parser.add_argument("--why", required=True, help="how that is known")
+    given = parser.parse_args(argv)
+    directory = JobDirectory(given.job_dir)
+    try:
+        plan = load_plan(directory, given.run_id)
+        _go_on_in(plan.output, directory.path / "takeover.log")
+        slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
+        code = take_over(directory, plan, slurm, given.epoch, given.taken_from, given.why)
+    except (SrobustError, OSError) as error:
+        say(f"no controller can take over: {error}")
+        code = int(ExitCode.JOB_DIR)
+    settle(OUTPUT_S)
+    return code
+
+
+def take_over(
+    directory: JobDirectory, plan: Plan, slurm: SlurmClient, epoch: int, taken_from: str, why: str
+) -> int:
+    """Keep a controller running until the job is over, then end the job; its exit code."""
+    node = os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
+    say(f"takeover: {why}; the controller runs on {node} now")
+    others = Others(directory, epoch)
+    if (code := others.end()) is None:
+        threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
+        options = ("--taken-from", taken_from, "--why", why)
+        code = supervise(directory.path, plan.run_id, *options, after=epoch)
+    if code not in (*_ENDED_BY_SLURM, ExitCode.REQUEUED):
+        for number in (signal.SIGTERM, signal.SIGUSR1):  # what is left to do outlives the run
+            signal.signal(number, signal.SIG_IGN)
+        finish(directory, plan, slurm, others.end())
+    return code
+
+
+def watch(slurm: SlurmClient, plan: Plan, signalled: Callable[[int], None] | None = None) -> None:
+    """Signal this process, as Slurm does with a batch script, before the time limit and when the job ends."""
+    tell = signalled or (lambda number: os.kill(os.getpid(), number))
+    is_warned = False
+    while True:
+        try:
+            job = slurm.job(plan.job_id)
+            if not _is_this_run(job, plan):
+                break
+            if not is_warned and job.end_time and job.end_time - slurm.now() < WARN_S:
+                is_warned = True
+                tell(signal.SIGUSR1)
+        except JobNotFound:
+            break
+        except _NO_ANSWER:
+            pass  # asked again
+        time.sleep(WATCH_S)
+    tell(signal.SIGTERM)
+
+
+def finish(directory: JobDirectory, plan: Plan, slurm: SlurmClient, code: int | None) -> None:
+    """End the job in Slurm's books, unless its batch script does.
+
+    ``code``: of a run that is over for good, else None.
+    """
+    deadline = time.monotonic() + BATCH_S
+    while (found := _batch_host(slurm, plan)) is not None:
+        host, is_down = found
+        if is_down or time.monotonic() >= deadline:
+            break
+        time.sleep(PAUSE_S)
+    else:
+        return
+    deadline = time.monotonic() + FINISH_S
+    while time.monotonic() < deadline:
+        if code is not None:
+            said = _requeue(directory, plan, slurm, (host,))
+            if said.said is Said.DONE:
+                say(f"the batch script is gone, so the job is requeued, to end at once with exit code {code}")
+                return
+            refused = said.detail if said.said is Said.REFUSED else ""
+        else:
+            refused = "the run ended without an end of the training"
+        try:
+            if refused:
+                say(f"the job has no batch script that could end it, and is cancelled: {refused}")
+                slurm.cancel(plan.job_id)
+                return
+        except _NO_ANSWER:
+            pass
+        time.sleep(PAUSE_S)
+
+
+def _batch_host(slurm: SlurmClient, plan: Plan) -> tuple[str, bool] | None:
+    """Its name, and whether Slurm has given it up; None if the job needs no end any more."""
+    try:
+        job = slurm.job(plan.job_id)
+        if not _is_this_run(job, plan):
+            return None
+        (host,) = slurm.nodes([job.batch_host or plan.nodes[0]])
+        return host.name, host.is_down
+    except JobNotFound:
+        return None
+    except _NO_ANSWER:
+        return plan.nodes[0], False
+
+
+def _requeue(
+    directory: JobDirectory, plan: Plan, slurm: SlurmClient, exclude: tuple[str, ...]
+) -> RequeueAnswer:
+    answers: list[RequeueAnswer] = []
+    requeuer = Requeuer(
+        slurm,
+        plan.job_id,
+        plan.restart_count,
+        directory.path / "requeue.jsonl",
+        nodes=plan.nodes,
+        start_now=plan.config.slurm.start_now,
+    )
+    requeuer.ask(exclude, lambda what, ok, detail: None, answers.append)
+    return answers[-1]
+
+
+def _is_this_run(job: Job, plan: Plan) -> bool:
+    return job.is_running and job.restart_count == plan.restart_count
+
+
+def _go_on_in(output: str, otherwise: Path) -> None:
+    """Append what this process and its children say to the job's own output."""
+    for path in filter(None, (output, str(otherwise))):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o644)
+        except OSError:
+            continue
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Is the controller's host dead, and who starts another controller? Pure.
+
+Agents that hear no controller probe the kernel of its host. Where that is silent, too, they vote by a file in
+the job directory, and probe the kernels of those that have voted: who reaches most of the voters is not cut
+off itself. Slurm's word on the host stands in for votes that are missing. No vote convicts a node: the next
+controller judges the host like any other node, and epochs keep the old one from doing harm if it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from slurm_robust.model.record import Record
+from slurm_robust.wire.probes import Place
+
+VOTERS = 7
+"""Nodes that are asked: enough for some to live, few enough for storage."""
+
+CANDIDATES = 28
+"""Of a large job only the first nodes, as Slurm lists them, read the journal to learn whether they vote."""
+
+PROBE_S = 1.0
+"""For how long a kernel is probed."""
+
+ASK_EVERY_S = 10.0
+"""Between two questions to Slurm about a host that answers."""
+
+AGAIN_S = 1.0
+"""Between two rounds of a voter."""
+
+FRESH_S = 20.0
+"""Votes that were cast this far apart belong to one silence."""
+
+TURN_S = 12.0
+"""What a voter leaves to each one before it: the start of a controller on a busy machine."""
+
+UNANSWERED_S = 180.0
+"""For a host that answers to bring its controller back; its supervisor waits for a minute at most."""
+
+MOST = 3
+"""Controllers that one agent starts."""
+
+
+class Vote(Record):
+    """A node that finds the host of the controller ``epoch`` dead, and where its own kernel is probed."""
+
+    node: str
+    epoch: int
+    place: Place
+    silent_s: float
+    reason: str
+
+
+def voters(
+    slots: Sequence[str], spares: Sequence[str], aside: Collection[str], unfit: Collection[str]
+) -> tuple[str, ...]:
+    """Who is asked, in the order in which they take over; nobody asks the host itself, which is ``unfit``."""
+    nodes = (*slots, *(spare for spare in spares if spare not in aside), *aside)
+    return tuple(node for node in dict.fromkeys(nodes) if node not in unfit)[:VOTERS]
+
+
+def quorum(voting: int) -> int:
+    """How many of so many voters have to agree: more than are on any other side of a cut, and never one."""
+    return max(2, voting // 2 + 1)
+
+
+def is_lost(silent_s: float, *, answers: bool, is_down: bool = False) -> bool:
+    """Whether a host counts as lost whose controller is silent.
+
+    ``answers``: its kernel does; ``is_down``: Slurm has given it up, since it has rebooted, say.
+    """
+    return not answers or is_down or silent_s > UNANSWERED_S
+
+
+def patience_s(own: str, agreeing: Sequence[str]) -> float:
+    """How long ``own`` leaves it to those before it; ``agreeing``: all that agree, in the order of voters."""
+    return TURN_S * agreeing.index(own)
+
+
+def describe(host: str, silent_s: float, *, answers: bool, agreeing: Sequence[str], slurm: str) -> str:
+    """Why another controller is started, with the numbers."""
+    kernel = "though its kernel answers" if answers else "nor does its kernel answer any probe"
+    text = f"the controller on {host} has not answered for {silent_s:.0f} s, {kernel} ({', '.join(agreeing)})"
+    return f"{text}; Slurm says: {slurm}" if slurm else text

@@ -1,0 +1,182 @@
+"""``srobust status --phases JOB``: what the time of one generation's start, and of a recovery, went into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.journal import fold
+from slurm_robust.model.record import Record
+from slurm_robust.model.startup import START_PHASES, PhaseTimes
+from slurm_robust.report.console import facts_table, section, show
+from slurm_robust.report.find import find, load_events
+from slurm_robust.report.incident_text import restored_text
+from slurm_robust.report.incidents import IncidentReport, incident_reports
+from slurm_robust.report.slurmview import make_slurm
+from slurm_robust.util.hostlist import fold as fold_nodes
+from slurm_robust.util.text import count, date_and_time, one_line
+
+MOST_SHOWN = 5
+"""Nodes of a phase on the screen; ``--json`` has more."""
+
+
+class NoSuchGeneration(SrobustError):
+    """The journal has no generation of that number."""
+
+    exit_code = ExitCode.NO_INPUT
+
+
+class GenerationStart(Record):
+    """The start of one generation: all that ``--json`` prints. Durations in seconds; None: not known."""
+
+    job_id: int
+    generation: int
+    t: float
+    """When it was launched, in seconds since 1970."""
+
+    slots: tuple[str, ...]
+    restored: str
+    """The checkpoint with which it began, "" for a fresh start."""
+
+    queued_s: float | None
+    """From submission or requeue to the start by Slurm, where it is the first generation of a run."""
+
+    took_s: float | None
+    """From the order to launch until all ranks had completed a step."""
+
+    phases: tuple[PhaseTimes, ...]
+    incident: int = 0
+    """The incident in which it was launched, 0 for none."""
+
+    stages: dict[str, float] = {}
+    """What the time from that fault until the first new step went into, in order."""
+
+    by_wall_clocks: bool = False
+    """Another controller ended that incident, so ``stages`` follow from the times of the journal's events."""
+
+
+def start_of(events: Sequence[ev.AnyEvent], generation: int | None = None) -> GenerationStart:
+    """The start of ``generation``, else of the newest. Raises :class:`NoSuchGeneration`."""
+    every = {e.generation: e for e in events if isinstance(e, ev.GenerationLaunched)}
+    number = max(every, default=0) if generation is None else generation
+    if number not in every:
+        has = f"it has {count(len(every), 'generation')}" if every else "none was launched yet"
+        raise NoSuchGeneration(f"the job has no generation {number}; {has}")
+    launched = every[number]
+    measured = next(
+        (e for e in reversed(events) if isinstance(e, ev.StartMeasured) and e.generation == number), None
+    )
+    incident = next((r for r in incident_reports(events) if number in r.generations[1:]), None)
+    stages = _measured_stages(incident) if incident is not None else {}
+    return GenerationStart(
+        job_id=fold(events).job_id,
+        generation=number,
+        t=launched.t,
+        slots=launched.slots,
+        restored=restored_text(launched),
+        queued_s=_queued_s(events, launched),
+        took_s=measured.took_s if measured is not None else None,
+        phases=measured.phases if measured is not None else (),
+        incident=incident.number if incident is not None else 0,
+        stages=stages or (_journal_stages(incident) if incident is not None else {}),
+        by_wall_clocks=incident is not None and not stages,
+    )
+
+
+def _queued_s(events: Sequence[ev.AnyEvent], launched: ev.GenerationLaunched) -> float | None:
+    """Known where ``launched`` is the first generation of its run."""
+    before = events[: events.index(launched)]
+    last = next(
+        (e for e in reversed(before) if isinstance(e, ev.AllocationTaken | ev.GenerationLaunched)), None
+    )
+    return last.queued_s if isinstance(last, ev.AllocationTaken) else None
+
+
+def _measured_stages(incident: IncidentReport) -> dict[str, float]:
+    closed = next((e for e in incident.events if isinstance(e, ev.IncidentClosed)), None)
+    return closed.stages if closed is not None else {}
+
+
+_ENDED_BY: dict[type[ev.AnyEvent], str] = {
+    ev.GenerationEnded: "stopping",
+    ev.Decided: "deciding",
+    ev.RequeueStarted: "saving",
+    ev.ControllerStarted: "without controller",
+    ev.GenerationLaunched: "gathering",
+    ev.FirstStep: "running",
+    ev.IncidentClosed: "repeating",
+}
+
+
+def _journal_stages(incident: IncidentReport) -> dict[str, float]:
+    """By the times of the events, of wall clocks."""
+    stages, before = {"detecting": incident.detect_s}, incident.t
+    for event in incident.events:
+        stage = _ENDED_BY.get(type(event))
+        if stage is not None and event.t >= before:
+            stages[stage] = round(stages.get(stage, 0.0) + event.t - before, 3)
+            before = event.t
+    return stages
+
+
+def main(name: str, *, generation: int | None, json: bool, job_dir: str | None) -> int:
+    """Print it. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchGeneration`."""
+    show(start_of(load_events(find(name, job_dir, make_slurm())), generation), render, json=json)
+    return 0
+
+
+def render(start: GenerationStart) -> RenderableType:
+    """The whole screen."""
+    queued = f"{start.queued_s:.0f} s from submission or requeue" if start.queued_s is not None else ""
+    took = f"{start.took_s:.2f} s after the launch" if start.took_s is not None else ""
+    rows = [
+        ("generation", f"{start.generation} of job {start.job_id} on {fold_nodes(start.slots)}"),
+        ("launched", date_and_time(start.t)),
+        ("restored", start.restored),
+        ("in Slurm's queue", queued),
+        ("first step", took),
+    ]
+    parts: list[RenderableType] = [facts_table((name, one_line(text)) for name, text in rows if text)]
+    if start.stages:
+        clocks = ", by wall clocks, since another controller began" if start.by_wall_clocks else ""
+        title = f"Recovery: incident {start.incident}, from the fault to the first new step (seconds{clocks})"
+        parts += section(title, _stages_table(start.stages))
+    if start.phases:
+        parts += section("Start of the nodes (seconds)", _phases_table(start.phases))
+    else:
+        parts.append(
+            "\nIts phases are not known yet: they are written down at its first step, or at its end."
+        )
+    return Group(*parts)
+
+
+def _stages_table(stages: dict[str, float]) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
+    for stage in (*stages, "all"):
+        table.add_column(one_line(stage), justify="right")
+    table.add_row(*(f"{spent:.2f}" for spent in (*stages.values(), sum(stages.values()))))
+    return table
+
+
+def _phases_table(phases: Sequence[PhaseTimes]) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
+    table.add_column("phase", no_wrap=True)
+    table.add_column("median", justify="right", no_wrap=True)
+    table.add_column("nodes, slowest first", overflow="fold")
+    table.add_column("what", style="dim", overflow="fold")
+    for times in phases:
+        shown = list(times.nodes.items())[:MOST_SHOWN]
+        more = f"; {times.measured - len(shown)} more" if times.measured > len(shown) else ""
+        table.add_row(
+            one_line(times.phase),
+            f"{times.median_s:.2f}",
+            Text(", ".join(f"{one_line(node)} {spent:.2f}" for node, spent in shown) + more),
+            START_PHASES.get(times.phase, ""),
+        )
+    return table

@@ -1,0 +1,116 @@
+"""The batch host dies, or is cut off, and a controller on another node goes on, on a real Slurm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.sandbox import Sandbox
+from tests.cluster.protected_job import ProtectedJob
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+
+TINY = "tiny.py --out OUT --steps"
+
+
+@pytest.fixture(scope="module")
+def reference(shared_sandbox: Sandbox) -> str:
+    """Hash of the weights after 60 steps of two ranks without a fault."""
+    job = ProtectedJob(shared_sandbox, f"{TINY} 60 --step-s 0", nodes=2)
+    assert job.wait_end() == 0, job.log
+    return job.out.read_text()
+
+
+def taken_over(job: ProtectedJob) -> ev.ControllerStarted:
+    """The controller that took over, when it is there."""
+    job.wait(lambda: [e for e in job.events(ev.ControllerStarted) if e.taken_from], 60, "takeover")
+    return next(e for e in job.events(ev.ControllerStarted) if e.taken_from)
+
+
+def test_the_batch_host_loses_its_power_and_training_goes_on_without_a_requeue(
+    sandbox: Sandbox, reference: str
+) -> None:
+    job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.3", nodes=3)
+    job.wait_step(5)
+    host = job.state.own_node
+    begun = time.time()
+    sandbox.fault.power_cut(host)
+    second = taken_over(job)
+    assert (second.taken_from, second.epoch) == (host, 2)
+    (recovered,) = job.wait_recovered(1)
+    print(f"takeover after {second.t - begun:.1f} s, new step after {recovered.t - begun:.1f} s")
+    assert recovered.t - begun < 45
+    assert job.state.restart_count == 0
+    assert host not in job.state.slots
+    sandbox.fault.restart_slurmctld()
+    job.wait(lambda: job.state.ended is not None, 120, "end of the run")
+    assert job.out.read_text() == reference
+    assert job.events(ev.RequeueStarted) == []
+    # Slurm learns the exit code by a next run that ends at once.
+    job.wait(lambda: job.slurm_state() in ("COMPLETED", ""), 180, "end of the job")
+    assert job.exit_code() == "0:0"
+    assert "takeover: the controller on" in job.log
+    assert job.log.count("controller 1 of job") == 1
+    assert "is requeued, to end at once with exit code 0" in job.log
+    assert "this run is over" in job.log
+    assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1, 2]
+
+
+def test_a_cut_network_of_the_batch_host_heals_and_one_controller_is_left(
+    sandboxes: Callable[..., Sandbox], reference: str
+) -> None:
+    patient = sandboxes(nodes=4, slurmd_timeout_s=300)
+    job = ProtectedJob(patient, f"--spares 1 {TINY} 60 --step-s 0.3", nodes=3)
+    job.wait_step(5)
+    host = job.state.own_node
+    patient.fault.cut_network(host)
+    until = time.monotonic() + 40
+    second = taken_over(job)
+    wait_for(lambda: time.monotonic() >= until, 45, "the cut")
+    patient.fault.heal_network(host)
+    job.wait_recovered(1)
+    assert job.wait_end(180) == 0
+    assert job.wait_left() == "0:0"
+    assert job.out.read_text() == reference
+    assert job.events(ev.RequeueStarted) == []
+    assert job.state.restart_count == 0
+    assert second.taken_from == host
+    assert job.state.epoch == 2
+    assert "has taken over; this one ends" in job.log
+    assert "waits for its end" in job.log
+    assert "is requeued" not in job.log
+
+
+@pytest.mark.soak
+def test_a_host_that_took_over_may_die_too(sandboxes: Callable[..., Sandbox], reference: str) -> None:
+    sandbox = sandboxes(nodes=6, slurmd_timeout_s=20)
+    job = ProtectedJob(sandbox, f"--spares 2 {TINY} 60 --step-s 0.3", nodes=4)
+    for incident in (1, 2):
+        job.wait_step(5 * incident)
+        host = job.state.own_node
+        sandbox.fault.power_cut(host)
+        job.wait_recovered(incident)
+        assert job.state.own_node != host
+        assert host not in job.state.slots
+    job.wait(lambda: job.state.ended is not None, 180, "end of the run")
+    assert job.out.read_text() == reference
+    assert job.state.restart_count == 0
+    job.wait(lambda: job.slurm_state() in ("COMPLETED", ""), 240, "end of the job")
+    assert job.exit_code() == "0:0"
+
+
+@pytest.mark.soak
+def test_a_batch_host_that_reboots_at_once_is_slurms(sandbox: Sandbox, reference: str) -> None:
+    """Slurm misses the batch script when the host registers, and requeues the job itself."""
+    job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.3", nodes=3)
+    job.wait_step(5)
+    host = job.state.own_node
+    sandbox.fault.power_cut(host)
+    sandbox.fault.boot(host)
+    assert job.wait_end(300) == 0
+    assert job.out.read_text() == reference
+    assert job.wait_left() == "0:0"

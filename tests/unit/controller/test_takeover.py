@@ -1,0 +1,235 @@
+"""The end of a job whose batch script may be gone, and what the next controller makes of a dead host."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from slurm_robust.config.job import JobConfig
+from slurm_robust.controller import takeover
+from slurm_robust.controller.__main__ import _fenced, _write_start
+from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.preflight import Plan, load_plan, save_plan
+from slurm_robust.controller.takeover import finish, watch
+from slurm_robust.controller.transitions import ToGathering, ToReconnecting
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.incident import Symptom
+from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.journal import read
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.wire.epochs import EpochRecord
+from slurm_robust.wire.messages import Phase
+from tests.unit.controller.fake_job import Job
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Its clock goes on when this process waits."""
+    slurm = FakeSlurm()
+    clock = slurm.cluster.clock
+    monkeypatch.setattr(takeover.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(takeover.time, "sleep", clock.advance)
+    return slurm
+
+
+def planned(slurm: FakeSlurm, folder: Path, *, requeue: bool = True) -> Plan:
+    job_id = slurm.submit(
+        SubmitRequest(command=("train.sh",), nodes=3, requeue=requeue, options=("--no-kill",))
+    )
+    config = JobConfig()
+    return Plan(
+        run_id="7-abcd",
+        job_id=job_id,
+        kind=CommandKind.SCRIPT,
+        command=("train.py",),
+        cwd=str(folder),
+        slots=2,
+        spares=1,
+        nproc_per_node=1,
+        restart_count=0,
+        nodes=("n1", "n2", "n3"),
+        config=structs.replace(config, slurm=structs.replace(config.slurm, start_now=False)),
+    )
+
+
+def test_without_its_batch_host_the_job_is_requeued_to_end(
+    slurm: FakeSlurm, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(slurm, tmp_path)
+    slurm.cluster.node_down("n1")
+    before = slurm.cluster.clock.now
+    finish(JobDirectory(tmp_path), plan, slurm, 0)
+    assert slurm.cluster.clock.now - before < takeover.BATCH_S
+    job = slurm.job(plan.job_id)
+    assert job.restart_count == 1
+    assert job.excluded_nodes == ("n1",)
+    assert "to end at once with exit code 0" in capfd.readouterr().out
+
+
+def test_a_batch_script_that_lives_has_the_time_to_end_the_job_itself(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    plan = planned(slurm, tmp_path)
+    ends = slurm.cluster.clock.now + 5
+    slurm.cluster.clock.on_advance.append(
+        lambda now: slurm.cluster.finish(plan.job_id) if ends <= now < ends + 3 else None
+    )
+    finish(JobDirectory(tmp_path), plan, slurm, 0)
+    job = slurm.job(plan.job_id)
+    assert (job.restart_count, job.states) == (0, {"COMPLETED"})
+
+
+def test_a_batch_script_that_does_not_end_is_not_waited_for_for_ever(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    plan = planned(slurm, tmp_path)
+    finish(JobDirectory(tmp_path), plan, slurm, 0)
+    assert slurm.job(plan.job_id).restart_count == 1
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_a_job_that_cannot_be_requeued_or_did_not_end_is_cancelled(
+    slurm: FakeSlurm, tmp_path: Path, code: int | None
+) -> None:
+    plan = planned(slurm, tmp_path, requeue=code is None)
+    slurm.cluster.node_down("n1")
+    finish(JobDirectory(tmp_path), plan, slurm, code)
+    assert slurm.job(plan.job_id).is_finished
+
+
+def test_a_silent_slurm_is_asked_again(slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan = planned(slurm, tmp_path)
+    slurm.cluster.unreachable = True
+    back = slurm.cluster.clock.now + 100
+    slurm.cluster.clock.on_advance.append(lambda now: setattr(slurm.cluster, "unreachable", now < back))
+    finish(JobDirectory(tmp_path), plan, slurm, 0)
+    assert slurm.job(plan.job_id).restart_count == 1
+
+
+def test_the_time_limit_and_the_end_come_as_signals(slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, told = planned(slurm, tmp_path), []
+    now = slurm.cluster.clock.now
+    slurm.cluster.put(slurm.job(plan.job_id), end_time=slurm.now() + 600)
+    ends = now + 700
+    slurm.cluster.clock.on_advance.append(
+        lambda now: slurm.cluster.finish(plan.job_id, "TIMEOUT") if ends <= now < ends + 5 else None
+    )
+    watch(slurm, plan, lambda number: told.append((number, slurm.cluster.clock.now - now)))
+    (warned, warned_s), (ended, _) = told
+    assert (warned, ended) == (signal.SIGUSR1, signal.SIGTERM)
+    assert 480 <= warned_s <= 486
+
+
+def test_a_plan_names_the_output_in_which_the_next_controller_goes_on(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    plan = structs.replace(planned(slurm, tmp_path), output="/home/alice/train-7.log")
+    save_plan(JobDirectory(tmp_path), plan)
+    assert load_plan(JobDirectory(tmp_path), "7-abcd").output == plan.output
+
+
+# -- the next controller ---------------------------------------------------------------------------------
+
+
+def taken_over(spares: tuple[str, ...] = ("n3",), returns: bool = False) -> Job:
+    """The controller on n2, after that on n1 died with its node."""
+    job = Job(slots=("n1", "n2"), spares=spares)
+    job.train_to(3)
+    started = ev.ControllerStarted(
+        t=job.wall, epoch=2, host="n2", pid=1, port=1, taken_from="n1", reason="dead"
+    )
+    later = Job(slots=("n1", "n2"), spares=spares, history=(*job.journal, started), first=ToReconnecting())
+    later.heartbeats = {node: b for node, b in job.heartbeats.items() if node != "n1" or returns}
+    if not returns:
+        later.dead.add("n1")
+    for node in later.heartbeats:
+        later.change(node)
+    return later
+
+
+def test_the_dead_host_gives_its_slot_to_a_standby_within_seconds() -> None:
+    job = taken_over()
+    begun = job.mono
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.mono - begun < 10
+    assert job.core.state.slots == ("n3", "n2")
+    assert "n1" in job.core.state.evicted
+    (opened,) = [e for e in job.journal if isinstance(e, ev.IncidentOpened)]
+    assert opened.symptom is Symptom.NODE_LOST
+
+
+def test_nor_is_an_agent_started_there_where_it_died_in_the_middle_of_a_recovery() -> None:
+    job = Job(slots=("n1", "n2"), spares=("n3",))
+    job.train_to(3)
+    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="a rank died", sealed_step=2)
+    started = ev.ControllerStarted(t=job.wall, epoch=2, host="n2", pid=1, port=1, taken_from="n1")
+    history = (*job.journal, ended, started)
+    later = Job(history=history, first=ToGathering(start=True, expected=True))
+    later.heartbeats = {node: b for node, b in job.heartbeats.items() if node != "n1"}
+    later.dead.add("n1")
+    for node in later.heartbeats:
+        later.change(node, phase=Phase.IDLE)
+    later.until(lambda: later.core.state.generation == 2)
+    assert later.started == []
+    assert later.core.state.slots == ("n3", "n2")
+
+
+def test_without_a_standby_it_is_waited_for_as_ever_and_then_requeued_without_it() -> None:
+    job = taken_over(spares=())
+    begun = job.mono
+    job.until(lambda: bool(job.requeued))
+    assert job.mono - begun > 8
+    assert job.requeued == [("n1",)]
+
+
+def test_a_host_that_was_only_cut_off_goes_on_training() -> None:
+    job = taken_over(returns=True)
+    job.train_to(9)
+    assert job.core.state.generation == 1
+    assert job.core.state.evicted == {}
+
+
+# -- the old controller --------------------------------------------------------------------------------
+
+
+def test_the_end_of_an_overtaken_controller_is_not_the_end_of_the_job(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert _fenced(93, journal) == 93
+    journal.is_ours = lambda: False
+    assert _fenced(93, journal) == ExitCode.OTHER_CONTROLLER
+
+
+def test_storage_that_hangs_or_refuses_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_robust.controller.__main__.FENCE_S", 0.1)
+    journal, never = Journal(tmp_path / "journal.jsonl"), threading.Event()
+    journal.is_ours = never.wait
+    assert _fenced(93, journal) == 93
+    never.set()
+
+    def refuse() -> bool:
+        raise OSError("stale")
+
+    journal.is_ours = refuse
+    assert _fenced(93, journal) == 93
+
+
+def test_a_controller_says_from_whom_it_took_over_and_its_successor_does_not(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    plan = planned(slurm, tmp_path)
+    epochs = (("n1", ""), ("n2", "n1"), ("n2", "n1"))
+    for number, (node, taken_from) in enumerate(epochs, 1):
+        journal = Journal(tmp_path / "journal.jsonl")
+        journal.epoch = number
+        epoch = EpochRecord(epoch=number, host=node, addresses=(), port=1, pid=1, run_id="r", node=node)
+        _write_start(journal, plan, epoch, taken_from, "it is dead")
+        assert journal.close()
+    found = [e for e in read(tmp_path / "journal.jsonl") if isinstance(e, ev.ControllerStarted)]
+    assert [(e.taken_from, e.reason) for e in found] == [("", ""), ("n1", "it is dead"), ("", "")]
+    assert [e.known for e in found] == [0, 2, 3]
