@@ -132,8 +132,7 @@ class Loop:
         self._beacons = beacons
         self._steps = steps
         self._requeuer, self._shrinker = requeuer, shrinker
-        self._store = store
-        self._slurm = slurm
+        self._store, self._slurm = store, slurm
         self._tester = tester
         self._lender = lender
         self._background = Background()

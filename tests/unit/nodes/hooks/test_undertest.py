@@ -1,0 +1,43 @@
+"""A node that a running job gives back is idle while its epilog tests it: the next prolog waits."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.nodes.hooks.record import DrainFile, OwnDrain
+from slurm_robust.nodes.hooks.undertest import under_test, wait_for_test
+from tests.unit.nodes.hooks.test_hook import ACT, Machine
+
+
+def test_nothing_is_waited_for_on_a_node_that_is_not_tested(tmp_path: Path) -> None:
+    assert not wait_for_test(tmp_path / "none", 600)
+    with under_test(tmp_path):
+        pass
+    assert not wait_for_test(tmp_path, 600)
+
+
+def test_the_end_of_the_test_is_waited_for_but_not_for_ever(tmp_path: Path) -> None:
+    waited: list[bool] = []
+    with under_test(tmp_path):
+        assert wait_for_test(tmp_path, 0.05)
+        prolog = threading.Thread(target=lambda: waited.append(wait_for_test(tmp_path, 600)))
+        prolog.start()
+        prolog.join(0.2)
+        assert prolog.is_alive()
+    prolog.join(10)
+    assert waited == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("reason", "code"), [("", 0), ("srobust: core is broken", 1)])
+def test_a_prolog_refuses_the_node_if_the_test_has_drained_it(tmp_path: Path, reason: str, code: int) -> None:
+    machine = Machine(tmp_path)
+    machine.configure(ACT, prolog_s=8)
+    state = tmp_path / "state"
+    with under_test(state):
+        DrainFile(state).save(OwnDrain(reason=reason))
+        assert machine.run("prolog") == code
+    assert reason in machine.errors
