@@ -84,13 +84,6 @@ class Companions:
         self.give_up()
         self.end(self._context.state.companions, reason, now)
 
-    def end_lender(self, node: str, reason: str, now: Now) -> int:
-        """Record the end of the companion that lends ``node``; its job id, 0 if there is none."""
-        job_id = self._context.state.lenders.get(node, 0)
-        if job_id:
-            self._record_end((job_id,), reason, now)
-        return job_id
-
     def _record_end(self, jobs: Iterable[int], reason: str, now: Now) -> None:
         for job_id in tuple(jobs):
             if job_id in self._context.state.companions:

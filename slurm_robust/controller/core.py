@@ -94,9 +94,9 @@ class Core(Context):
         self.witnesses: Final = Witnesses(self)
         self.liveness: Final = Liveness(self)
         self.checkpoints: Final = Checkpoints(self, now)
-        self.giving_back: Final = GivingBack(self, self.checkpoints)
-        self.monitor: Final = Monitor(self, now)
         self.companions: Final = Companions(self, now)
+        self.giving_back: Final = GivingBack(self, self.checkpoints, self.companions)
+        self.monitor: Final = Monitor(self, now)
         self.incidents: Final = Incidents(self)
         self.standbys: Final = Standbys(self)
         self.stacks: Final = StackBook(config.detect.stacks_s)
@@ -353,7 +353,7 @@ class Core(Context):
         """Use ``node`` no more in this job, and leave word why for who administers it."""
         self.record(ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident))
         cause = self.state.incident if incident else None
-        companion = self.companions.end_lender(node, f"{node} is evicted", now)
+        companion = self.state.lenders.get(node, 0)  # it ends when no copy on the node is needed
         suspect = Suspect(
             node=node,
             job_id=companion or self.state.job_id,

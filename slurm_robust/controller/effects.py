@@ -207,7 +207,7 @@ class SaveSuspect(Record):
 
     suspect: Suspect
     companion: int = 0
-    """It lends the node, and is cancelled then; 0 where none does."""
+    """It lends the node, and its epilog is told; 0 where none does."""
 
 
 class Say(Record):

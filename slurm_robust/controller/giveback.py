@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from slurm_robust.controller.checkpoints import Checkpoints
+from slurm_robust.controller.companions import Companions
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import GiveBack, GiveBackAnswer, Now, Said, Say
 from slurm_robust.model import events as ev
@@ -39,9 +40,10 @@ class GivingBack:
     All of it may be forgotten: the next controller finds the node evicted and held, and does the same.
     """
 
-    def __init__(self, context: Context, checkpoints: Checkpoints) -> None:
+    def __init__(self, context: Context, checkpoints: Checkpoints, companions: Companions) -> None:
         self._context = context
         self._checkpoints = checkpoints
+        self._companions = companions
         self._returns: dict[str, _Return] = {}
         self._looked = -math.inf
 
@@ -51,9 +53,8 @@ class GivingBack:
         if now.mono - self._looked < LOOK_EVERY_S:
             return
         self._looked, state = now.mono, context.state
-        if not context.config.slurm.give_back:
-            return
-        for node in state.held:
+        held = state.held if context.config.slurm.give_back else ()
+        for node in (*held, *state.lenders):
             if node in state.evicted and node not in state.slots and node != state.own_node:
                 self._follow(node, self._returns.setdefault(node, _Return()), now)
 
@@ -79,6 +80,11 @@ class GivingBack:
         if known.asked is not None and now.mono - known.asked < LOST_S:
             return
         if not self._checkpoints.can_spare(node, now) or self._is_ending(node, known, now):
+            return
+        if (companion := self._context.state.lenders.get(node)) is not None:
+            del self._returns[node]
+            self._context.fleet.forget(node)
+            self._companions.end((companion,), f"{node} is evicted", now)
             return
         known.asked = now.mono
         self._context.emit(GiveBack(node=node))

@@ -546,15 +546,11 @@ class Loop:
 
     def _save_suspect(self, effect: fx.SaveSuspect) -> None:
         def save() -> None:
-            if not effect.companion:
-                bundle.save_suspect(self._directory, effect.suspect)
-                return
-            try:  # where the epilog of that job looks for it
-                directory = JobDirectory(self._directory.path.parent / str(effect.companion))
+            directory = self._directory
+            if effect.companion:  # where the epilog of that job looks for it
+                directory = JobDirectory(directory.path.parent / str(effect.companion))
                 jobfolder.make(directory.path)
-                bundle.save_suspect(directory, effect.suspect)
-            finally:
-                self._end((effect.companion,))
+            bundle.save_suspect(directory, effect.suspect)
 
         self._save("suspect", f"the suspect of {effect.suspect.node}", save)
 

@@ -202,8 +202,6 @@ class Job:
                     self.lend(effect)
                 case fx.EndCompanions(jobs=jobs):
                     self.ended.extend(jobs)
-                case fx.SaveSuspect(companion=companion) if companion:
-                    self.ended.append(companion)
                 case fx.Exit(code=code):
                     self.code = code
 

@@ -14,6 +14,7 @@ from slurm_robust.model.exits import Witness
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.journal import fold
 from tests.unit.controller.fake_job import Job
+from tests.unit.controller.test_detection import alert
 
 SPARES = Source(reservation="spares")
 CONFIG = JobConfig(companions=CompanionConfig(reservation="spares", wait_s=20.0))
@@ -117,8 +118,10 @@ def test_a_companions_node_dies() -> None:
     job.power_cut("n5")
     job.until(lambda: job.core.state.generation == 3)
     assert job.core.state.slots == ("n1", "n6")
-    assert job.core.state.lenders == {"n6": 106}
+    job.train_to(5)
+    job.until(lambda: bool(job.ended))
     assert job.ended == [105]
+    assert job.core.state.lenders == {"n6": 106}
     assert [(s.node, s.job_id) for s in job.suspects] == [("n2", 7), ("n5", 105)]
     assert job.borrowed[-1].exclude == ("n2", "n5")
 
@@ -139,7 +142,27 @@ def test_a_lent_node_on_which_no_agent_comes_is_replaced() -> None:
     job.lose("n2")
     job.until(lambda: job.core.state.generation == 2, limit=900)
     assert job.core.state.slots == ("n1", "n6")
+    job.train_to(4)
+    job.until(lambda: bool(job.ended))
     assert job.ended == [105]
+
+
+def test_an_evicted_node_is_given_back_when_its_copies_are_not_needed() -> None:
+    job = borrower("n5", "n6", memory=True)
+    job.train_to(4)
+    job.lose("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    job.train_to(5)
+    job.change("n5", alerts=(alert(),))
+    job.until(lambda: job.core.state.generation == 3)
+    assert "n5" in job.core.state.evicted
+    job.pass_time(30)
+    assert job.ended == [], "what the next restore may need is in its memory"
+    for step in range(6, 10):
+        job.train_to(step)
+    job.until(lambda: bool(job.ended))
+    assert job.ended == [105]
+    assert job.kept["n5"] is False
 
 
 def test_the_owner_ends_the_job_while_it_waits_for_a_node() -> None:
