@@ -252,7 +252,8 @@ RULES = (
         name="slurm.slurmd_timeout",
         level=Level.NOTE,
         needs=("slurm",),
-        why="so long a silent node holds up a requeue, and the loss of the batch host is not acted upon",
+        why="so long the loss of the batch host is not acted upon, and a requeue waits for a dead node where "
+        "Slurm does not let jobs shrink (disable_job_shrink)",
         fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, only the batch host waits",
         source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
         judge=_slurmd_late,
