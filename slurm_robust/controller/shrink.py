@@ -1,9 +1,9 @@
 """Taking nodes out of the allocation: evicted ones while the job runs, dead ones before it is requeued.
 
-At ``scontrol update NodeList=`` slurmctld orders the nodes that are left out to
-end the job and run the epilog, and calls them idle *at once*. A node that does not respond gets no job; any
-other may get the next one within a second. So a node is given back only when Slurm knows that it does not
-respond, or when its slurmd takes a connection and so will run the epilog.
+At ``scontrol update NodeList=`` slurmctld orders the nodes that are left out to end the job and to run the
+epilog, and calls them idle *at once*. A node that does not respond gets no job; any other may get the next
+one within a second. So a node is given back only when Slurm knows that it does not respond, or when its
+slurmd takes a connection and so will run the epilog.
 """
 
 from __future__ import annotations
