@@ -1,9 +1,9 @@
 """Taking nodes out of the allocation: evicted ones while the job runs, dead ones before it is requeued.
 
-Measured on 22.05 and 26.05: at ``scontrol update NodeList=`` slurmctld orders the nodes that are left out to
-end the job and run the epilog, and calls them idle *at once*. A node that does not respond gets no job; any
-other may get the next one within a second. So a node is given back only when Slurm knows that it does not
-respond, or when its slurmd takes a connection and so will run the epilog.
+At ``scontrol update NodeList=`` slurmctld orders the nodes that are left out to end the job and to run the
+epilog, and calls them idle *at once*. A node that does not respond gets no job; any other may get the next
+one within a second. So a node is given back only when Slurm knows that it does not respond, or when its
+slurmd takes a connection and so will run the epilog.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slurm_robust.controller.effects import GiveBackAnswer, Said
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import ControllerUnreachable, SlurmError, SlurmTimeout
+from slurm_robust.slurm.errors import CommandFailed, ControllerUnreachable, SlurmError, SlurmTimeout
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Job, Node
 from slurm_robust.slurm.requeue import Clock, SystemClock
@@ -108,7 +108,12 @@ class Shrinker:
             )
             report("shrink", False, text)
         if dead := [node.name for node in nodes if not _is_offered(node)]:
-            self._shrink(job, dead)
+            try:
+                self._shrink(job, dead)
+            except CommandFailed:
+                # Where there is no slurmdbd, Slurm refuses to resize a job twice within some seconds.
+                clock.sleep(POLL_S)
+                self._shrink(job, dead)
             report("shrink", True, f"without {fold(dead)}, for which the requeue would have waited")
 
     def _held(self, silent: Sequence[str]) -> tuple[Job, tuple[Node, ...]]:

@@ -8,6 +8,7 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
+from slurm_robust.sandbox.boot import slurm_version
 from tests.cluster.checked_nodes import CheckedNodes, install, slurm_conf
 from tests.cluster.installed_hooks import ROOT
 from tests.cluster.protected_job import ProtectedJob
@@ -24,7 +25,7 @@ def checked(
     folder = ROOT / "build" / "test-giveback"
     folder.mkdir(parents=True, exist_ok=True)
     install(folder)
-    sandbox = sandboxes(nodes=4, slurm_conf_lines=slurm_conf(folder))
+    sandbox = sandboxes(nodes=4, accounting=False, slurm_conf_lines=slurm_conf(folder))
     nodes = CheckedNodes(sandbox)
     nodes.clean()
     yield nodes
@@ -51,8 +52,11 @@ def test_an_evicted_node_is_tested_and_drained_while_the_job_trains(checked: Che
 
 def test_a_dead_node_holds_up_no_requeue(sandboxes: Callable[..., Sandbox]) -> None:
     """SlurmdTimeout is Slurm's default of 300 s."""
-    sandbox = sandboxes(nodes=4)
-    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=3)
+    expedites = slurm_version() >= (25, 11)
+    lines = ("SlurmctldParameters=enable_expedited_requeue",) if expedites else ()
+    sandbox = sandboxes(nodes=4, accounting=False, slurm_conf_lines=lines)
+    options = ("--requeue=expedite",) if expedites else ()
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=3, sbatch=options)
     job.wait_step(5)
     dead = job.state.slots[-1]
     sandbox.fault.power_cut(dead)
