@@ -103,9 +103,15 @@ def log(job: LocalJob) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def printed_pid(job: LocalJob) -> int:
-    """Of the script in the rehearsal."""
-    wait_for(lambda: "pid " in log(job) and log(job).endswith("\n"), 120)
+def printed_pid(job: LocalJob, *controllers: ScriptedController) -> int:
+    """Of the script in the rehearsal. ``controllers`` go on answering meanwhile."""
+
+    def has_come() -> bool:
+        for controller in controllers:
+            controller.pump()
+        return "pid " in log(job) and log(job).endswith("\n")
+
+    wait_for(has_come, 120)
     return int(log(job).split("pid ")[1].split()[0])
 
 
@@ -146,7 +152,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(make_job: MakeJob) -> 
     job = make_job(HANG)
     controller = up(job)
     controller.send("n1", order(limit_s=8.0))
-    pid = printed_pid(job)
+    pid = printed_pid(job, controller)
     wait_for(lambda: len(family(pid)) == 2, 20)
     mine = family(pid)
     found = controller.wait_for("n1", lambda b: b.rehearsal is not None and bool(b.rehearsal.reason), 60)
@@ -208,7 +214,7 @@ def test_a_node_that_is_needed_ends_it_at_once(make_job: MakeJob) -> None:
     job = make_job(f"import os\nif os.environ.get('SROBUST_REHEARSAL'):\n    exec({HANG!r})\n")
     controller = up(job)
     controller.send("n1", order())
-    pid = printed_pid(job)
+    pid = printed_pid(job, controller)
     wait_for(lambda: len(family(pid)) == 2, 20)
     mine = family(pid)
     controller.launch("n1", 1, (0, 1))
@@ -222,7 +228,7 @@ def test_it_ends_with_its_agent(make_job: MakeJob) -> None:
     job = make_job("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(1000)\n")
     controller = up(job)
     controller.send("n1", order())
-    pid = printed_pid(job)
+    pid = printed_pid(job, controller)
     job.agents["n1"].send_signal(signal.SIGKILL)
     wait_for(lambda: not is_alive(pid), 10)
 
