@@ -249,8 +249,8 @@ RULES = (
         name="slurm.slurmd_timeout",
         level=Level.NOTE,
         needs=("slurm",),
-        why="so long Slurm keeps a job that has lost its batch host, and a requeue waits for a dead node where "
-        "jobs may not shrink (disable_job_shrink)",
+        why="so long Slurm keeps a job that has lost its batch host, and a requeue waits for a dead node "
+        "where jobs may not shrink (disable_job_shrink)",
         fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, training goes on meanwhile",
         source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
         judge=_slurmd_late,
