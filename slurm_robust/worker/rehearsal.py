@@ -58,6 +58,9 @@ _HOME_CACHES = (".cache", ".triton", ".nv")
 # Devices and shared memory; a process's own entries; the pipes of NVIDIA's MPS.
 _ALWAYS = ("/dev", "/proc", "/tmp/nvidia-mps")
 
+# Trackers of experiments keep what they get to themselves then, by their own documentation.
+_TRACKERS = {"WANDB_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "debug"}
+
 
 class Task(Record):
     """One rehearsal, as the agent orders it."""
@@ -123,6 +126,7 @@ def _prepare_files(task: Task, environ: MutableMapping[str, str]) -> None:
             continue  # the script may not need it
     allowed = (*made, *_ALWAYS, *(os.path.expanduser(f"~/{name}") for name in _HOME_CACHES))
     environ["TMPDIR"] = tempfile.tempdir = task.scratch
+    environ |= {**_TRACKERS, "MLFLOW_TRACKING_URI": f"file://{task.scratch}/mlflow"}
     sys.dont_write_bytecode = True
     Diversion(allowed, f"{task.scratch}/diverted").begin()
     if not confine_changes(allowed):

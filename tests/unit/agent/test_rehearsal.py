@@ -233,6 +233,14 @@ def test_it_ends_with_its_agent(make_job: MakeJob) -> None:
     wait_for(lambda: not is_alive(pid), 10)
 
 
+def test_trackers_of_experiments_are_told_to_report_nothing(make_job: MakeJob) -> None:
+    job = make_job("import os; print(os.environ['WANDB_MODE'], os.environ['MLFLOW_TRACKING_URI'])")
+    assert rehearse(up(job), order()).state is RehearsalState.PASSED
+    mode, uri = log(job).split()[-2:]
+    assert mode == "disabled"
+    assert uri.startswith("file:///")
+
+
 def test_it_is_nice_and_the_first_that_the_kernel_kills(make_job: MakeJob) -> None:
     script = "import os; print(os.nice(0), open('/proc/self/oom_score_adj').read())"
     job = make_job(script)
