@@ -1,17 +1,14 @@
 """Lets this process and its children change files below some folders only.
 
-By Landlock, which every user may use (Linux 5.13): the kernel refuses, whoever in the process asks. Where the
-kernel has none, an audit hook refuses what the process's own Python code asks for, and no more.
+By Landlock, which every user may use (Linux 5.13): the kernel refuses, whoever in the process asks.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import struct
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 # System calls of Landlock, the same on every architecture.
@@ -27,17 +24,19 @@ _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _REFER_SINCE, _TRUNCATE_SINCE = 2, 3
 
 
-def confine_changes(folders: Iterable[str]) -> bool:
+class NoLandlock(Exception):
+    """This kernel has no Landlock, or it is switched off."""
+
+
+def confine_changes(folders: Iterable[str]) -> None:
     """From now on files can be changed below ``folders`` only; those that are not there are left out.
 
-    What is open stays so. Called while there is one thread. False where only Python's own calls are refused.
-    Raises ``OSError``.
+    What is open stays so. Called while there is one thread. Raises :class:`NoLandlock`, ``OSError``.
     """
     places = [folder for folder in map(os.path.realpath, folders) if os.path.isdir(folder)]
     version = _call(_CREATE, None, 0, _GET_VERSION)
     if version < 1:
-        sys.addaudithook(_guard(places))
-        return False
+        raise NoLandlock("this kernel cannot keep it from changing files (no Landlock, see landlock(7))")
     changes = _CHANGES
     changes |= _REFER if version >= _REFER_SINCE else 0
     changes |= _TRUNCATE if version >= _TRUNCATE_SINCE else 0
@@ -50,7 +49,6 @@ def confine_changes(folders: Iterable[str]) -> bool:
         raise OSError(ctypes.get_errno(), "prctl")
     _checked(_RESTRICT, rules, 0)
     os.close(rules)
-    return True
 
 
 def _call(*arguments: Any) -> int:
@@ -66,34 +64,3 @@ def _checked(*arguments: Any) -> int:
         raise OSError(number, f"Landlock: {os.strerror(number)}")
     return result
 
-
-_OPEN_TO_CHANGE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Python's audit events, with how many of their first arguments are paths that would change.
-_CHANGING = {
-    "os.remove": 1,
-    "os.rename": 2,
-    "os.mkdir": 1,
-    "os.rmdir": 1,
-    "os.truncate": 1,
-    "os.link": 2,
-    "os.symlink": 2,
-}
-
-
-def _guard(places: list[str]) -> Callable[[str, tuple[Any, ...]], None]:
-    allowed = tuple(place.rstrip("/") + "/" for place in places)
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, _, flags = arguments
-            paths = (path,) if isinstance(flags, int) and flags & _OPEN_TO_CHANGE else ()
-        else:
-            paths = arguments[: _CHANGING.get(event, 0)]
-        for path in paths:
-            if not isinstance(path, (str, bytes, os.PathLike)):
-                continue  # a descriptor, which is open
-            name = os.path.realpath(os.fsdecode(path))
-            if not f"{name}/".startswith(allowed):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fsdecode(path))
-
-    return hook

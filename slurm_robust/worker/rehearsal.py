@@ -24,13 +24,13 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.util import process
-from slurm_robust.util.confine import confine_changes
+from slurm_robust.util.confine import NoLandlock, confine_changes
 from slurm_robust.worker import crash, script, trial
 from slurm_robust.worker.diverted import Diversion
 from slurm_robust.worker.fakegroup import NoFakeGroup, pretend_world
 
 IMPOSSIBLE = 75
-"""Exit code where this torch allows no rehearsal."""
+"""Exit code where this torch or this kernel allows no rehearsal."""
 
 NICENESS = 10
 """A standby has nothing else to do; where nodes share CPUs, as in a sandbox, training comes first."""
@@ -95,8 +95,8 @@ def main() -> None:
     code = 1
     try:
         code = _rehearse(task)
-    except NoFakeGroup as error:
-        crash.leave(WorkerError(type="NoFakeGroup", message=str(error)), task.error)
+    except (NoFakeGroup, NoLandlock) as error:
+        crash.leave(WorkerError(type=type(error).__name__, message=str(error)), task.error)
         code = IMPOSSIBLE
     except BaseException as error:  # noqa: BLE001 - what ends a script is reported, whatever it is
         code = _report(error, task)
@@ -129,12 +129,7 @@ def _prepare_files(task: Task, environ: MutableMapping[str, str]) -> None:
     environ |= {**_TRACKERS, "MLFLOW_TRACKING_URI": f"file://{task.scratch}/mlflow"}
     sys.dont_write_bytecode = True
     Diversion(allowed, f"{task.scratch}/diverted").begin()
-    if not confine_changes(allowed):
-        print(
-            "slurm_robust: this kernel has no Landlock: only what the script's own Python code changes is "
-            "checked",
-            file=sys.stderr,
-        )
+    confine_changes(allowed)
 
 
 def _user() -> str:
