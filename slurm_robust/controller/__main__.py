@@ -54,6 +54,7 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.fence import fenced
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.files import write_atomically
@@ -117,6 +118,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         journal = Journal(directory.journal)
         journal.epoch = epoch.epoch
         journal.is_ours = lambda: not is_overtaken(directory.epochs, epoch.epoch)
+        slurm = fenced(slurm, journal.is_ours)
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)
         write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
@@ -160,6 +162,8 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         code = _fenced(loop.run(), journal)
     if code == ExitCode.OTHER_CONTROLLER:
         journal.abandon()
+    else:
+        steps.kill()
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
@@ -173,7 +177,7 @@ def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[
     where = f"{count(state.placement.world_size, 'rank')} on {fold_nodes(state.slots)}"
     spares = f", standby {fold_nodes(state.spares)}" if state.spares else ""
     mode = "; observe mode: nothing is done about faults" if plan.config.mode == "observe" else ""
-    generation = state.generation if state.running else state.generation + 1
+    generation = state.generation if state.running else state.next_generation
     output = directory.worker_log(generation, 0, "out")
     # By its id a job is found only where it is in the usual place.
     usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None

@@ -401,7 +401,6 @@ class Loop:
             self._socket.send(identity, effect.message)
 
     def _exit(self, effect: fx.Exit) -> None:
-        self._steps.kill()
         self._code = effect.code
 
     def _start_agents(self, effect: fx.StartAgents) -> None:

@@ -32,6 +32,10 @@ MOST_PLACES = 32
 """Places of hangs and slowdowns that are remembered."""
 
 
+TAKEOVER_GAP = 10
+"""A controller launches fewer generations before it sees that another one has taken over. Their numbers are
+left out, so that no two worlds ever write checkpoints of one name."""
+
 _MOST_OF_IT = 0.5  # of a run's time
 _NEAR_S = 600.0  # hardly anybody has Slurm warn earlier before a time limit
 
@@ -73,6 +77,8 @@ class JobState(Record, dict=True):
     """Where the newest controller runs."""
     taken_from: str = ""
     """The node from which it took over, "" where it did not."""
+    fresh_generation: int = 0
+    """Numbers below this may have been used by a controller that was taken over, unknown to the newer one."""
     slots: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
@@ -129,6 +135,11 @@ class JobState(Record, dict=True):
     """How many runs before it, one after the other, were :meth:`is_in_vain` at their end."""
     requeueing: ev.RequeueStarted | None = None
     ended: ev.RunEnded | None = None
+
+    @property
+    def next_generation(self) -> int:
+        """Number of the generation to launch; no other controller has used it."""
+        return max(self.generation + 1, self.fresh_generation)
 
     @cached_property
     def placement(self) -> Placement:
@@ -200,8 +211,14 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
 def _(event: ev.ControllerStarted, state: JobState) -> JobState:
     ended = state.ended if state.ended is not None and state.ended.final else None
     own = event.node or event.host
+    fresh = state.generation + TAKEOVER_GAP if event.taken_from else state.fresh_generation
     return msgspec.structs.replace(
-        state, epoch=event.epoch, own_node=own, taken_from=event.taken_from, ended=ended
+        state,
+        epoch=event.epoch,
+        own_node=own,
+        taken_from=event.taken_from,
+        fresh_generation=fresh,
+        ended=ended,
     )
 
 

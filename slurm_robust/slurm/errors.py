@@ -5,6 +5,7 @@
     SlurmError                      fix: what the reader can do about it
      ├─ NotInAllocation             this process does not belong to a Slurm job
      ├─ BackendUnavailable          the backend asked for cannot be used here
+     ├─ NotFenced                   another controller has the job, or that is not known
      └─ SlurmCommandError           carries command, returncode, stdout, stderr
          ├─ SlurmCommandMissing     the program is not on the PATH
          ├─ SlurmTimeout            no answer in time; whether it took effect is unknown
@@ -53,6 +54,10 @@ class BackendUnavailable(SlurmError):
     """The client backend that was asked for cannot work here."""
 
     fix = "use slurm.backend: auto (or cli), which needs only Slurm's own commands"
+
+
+class NotFenced(SlurmError):
+    """A controller changes nothing in Slurm while it does not know that the job is still its own."""
 
 
 class SlurmCommandError(SlurmError):

@@ -141,6 +141,8 @@ def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
     if job.restart_count <= order.ending_run:
         if job.is_completing:
             return Wait(why="the run is ending for another reason")
+        if not job.is_pending:
+            return Wait(why=f"the job is {_states(job)}")  # on its way to another state
         return End(ok=False, why=f"the job is {_states(job)} in run {job.restart_count} already")
     pending = _exclude(order, job, memory) or _release(order, job, memory)
     if order.until is Until.EXCLUDED and not isinstance(pending, Do):

@@ -9,8 +9,9 @@ from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.records import Gres, SlurmVersion
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 
-# A job in one of these is also PENDING, but text output shows only one state.
+# A job in one of these is also PENDING, or RUNNING, but text output shows only one state.
 _WAITING = frozenset({"EXPEDITING", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+_WORKING = frozenset({"RESIZING", "SIGNALING", "STOPPED"})
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "none"})
 
 NEVER_S = 65534
@@ -65,9 +66,11 @@ def parse_states(text: str) -> frozenset[str]:
 
 
 def parse_job_states(text: str) -> frozenset[str]:
-    """As ``parse_states``, and PENDING where Slurm's text names in its place what the job waits in."""
+    """As ``parse_states``, and PENDING or RUNNING where Slurm's text has something else in its place."""
     states = parse_states(text)
-    return states | {"PENDING"} if states & _WAITING else states
+    if states & _WAITING:
+        return states | {"PENDING"}
+    return states | {"RUNNING"} if states & _WORKING else states
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:

@@ -63,4 +63,3 @@ def _checked(*arguments: Any) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"Landlock: {os.strerror(number)}")
     return result
-

@@ -126,7 +126,7 @@ def _prepare_files(task: Task, environ: MutableMapping[str, str]) -> None:
             continue  # the script may not need it
     allowed = (*made, *_ALWAYS, *(os.path.expanduser(f"~/{name}") for name in _HOME_CACHES))
     environ["TMPDIR"] = tempfile.tempdir = task.scratch
-    environ |= {**_TRACKERS, "MLFLOW_TRACKING_URI": f"file://{task.scratch}/mlflow"}
+    environ.update(_TRACKERS, MLFLOW_TRACKING_URI=f"file://{task.scratch}/mlflow")
     sys.dont_write_bytecode = True
     Diversion(allowed, f"{task.scratch}/diverted").begin()
     confine_changes(allowed)

@@ -50,7 +50,7 @@ class Launching:
         core.record(
             ev.GenerationLaunched(
                 t=now.wall,
-                generation=state.generation + 1,
+                generation=state.next_generation,
                 slots=state.slots,
                 master=f"{first.address}:{first.rendezvous_port}",
                 restore=plan.ref if plan else None,

@@ -414,6 +414,11 @@ def test_text_of_26_05_names_only_what_a_pending_job_waits_in(state: str, held: 
         assert (job.is_pending, job.held, job.is_finished, job.restart_count) == (True, held, False, 1)
 
 
+@pytest.mark.parametrize("state", ["SIGNALING", "RESIZING", "STOPPED"])
+def test_text_names_only_what_is_done_with_a_running_job(state: str) -> None:
+    assert values.parse_job_states(state) == {"RUNNING", state}
+
+
 def test_json_numbers() -> None:
     assert jsonforms.number({"set": True, "infinite": False, "number": 7}) == 7
     assert jsonforms.number({"set": False, "infinite": True, "number": 0}) is None
