@@ -22,7 +22,6 @@ from rich.table import Table
 
 from benchmarks import common, timeline
 from benchmarks.samples import Summary, interleaved
-from slurm_robust.config.job import JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import read
 from slurm_robust.policy.spares import PAPER_RATE, QUANTILE, REPLENISH_DAYS, at_once, failing
@@ -139,11 +138,10 @@ _REQUEUE, _RESUBMIT, _SHORT = "requeue, tuned", "resubmission", "more lost than 
 
 def cases(nodes: int, *, all_of_was: bool) -> list[Case]:
     """One node lost, by each way; with ``all_of_was`` also what the WAS needs beyond."""
-    no_shared = "" if hasattr(JobConfig(), "shared_spares") else "jobs do not use shared spares yet"
     found = [
         Case(_WARM, nodes, 1, 1, srobust),
         Case(_COLD, nodes, 1, 1, srobust_cold),
-        Case(_SHARED, nodes, 1, 0, srobust, no_shared or "no case for it is written yet"),
+        Case(_SHARED, nodes, 1, 0, srobust, "no case for it is written yet"),
         Case(_REQUEUE, nodes, 1, 0, srobust),
         Case(_RESUBMIT, nodes, 1, 0, resubmission),
     ]

@@ -117,10 +117,10 @@ class Rehearsals:
         if process is not None and (code := _exit_code(process.pid)) is not None:
             return self._over(*self._outcome(code), now)
         if now - self._began > order.limit_s:
-            what = "made no step" if process is not None else "did not start"
+            what = "was not done" if process is not None else "did not start"
             return self._over(RehearsalState.FAILED, f"it {what} within {order.limit_s:.0f} s", now)
         if process is not None and (share := self._free()) < LEAST_FREE:
-            reason = f"it needs more memory than there is: {share:.1%} of the node's was left"
+            reason = f"it was ended for want of memory: {share:.1%} of the node's or the job's was left"
             return self._over(RehearsalState.FAILED, reason, now)
         return None
 

@@ -364,7 +364,7 @@ class WireConfig(Section):
     """Connections between controller and agents."""
 
     port: _Port = 0
-    """TCP port of the controller on the batch host; 0: any free port."""
+    """TCP port of the controller; 0: any free port."""
 
 
 class RendezvousConfig(Section):

@@ -50,7 +50,7 @@ class Companions:
         """Companion ``job_id`` was submitted for request ``number``."""
         self._asked[job_id] = number
         self._context.record(ev.CompanionSubmitted(t=now.wall, job_id=job_id, source=source))
-        self._context.emit(Say(text=f"companion {job_id} is to lend a node ({source})"))
+        self._context.emit(Say(text=f"companion {job_id} was submitted, to lend a node from {source}"))
 
     def on_lent(self, number: int, answer: Lending, now: Now) -> None:
         """The answer to request ``number``."""

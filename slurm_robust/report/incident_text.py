@@ -219,7 +219,7 @@ def _action(action: inc.Action) -> str:
         case inc.Restart():
             return "restart"
         case inc.Borrow(nodes=nodes):
-            return f"ask for {count(nodes, 'node')} outside the allocation"
+            return f"ask for {count(nodes, 'node')} from outside the allocation"
         case inc.Requeue(exclude=exclude):
             return f"requeue without {fold(exclude)}" if exclude else "requeue"
         case inc.Replay():
@@ -309,7 +309,7 @@ def _companion(
 ) -> str:
     match event:
         case ev.CompanionSubmitted():
-            return f"companion {event.job_id} is to lend a node ({event.source})"
+            return f"companion {event.job_id} was submitted, to lend a node from {event.source}"
         case ev.CompanionStarted():
             return f"companion {event.job_id} lends {event.node}"
         case ev.CompanionEnded():

@@ -254,7 +254,9 @@ def render(status: Status) -> RenderableType:
 
 def _lent(job_id: int, companion: Companion) -> str:
     """``n5 by companion 12 (reservation srobust_spares)``."""
-    return f"{companion.node or 'no node yet'} by companion {job_id} ({companion.source})"
+    if not companion.node:
+        return f"companion {job_id} waits for a node from {companion.source}"
+    return f"{companion.node} by companion {job_id} ({companion.source})"
 
 
 def _step(status: Status) -> str:

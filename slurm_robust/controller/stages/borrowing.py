@@ -28,7 +28,7 @@ class Borrowing:
         suspects = (*self._fault.lost, *self._fault.named)
         core.companions.borrow(self._action.nodes, dict.fromkeys((*core.state.evicted, *suspects)))
         nodes = count(self._action.nodes, "node")
-        core.emit(Say(text=f"waiting for {nodes} outside the allocation, {self._limit_s:.0f} s at most"))
+        core.emit(Say(text=f"waiting for {nodes} from outside the allocation, {self._limit_s:.0f} s at most"))
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Start agents on the nodes that have come, and decide again."""

@@ -70,13 +70,13 @@ def test_the_timeline_says_who_lent_a_node_and_who_did_not() -> None:
     killed = incident_journal.rank_killed()
     (report,) = incident_reports([*incident_journal.start(), *killed[:2], *told, *killed[2:]])
     assert [entry.text for entry in timeline(report) if entry.what == "companion"] == [
-        "companion 12 is to lend a node (reservation spares)",
+        "companion 12 was submitted, to lend a node from reservation spares",
         "companion 12 ends: it lends no node",
         "no node from reservation spares: 0 of 2 nodes free (n[5-6])",
-        "companion 13 is to lend a node (the partition)",
+        "companion 13 was submitted, to lend a node from the partition",
         "companion 13 lends n7",
     ]
-    assert actions_text(asked) == "ask for 1 node outside the allocation"
+    assert actions_text(asked) == "ask for 1 node from outside the allocation"
 
 
 def test_results_that_say_the_same_are_one_row_and_failures_come_first() -> None:

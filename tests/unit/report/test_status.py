@@ -169,7 +169,7 @@ def test_companions_and_their_nodes_are_shown() -> None:
     console = Console(width=120, record=True)
     console.print(render(status))
     text = console.export_text()
-    assert "n5 by companion 12 (reservation spares); no node yet by companion 13 (the partition)" in text
+    assert "n5 by companion 12 (reservation spares); companion 13 waits for a node from the partition" in text
     ended = status_at((*events, ev.CompanionEnded(t=6.0, job_id=12, reason="over")), 7.0)
     assert (ended.spares, list(ended.companions)) == ((), [13])
 
