@@ -119,16 +119,19 @@ def report_end(descriptor: int | None, code: int) -> None:
 def supervise(directory: Path, run_id: str = "", *options: str, after: int | None = None) -> int:
     """Run controllers on the ``directory`` of ``run_id`` until one reports the end; the job's exit code.
 
-    ``options``: more of them for each controller; ``after``: the epoch of the last one elsewhere, by default
-    the newest there is. Raises ``OSError``.
+    ``options``: more of them for each controller; ``after``: the epoch of the controller that is replaced, by
+    default the newest there is, and none is replaced. Raises ``OSError``.
     """
     raise_file_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
     job = JobDirectory(directory)
+    # Agents that another host has started are no children of ours, and Slurm ends us with the job.
+    has_agents = None if after is None else lambda: True
     if after is None:
         newest = newest_epoch(job.epochs)
         after = newest.epoch if newest is not None else 0
-    return Supervisor((*command, "--run-id", run_id, *options), others=Others(job, after)).run()
+    others = Others(job, after)
+    return Supervisor((*command, "--run-id", run_id, *options), others=others, has_agents=has_agents).run()
 
 
 class Others:
@@ -190,13 +193,22 @@ class Supervisor:
     """Runs ``command``, to which it adds ``--supervisor FD``, again and again. Main thread only."""
 
     def __init__(
-        self, command: Sequence[str], *, pauses_s: Sequence[float] = PAUSES_S, others: Others | None = None
+        self,
+        command: Sequence[str],
+        *,
+        pauses_s: Sequence[float] = PAUSES_S,
+        others: Others | None = None,
+        has_agents: Callable[[], bool] | None = None,
     ) -> None:
-        """``pauses_s``: after the first controller that ended early, the second, ...; the last ever after."""
+        """``pauses_s``: after the first controller that ended early, the second, ...; the last ever after.
+
+        ``has_agents``: whether any may live; by default, whether a child does.
+        """
         self._command = tuple(command)
         self._others = others
         self._controllers: set[int] = set()
         self._pauses_s = tuple(pauses_s)
+        self._has_agents = has_agents or _have_children
         self._child: subprocess.Popen[bytes] | None = None
         self._given: list[int] = []  # signals that the present controller was given
         self._pending: list[int] = []  # those that the next one is to be given
@@ -340,7 +352,7 @@ class Supervisor:
 
     def _wait_for_storage(self, now: float) -> int | None:
         """As long as agents live, training may go on; for them storage is waited for."""
-        if _have_children():
+        if self._has_agents():
             self._no_agents_since = None
         elif self._no_agents_since is None:
             self._no_agents_since = now

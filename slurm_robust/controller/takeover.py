@@ -84,7 +84,9 @@ def take_over(
     if code not in (*_ENDED_BY_SLURM, ExitCode.REQUEUED):
         for number in (signal.SIGTERM, signal.SIGUSR1):  # what is left to do outlives the run
             signal.signal(number, signal.SIG_IGN)
-        finish(directory, plan, slurm, others.end())
+        end = others.end()
+        if end is not None or code != ExitCode.JOB_DIR:  # training may go on without storage
+            finish(directory, plan, slurm, end)
     return code
 
 

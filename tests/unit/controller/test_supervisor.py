@@ -300,6 +300,38 @@ def follow(world: World, script: str, bound_s: float = 60.0) -> subprocess.Popen
     return supervisor
 
 
+TAKEN_OVER = """
+import sys
+from pathlib import Path
+from slurm_robust.controller import supervisor
+supervisor.STORAGE_S, sys.executable = 0.0, "./controller"
+supervisor.Supervisor.__init__.__kwdefaults__["pauses_s"] = [0.01]
+sys.exit(supervisor.supervise(Path("."), "r", after=[1, None][int(sys.argv[1])]))
+"""
+
+
+@pytest.mark.parametrize(("taken_over", "code"), [(True, 0), (False, ExitCode.JOB_DIR)])
+def test_agents_of_another_host_may_live_as_long_as_the_job(
+    world: World, taken_over: bool, code: int
+) -> None:
+    report = 'printf 0 > "/proc/self/fd/${@: -1}"; exit 0'
+    controller = world.folder / "controller"
+    controller.write_text(
+        f"#!/bin/bash\necho >> starts; [ $(wc -l < starts) -lt 5 ] || {{ {report}; }}; exit 73"
+    )
+    controller.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", TAKEN_OVER, str(int(not taken_over))],
+        cwd=world.folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("no agent is left" in done.stdout) is not taken_over
+
+
 OVERTAKEN = f"until test -e epochs/000001.json; do sleep 0.02; done; {over(76)}"
 
 

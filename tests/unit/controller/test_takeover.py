@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from slurm_robust.controller import takeover
 from slurm_robust.controller.__main__ import _fenced, _write_start
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan, load_plan, save_plan
-from slurm_robust.controller.takeover import finish, watch
+from slurm_robust.controller.takeover import finish, take_over, watch
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -22,6 +23,7 @@ from slurm_robust.model.incident import Symptom
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import TAKEOVER_GAP
+from slurm_robust.slurm.records import Job as SlurmJob
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import EpochRecord
@@ -111,6 +113,41 @@ def test_a_silent_slurm_is_asked_again(slurm: FakeSlurm, tmp_path: Path) -> None
     slurm.cluster.clock.on_advance.append(lambda now: setattr(slurm.cluster, "unreachable", now < back))
     finish(JobDirectory(tmp_path), plan, slurm, 0)
     assert slurm.job(plan.job_id).restart_count == 1
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """What ends of the job do to signals is undone."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def end_with(
+    monkeypatch: pytest.MonkeyPatch, slurm: FakeSlurm, folder: Path, code: int, *events: ev.AnyEvent
+) -> SlurmJob:
+    """What Slurm has of the job once the supervisor that took over has ended with ``code``."""
+    plan = planned(slurm, folder)
+    slurm.cluster.node_down("n1")
+
+    def supervise(*arguments: object, after: int) -> int:
+        JobDirectory(folder).journal.write_bytes(b"".join(ev.encode_event(event) + b"\n" for event in events))
+        return code
+
+    monkeypatch.setattr(takeover, "supervise", supervise)
+    monkeypatch.setattr(takeover, "watch", lambda *arguments: None)
+    take_over(JobDirectory(folder), plan, slurm, 1, "n1", "it is dead")
+    return slurm.job(plan.job_id)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(("code", "runs"), [(ExitCode.JOB_DIR, True), (ExitCode.INTERNAL, False)])
+def test_storage_that_lets_no_controller_work_does_not_end_the_training(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, runs: bool
+) -> None:
+    assert end_with(monkeypatch, slurm, tmp_path, code).is_running is runs
 
 
 def test_the_time_limit_and_the_end_come_as_signals(slurm: FakeSlurm, tmp_path: Path) -> None:
