@@ -192,8 +192,9 @@ _NOT_YET = "it has not joined yet"
 
 
 def watch_spares(core: Core, now: Now) -> None:
-    """Drop those that their node's inspection names; set aside those that do not answer."""
-    for node, why in core.monitor.unfit_spares().items():
+    """Drop those that their node's inspection names (not in observe mode); set aside the silent ones."""
+    unfit = core.monitor.unfit_spares() if core.config.mode == "act" else {}
+    for node, why in unfit.items():
         reason = f"spare {node} is not fit: {why}"
         core.evict(node, reason, now)
         core.emit(Say(text=f"{reason}: it is not used any more"))
