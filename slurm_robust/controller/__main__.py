@@ -155,7 +155,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
             slurm=slurm,
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
             lender=_lender(directory, plan, slurm, lent),
-            shrinker=Shrinker(slurm, plan.job_id),
+            shrinker=Shrinker(slurm, plan.job_id, own_node=state.own_node),
         )
         for line in introduction(plan, directory, core.state):
             say(line)

@@ -33,10 +33,18 @@ class Shrinker:
     """Gives nodes of one job back, as far as that harms nobody."""
 
     def __init__(
-        self, slurm: SlurmClient, job_id: int, *, knock: Knock = answering, clock: Clock | None = None
+        self,
+        slurm: SlurmClient,
+        job_id: int,
+        *,
+        own_node: str = "",
+        knock: Knock = answering,
+        clock: Clock | None = None,
     ) -> None:
+        """``own_node``: where this controller runs, which after a takeover is not the batch host."""
         self._slurm = slurm
         self._job_id = job_id
+        self._own_node = own_node
         self._knock = knock
         self._clock = clock or SystemClock()
         self._refusals: dict[str, int] = {}
@@ -80,8 +88,9 @@ class Shrinker:
     def shed(self, silent: Sequence[str], report: Report) -> None:
         """Take dead nodes out of the allocation, so that a requeue does not wait until Slurm gives them up.
 
-        Waits, bounded, until Slurm knows that they do not respond. Never raises for Slurm: without this the
-        requeue takes longer, and nothing else is lost.
+        Dead is a node that does not respond to Slurm and whose slurmd takes no connection; a drained one may
+        be alive. Waits, bounded, until Slurm knows that they do not respond. Never raises for Slurm: without
+        this the requeue takes longer, and nothing else is lost.
         """
         try:
             self._shed(silent, report)
@@ -93,21 +102,21 @@ class Shrinker:
             return
         clock, deadline = self._clock, self._clock.monotonic() + SHED_S
         job, nodes = self._held(silent)
-        if unknown := [node for node in nodes if _is_offered(node)]:
-            alive = self._answering(unknown, self._slurm.config())
+        if nodes:
+            alive = self._answering(nodes, self._slurm.config())
             silent = [node for node in silent if node not in alive]
-            if len(alive) < len(unknown):
+            if any(node.responding and node.name not in alive for node in nodes):
                 self._slurm.cancel(self._job_id, signal="CONT")  # has slurmctld try all nodes now
             job, nodes = self._held(silent)
-        while any(map(_is_offered, nodes)) and clock.monotonic() < deadline:
+        while any(node.responding for node in nodes) and clock.monotonic() < deadline:
             clock.sleep(POLL_S)
             job, nodes = self._held(silent)
-        if unnoticed := [node.name for node in nodes if _is_offered(node)]:
+        if unnoticed := [node.name for node in nodes if node.responding]:
             text = (
                 f"Slurm waits for {fold(unnoticed)}: it has not noticed within {SHED_S:.0f} s that it is dead"
             )
             report("shrink", False, text)
-        if dead := [node.name for node in nodes if not _is_offered(node)]:
+        if dead := [node.name for node in nodes if not node.responding]:
             try:
                 self._shrink(job, dead)
             except CommandFailed:
@@ -119,7 +128,8 @@ class Shrinker:
     def _held(self, silent: Sequence[str]) -> tuple[Job, tuple[Node, ...]]:
         """The job, and those of ``silent`` that it holds and Slurm has not given up."""
         job = self._slurm.job(self._job_id)  # anew: another thread may be at the same
-        held = [node for node in silent if node in job.nodes and node != job.batch_host and job.is_running]
+        kept = (job.batch_host, self._own_node)
+        held = [node for node in silent if node in job.nodes and node not in kept and job.is_running]
         return job, tuple(node for node in self._slurm.nodes(held) if not node.is_down)
 
     def _shrink(self, job: Job, without: Sequence[str]) -> None:

@@ -103,9 +103,10 @@ def standbys_heard(core: Core, now: Now) -> list[str]:
 
 
 def silent_nodes(core: Core, now: Now) -> tuple[str, ...]:
-    """Nodes of the allocation whose agents do not answer."""
+    """Nodes of the allocation whose agents do not answer; not the controller's own, which is alive."""
     dead_s, fleet = core.config.timings.node_dead_s, core.fleet
-    return tuple(n for n in core.state.held if fleet.is_silent(n, dead_s, now.mono, core.started))
+    others = (node for node in core.state.held if node != core.state.own_node)
+    return tuple(node for node in others if fleet.is_silent(node, dead_s, now.mono, core.started))
 
 
 def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:
@@ -191,8 +192,9 @@ _NOT_YET = "it has not joined yet"
 
 
 def watch_spares(core: Core, now: Now) -> None:
-    """Drop those that their node's inspection names; set aside those that do not answer."""
-    for node, why in core.monitor.unfit_spares().items():
+    """Drop those that their node's inspection names (not in observe mode); set aside the silent ones."""
+    unfit = core.monitor.unfit_spares() if core.config.mode == "act" else {}
+    for node, why in unfit.items():
         reason = f"spare {node} is not fit: {why}"
         core.evict(node, reason, now)
         core.emit(Say(text=f"{reason}: it is not used any more"))

@@ -8,6 +8,7 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Evict
 from slurm_robust.wire.messages import Stop
 from tests.unit.controller.fake_job import Job
+from tests.unit.controller.test_detection import alert
 
 PEER_LOST = WorkerError(type="RuntimeError", message="Connection reset by peer")
 
@@ -58,3 +59,13 @@ def test_workers_that_do_not_end_are_not_waited_for_for_ever() -> None:
     job.until(lambda: bool(job.events(ev.Decided)), 8)
     assert evicted(decided(job)) == []
     assert job.code is None
+
+
+def test_a_spare_that_its_inspection_names_is_left_alone() -> None:
+    job = observed()
+    job.change("n3", alerts=(alert(),))
+    for step in range(4, 8):
+        job.train_to(step)
+        job.pass_time(2)
+    assert (job.core.state.evicted, job.given_back, job.kept) == ({}, [], {})
+    assert job.core.state.spares == ("n3",)

@@ -25,7 +25,11 @@ class Site:
         assert self.slurm.job(self.job_id).nodes == NODES
         self.alive = set(NODES)
         self.reports: list[tuple[str, bool, str]] = []
-        self.shrinker = Shrinker(self.slurm, self.job_id, knock=self.knock, clock=self.slurm.cluster.clock)
+        self.shrinker = self.on_node("n1")
+
+    def on_node(self, node: str) -> Shrinker:
+        clock = self.slurm.cluster.clock
+        return Shrinker(self.slurm, self.job_id, own_node=node, knock=self.knock, clock=clock)
 
     def knock(self, places: Mapping[str, tuple[str, int]]) -> frozenset[str]:
         assert {port for _, port in places.values()} == {6818}
@@ -119,6 +123,33 @@ def test_a_silent_agent_on_a_living_node_costs_nothing(site: Site) -> None:
     assert site.nodes == NODES
     assert site.slurm.cluster.clock.now == begun
     assert site.reports == []
+
+
+def test_a_drained_node_that_lives_is_not_dead(site: Site) -> None:
+    site.slurm.drain(["n2", "n3"], "a warning")
+    site.alive.remove("n3")
+    clock = site.slurm.cluster.clock
+    begun = clock.now
+    dead = frozenset({"ALLOCATED", "DRAIN", "NOT_RESPONDING"})
+    clock.on_advance.append(
+        lambda now: site.slurm.cluster.set_node("n3", states=dead) if now >= begun + 10 else None
+    )
+    site.shed("n2", "n3")
+    assert site.nodes == ("n1", "n2")
+
+
+def test_a_node_that_answers_is_alive_whatever_slurm_says(site: Site) -> None:
+    site.silence("n2")
+    site.shed("n2")
+    assert (site.nodes, site.reports) == (NODES, [])
+
+
+def test_a_controller_after_a_takeover_keeps_its_own_node(site: Site) -> None:
+    for node in ("n2", "n3"):
+        site.silence(node)
+    site.alive.clear()
+    site.on_node("n2").shed(("n2", "n3"), lambda *report: None)
+    assert site.nodes == ("n1", "n2")
 
 
 def test_a_silent_slurm_keeps_nobody_from_the_requeue(site: Site) -> None:
