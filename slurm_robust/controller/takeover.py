@@ -44,7 +44,7 @@ FINISH_S = 3600.0
 """For Slurm to take the end of the job."""
 
 PAUSE_S = 2.0
-_ENDED_BY_SLURM = frozenset({128 + signal.SIGTERM, 128 + signal.SIGINT})
+_SIGNALLED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 _NO_ANSWER = (SlurmError, CommandTimeout, OSError)
 
 
@@ -83,16 +83,17 @@ def take_over(
         threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
         options = ("--taken-from", taken_from, "--why", why)
         code = supervise(directory.path, plan.run_id, *options, after=epoch)
-    if code not in (*_ENDED_BY_SLURM, ExitCode.REQUEUED):
+    if code != ExitCode.REQUEUED:
         for number in (signal.SIGTERM, signal.SIGUSR1):  # what is left to do outlives the run
             signal.signal(number, signal.SIG_IGN)
         state = _journal(others, slurm, plan)
         if state is None:
             say("storage does not say how the run ended, so the job is left as it is")
             return code
-        end = state.ended.code if state.ended is not None and state.ended.final else None
-        if end is not None or code != ExitCode.JOB_DIR:  # training may go on without storage
-            finish(directory, plan, slurm, end)
+        end = state.ended
+        # Without an end in the journal, training may go on: without storage, or with another controller.
+        if end is not None or code not in (ExitCode.JOB_DIR, *_SIGNALLED):
+            finish(directory, plan, slurm, end.code if end is not None and end.final else None)
     return code
 
 

@@ -187,6 +187,24 @@ def test_storage_that_lets_no_controller_work_does_not_end_the_training(
 
 
 @pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("code", [ExitCode.TERMINATED, ExitCode.INTERRUPTED])
+@pytest.mark.parametrize("final", [True, False])
+def test_a_run_that_ended_by_itself_as_if_by_a_signal_is_ended(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, final: bool
+) -> None:
+    ended = ev.RunEnded(t=0.0, code=code, reason="the training ended", final=final)
+    job = end_with(monkeypatch, slurm, tmp_path, code, ended)
+    assert (job.restart_count, job.is_finished) == (1 if final else 0, not final)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_supervisor_that_was_signalled_leaves_a_run_that_goes_on(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert end_with(monkeypatch, slurm, tmp_path, ExitCode.TERMINATED).is_running
+
+
+@pytest.mark.usefixtures("signals")
 def test_the_end_is_read_as_soon_as_storage_answers(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
