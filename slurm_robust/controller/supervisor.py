@@ -31,6 +31,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import signal_name
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import JournalDamaged, fold, read
+from slurm_robust.model.state import JobState
 from slurm_robust.util.process import raise_file_limit
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
@@ -165,10 +166,14 @@ class Others:
 
     def end(self) -> int | None:
         """The exit code of a job that is over for good."""
-        state = self._ask(lambda: fold(read(self._job.journal)))
+        state = self.state()
         return (
             state.ended.code if state is not None and state.ended is not None and state.ended.final else None
         )
+
+    def state(self) -> JobState | None:
+        """What the journal holds; None where storage does not answer, or refuses."""
+        return self._ask(lambda: fold(read(self._job.journal)))
 
     def _newest(self) -> EpochRecord | None:
         return self._ask(lambda: newest_epoch(self._job.epochs))

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from slurm_robust.controller.effects import RequeueAnswer, Said
@@ -23,6 +24,7 @@ from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.supervisor import Others, supervise
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.state import JobState
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
@@ -42,7 +44,7 @@ FINISH_S = 3600.0
 """For Slurm to take the end of the job."""
 
 PAUSE_S = 2.0
-_ENDED_BY_SLURM = frozenset({128 + signal.SIGTERM, 128 + signal.SIGINT})
+_SIGNALLED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 _NO_ANSWER = (SlurmError, CommandTimeout, OSError)
 
 
@@ -81,12 +83,17 @@ def take_over(
         threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
         options = ("--taken-from", taken_from, "--why", why)
         code = supervise(directory.path, plan.run_id, *options, after=epoch)
-    if code not in (*_ENDED_BY_SLURM, ExitCode.REQUEUED):
+    if code != ExitCode.REQUEUED:
         for number in (signal.SIGTERM, signal.SIGUSR1):  # what is left to do outlives the run
             signal.signal(number, signal.SIG_IGN)
-        end = others.end()
-        if end is not None or code != ExitCode.JOB_DIR:  # training may go on without storage
-            finish(directory, plan, slurm, end)
+        state = _journal(others, slurm, plan)
+        if state is None:
+            say("storage does not say how the run ended, so the job is left as it is")
+            return code
+        end = state.ended
+        # Without an end in the journal, training may go on: without storage, or with another controller.
+        if end is not None or code not in (ExitCode.JOB_DIR, *_SIGNALLED):
+            finish(directory, plan, slurm, end.code if end is not None and end.final else None)
     return code
 
 
@@ -110,19 +117,34 @@ def watch(slurm: SlurmClient, plan: Plan, signalled: Callable[[int], None] | Non
     tell(signal.SIGTERM)
 
 
+def _journal(others: Others, slurm: SlurmClient, plan: Plan) -> JobState | None:
+    """What the journal holds, asked until storage answers; None where it does not while the run lasts."""
+    deadline = time.monotonic() + FINISH_S
+    while (state := others.state()) is None and time.monotonic() < deadline:
+        with suppress(*_NO_ANSWER):
+            if _batch_host(slurm, plan) is None:
+                break
+        time.sleep(PAUSE_S)
+    return state
+
+
 def finish(directory: JobDirectory, plan: Plan, slurm: SlurmClient, code: int | None) -> None:
     """End the job in Slurm's books, unless its batch script does.
 
     ``code``: of a run that is over for good, else None.
     """
-    deadline = time.monotonic() + BATCH_S
-    while (found := _batch_host(slurm, plan)) is not None:
-        host, is_down = found
-        if is_down or time.monotonic() >= deadline:
-            break
+    begun = time.monotonic()
+    while True:
+        try:
+            if (found := _batch_host(slurm, plan)) is None:
+                return
+            host, is_down = found
+            if is_down or time.monotonic() >= begun + BATCH_S:
+                break
+        except _NO_ANSWER:
+            if time.monotonic() >= begun + FINISH_S:
+                return
         time.sleep(PAUSE_S)
-    else:
-        return
     deadline = time.monotonic() + FINISH_S
     while time.monotonic() < deadline:
         if code is not None:
@@ -135,6 +157,8 @@ def finish(directory: JobDirectory, plan: Plan, slurm: SlurmClient, code: int | 
             refused = "the run ended without an end of the training"
         try:
             if refused:
+                if _batch_host(slurm, plan) is None:  # the next run must not be cancelled
+                    return
                 say(f"the job has no batch script that could end it, and is cancelled: {refused}")
                 slurm.cancel(plan.job_id)
                 return
@@ -144,7 +168,10 @@ def finish(directory: JobDirectory, plan: Plan, slurm: SlurmClient, code: int | 
 
 
 def _batch_host(slurm: SlurmClient, plan: Plan) -> tuple[str, bool] | None:
-    """Its name, and whether Slurm has given it up; None if the job needs no end any more."""
+    """Its name, and whether Slurm has given it up; None if the job needs no end any more.
+
+    Raises one of :data:`_NO_ANSWER`.
+    """
     try:
         job = slurm.job(plan.job_id)
         if not _is_this_run(job, plan):
@@ -153,8 +180,6 @@ def _batch_host(slurm: SlurmClient, plan: Plan) -> tuple[str, bool] | None:
         return host.name, host.is_down
     except JobNotFound:
         return None
-    except _NO_ANSWER:
-        return plan.nodes[0], False
 
 
 def _requeue(

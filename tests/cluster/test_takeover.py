@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.state import TAKEOVER_GAP
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import ProtectedJob
 from tests.waiting import wait_for
@@ -57,7 +58,7 @@ def test_the_batch_host_loses_its_power_and_training_goes_on_without_a_requeue(
     assert job.log.count("controller 1 of job") == 1
     assert "is requeued, to end at once with exit code 0" in job.log
     assert "this run is over" in job.log
-    assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1, 2]
+    assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1, 1 + TAKEOVER_GAP]
 
 
 def test_a_cut_network_of_the_batch_host_heals_and_one_controller_is_left(

@@ -13,6 +13,7 @@ from msgspec import structs
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import takeover
 from slurm_robust.controller.__main__ import _fenced, _write_start
+from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan, load_plan, save_plan
 from slurm_robust.controller.takeover import finish, take_over, watch
@@ -23,6 +24,7 @@ from slurm_robust.model.incident import Symptom
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import TAKEOVER_GAP
+from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Job as SlurmJob
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -115,6 +117,41 @@ def test_a_silent_slurm_is_asked_again(slurm: FakeSlurm, tmp_path: Path) -> None
     assert slurm.job(plan.job_id).restart_count == 1
 
 
+@pytest.mark.parametrize("code", [0, None])
+def test_the_next_run_is_never_cancelled(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None
+) -> None:
+    """Slurm does not answer, and has requeued the job when it does: after the question which run there is."""
+    plan = planned(slurm, tmp_path, requeue=True)
+    slurm.cluster.node_down("n1")
+    cancel = slurm.cancel
+
+    def away(job_id: int) -> None:
+        monkeypatch.setattr(slurm, "cancel", cancel)
+        slurm.requeue(job_id)
+        slurm.start_now(job_id)
+        raise SlurmError("Unable to contact slurm controller")
+
+    monkeypatch.setattr(slurm, "cancel", away)
+    if code is not None:
+        refused = RequeueAnswer(said=Said.REFUSED, detail="no")
+        monkeypatch.setattr(takeover, "_requeue", lambda *arguments: refused)
+    finish(JobDirectory(tmp_path), plan, slurm, code)
+    job = slurm.job(plan.job_id)
+    assert job.restart_count == 1
+    assert not job.is_finished
+
+
+def test_without_an_answer_nothing_is_cancelled(slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan = planned(slurm, tmp_path)
+    slurm.cluster.unreachable = True
+    before = slurm.cluster.clock.now
+    finish(JobDirectory(tmp_path), plan, slurm, None)
+    assert takeover.FINISH_S <= slurm.cluster.clock.now - before < takeover.FINISH_S + 5
+    slurm.cluster.unreachable = False
+    assert slurm.job(plan.job_id).is_running
+
+
 @pytest.fixture
 def signals() -> Iterator[None]:
     """What ends of the job do to signals is undone."""
@@ -148,6 +185,58 @@ def test_storage_that_lets_no_controller_work_does_not_end_the_training(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, runs: bool
 ) -> None:
     assert end_with(monkeypatch, slurm, tmp_path, code).is_running is runs
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("code", [ExitCode.TERMINATED, ExitCode.INTERRUPTED])
+@pytest.mark.parametrize("final", [True, False])
+def test_a_run_that_ended_by_itself_as_if_by_a_signal_is_ended(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, final: bool
+) -> None:
+    ended = ev.RunEnded(t=0.0, code=code, reason="the training ended", final=final)
+    job = end_with(monkeypatch, slurm, tmp_path, code, ended)
+    assert (job.restart_count, job.is_finished) == (1 if final else 0, not final)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_supervisor_that_was_signalled_leaves_a_run_that_goes_on(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert end_with(monkeypatch, slurm, tmp_path, ExitCode.TERMINATED).is_running
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_end_is_read_as_soon_as_storage_answers(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, back = JobDirectory(tmp_path), slurm.cluster.clock.now + 100
+    folder.journal.mkdir()  # refuses to be read
+
+    def answer(now: float) -> None:
+        if now >= back and folder.journal.is_dir():
+            folder.journal.rmdir()
+            folder.journal.write_bytes(ev.encode_event(ev.RunEnded(t=0.0, code=0, reason="done")) + b"\n")
+
+    slurm.cluster.clock.on_advance.append(answer)
+    plan = planned(slurm, tmp_path)
+    monkeypatch.setattr(takeover, "supervise", lambda *arguments, after: 0)
+    monkeypatch.setattr(takeover, "watch", lambda *arguments: None)
+    take_over(folder, plan, slurm, 1, "n1", "it is dead")
+    assert slurm.job(plan.job_id).restart_count == 1
+
+
+@pytest.mark.usefixtures("signals")
+def test_storage_that_never_answers_cancels_nothing(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    JobDirectory(tmp_path).journal.mkdir()
+    monkeypatch.setattr(takeover, "FINISH_S", 60.0)
+    plan = planned(slurm, tmp_path)
+    monkeypatch.setattr(takeover, "supervise", lambda *arguments, after: int(ExitCode.INTERNAL))
+    monkeypatch.setattr(takeover, "watch", lambda *arguments: None)
+    take_over(JobDirectory(tmp_path), plan, slurm, 1, "n1", "it is dead")
+    assert slurm.job(plan.job_id).is_running
+    assert "the job is left as it is" in capfd.readouterr().out
 
 
 def test_the_time_limit_and_the_end_come_as_signals(slurm: FakeSlurm, tmp_path: Path) -> None:
