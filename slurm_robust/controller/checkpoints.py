@@ -13,7 +13,7 @@ from msgspec import structs
 
 from slurm_robust.checkpoint.peers import peer_slots
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller.context import Context
+from slurm_robust.controller.context import RECONNECT_S, Context
 from slurm_robust.controller.effects import FindCheckpoint, Now, Prune, Say
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Peer, Tier
@@ -204,7 +204,9 @@ class Checkpoints:
     def can_spare(self, node: str, now: Now) -> bool:
         """Whether a complete checkpoint of the generation that runs has replaced the copies on ``node``."""
         state, heartbeat = self._context.state, self._context.fleet.heartbeat(node)
-        if heartbeat is None or not heartbeat.copies:
+        if heartbeat is None:  # of a new controller the agent may not know yet
+            return now.mono - self._context.started > RECONNECT_S
+        if not heartbeat.copies:
             return True
         if state.stored is not None and state.stored.generation == state.generation:
             return True

@@ -70,7 +70,8 @@ class Companions:
         if is_late:
             self.end((*over, *answer.nodes), "it is not needed any more", now)
             return
-        self._record_end(over, "it lends no node", now)
+        # Cancelled again where the lender could not: one that still waits would start, and hold a node.
+        self.end(over, "it lends no node", now)
         self._answer = answer
 
     def end(self, jobs: Iterable[int], reason: str, now: Now) -> None:

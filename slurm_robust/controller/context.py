@@ -19,6 +19,9 @@ from slurm_robust.policy import Rules
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire import messages as msg
 
+RECONNECT_S = 8.0
+"""Agents notice within about 3 s that their controller is gone, and search for the next one."""
+
 
 class Context:
     """The job as the controller knows it now.

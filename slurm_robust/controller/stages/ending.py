@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.analysis.logs import root_exit
+from slurm_robust.controller.context import RECONNECT_S
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Exit, Now, Say
 from slurm_robust.controller.stages.watch import (
-    RECONNECT_S,
     all_done,
     ended_with,
     is_taken_host_lost,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slurm_robust.controller.context import Context
+from slurm_robust.controller.context import RECONNECT_S, Context
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.stopping import before_the_end
-from slurm_robust.controller.stages.watch import RECONNECT_S, conclude, is_taken_host_lost
+from slurm_robust.controller.stages.watch import conclude, is_taken_host_lost
 from slurm_robust.controller.starts import Unstarted
 from slurm_robust.controller.transitions import (
     ToEnding,

@@ -19,8 +19,6 @@ from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.policy.silence import Silence
 from slurm_robust.util.hostlist import fold
 
-# Agents notice within about 3 s that their controller is gone and search for the next one.
-RECONNECT_S = 8.0
 # The agent of a host from which this controller has taken over, if it lives; others agree that it does not.
 TAKEN_S = 4.0
 

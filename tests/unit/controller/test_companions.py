@@ -219,3 +219,16 @@ def test_a_new_run_has_none() -> None:
     after = Borrower(history=(*job.journal, taken), first=ToGathering(start=True))
     assert after.swept == [()]
     assert fold(after.journal).companions == {}
+
+
+def test_a_companion_that_lends_nothing_is_cancelled() -> None:
+    """The lender may have failed before it could do so."""
+    job = borrower("n5")
+    job.lends = False
+    job.lose("n2")
+    (order,) = job.borrowed
+    lost = fx.Lending(refusals=((SPARES, "an error of its own"),))
+    job.core.on_companion(order.number, 109, SPARES, job.now())
+    job.act(job.core.on_lent(order.number, lost, job.now()))
+    assert 109 in job.ended
+    assert 109 not in job.core.state.companions

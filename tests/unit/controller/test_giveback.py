@@ -6,6 +6,7 @@ from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, SlurmConfig
 from slurm_robust.controller import effects as fx
+from slurm_robust.controller.context import RECONNECT_S
 from slurm_robust.controller.giveback import LONGEST_PAUSE_S, PAUSE_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
@@ -96,3 +97,10 @@ def test_the_next_controller_goes_on_with_it() -> None:
 def test_a_site_or_a_user_may_keep_nodes() -> None:
     job = get_on(evict(Job(config=JobConfig(slurm=SlurmConfig(give_back=False)))), range(4, 10))
     assert (job.given_back, job.kept) == ([], {})
+
+
+def test_a_new_controller_waits_until_agents_can_say_what_they_hold() -> None:
+    job = Job()
+    checkpoints, began = job.core.checkpoints, job.core.started
+    assert not checkpoints.can_spare("n9", fx.Now(mono=began + 1, wall=job.wall))
+    assert checkpoints.can_spare("n9", fx.Now(mono=began + RECONNECT_S + 1, wall=job.wall)), "it is gone"
