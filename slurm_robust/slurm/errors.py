@@ -59,6 +59,8 @@ class BackendUnavailable(SlurmError):
 class NotFenced(SlurmError):
     """A controller changes nothing in Slurm while it does not know that the job is still its own."""
 
+    fix = "nothing: the controller that has taken over runs the job; the job's log names its host"
+
 
 class SlurmCommandError(SlurmError):
     """A command of Slurm did not do what it should. Times out, fails, or answers nonsense.
