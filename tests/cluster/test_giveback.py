@@ -60,7 +60,7 @@ def test_a_dead_node_holds_up_no_requeue(sandboxes: Callable[..., Sandbox]) -> N
     job.wait_step(5)
     dead = job.state.slots[-1]
     sandbox.fault.power_cut(dead)
-    job.wait(lambda: job.state.restart_count == 1, 200, "next run of the job")
+    job.wait(lambda: job.state.restart_count == 1, 400, "next run of the job")
     (shrunk,) = [e for e in job.events(ev.StageDone) if e.what == "shrink"]
     assert shrunk.ok, shrunk.detail
     (asked,) = job.events(ev.RequeueStarted)
