@@ -247,7 +247,7 @@ def test_nobody_takes_over_where_it_is_switched_off(world: World) -> None:
 def test_the_agent_stays_for_what_it_has_started(world: World, tmp_path: Path) -> None:
     watch = Watch(world, "n2")
     world.down("n1")
-    watch.watch._program = (sys.executable, "-c", "import sys; sys.stdin.read(); open('ended', 'w')")
+    watch.watch._program = (sys.executable, "-c", "import sys; sys.stdin.read()")
     watch.watch.guard(lambda: False)  # nothing was started
     watch.watch._start(1, "n1", "why")
     child = watch.watch._child
