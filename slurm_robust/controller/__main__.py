@@ -149,7 +149,6 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
                 directory.path / "requeue.jsonl",
                 nodes=allocation_from_environment(os.environ).nodes,
                 start_now=plan.config.slurm.start_now,
-                is_ours=journal.is_ours,
             ),
             store=SharedTiers(shared_tiers(places)),
             slurm=slurm,

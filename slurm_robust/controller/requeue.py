@@ -13,12 +13,15 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import JobFinished, JobNotFound, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.records import Allocation, SlurmVersion
-from slurm_robust.slurm.requeue import Clock, Outcome, StageOutcome, SystemClock, requeue_without
+from slurm_robust.slurm.records import Allocation, Job, SlurmVersion
+from slurm_robust.slurm.requeue import Clock, StageOutcome, SystemClock, requeue_without
 from slurm_robust.slurm.requeue_plan import affordable, waiting_advice
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
 from slurm_robust.util.hostlist import fold
+
+TERM_PASSES_S = 1.0
+"""After a requeue Slurm signals the batch script and the commands that it runs, once."""
 
 Report = Callable[[str, bool, str], None]
 Answer = Callable[[RequeueAnswer], None]
@@ -41,19 +44,16 @@ class Requeuer:
         *,
         nodes: Sequence[str] = (),
         start_now: bool,
-        is_ours: Callable[[], bool] = lambda: True,
+        clock: Clock | None = None,
     ) -> None:
-        """``nodes``: those that the run began with, on which a watcher would be in the job's way.
-
-        ``is_ours``: whether no other controller has taken over; may raise ``OSError``.
-        """
-        self._is_ours = is_ours
+        """``nodes``: those that the run began with, on which a watcher would be in the job's way."""
         self._slurm = slurm
         self._job_id = job_id
         self._restart_count = restart_count
         self._log = log
         self._nodes = tuple(nodes)
         self._start_now = start_now
+        self._clock = clock or SystemClock()
 
     def ask(self, exclude: tuple[str, ...], report: Report, answer: Answer) -> None:
         """Requeue, exclude and start the watcher, within bounds; asked again it goes on where it was.
@@ -70,15 +70,19 @@ class Requeuer:
                 # What follows the requeue proves it, too: its own command may have died of the TERM.
                 taken = True
                 answer(RequeueAnswer(said=Said.TAKEN))
+                # Now, since this run may end before Slurm takes an exclusion, which a watcher repeats.
+                if self._start_now:
+                    self._watch(exclude, job, report)
 
         try:
-            if not self._is_ours():
-                answer(RequeueAnswer(said=Said.NOTHING, detail="another controller has taken over"))
-                return
-            exclude = self._affordable(exclude, report)
+            job = self._slurm.job(self._job_id)
+            exclude = self._affordable(exclude, job, report)
             outcome = requeue_without(
                 self._slurm, self._job_id, exclude, ending_run=self._restart_count, report=report_stage
             )
+        except JobNotFound as error:
+            answer(RequeueAnswer(said=Said.REFUSED, detail=str(error)))
+            return
         except (SlurmError, CommandTimeout, OSError) as error:
             answer(RequeueAnswer(said=Said.NOTHING, detail=str(error)))
             return
@@ -86,40 +90,42 @@ class Requeuer:
             said = Said.REFUSED if outcome.final else Said.NOTHING
             answer(RequeueAnswer(said=said, detail=outcome.detail))
             return
-        if self._start_now:
-            self._watch(exclude, outcome, report)
         advice = waiting_advice(outcome.job) if outcome.job is not None else ""
         answer(RequeueAnswer(said=Said.DONE, detail=advice))
 
-    def _affordable(self, exclude: tuple[str, ...], report: Report) -> tuple[str, ...]:
+    def _affordable(self, exclude: tuple[str, ...], job: Job, report: Report) -> tuple[str, ...]:
         """Without those whose exclusion would leave too few nodes for the job ever to start."""
         if not exclude:
             return exclude
-        job = self._slurm.job(self._job_id)
         kept = affordable(exclude, self._slurm.nodes(), job, len(self._nodes))
         if given_up := set(exclude) - set(kept):
             text = f"{fold(given_up)} is not excluded: there would be too few nodes for the job to start"
             report("exclude nodes", True, text)
         return kept
 
-    def _watch(self, exclude: tuple[str, ...], outcome: Outcome, report: Report) -> None:
+    def _watch(self, exclude: tuple[str, ...], job: Job, report: Report) -> None:
         """Start the watcher; without one the job comes back later."""
-        if outcome.job is not None and outcome.job.expedited:
+        if job.expedited:
             report("watcher", True, "none: the requeue is expedited")
             return
-        try:
-            which = arrange_watcher(
-                self._slurm,
-                self._job_id,
-                ending_run=self._restart_count,
-                exclude=exclude,
-                keep_off=self._nodes,
-                log=self._log,
-            )
-        except (SlurmError, CommandTimeout, OSError) as error:
-            report("watcher", False, str(error))
-        else:
-            report("watcher", True, which)
+        for is_last in (False, True):
+            try:
+                which = arrange_watcher(
+                    self._slurm,
+                    self._job_id,
+                    ending_run=self._restart_count,
+                    exclude=exclude,
+                    keep_off=self._nodes,
+                    log=self._log,
+                )
+            except (SlurmError, CommandTimeout, OSError) as error:
+                if is_last:
+                    report("watcher", False, str(error))
+                else:
+                    self._clock.sleep(TERM_PASSES_S)  # which Slurm sends to our commands, too
+            else:
+                report("watcher", True, which)
+                return
 
 
 SINCE = SlurmVersion(major=25, minor=11)

@@ -8,6 +8,7 @@ import pytest
 
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.requeue import PATIENCE_S, Requeuer, ending_for_good, forbid_requeue
+from slurm_robust.slurm.fence import fenced
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
@@ -85,7 +86,7 @@ def test_a_controller_that_was_overtaken_requeues_nothing(tmp_path: Path) -> Non
     slurm = FakeSlurm()
     answers: list[RequeueAnswer] = []
     job_id = started(slurm)
-    requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", start_now=False, is_ours=lambda: False)
+    requeuer = Requeuer(fenced(slurm, lambda: False), job_id, 0, tmp_path / "log", start_now=False)
     requeuer.ask(("n1",), lambda what, ok, detail: None, answers.append)
     (answer,) = answers
     assert answer.said is Said.NOTHING

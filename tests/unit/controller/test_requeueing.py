@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -187,13 +188,19 @@ def test_another_controller_goes_on_asking(tmp_path: Path) -> None:
 class Asked:
     """A requeuer over a Slurm in memory, and what it reported."""
 
-    def __init__(self, tmp_path: Path, *options: str) -> None:
-        self.slurm = FakeSlurm()
+    def __init__(self, tmp_path: Path, *options: str, slurm: FakeSlurm | None = None) -> None:
+        self.slurm = slurm or FakeSlurm()
         self.id = self.slurm.submit(SubmitRequest(command=("train.sh",), nodes=2, options=options))
         self.stages: list[tuple[str, bool]] = []
         self.answers: list[RequeueAnswer] = []
         self._requeuer = Requeuer(
-            self.slurm, self.id, 0, tmp_path / "requeue.jsonl", nodes=("n1", "n2"), start_now=True
+            self.slurm,
+            self.id,
+            0,
+            tmp_path / "requeue.jsonl",
+            nodes=("n1", "n2"),
+            start_now=True,
+            clock=self.slurm.cluster.clock,
         )
 
     def ask(self) -> list[Said]:
@@ -206,6 +213,39 @@ def test_the_watcher_keeps_off_the_nodes_that_the_job_may_get_again(tmp_path: Pa
     assert asked.ask() == [Said.TAKEN, Said.DONE]
     (watcher,) = (j for j in asked.slurm.jobs() if j.name == f"srobust-watch-{asked.id}")
     assert watcher.excluded_nodes == ("n1", "n2")
+
+
+class Resizing(FakeSlurm):
+    """Just after a job was resized: Slurm takes its requeue, and no exclusion."""
+
+    def set_excluded_nodes(self, job_id: int, nodes: Sequence[str]) -> None:
+        raise CommandFailed("the DB index is being set, try again in a bit")
+
+
+def test_a_watcher_is_there_before_slurm_takes_the_exclusion(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, slurm=Resizing())
+    asked.ask()
+    assert asked.stages[:2] == [("requeue", True), ("watcher", True)]
+    assert ("exclude nodes", False) in asked.stages
+
+
+class Terminated(FakeSlurm):
+    """The command that would start the watcher dies of the TERM that Slurm sends at a requeue."""
+
+    dies = False
+
+    def submit(self, request: SubmitRequest) -> int:
+        self.dies, died = request.name.startswith("srobust-watch") and not self.dies, self.dies
+        if self.dies and not died:
+            raise CommandFailed("exit code -15")
+        return super().submit(request)
+
+
+def test_the_watcher_is_started_again_after_slurms_term(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, slurm=Terminated())
+    assert asked.ask() == [Said.TAKEN, Said.DONE]
+    assert [ok for stage, ok in asked.stages if stage == "watcher"] == [True]
+    assert sum(j.name == f"srobust-watch-{asked.id}" for j in asked.slurm.jobs()) == 1
 
 
 def test_an_expedited_job_has_no_watcher(tmp_path: Path) -> None:
