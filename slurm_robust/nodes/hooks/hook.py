@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -99,15 +99,19 @@ class _HookRun:
 
     def epilog(self, shm: Path) -> HookResult:
         """Make room, and check the node; deeply if the job suspected it. Never fails."""
-        if self._config.hooks.sweep:
-            self._log_sweep(sweep_job(self._config, self._environ, self.left_s(_SWEEP_SHARE), shm))
-        from slurm_robust.nodes.hooks.suspects import Ignored, read_suspect  # in epilogs only
+        with ExitStack() as testing:
+            # First of all: the next prolog may come before it is known whether there is a suspect.
+            testing.enter_context(under_test(Path(self._config.paths.state)))
+            if self._config.hooks.sweep:
+                self._log_sweep(sweep_job(self._config, self._environ, self.left_s(_SWEEP_SHARE), shm))
+            from slurm_robust.nodes.hooks.suspects import Ignored, read_suspect  # in epilogs only
 
-        suspect = read_suspect(self._config, self._environ, self.node, self._now)
-        if isinstance(suspect, Ignored):
-            self.log.write("suspect_ignored", job=self.job, why=suspect.why)
-            suspect = None
-        with under_test(Path(self._config.paths.state)) if suspect else nullcontext():
+            suspect = read_suspect(self._config, self._environ, self.node, self._now)
+            if isinstance(suspect, Ignored):
+                self.log.write("suspect_ignored", job=self.job, why=suspect.why)
+                suspect = None
+            if suspect is None:
+                testing.close()
             return self._test(suspect)
 
     def _test(self, suspect: Suspect | None) -> HookResult:

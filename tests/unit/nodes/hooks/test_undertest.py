@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.config.node import NodeConfig, Paths
+from slurm_robust.nodes.hooks import hook
 from slurm_robust.nodes.hooks.record import DrainFile, OwnDrain
+from slurm_robust.nodes.hooks.sweep import Swept
 from slurm_robust.nodes.hooks.undertest import under_test, wait_for_test
+from slurm_robust.nodes.host import Host
 from tests.unit.nodes.hooks.test_hook import ACT, Machine
 
 
@@ -41,3 +45,20 @@ def test_a_prolog_refuses_the_node_if_the_test_has_drained_it(tmp_path: Path, re
         DrainFile(state).save(OwnDrain(reason=reason))
         assert machine.run("prolog") == code
     assert reason in machine.errors
+
+
+def test_an_epilog_holds_the_next_prolog_from_its_first_act_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+
+    def look(*_: object) -> Swept:
+        held.append(wait_for_test(tmp_path, 0.01))
+        return Swept()
+
+    config = NodeConfig(paths=Paths(state=str(tmp_path), log=str(tmp_path / "log"), syslog=False))
+    run = hook._HookRun(hook.Hook.EPILOG, config, {"SLURMD_NODENAME": "n1"}, 3.0, Host(tmp_path))
+    monkeypatch.setattr(hook, "sweep_job", look)
+    monkeypatch.setattr(run, "_test", look)
+    run.epilog(tmp_path)
+    assert held == [True, False], "while it sweeps; not where there is no suspect"
