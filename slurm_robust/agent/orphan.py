@@ -42,8 +42,7 @@ def is_rescuer(node: str, allocation: Allocation) -> bool:
 
 def is_orphan(job: Job, hosts: Sequence[Node], restart_count: int) -> bool:
     """Whether this very run of the job goes on in Slurm's books without any of ``hosts``, which led it."""
-    same_run = job.is_running and job.restart_count == restart_count
-    return same_run and bool(hosts) and all(host.is_down for host in hosts)
+    return job.is_in_run(restart_count) and bool(hosts) and all(host.is_down for host in hosts)
 
 
 class OrphanWatch:

@@ -94,7 +94,7 @@ class Rehearsals:
         self._starter.submit(partial(self._run, order))
 
     def end(self) -> int:
-        """Kill it and all that it has started; its process id, 0 where there is none."""
+        """Kill the rehearsal and all that it has started. Returns its process id, 0 if none ran."""
         process, self._order, self._process = self._process, None, None
         if process is None:
             return 0

@@ -131,7 +131,8 @@ class TakeoverWatch:
             self._withdraw()  # another one has come, or this node's own supervisor sees to it
             return
         state = fold(read(self._job.journal))
-        voters = policy.voters(state.slots, state.spares, state.aside, {host, *state.lenders})
+        gone = {node for node in state.evicted if node not in state.slots}
+        voters = policy.voters(state.slots, state.spares, state.aside, {host, *state.lenders, *gone})
         if self._node not in voters:
             return
         place_of_host = Place(addresses=(*controller.addresses, controller.host), port=controller.port)

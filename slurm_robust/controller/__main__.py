@@ -20,9 +20,9 @@ from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.lender import Lender
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
@@ -153,7 +153,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
             store=SharedTiers(shared_tiers(places)),
             slurm=slurm,
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
-            lender=_lender(directory, plan, slurm, lent),
+            borrower=_borrower(directory, plan, slurm, lent),
             shrinker=Shrinker(slurm, plan.job_id, own_node=state.own_node),
         )
         for line in introduction(plan, directory, core.state):
@@ -345,9 +345,9 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
         return allocation_from_environment(os.environ)
 
 
-def _lender(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lent: Lent) -> Lender:
+def _borrower(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lent: Lent) -> Borrower:
     beside = directory.path.parent  # of folders of companions, where their epilogs look for suspects
-    return Lender(
+    return Borrower(
         slurm,
         plan.config.companions,
         lent,

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_robust.controller.context import Context
-from slurm_robust.controller.effects import BorrowNodes, EndCompanions, Lending, Now, Say, SweepCompanions
+from slurm_robust.controller.effects import (
+    BorrowAnswer,
+    BorrowNodes,
+    EndCompanions,
+    Now,
+    Say,
+    SweepCompanions,
+)
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 
 
 class Companions:
-    """Follows them; :mod:`slurm_robust.controller.lender` speaks with Slurm."""
+    """Follows them; :mod:`slurm_robust.controller.borrower` speaks with Slurm."""
 
     def __init__(self, context: Context, now: Now) -> None:
         self._context = context
         self._number = 0  # of the newest request
-        self._answer: Lending | None = None
+        self._answer: BorrowAnswer | None = None
         self._asked: dict[int, int] = {}  # by companion the request that it is for
         state = context.state
         if context.rules.sources or state.companions:
@@ -25,7 +32,7 @@ class Companions:
             context.emit(SweepCompanions(known=tuple(context.state.companions)))
 
     @property
-    def answer(self) -> Lending | None:
+    def answer(self) -> BorrowAnswer | None:
         """What came of the newest request, None until that is known."""
         return self._answer
 
@@ -52,7 +59,7 @@ class Companions:
         self._context.record(ev.CompanionSubmitted(t=now.wall, job_id=job_id, source=source))
         self._context.emit(Say(text=f"companion {job_id} was submitted, to lend a node from {source}"))
 
-    def on_lent(self, number: int, answer: Lending, now: Now) -> None:
+    def on_lent(self, number: int, answer: BorrowAnswer, now: Now) -> None:
         """The answer to request ``number``."""
         context = self._context
         is_late = number != self._number or self._answer is not None
@@ -70,7 +77,7 @@ class Companions:
         if is_late:
             self.end((*over, *answer.nodes), "it is not needed any more", now)
             return
-        # Cancelled again where the lender could not: one that still waits would start, and hold a node.
+        # Cancelled again where the borrower could not: one that still waits would start, and hold a node.
         self.end(over, "it lends no node", now)
         self._answer = answer
 

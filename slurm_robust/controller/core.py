@@ -16,9 +16,9 @@ from slurm_robust.controller.checkpoints import Checkpoints
 from slurm_robust.controller.companions import Companions
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import (
+    BorrowAnswer,
     Effect,
     GiveBackAnswer,
-    Lending,
     Now,
     ReplayTraining,
     RequeueAnswer,
@@ -280,7 +280,7 @@ class Core(Context):
         """A companion was submitted for BorrowNodes ``number``."""
         self.companions.on_companion(number, job_id, source, now)
 
-    def on_lent(self, number: int, answer: Lending, now: Now) -> list[Effect]:
+    def on_lent(self, number: int, answer: BorrowAnswer, now: Now) -> list[Effect]:
         """Answer to BorrowNodes ``number``."""
         self.companions.on_lent(number, answer, now)
         return self.on_tick(now)

@@ -41,7 +41,7 @@ class RequeueAnswer(Record):
     """Its message, or who has to release the job."""
 
 
-class Lending(Record):
+class BorrowAnswer(Record):
     """What came of :class:`BorrowNodes`."""
 
     nodes: dict[int, str] = {}
@@ -207,7 +207,7 @@ class SaveSuspect(Record):
 
     suspect: Suspect
     companion: int = 0
-    """It lends the node, and its epilog is told; 0 where none does."""
+    """The companion that lends the node, whose epilog finds the suspect; 0 for a node of the allocation."""
 
 
 class Say(Record):

@@ -70,8 +70,9 @@ class GivingBack:
             context.fleet.forget(node)
             context.emit(Say(text=f"{node} is given back: {answer.detail}"))
             return
-        context.note(f"it is not given back: {answer.detail}", node, now)
         known.is_over = answer.said is Said.REFUSED
+        yet = "" if known.is_over else " yet"
+        context.note(f"not given back{yet}: {answer.detail}", node, now)
         known.again, known.pause_s = now.mono + known.pause_s, min(2 * known.pause_s, LONGEST_PAUSE_S)
 
     def _follow(self, node: str, known: _Return, now: Now) -> None:

@@ -19,9 +19,9 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller import jobfolder
 from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.lender import Lender
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
@@ -121,9 +121,9 @@ class Loop:
         slurm: SlurmClient,
         shrinker: Shrinker,
         tester: Tester,
-        lender: Lender | None = None,
+        borrower: Borrower | None = None,
     ) -> None:
-        """``lender``: None where no companions are configured."""
+        """``borrower``: None where no companions are configured."""
         self._core = core
         self._config = config
         self._directory = directory
@@ -134,7 +134,7 @@ class Loop:
         self._requeuer, self._shrinker = requeuer, shrinker
         self._store, self._slurm = store, slurm
         self._tester = tester
-        self._lender = lender
+        self._borrower = borrower
         self._background = Background()
         self._hold = Hold()
         self._now = self._hold.now
@@ -557,18 +557,18 @@ class Loop:
         def submitted(job_id: int, source: Source) -> None:
             self._background.post(lambda: self._core.on_companion(effect.number, job_id, source, self._now()))
 
-        def answered(found: fx.Lending) -> None:
+        def answered(found: fx.BorrowAnswer) -> None:
             self._do(self._core.on_lent(effect.number, found, self._now()))
 
         def work() -> Callable[[], None]:
-            assert self._lender is not None  # there are sources
+            assert self._borrower is not None  # there are sources
             return partial(
                 answered,
-                self._lender.borrow(effect.sources, effect.missing, effect.exclude, submitted),
+                self._borrower.borrow(effect.sources, effect.missing, effect.exclude, submitted),
             )
 
         def failed(text: str) -> None:
-            answered(fx.Lending(refusals=((effect.sources[0], text),)))
+            answered(fx.BorrowAnswer(refusals=((effect.sources[0], text),)))
 
         self._in_background("borrow nodes", work, failed)
 
@@ -581,7 +581,7 @@ class Loop:
 
     def _end(self, companions: tuple[int, ...]) -> None:
         """In the background."""
-        failed = self._lender.end(companions) if self._lender is not None else ()
+        failed = self._borrower.end(companions) if self._borrower is not None else ()
         for text in failed:
             self._background.post(partial(self._note, text))
 
@@ -591,7 +591,7 @@ class Loop:
     def _sweep_companions(self, effect: fx.SweepCompanions) -> None:
         def work() -> Callable[[], None]:
             try:
-                ended = self._lender.sweep(effect.known) if self._lender is not None else ()
+                ended = self._borrower.sweep(effect.known) if self._borrower is not None else ()
             except (SlurmError, CommandTimeout) as error:
                 return partial(self._note, f"Slurm does not show whether older companions are left: {error}")
             if not ended:

@@ -78,9 +78,7 @@ class Shrinker:
                 said=Said.NOTHING, detail="Slurm takes it from the job by itself: it is DOWN"
             )
         if _is_offered(node) and not self._answering([node], config):
-            detail = (
-                "its slurmd takes no connection, and Slurm, which does not know, would offer it to others"
-            )
+            detail = "its slurmd takes no connection, but Slurm would still give it to another job"
             return GiveBackAnswer(said=Said.NOTHING, detail=detail)
         self._shrink(job, [name])
         return GiveBackAnswer(said=Said.DONE, detail="the epilog tests it")
@@ -112,9 +110,7 @@ class Shrinker:
             clock.sleep(POLL_S)
             job, nodes = self._held(silent)
         if unnoticed := [node.name for node in nodes if node.responding]:
-            text = (
-                f"Slurm waits for {fold(unnoticed)}: it has not noticed within {SHED_S:.0f} s that it is dead"
-            )
+            text = f"the requeue waits for {fold(unnoticed)}, which Slurm still takes for alive"
             report("shrink", False, text)
         if dead := [node.name for node in nodes if not node.responding]:
             try:

@@ -265,7 +265,7 @@ class Supervisor:
         if others is None or not (overtaken or host):
             return None
         host = host or "another host"
-        say(f"a controller on {host} has the job; this one waits for its end")
+        say(f"a controller on {host} has the job; this supervisor waits for the end of the job")
         grown = time.monotonic()
         while (number := self._end_signal()) is None:
             if others.has_grown():
@@ -274,7 +274,7 @@ class Supervisor:
                     say(f"the job is over, exit code {code}, says the controller on {host}")
                     return code
             if time.monotonic() - grown > FOLLOW_S:
-                say(f"nothing has come of the controller on {host} for {FOLLOW_S:.0f} s; starting one here")
+                say(f"the journal has not grown for {FOLLOW_S:.0f} s, so another controller is started here")
                 return None
             self._rest(FOLLOW_EVERY_S)
             self._came, self._pending = False, [n for n in self._pending if n in _ENDING]

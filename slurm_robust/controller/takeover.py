@@ -28,7 +28,6 @@ from slurm_robust.model.state import JobState
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.records import Job
 from slurm_robust.slurm.select import make_client
 
 WARN_S = 120.0
@@ -104,7 +103,7 @@ def watch(slurm: SlurmClient, plan: Plan, signalled: Callable[[int], None] | Non
     while True:
         try:
             job = slurm.job(plan.job_id)
-            if not _is_this_run(job, plan):
+            if not job.is_in_run(plan.restart_count):
                 break
             if not is_warned and job.end_time and job.end_time - slurm.now() < WARN_S:
                 is_warned = True
@@ -174,7 +173,7 @@ def _batch_host(slurm: SlurmClient, plan: Plan) -> tuple[str, bool] | None:
     """
     try:
         job = slurm.job(plan.job_id)
-        if not _is_this_run(job, plan):
+        if not job.is_in_run(plan.restart_count):
             return None
         (host,) = slurm.nodes([job.batch_host or plan.nodes[0]])
         return host.name, host.is_down
@@ -196,10 +195,6 @@ def _requeue(
     )
     requeuer.ask(exclude, lambda what, ok, detail: None, answers.append)
     return answers[-1]
-
-
-def _is_this_run(job: Job, plan: Plan) -> bool:
-    return job.is_running and job.restart_count == plan.restart_count
 
 
 def _go_on_in(output: str, otherwise: Path) -> None:

@@ -30,7 +30,7 @@ START_PHASES = {
 """In their order. The time of a phase whose end was not seen counts to the next one."""
 
 MOST_NODES, SLOWEST = 32, 8
-"""Beyond so many nodes only the slowest of each phase are kept."""
+"""With more than MOST_NODES nodes, a phase keeps the times of its SLOWEST slowest ones."""
 
 
 class PhaseTimes(Record):

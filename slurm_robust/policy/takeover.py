@@ -60,7 +60,7 @@ def voters(
 
 
 def quorum(voting: int) -> int:
-    """How many of so many voters have to agree: more than are on any other side of a cut, and never one."""
+    """How many of the ``voting`` nodes must agree: a majority, and at least two."""
     return max(2, voting // 2 + 1)
 
 
@@ -80,5 +80,6 @@ def patience_s(own: str, agreeing: Sequence[str]) -> float:
 def describe(host: str, silent_s: float, *, answers: bool, agreeing: Sequence[str], slurm: str) -> str:
     """Why another controller is started, with the numbers."""
     kernel = "though its kernel answers" if answers else "nor does its kernel answer any probe"
-    text = f"the controller on {host} has not answered for {silent_s:.0f} s, {kernel} ({', '.join(agreeing)})"
+    found = f"{kernel}, as {', '.join(agreeing)} found"
+    text = f"the controller on {host} has not answered for {silent_s:.0f} s, {found}"
     return f"{text}; Slurm says: {slurm}" if slurm else text

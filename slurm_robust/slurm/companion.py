@@ -152,7 +152,7 @@ def is_over(client: SlurmClient, job_id: int, run: int) -> bool:
         job = client.job(job_id)
     except JobNotFound:
         return True
-    return not job.is_running or job.restart_count != run
+    return not job.is_in_run(run)
 
 
 def stand_by(client: SlurmClient, job_id: int, run: int, clock: Clock) -> None:

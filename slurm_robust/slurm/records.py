@@ -175,6 +175,10 @@ class Job(Record):
         """It holds nodes and works on them."""
         return bool(self.states & {"RUNNING", "CONFIGURING", "SUSPENDED"}) and not self.is_completing
 
+    def is_in_run(self, restart_count: int) -> bool:
+        """Whether the run with this restart count, and no later one, goes on."""
+        return self.is_running and self.restart_count == restart_count
+
     @property
     def is_finished(self) -> bool:
         """Ended for good. A job that is completing before its next run is not finished."""

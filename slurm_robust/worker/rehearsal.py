@@ -37,7 +37,7 @@ NICENESS = 10
 OOM_SCORE = 1000
 """Out of 1000: the kernel takes a rehearsal before anything else."""
 
-_NAME = "srobust-trial"
+_NAME = "srobust-rehears"
 _HIDDEN = script.RUNNER_FILES | {__file__}
 
 # With what is said of them by their owners: all are filled by content or version, so that more or less of it
@@ -142,7 +142,7 @@ def _user() -> str:
 
 
 def _end_after(steps: int) -> None:
-    """End this process after so many steps of torch's optimizers."""
+    """End this process after ``steps`` steps of torch's optimizers."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 

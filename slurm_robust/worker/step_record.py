@@ -135,8 +135,8 @@ class StepRecord:
 
     Writers: the agent only :meth:`request_checkpoint`, :meth:`set_stride` and :meth:`set_flush`; the
     worker's optimizer hook only :meth:`count_optimizer_step`; the worker's script :meth:`set_phase`; its
-    ``Checkpointer`` that as well and the rest. Each from one thread at a time. Anybody in the worker may
-    :meth:`mark`, and anybody may read.
+    ``Checkpointer`` also does that, and all else. Each calls from one thread at a time. Anybody in the
+    worker may :meth:`mark`, and anybody may read.
     """
 
     def __init__(self, mapping: mmap.mmap, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from slurm_robust.config.job import CompanionConfig
-from slurm_robust.controller.lender import Lender
+from slurm_robust.controller.borrower import Borrower
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 from slurm_robust.model.incident import Borrow, Requeue
@@ -48,7 +48,7 @@ class Site:
         return ProtectedJob(self.sandbox, options, nodes=nodes, sbatch=GPUS)
 
     def hold(self, nodes: int) -> int:
-        """A job of alice that has so many spares."""
+        """A job of alice with ``spares`` standbys."""
         words = ["--parsable", "--output=/dev/null", "--exclusive", f"--nodes={nodes}"]
         command = ["sbatch", *words, f"--reservation={NAME}", "--wrap=sleep 300"]
         done = self.sandbox.exec(command, user=USER, check=True)
@@ -99,7 +99,7 @@ def test_a_companion_lends_all_of_a_node_and_ends_with_the_job(site: Site, tmp_p
     job = client.submit(request)
     wait_for(lambda: client.job(job).is_running, 30, "the job runs")
     lent = Lent(client.allocation(job))
-    lender = Lender(
+    borrower = Borrower(
         client,
         CompanionConfig(reservation=NAME),
         lent,
@@ -110,7 +110,7 @@ def test_a_companion_lends_all_of_a_node_and_ends_with_the_job(site: Site, tmp_p
         user=USER,
         environ={},
     )
-    found = lender.borrow((Source(reservation=NAME),), 1, (), lambda *_: None)
+    found = borrower.borrow((Source(reservation=NAME),), 1, (), lambda *_: None)
     assert found.refusals == ()
     ((companion, node),) = found.nodes.items()
     assert node in ("n4", "n5")
@@ -121,7 +121,7 @@ def test_a_companion_lends_all_of_a_node_and_ends_with_the_job(site: Site, tmp_p
     environ = dict(line.partition("=")[::2] for line in seen.read_text().splitlines())
     assert environ["SLURM_JOB_ID"] == str(companion)
     assert environ["SLURM_GPUS_ON_NODE"] == "2"
-    assert lender.sweep((companion,)) == ()
+    assert borrower.sweep((companion,)) == ()
     client.cancel(job)
     wait_for(lambda: client.job(companion).is_finished, 60, "the companion ends by itself")
 

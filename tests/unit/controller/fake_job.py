@@ -255,7 +255,7 @@ class Job:
         short = ((order.sources[-1], "0 of 1 node free"),) if len(nodes) < order.missing else ()
         for job in jobs:
             self.core.on_companion(order.number, job, order.sources[0], self.now())
-        answer = fx.Lending(nodes=jobs, refusals=short)
+        answer = fx.BorrowAnswer(nodes=jobs, refusals=short)
 
         def lend() -> None:
             self.act(self.core.on_lent(order.number, answer, self.now()))

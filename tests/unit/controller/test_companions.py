@@ -110,7 +110,7 @@ def test_what_was_lent_is_given_back_before_a_requeue() -> None:
 
 
 def test_a_companions_node_dies() -> None:
-    """It is replaced in its turn, and the epilog of the companion is told."""
+    """It is replaced like any node, and the companion's epilog finds the suspect."""
     job = borrower("n5", "n6")
     job.lose("n2")
     job.until(lambda: job.core.state.generation == 2)
@@ -222,12 +222,12 @@ def test_a_new_run_has_none() -> None:
 
 
 def test_a_companion_that_lends_nothing_is_cancelled() -> None:
-    """The lender may have failed before it could do so."""
+    """The borrower may have failed before it could do so."""
     job = borrower("n5")
     job.lends = False
     job.lose("n2")
     (order,) = job.borrowed
-    lost = fx.Lending(refusals=((SPARES, "an error of its own"),))
+    lost = fx.BorrowAnswer(refusals=((SPARES, "an error of its own"),))
     job.core.on_companion(order.number, 109, SPARES, job.now())
     job.act(job.core.on_lent(order.number, lost, job.now()))
     assert 109 in job.ended

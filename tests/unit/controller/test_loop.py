@@ -18,9 +18,9 @@ from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import CheckpointConfig, JobConfig, ReplayConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Disk, Journal
-from slurm_robust.controller.lender import Lender
 from slurm_robust.controller.loop import Background, Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
@@ -84,7 +84,7 @@ class Hands:
             slurm=slurm,
             shrinker=Shrinker(slurm, 7),
             tester=Tester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), ""),
-            lender=Lender(
+            borrower=Borrower(
                 slurm,
                 config.companions,
                 Lent(ALLOCATION),

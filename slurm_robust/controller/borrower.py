@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_robust.config.job import CompanionConfig
-from slurm_robust.controller.effects import Lending
+from slurm_robust.controller.effects import BorrowAnswer
 from slurm_robust.model.companion import Source
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent, companion_job, is_companion_of
@@ -36,7 +36,7 @@ class _Wish:
     refusals: list[tuple[Source, str]] = field(default_factory=list)
 
 
-class Lender:
+class Borrower:
     """Gets nodes for one run of a job by companions. From any thread."""
 
     def __init__(
@@ -72,24 +72,24 @@ class Lender:
 
     def borrow(
         self, sources: Sequence[Source], missing: int, exclude: Collection[str], submitted: Submitted
-    ) -> Lending:
+    ) -> BorrowAnswer:
         """``missing`` nodes from ``sources``, in their order, each waited for ``wait_s`` at most.
 
-        ``submitted`` is told of each companion at once. Raises nothing that Slurm answers.
+        Calls ``submitted`` for each companion at once. Raises no error of Slurm.
         """
         wish = _Wish(missing)
         try:
             left_s = self._time_left()
         except (SlurmError, CommandTimeout) as error:
-            return Lending(refusals=((sources[0], f"Slurm does not show the job: {_why(error)}"),))
+            return BorrowAnswer(refusals=((sources[0], f"Slurm does not show the job: {_why(error)}"),))
         if left_s is not None and left_s < LEAST_LEFT_S:
             why = f"only {left_s:.0f} s are left of the job's time"
-            return Lending(refusals=((sources[0], why),))
+            return BorrowAnswer(refusals=((sources[0], why),))
         for number, source in enumerate(sources):
             if wish.missing:
                 is_last = number == len(sources) - 1
                 self._ask(wish, source, left_s, tuple(exclude), submitted, whole=is_last)
-        return Lending(nodes=wish.nodes, refusals=tuple(wish.refusals))
+        return BorrowAnswer(nodes=wish.nodes, refusals=tuple(wish.refusals))
 
     def end(self, jobs: Collection[int]) -> tuple[str, ...]:
         """Cancel these companions; why some could not be, in which case they end a little later."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.job import CompanionConfig
-from slurm_robust.controller.effects import Lending
-from slurm_robust.controller.lender import Lender
+from slurm_robust.controller.borrower import Borrower
+from slurm_robust.controller.effects import BorrowAnswer
 from slurm_robust.model.companion import Source
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
@@ -30,7 +30,7 @@ class Site:
         self.reserve("n5", "n6")
         self.submitted: list[tuple[int, Source]] = []
         self.lent = Lent(self.slurm.allocation(self.job))
-        self.lender = self.new_lender(self.job, self.lent)
+        self.borrower = self.new_lender(self.job, self.lent)
 
     def reserve(self, *nodes: str) -> None:
         self.slurm.create_reservation(ReservationRequest(name="spares", nodes=nodes, users=("alice",)))
@@ -41,8 +41,8 @@ class Site:
         assert self.slurm.job(job).is_running
         return job
 
-    def new_lender(self, job: int, lent: Lent, run_id: str = "") -> Lender:
-        return Lender(
+    def new_lender(self, job: int, lent: Lent, run_id: str = "") -> Borrower:
+        return Borrower(
             FakeSlurm(self.cluster),
             CompanionConfig(reservation="spares", wait_s=20.0),
             lent,
@@ -58,8 +58,8 @@ class Site:
 
     def borrow(
         self, sources: Sequence[Source] = (SPARES,), missing: int = 1, exclude: Sequence[str] = ()
-    ) -> Lending:
-        return self.lender.borrow(
+    ) -> BorrowAnswer:
+        return self.borrower.borrow(
             sources, missing, exclude, lambda job, source: self.submitted.append((job, source))
         )
 
@@ -76,7 +76,7 @@ def site(tmp_path: Path) -> Site:
 def test_a_spare_is_lent(site: Site) -> None:
     found = site.borrow()
     ((job, source),) = site.submitted
-    assert (found, source) == (Lending(nodes={job: "n5"}), SPARES)
+    assert (found, source) == (BorrowAnswer(nodes={job: "n5"}), SPARES)
     assert site.lent.holder("n5").job_id == job
     assert site.lent.holder("n5").gpus_per_node == {"n5": 8}
     asked = site.cluster.requests[job]
@@ -135,13 +135,13 @@ def test_a_companion_that_waits_is_given_up(site: Site) -> None:
     found = site.borrow((PARTITION,))
     ((job, _),) = site.submitted
     why = f"companion {job} has not started within 20 s (Resources)"
-    assert found == Lending(refusals=((PARTITION, why),))
+    assert found == BorrowAnswer(refusals=((PARTITION, why),))
     assert site.alive() == []
     assert site.clock.time() - before == pytest.approx(20.0, abs=1.0)
 
 
 def test_two_jobs_want_the_last_spare(site: Site) -> None:
-    """Both saw it free; one gets it, the other one is told."""
+    """Both saw it free; one gets it, and the other one learns why it does not."""
     site.start(reservation="spares")
     rival = site.start()
     lent = Lent(site.slurm.allocation(rival))
@@ -158,7 +158,7 @@ def test_two_jobs_want_the_last_spare(site: Site) -> None:
 
 def test_a_reservation_that_goes_while_a_companion_waits(site: Site) -> None:
     site.slurm.drain(["n5", "n6"], "test")
-    site.lender._free = lambda source, exclude: (1, "")  # type: ignore[method-assign]
+    site.borrower._free = lambda source, exclude: (1, "")  # type: ignore[method-assign]
     site.clock.on_advance.append(lambda now: site.cluster.reservations.pop("spares", None) and None)
     ((_, why),) = site.borrow().refusals
     assert "has not started within 20 s" in why
@@ -198,10 +198,10 @@ def test_a_job_without_a_time_limit(tmp_path: Path) -> None:
 
 def test_ending(site: Site) -> None:
     (job,) = site.borrow().nodes
-    assert site.lender.end((job, 4711)) == ()
+    assert site.borrower.end((job, 4711)) == ()
     assert site.alive() == []
     site.cluster.unreachable = True
-    (text,) = site.lender.end((job,))
+    (text,) = site.borrower.end((job,))
     assert f"companion {job} is not cancelled now" in text
 
 
@@ -209,5 +209,5 @@ def test_only_strays_of_this_run_are_swept(site: Site) -> None:
     known, stray = site.borrow(missing=2).nodes
     of_other = site.new_lender(site.job, site.lent, run_id="another")
     assert of_other.sweep(()) == ()
-    assert site.lender.sweep((known,)) == (stray,)
+    assert site.borrower.sweep((known,)) == (stray,)
     assert site.alive() == [known]
