@@ -179,9 +179,8 @@ class TakeoverWatch:
     def _agreeing(self, epoch: int, voters: tuple[str, ...]) -> tuple[str, ...]:
         """This node and those whose vote is as new and whose kernel answers here, in the order of voters."""
         places: dict[str, Place] = {}
-        own = (
-            self._path(epoch, self._node).stat().st_mtime
-        )  # by the clock of storage, like that of the others
+        # By the clock of storage, as those of the others are.
+        own = self._path(epoch, self._node).stat().st_mtime
         names = names_in(self._job.votes)
         for node in voters:
             path = self._path(epoch, node)

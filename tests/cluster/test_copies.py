@@ -305,7 +305,7 @@ def test_a_node_without_memory_or_disk_for_copies(wide: Sandbox) -> None:
     expected = undisturbed(wide, 3)
     options = f"--spares 1 --set checkpoint.local_directory=/tmp --set checkpoint.every_steps=4 {TINY}"
     # Filling disks takes seconds on a slow machine, and the training must last longer.
-    job = ProtectedJob(wide, f"{options} {STEPS} --step-s 0.6", nodes=4)
+    job = ProtectedJob(wide, f"{options} {STEPS} --step-s 1.2", nodes=4)
     job.wait_step(3)
     node = job.state.slots[1]
     wide.fault.fill_disk(node, "/tmp")
