@@ -82,7 +82,7 @@ def test_a_cut_network_of_the_batch_host_heals_and_one_controller_is_left(
     assert second.taken_from == host
     assert job.state.epoch == 2
     assert "has taken over; this one ends" in job.log
-    assert "waits for its end" in job.log
+    assert "waits for the end of the job" in job.log
     assert "is requeued" not in job.log
 
 

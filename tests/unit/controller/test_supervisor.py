@@ -350,7 +350,7 @@ def test_an_overtaken_supervisor_ends_with_the_code_that_the_journal_holds(world
     said, _ = supervisor.communicate(timeout=30)
     assert supervisor.returncode == code
     assert world.starts == 1
-    assert "waits for its end" in said
+    assert "waits for the end of the job" in said
 
 
 def test_no_controller_is_started_over_that_of_another_host(world: World) -> None:
@@ -376,4 +376,4 @@ def test_a_journal_that_does_not_grow_has_no_controller_any_more(world: World) -
     another_takes(world)
     said, _ = supervisor.communicate(timeout=30)
     assert supervisor.returncode == 5, said
-    assert "starting one here" in said
+    assert "another controller is started here" in said
