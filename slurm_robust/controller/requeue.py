@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from slurm_robust.controller.effects import RequeueAnswer, Said
@@ -19,9 +21,6 @@ from slurm_robust.slurm.requeue_plan import affordable, waiting_advice
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
 from slurm_robust.util.hostlist import fold
-
-TERM_PASSES_S = 1.0
-"""After a requeue Slurm signals the batch script and the commands that it runs, once."""
 
 Report = Callable[[str, bool, str], None]
 Answer = Callable[[RequeueAnswer], None]
@@ -44,7 +43,6 @@ class Requeuer:
         *,
         nodes: Sequence[str] = (),
         start_now: bool,
-        clock: Clock | None = None,
     ) -> None:
         """``nodes``: those that the run began with, on which a watcher would be in the job's way."""
         self._slurm = slurm
@@ -53,26 +51,32 @@ class Requeuer:
         self._log = log
         self._nodes = tuple(nodes)
         self._start_now = start_now
-        self._clock = clock or SystemClock()
 
     def ask(self, exclude: tuple[str, ...], report: Report, answer: Answer) -> None:
         """Requeue, exclude and start the watcher, within bounds; asked again it goes on where it was.
 
         ``answer`` gets what Slurm says, again when all is done. Never raises for Slurm or files.
         """
+        with _without_term():
+            self._ask(exclude, report, answer)
 
-        taken = False
+    def _ask(self, exclude: tuple[str, ...], report: Report, answer: Answer) -> None:
+        is_taken = is_watched = False
+
+        def watch() -> None:
+            nonlocal is_watched
+            if self._start_now and not is_watched:
+                is_watched = self._watch(exclude, job, report)
 
         def report_stage(stage: StageOutcome) -> None:
-            nonlocal taken
+            nonlocal is_taken
             report(stage.stage.value, stage.ok, stage.detail)
-            if stage.ok and not taken:
-                # What follows the requeue proves it, too: its own command may have died of the TERM.
-                taken = True
+            if stage.ok and not is_taken:
+                # What follows the requeue proves it, too: the answer to its own command may be lost.
+                is_taken = True
                 answer(RequeueAnswer(said=Said.TAKEN))
                 # Now, since this run may end before Slurm takes an exclusion, which a watcher repeats.
-                if self._start_now:
-                    self._watch(exclude, job, report)
+                watch()
 
         try:
             job = self._slurm.job(self._job_id)
@@ -90,6 +94,7 @@ class Requeuer:
             said = Said.REFUSED if outcome.final else Said.NOTHING
             answer(RequeueAnswer(said=said, detail=outcome.detail))
             return
+        watch()
         advice = waiting_advice(outcome.job) if outcome.job is not None else ""
         answer(RequeueAnswer(said=Said.DONE, detail=advice))
 
@@ -103,29 +108,38 @@ class Requeuer:
             report("exclude nodes", True, text)
         return kept
 
-    def _watch(self, exclude: tuple[str, ...], job: Job, report: Report) -> None:
-        """Start the watcher; without one the job comes back later."""
+    def _watch(self, exclude: tuple[str, ...], job: Job, report: Report) -> bool:
+        """Start the watcher; False if it did not start, and then the job comes back later."""
         if job.expedited:
             report("watcher", True, "none: the requeue is expedited")
-            return
-        for is_last in (False, True):
-            try:
-                which = arrange_watcher(
-                    self._slurm,
-                    self._job_id,
-                    ending_run=self._restart_count,
-                    exclude=exclude,
-                    keep_off=self._nodes,
-                    log=self._log,
-                )
-            except (SlurmError, CommandTimeout, OSError) as error:
-                if is_last:
-                    report("watcher", False, str(error))
-                else:
-                    self._clock.sleep(TERM_PASSES_S)  # which Slurm sends to our commands, too
-            else:
-                report("watcher", True, which)
-                return
+            return True
+        try:
+            which = arrange_watcher(
+                self._slurm,
+                self._job_id,
+                ending_run=self._restart_count,
+                exclude=exclude,
+                keep_off=self._nodes,
+                log=self._log,
+            )
+        except (SlurmError, CommandTimeout, OSError) as error:
+            report("watcher", False, str(error))
+            return False
+        report("watcher", True, which)
+        return True
+
+
+@contextmanager
+def _without_term() -> Iterator[None]:
+    """Let the commands of this thread survive the TERM of the requeue, which Slurm sends to them, too.
+
+    They inherit the mask; each still has its time limit.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 SINCE = SlurmVersion(major=25, minor=11)

@@ -63,9 +63,8 @@ def run_command(
 ) -> CompletedCommand:
     """The real :class:`Run`.
 
-    The command gets a process group of its own, so that a time-out also ends its children. Signals
-    that this process ignores stay ignored in the command: a dying controller that ignores SIGTERM
-    can finish what it asks of Slurm.
+    The command gets a process group of its own, so that a time-out also ends its children. It inherits
+    the signals that this thread blocks, so that a dying controller can finish what it asks of Slurm.
     """
     begun = time.monotonic()
     process = subprocess.Popen(

@@ -29,7 +29,7 @@ begin time has passed. Without it a controller that dies half-way leaves a job t
 itself; with it, a job that waits for ever. ``hold=True`` is there for sites with a tiny cred_expire.
 
 Two things for the caller: Slurm sends SIGTERM to the batch script *and to the commands it runs* at
-once after ``requeue``, so ignore SIGTERM before (children inherit that); SIGKILL follows KillWait
+once after ``requeue``, so block SIGTERM before (children inherit that); SIGKILL follows KillWait
 (30 s) later. The shell of the batch script must not die of it either, for then Slurm kills all the
 rest within milliseconds: ``exec`` the controller, or ``trap '' TERM``. And ``scontrol requeue``
 revives a job that was cancelled, so it is sent only to a job that is seen running.

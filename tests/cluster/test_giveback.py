@@ -61,10 +61,9 @@ def test_a_dead_node_holds_up_no_requeue(sandboxes: Callable[..., Sandbox]) -> N
     dead = job.state.slots[-1]
     sandbox.fault.power_cut(dead)
     job.wait(lambda: job.state.restart_count == 1, 400, "next run of the job")
-    (shrunk,) = [e for e in job.events(ev.StageDone) if e.what == "shrink"]
-    assert shrunk.ok, shrunk.detail
-    (asked,) = job.events(ev.RequeueStarted)
-    assert job.events(ev.AllocationTaken)[1].t - asked.t < 100
+    shrinks = [e for e in job.events(ev.StageDone) if e.what == "shrink"]
+    assert shrinks[-1].ok, shrinks  # a first try may be over before Slurm knows that the node is dead
+    assert job.events(ev.AllocationTaken)[1].t - job.events(ev.RequeueStarted)[0].t < 100
     assert job.wait_end() == 0
     assert len(job.events(ev.AgentJoined)) == 2 * 3, "nothing of the first run disturbs the second"
     assert dead not in job.state.slots

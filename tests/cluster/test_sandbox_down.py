@@ -181,8 +181,10 @@ def test_an_interrupted_up_cleans_up_by_itself(name: str, phase: str, number: si
     traces = Traces(name)
     up = launch(name)
     wait_phase(up, phase)
+    os.killpg(up.pid, signal.SIGSTOP)  # a look takes longer than some phases
     traces.look()
     os.killpg(up.pid, number)
+    os.killpg(up.pid, signal.SIGCONT)
     _, said = up.communicate(timeout=60)
     assert up.returncode == 130, said
     traces.assert_none()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -200,17 +201,16 @@ class Asked:
             tmp_path / "requeue.jsonl",
             nodes=("n1", "n2"),
             start_now=True,
-            clock=self.slurm.cluster.clock,
         )
 
-    def ask(self) -> list[Said]:
-        self._requeuer.ask(("n2",), lambda what, ok, _: self.stages.append((what, ok)), self.answers.append)
+    def ask(self, *exclude: str) -> list[Said]:
+        self._requeuer.ask(exclude, lambda what, ok, _: self.stages.append((what, ok)), self.answers.append)
         return [answer.said for answer in self.answers]
 
 
 def test_the_watcher_keeps_off_the_nodes_that_the_job_may_get_again(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
-    assert asked.ask() == [Said.TAKEN, Said.DONE]
+    assert asked.ask("n2") == [Said.TAKEN, Said.DONE]
     (watcher,) = (j for j in asked.slurm.jobs() if j.name == f"srobust-watch-{asked.id}")
     assert watcher.excluded_nodes == ("n1", "n2")
 
@@ -224,45 +224,73 @@ class Resizing(FakeSlurm):
 
 def test_a_watcher_is_there_before_slurm_takes_the_exclusion(tmp_path: Path) -> None:
     asked = Asked(tmp_path, slurm=Resizing())
-    asked.ask()
+    asked.ask("n2")
     assert asked.stages[:2] == [("requeue", True), ("watcher", True)]
     assert ("exclude nodes", False) in asked.stages
 
 
-class Terminated(FakeSlurm):
-    """The command that would start the watcher dies of the TERM that Slurm sends at a requeue."""
+class Busy(FakeSlurm):
+    """Slurm takes the second of two watchers only."""
 
-    dies = False
+    is_busy = True
 
     def submit(self, request: SubmitRequest) -> int:
-        self.dies, died = request.name.startswith("srobust-watch") and not self.dies, self.dies
-        if self.dies and not died:
-            raise CommandFailed("exit code -15")
+        if request.name.startswith("srobust-watch") and self.is_busy:
+            self.is_busy = False
+            raise CommandFailed("Socket timed out on send/recv operation")
         return super().submit(request)
 
 
-def test_the_watcher_is_started_again_after_slurms_term(tmp_path: Path) -> None:
-    asked = Asked(tmp_path, slurm=Terminated())
-    assert asked.ask() == [Said.TAKEN, Said.DONE]
-    assert [ok for stage, ok in asked.stages if stage == "watcher"] == [True]
-    assert sum(j.name == f"srobust-watch-{asked.id}" for j in asked.slurm.jobs()) == 1
+def watchers(asked: Asked) -> int:
+    return sum(job.name == f"srobust-watch-{asked.id}" for job in asked.slurm.jobs())
+
+
+def test_a_watcher_that_did_not_start_is_started_again(tmp_path: Path) -> None:
+    asked = Asked(tmp_path, slurm=Busy())
+    assert asked.ask("n2") == [Said.TAKEN, Said.DONE]
+    assert [ok for stage, ok in asked.stages if stage == "watcher"] == [False, True]
+    assert watchers(asked) == 1
+
+
+@pytest.mark.parametrize("exclude", [(), ("n2",)])
+def test_a_requeue_that_nobody_answered_has_one_watcher(tmp_path: Path, exclude: tuple[str, ...]) -> None:
+    asked = Asked(tmp_path, slurm=DiesOfTerm())
+    assert asked.ask(*exclude)[-1] is Said.DONE
+    assert watchers(asked) == 1
+
+
+class Masked(FakeSlurm):
+    """Remembers which signals its caller blocked, which a command would inherit."""
+
+    blocked: tuple[int, ...] = ()
+
+    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+        self.blocked = tuple(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        super().requeue(job_id, hold=hold)
+
+
+def test_slurms_term_ends_none_of_the_commands(tmp_path: Path) -> None:
+    slurm = Masked()
+    Asked(tmp_path, slurm=slurm).ask()
+    assert signal.SIGTERM in slurm.blocked
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_an_expedited_job_has_no_watcher(tmp_path: Path) -> None:
     asked = Asked(tmp_path, "--requeue=expedite")
-    assert asked.ask() == [Said.TAKEN, Said.DONE]
+    assert asked.ask("n2") == [Said.TAKEN, Said.DONE]
     assert [job.job_id for job in asked.slurm.jobs()] == [asked.id]
 
 
 def test_a_refusal_is_answered_with_slurms_message(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.slurm.forbid_requeue(asked.id)
-    assert asked.ask() == [Said.REFUSED]
+    assert asked.ask("n2") == [Said.REFUSED]
     assert "Requested operation is presently disabled" in asked.answers[0].detail
 
 
 def test_a_cancelled_job_is_a_refusal_and_not_revived(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.slurm.cancel(asked.id)
-    assert asked.ask() == [Said.REFUSED]
+    assert asked.ask("n2") == [Said.REFUSED]
     assert asked.slurm.job(asked.id).is_finished
