@@ -25,6 +25,8 @@ from rich.table import Table
 
 from benchmarks import common
 from benchmarks.scale_agents import NPROC
+from slurm_robust.config.job import Timings
+from slurm_robust.policy.liveness import beacon_interval
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.messages import Drill, DrillReply, ShowStacks, StacksShown
 from slurm_robust.wire.sockets import Client
@@ -50,21 +52,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--nodes", type=int, nargs="+", default=NODES, help=f"(default: {NODES[0]})")
     options.add_argument("--steps-s", type=float, nargs="+", default=STEPS_S, help="seconds per step")
     options.add_argument("--heartbeat-s", type=float, default=1.0, help="of each agent (default: 1)")
+    options.add_argument("--no-beacons", dest="beacons", action="store_false", help="agents send none")
     options.add_argument("--no-look", dest="look", action="store_false", help="take no stacks")
     chosen = options.parse_args(argv)
     machine = common.machine()
     runs: list[dict[str, object]] = []
     for nodes, step_s, _ in product(chosen.nodes, chosen.steps_s, range(chosen.reps)):
-        runs.append(measure(nodes, step_s, chosen.heartbeat_s, look=chosen.look))
+        runs.append(measure(nodes, step_s, chosen.heartbeat_s, beacons=chosen.beacons, look=chosen.look))
         path = common.write("controller_scale", {"machine": machine, "runs": runs})
     show(runs)
     print(f"written to {path}", file=sys.stderr)
     return 0
 
 
-def measure(nodes: int, step_s: float, heartbeat_s: float, *, look: bool) -> dict[str, object]:
+def measure(nodes: int, step_s: float, heartbeat_s: float, *, beacons: bool, look: bool) -> dict[str, object]:
     """One job: join, launch, steady state, a look at all stacks, a killed rank and the launch after it."""
-    with job_of(nodes, step_s, heartbeat_s) as job:
+    beacon_s = beacon_interval(Timings().verdict_s, nodes + SPARES) if beacons else 0.0
+    with job_of(nodes, step_s, heartbeat_s, beacon_s) as job:
         job.wait("Running")
         time.sleep(SETTLE_S + step_s)  # past the first step
         begun = time.monotonic()
@@ -82,6 +86,7 @@ def measure(nodes: int, step_s: float, heartbeat_s: float, *, look: bool) -> dic
         "ranks": nodes * NPROC,
         "step_s": step_s,
         "heartbeat_s": heartbeat_s,
+        "beacon_s": beacon_s,
         **shares,
         **looked,
         **ended,
@@ -200,7 +205,7 @@ def spans(marks: list[tuple[str, float, float]]) -> dict[str, list[float]]:
 
 
 @contextmanager
-def job_of(nodes: int, step_s: float, heartbeat_s: float) -> Iterator[SimulatedJob]:
+def job_of(nodes: int, step_s: float, heartbeat_s: float, beacon_s: float) -> Iterator[SimulatedJob]:
     """A job in a folder of its own; its processes end with it."""
     folder = Path(tempfile.mkdtemp(prefix="srobust-scale-"))
     started: list[subprocess.Popen[bytes]] = []
@@ -212,11 +217,12 @@ def job_of(nodes: int, step_s: float, heartbeat_s: float) -> Iterator[SimulatedJ
 
     total = nodes + SPARES
     try:
-        start("benchmarks.scale_controller", folder, nodes, SPARES)
+        start("benchmarks.scale_controller", folder, nodes, SPARES, beacon_s)
         common.wait_for((folder / "port").exists, 30.0, "no controller")
         for first in range(1, total + 1, NODES_PER_PROCESS):
             last = min(first + NODES_PER_PROCESS, total + 1)
-            start("benchmarks.scale_agents", folder, first, last, total, step_s, heartbeat_s)
+            rates = step_s, heartbeat_s, beacon_s
+            start("benchmarks.scale_agents", folder, first, last, total, *rates)
         yield SimulatedJob(folder, started)
     except Exception as error:
         raise common.BenchmarkFailed((folder / "log").read_text()[-3000:]) from error
@@ -232,6 +238,7 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("the same per heartbeat, times all nodes", "share_at_full_rate", "{:.1%}".format),
     ("heartbeats received, per s", "beats_per_s", "{:.0f}".format),
     ("ticks, per s", "ticks_per_s", "{:.1f}".format),
+    ("seconds between two beacons of an agent", "beacon_s", "{:.3f}".format),
     ("mean bytes of a heartbeat", "heartbeat_bytes", "{:.0f}".format),
     ("join of all agents, CPU s", "gather_cpu_s", "{:.2f}".format),
     ("first launch, CPU s", "launch_cpu_s", "{:.2f}".format),

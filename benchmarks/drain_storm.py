@@ -14,8 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,7 +258,10 @@ def _rows(cap: int) -> Iterator[tuple[str, tuple[str, ...], int]]:
 
 
 def _at(run: dict[str, Any], path: Sequence[str]) -> float:
-    return float(reduce(getitem, path, run))
+    found: Any = run
+    for key in path:
+        found = found[key]
+    return float(found)
 
 
 def memory() -> str | None:

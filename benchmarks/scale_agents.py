@@ -1,8 +1,8 @@
 """Agents of many nodes in one process: its own state machine, heartbeats and socket, and made-up training.
 
-``python -m benchmarks.scale_agents FOLDER FIRST LAST TOTAL STEP_S HEARTBEAT_S``. What is missing of an agent
-is what belongs to its node: processes, snapshots, py-spy. Reports to ``agents-FIRST.json`` in the folder at
-the end.
+``python -m benchmarks.scale_agents FOLDER FIRST LAST TOTAL STEP_S HEARTBEAT_S BEACON_S``. What is missing of
+an agent is what belongs to its node: processes, snapshots, py-spy. Reports to ``agents-FIRST.json`` in the
+folder at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from functools import cache
@@ -42,6 +44,7 @@ from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.progress import Traffic
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.util.process import raise_file_limit
+from slurm_robust.wire import beacons
 from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.messages import (
     Ack,
@@ -50,6 +53,7 @@ from slurm_robust.wire.messages import (
     Launch,
     Phase,
     Pong,
+    ProbeNodes,
     Progress,
     StacksShown,
     StacksTaken,
@@ -66,6 +70,9 @@ TRAFFIC_S = 10.0
 
 STACKS_S = 3.0
 """py-spy is done within this time, by random."""
+
+AT_ONCE = 20
+"""Beacons sent without a pause."""
 
 IMAGE_BYTES = 10**10
 KEPT, PEER_KEPT = 3, 2
@@ -118,6 +125,8 @@ class Node:
         match message:
             case Ack(seq=seq):
                 self._book.on_ack(seq)
+            case ProbeNodes():
+                pass  # no answer is none of the node's kernel
             case Pong() | DrillReply() | StacksShown():
                 raise AssertionError(f"not for agents: {message}")
             case _:
@@ -229,7 +238,26 @@ def traffic(now: float) -> Traffic:
     return Traffic(silent_s=0.0, pause_s=1.0, talked_s=read_at)
 
 
-def main(folder: Path, first: int, last: int, total: int, step_s: float, heartbeat_s: float) -> int:
+def send_beacons(key: str, agents: list[str], port: int, interval_s: float) -> None:
+    """Those of all agents of this process, evenly over each interval; runs for ever."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect(("127.0.0.1", port))
+        seq, due = time.time_ns(), time.monotonic()
+        while True:
+            seq += 1
+            for number, agent in enumerate(agents, start=1):
+                try:
+                    sender.send(beacons.encode(key.encode(), agent, seq))
+                except OSError:
+                    pass  # the controller has ended
+                if number % AT_ONCE == 0 or number == len(agents):
+                    due += interval_s * ((number - 1) % AT_ONCE + 1) / len(agents)
+                    time.sleep(max(0.0, due - time.monotonic()))
+
+
+def main(
+    folder: Path, first: int, last: int, total: int, step_s: float, heartbeat_s: float, beacon_s: float
+) -> int:
     """Serve until all agents were told to end, or the controller's port file is gone."""
     raise_file_limit()
     os.nice(AGENTS_NICE)  # on a cluster they run elsewhere
@@ -244,6 +272,10 @@ def main(folder: Path, first: int, last: int, total: int, step_s: float, heartbe
     for node in nodes:
         # From an address of its own, as on a cluster: a source of many unproven connections is kept out.
         node.socket.connect([f"tcp://{node.source}:0;127.0.0.1:{int(port.read_text())}"])
+    if beacon_s:
+        agents = [f"{node.name}-1-0" for node in nodes]
+        sending = (keys.client.public, agents, int(port.read_text()), beacon_s)
+        threading.Thread(target=send_beacons, args=sending, daemon=True).start()
     # A round over all sockets costs some µs for each, and all processes share the machine.
     pause_s = 0.02 + 5e-5 * total
     while port.exists() and not all(node.ended for node in nodes):
@@ -265,5 +297,6 @@ def main(folder: Path, first: int, last: int, total: int, step_s: float, heartbe
 
 
 if __name__ == "__main__":
-    folder, first, last, total, step_s, heartbeat_s = sys.argv[1:]
-    sys.exit(main(Path(folder), int(first), int(last), int(total), float(step_s), float(heartbeat_s)))
+    folder, first, last, total, *intervals = sys.argv[1:]
+    step_s, heartbeat_s, beacon_s = map(float, intervals)
+    sys.exit(main(Path(folder), int(first), int(last), int(total), step_s, heartbeat_s, beacon_s))

@@ -1,6 +1,6 @@
 """The controller of the simulated job: the real loop, core, socket and journal over a Slurm in memory.
 
-``python -m benchmarks.scale_controller FOLDER NODES SPARES``. Writes its port, and at the end
+``python -m benchmarks.scale_controller FOLDER NODES SPARES BEACON_S``. Writes its port, and at the end
 ``controller.json``: CPU seconds of the process (ZeroMQ's thread included) at the beginning of each stage.
 """
 
@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.transitions import ToGathering, Transition
@@ -33,12 +34,14 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import fold
+from slurm_robust.policy.liveness import overdue_s
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser
 from slurm_robust.testing.fake_replayer import FakeReplayer
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire import messages as msg
+from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.sockets import ControllerSocket
 
@@ -90,7 +93,7 @@ class Marks:
         return stage
 
 
-def main(folder: Path, nodes: int, spares: int) -> int:
+def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
     """Serve the job until SIGTERM."""
     directory = JobDirectory(folder)
     open_directory(directory)
@@ -100,11 +103,19 @@ def main(folder: Path, nodes: int, spares: int) -> int:
     for event in beginning(names, nodes):
         journal.append(event)
     # All nodes are on one machine, whose silences are not what is measured.
-    config = JobConfig(timings=Timings(node_dead_s=300.0, verdict_s=0.0, launch_s=600.0, agent_start_s=600.0))
+    verdict_s = Timings().verdict_s if beacon_s else 0.0
+    timings = Timings(node_dead_s=300.0, verdict_s=verdict_s, launch_s=600.0, agent_start_s=600.0)
+    config = JobConfig(timings=timings)
     slurm = FakeSlurm(FakeCluster(names))
     job_id = slurm.submit(SubmitRequest(command=("job.sh",), nodes=len(names)))
     marks = Marks(folder / "marks.json")
-    with closing(ControllerSocket(load_server(directory.keys), agents=len(names))) as server:
+    keys = load_server(directory.keys)
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(ControllerSocket(keys, agents=len(names))))
+        beacons = None
+        if beacon_s:
+            beacons = BeaconReceiver(keys.client_public, server.port, beacon_s, overdue_s(beacon_s))
+            stack.enter_context(closing(beacons))
         core = TimedCore(config, fold(journal.events), marks.build, ToGathering(start=True), read_clocks())
         command = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
         loop = Loop(
@@ -113,11 +124,12 @@ def main(folder: Path, nodes: int, spares: int) -> int:
             directory=directory,
             journal=journal,
             socket=server,
-            beacons=None,
+            beacons=beacons,
             steps=AgentSteps(slurm, slurm.allocation(job_id), ("true",), directory.agents),
             requeuer=Requeuer(slurm, 7, 0, folder / "requeue.jsonl", start_now=False),
             store=SharedTiers(shared_tiers({Tier.STORAGE: str(directory.checkpoints)})),
             slurm=slurm,
+            shrinker=Shrinker(slurm, job_id),
             tester=Tester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), ""),
         )
         (folder / ".port").write_text(str(server.port))
@@ -178,4 +190,4 @@ def timed(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))

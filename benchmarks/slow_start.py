@@ -25,7 +25,8 @@ def index(folder: Path) -> torch.Tensor:
     """Where the sentences of all documents begin."""
     path = folder / "offsets.pt"
     if path.exists():
-        return torch.load(path)
+        found: torch.Tensor = torch.load(path)
+        return found
     folder.mkdir(parents=True, exist_ok=True)
     offsets, at = [], 0
     for number in range(DOCUMENTS):
