@@ -12,6 +12,9 @@ from benchmarks.fault_matrix.plants import Plant, gpu, kernel, ordered
 from slurm_robust.model.incident import Symptom
 
 CRASH_S, KERNEL_S, GPU_S, VERDICT_S, DEAD_S = 0.5, 2.0, 5.0, 2.0, 6.0
+TAKEOVER_S = 40.0
+"""Ten without a controller, the votes, its start, and four without the dead host's agent."""
+
 HANG_S = 15.0
 """The floor, which is more than three times the 99th percentile of these short steps."""
 
@@ -28,7 +31,8 @@ FEW, WARM, TRENDING = 5, 25, 130
 class Case:
     """One fault. ``about``: what is planted. ``after``: steps of the generation before it.
 
-    ``takes_node``: the rank must not be on the controller's host, whose loss is another story.
+    ``takes_node``: the rank must not be on the controller's host, whose loss is another story, and the one of
+    ``takes_controller``.
     ``survives``: training goes on although nobody acts. ``watch_s``: how long nothing must happen, where
     nothing is expected; ``patience_s``: how long a decision may take. ``fresh``: it begins a new training,
     since the case before it would change the answer. ``mend``: undoes what would outlive it.
@@ -40,6 +44,7 @@ class Case:
     expected: Expected
     after: int = FEW
     takes_node: bool = False
+    takes_controller: bool = False
     survives: bool = False
     watch_s: float = 12.0
     patience_s: float = 90.0
@@ -71,6 +76,7 @@ DIES = Expected(symptoms=(Symptom.AGENTS_LOST, Symptom.NODE_LOST, *CRASHES), act
 the agent ended and speaks with its node, which is not to blame."""
 
 LOST = Expected(symptoms=(Symptom.NODE_LOST,), actions=EVICT, node=True, detect_s=VERDICT_S)
+TAKEN_OVER = replace(LOST, detect_s=TAKEOVER_S)
 NOTHING = Expected()
 
 
@@ -169,6 +175,7 @@ CASES: tuple[Case, ...] = (
         survives=True,
     ),
     Case("link flap", "a link is down for 2 s", plants.link_flap, NOTHING, survives=True, watch_s=25.0),
+    Case("starved agent", "a node's agent is stopped for 3 s", plants.starve_agent, NOTHING, survives=True),
     Case("dead agent", "SIGKILL to a node's agent", plants.kill_agent, DIES, takes_node=True),
     Case("dead node", "power cut", plants.power_cut, LOST, takes_node=True),
     Case("cut network", "a node's cable is pulled", plants.cut_network, LOST, takes_node=True),
@@ -180,6 +187,13 @@ CASES: tuple[Case, ...] = (
         survives=True,
         mend=plants.start_slurmd,
     ),
+    Case(
+        "dead slurmctld",
+        "SIGKILL to slurmctld, which is away for 12 s",
+        plants.kill_slurmctld,
+        NOTHING,
+        survives=True,
+    ),
     Case("dead controller", "SIGKILL to the controller", plants.kill_controller, NOTHING, survives=True),
     Case(
         "silent corruption",
@@ -188,5 +202,13 @@ CASES: tuple[Case, ...] = (
         Expected(symptoms=(Symptom.NON_FINITE,), actions=TESTED, node=True, detect_s=NUMBERS_S),
         survives=True,
         patience_s=200.0,
+    ),
+    Case(
+        "dead batch host",
+        "power cut of the node with the batch script and the controller",
+        plants.power_cut,
+        TAKEN_OVER,
+        takes_controller=True,
+        fresh=True,
     ),
 )

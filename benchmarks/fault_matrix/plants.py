@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 
 from benchmarks.fault_matrix.nodes import DEAD
 from benchmarks.fault_matrix.training import RANKS_PER_NODE, Training
+from tests.cluster.protected_job import find_process
 
 Plant = Callable[[Training, int], float]
 """Returns when the fault began, ``time.time()``."""
 
 AGENT = "slurm_robust.agent --job-dir"
 BUS = "0000:9b:00"
-FLAP_S = 2.0
+FLAP_S, STARVED_S, AWAY_S = 2.0, 3.0, 12.0
 
 
 def ordered(fault: str) -> Plant:
@@ -110,6 +113,18 @@ def kill_agent(training: Training, rank: int) -> float:
     return begun
 
 
+def starve_agent(training: Training, rank: int) -> float:
+    """Stopped for a while, once; its node's kernel answers meanwhile."""
+    agent = find_process(training.sandbox, node_of(training, rank), "-m", "slurm_robust.agent")
+    begun = time.time()
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        time.sleep(STARVED_S)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    return begun
+
+
 def power_cut(training: Training, rank: int) -> float:
     return training.sandbox.fault.power_cut(node_of(training, rank)).t
 
@@ -120,6 +135,14 @@ def cut_network(training: Training, rank: int) -> float:
 
 def kill_slurmd(training: Training, rank: int) -> float:
     return training.sandbox.fault.kill_slurmd(node_of(training, rank)).t
+
+
+def kill_slurmctld(training: Training, rank: int) -> float:
+    """Away for a while, once."""
+    begun = training.sandbox.fault.kill_slurmctld().t
+    time.sleep(AWAY_S)
+    training.sandbox.fault.start_slurmctld()
+    return begun
 
 
 def kill_controller(training: Training, rank: int) -> float:

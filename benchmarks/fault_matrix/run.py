@@ -157,6 +157,7 @@ class Matrix:
         # A second hang there would not be the first any more, to which another answer is right.
         avoided = set(self._hung if Symptom.HANG in case.expected.symptoms else ())
         avoided |= {host} if case.takes_node else set()
+        avoided |= {*state.slots} - {host} if case.takes_controller else set()
         ranks = {rank for node in avoided & {*state.slots} for rank in placement.ranks_of(node)}
         rank = case.rank(self._seed, placement.world_size, ranks)
         planted = Outcome(
