@@ -19,6 +19,8 @@ from tests.cluster.shared_storage import HOME, fill
 
 JOBS = f"{HOME}/srobust-jobs"
 AGENT = b"slurm_robust.agent\0--job-dir\0"
+FILLERS = ("filler", "rest")
+SLOWLY = 2 << 20
 RECOVER_S = 420.0
 SIGN_S = 15.0
 """So long a midway fault waits for the incident of the one before; some faults open none."""
@@ -161,9 +163,7 @@ class Storm:
             case Kind.RESTART_SLURMCTLD:
                 return planted("slurmctld", "", fault.restart_slurmctld().t)
             case Kind.FULL_STORAGE:
-                at, filler = time.time(), self._disk / "filler"
-                fill(filler)
-                return planted("storage", "", at, filler.unlink)
+                return planted("storage", "", self._fill(), self._free)
 
     def _is_well(self, node: str) -> bool:
         state = self._sandbox.control.nodes().get(node)
@@ -187,6 +187,14 @@ class Storm:
             raise NothingToHit(f"no controller on {node}")
         return at
 
+    def _fill(self) -> float:
+        """All at once but the last bit, since writing it all takes a while."""
+        room = os.statvfs(self._disk)
+        with (self._disk / FILLERS[0]).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, room.f_bavail * room.f_bsize - SLOWLY))
+        fill(self._disk / FILLERS[1])
+        return time.time()
+
     # -- mending -----------------------------------------------------------------------------------
 
     def _boot(self, node: str) -> None:
@@ -196,6 +204,10 @@ class Storm:
         ).stdout.split()[0]
         script = f"grep -q ' {JOBS} ' /proc/mounts || mount {device} {JOBS}"
         self._sandbox.exec(["sh", "-c", script], node=node, user="root")
+
+    def _free(self) -> None:
+        for name in FILLERS:
+            (self._disk / name).unlink(missing_ok=True)
 
     def _start_slurmd(self, node: str) -> None:
         if self._is_well(node) and self._sandbox.fault.daemon_pid(node, "slurmd") is None:
