@@ -233,7 +233,8 @@ class Storm:
             if now - looked > 2.0:
                 looked = now
                 ended = self._training.state.ended
-                if ended is not None and ended.final:
+                alive = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
+                if ended is not None and (ended.final or self._training.slurm_state() not in alive):
                     raise BenchmarkFailed(f"{failure}: the job ended with {ended.code}: {ended.reason}")
             if now > deadline:
                 raise BenchmarkFailed(f"{failure} within {timeout_s:.0f} s")
