@@ -55,9 +55,10 @@ matrix: setup ## Plant every fault in a training on a real Slurm: who is blamed,
 matrix-code: setup ## Faults of the code, once and in every attempt: ends, attempts, innocents (root).
 	$(PYTHON) -m benchmarks.code_matrix $(MATRIX_ARGS)
 
-soak: setup ## Node health with faults, living nodes that seem dead, then the recovery tests for SOAK_S s; needs root.
+soak: setup ## Node health with faults, living nodes that seem dead, a storm of faults, then the recovery tests for SOAK_S s; needs root.
 	$(PYTHON) -m benchmarks.soak_health
 	$(PYTHON) -m benchmarks.soak_liveness --minutes 10
+	$(PYTHON) -m benchmarks.fault_storm --faults 10 --minutes 10
 	$(PYTEST) -m soak tests/cluster
 	@end=$$(($$(date +%s) + $(SOAK_S))); round=0; \
 	while [ "$$(date +%s)" -lt "$$end" ]; do \

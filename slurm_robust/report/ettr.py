@@ -61,14 +61,20 @@ def productivity(events: Sequence[ev.AnyEvent], now: float) -> Productivity:
         elif isinstance(event, ev.ProgressMade) and event.generation in stretches:
             stretches[event.generation].see(event)
     productive, steps, repeated, best = 0.0, 0, 0, {True: -1, False: -1}
+    pace = 0.0  # seconds per step of the stretch before
     for _, s in sorted(stretches.items()):
         done = s.last - s.first + 1
-        new = max(0, s.last - max(best[s.reported], s.first - 1))
+        known_best = best[s.reported]
+        new = max(0, s.last - max(known_best, s.first - 1))
+        # A generation goes on from its checkpoint: the steps before were done, also those of which the
+        # journal does not know, since the controller had died or the heartbeats had not come.
+        unseen = max(0, s.first - 1 - known_best) if s.reported and known_best >= 0 else 0
         seconds = max(0.0, s.t_last - s.t_first)
         # The first step of a stretch has no measured length of its own: it took about the mean.
         mean = seconds / (done - 1) if done > 1 else 0.0
-        productive += mean * new
-        steps, repeated = steps + new, repeated + done - new
+        productive += mean * new + (pace or mean) * unseen
+        pace = mean or pace
+        steps, repeated = steps + new + unseen, repeated + done - new
         best[s.reported] = max(best[s.reported], s.last)
     known = len(stretches) < 2 or all(s.reported for s in stretches.values())
     wall = max(0.0, end - start)

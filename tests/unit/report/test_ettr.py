@@ -41,6 +41,19 @@ def test_steps_that_were_repeated_count_once() -> None:
     assert p.ettr == pytest.approx(0.5)
 
 
+def test_steps_before_a_checkpoint_were_done_though_no_controller_saw_them() -> None:
+    # Steps of 1 s; the controller dies after step 10, training goes on to step 14, and so does the next run.
+    journal = [START, first(1, 1, 0), made(11, 1, 10), first(30, 2, 15), made(32, 2, 19)]
+    p = productivity(journal, now=40)
+    assert (p.steps, p.repeated) == (20, 0)
+    assert p.productive_s == pytest.approx(11.0 + 4.0 + 2.5)
+
+
+def test_steps_before_the_first_one_are_another_jobs() -> None:
+    p = productivity([START, first(1, 1, 1000), made(11, 1, 1010)], now=12)
+    assert (p.steps, p.productive_s) == (11, pytest.approx(11.0))
+
+
 def test_a_job_that_never_made_a_step_was_never_productive() -> None:
     assert productivity([START], now=50).ettr == 0.0
     assert productivity([], now=50).ettr == 0.0
