@@ -71,11 +71,18 @@ class Borrower:
         self._wall = wall
 
     def borrow(
-        self, sources: Sequence[Source], missing: int, exclude: Collection[str], submitted: Submitted
+        self,
+        sources: Sequence[Source],
+        missing: int,
+        exclude: Collection[str],
+        submitted: Submitted,
+        *,
+        some: bool = False,
     ) -> BorrowAnswer:
         """``missing`` nodes from ``sources``, in their order, each waited for ``wait_s`` at most.
 
-        Calls ``submitted`` for each companion at once. Raises no error of Slurm.
+        Calls ``submitted`` for each companion at once. ``some``: fewer than all are of use, too. Raises no
+        error of Slurm.
         """
         wish = _Wish(missing)
         try:
@@ -87,7 +94,7 @@ class Borrower:
             return BorrowAnswer(refusals=((sources[0], why),))
         for number, source in enumerate(sources):
             if wish.missing:
-                is_last = number == len(sources) - 1
+                is_last = number == len(sources) - 1 and not some
                 self._ask(wish, source, left_s, tuple(exclude), submitted, whole=is_last)
         return BorrowAnswer(nodes=wish.nodes, refusals=tuple(wish.refusals))
 

@@ -564,7 +564,9 @@ class Loop:
             assert self._borrower is not None  # there are sources
             return partial(
                 answered,
-                self._borrower.borrow(effect.sources, effect.missing, effect.exclude, submitted),
+                self._borrower.borrow(
+                    effect.sources, effect.missing, effect.exclude, submitted, some=effect.some
+                ),
             )
 
         def failed(text: str) -> None:
@@ -613,7 +615,10 @@ class Loop:
 
     def _test_nodes(self, effect: fx.TestNodes) -> None:
         def work() -> Callable[[], None]:
-            found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
+            if effect.quick:
+                found = self._tester.test_quickly(effect.nodes, effect.budget_s)
+            else:
+                found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
             return lambda: self._do(self._core.on_tests(found, self._now()))
 
         self._in_background("test nodes", work, self._tested_in_vain)
