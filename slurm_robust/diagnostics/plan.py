@@ -21,13 +21,13 @@ class Program(Record):
 
 
 PROGRAMS = (
-    Program(name="health", needs_s=10.0),
     Program(name="dcgm", needs_s=60.0, takes_more=True),
     Program(name="gemm", needs_s=30.0),
     Program(name="memory", needs_s=20.0),
     Program(name="all_to_all", needs_s=30.0),
     Program(name="storage", needs_s=20.0),
     Program(name="reference", needs_s=30.0),
+    Program(name="health", needs_s=10.0),
     Program(name="all_gather", needs_s=30.0, pairs=True),
 )
 BY_NAME = {program.name: program for program in PROGRAMS}
