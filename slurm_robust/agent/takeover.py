@@ -152,7 +152,9 @@ class TakeoverWatch:
         self._cast(vote)
         agreeing = self._agreeing(controller.epoch, voters)
         slurm = ""
-        if len(agreeing) < policy.quorum(len(voters)) and not (slurm := self._ask_slurm(host)):
+        if len(agreeing) < policy.quorum(len(voters)) and not (
+            slurm := self._ask_slurm(host, agreeing, voters)
+        ):
             self._agreed = None
             return
         now = self._clock()
@@ -205,10 +207,13 @@ class TakeoverWatch:
         self._was_down = node.is_down
         return self._was_down
 
-    def _ask_slurm(self, host: str) -> str:
-        """Slurm's word on a host that it does not reach either, "" for any other."""
-        (node,) = self._make().nodes([host])
+    def _ask_slurm(self, host: str, agreeing: tuple[str, ...], voters: tuple[str, ...]) -> str:
+        """Slurm's word on a host that it does not reach either, "" where the votes are too few for that."""
+        node, *others = self._make().nodes([host, *voters])
         if node.responding and not node.is_down:
+            return ""
+        living = {o.name for o in others if o.responding and not o.is_down} | {*agreeing}
+        if not policy.suffices(len(agreeing), len(living)):
             return ""
         return f"{host} is {'+'.join(sorted(node.states))}"
 

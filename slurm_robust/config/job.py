@@ -30,6 +30,7 @@ _Rate = Annotated[float, Meta(gt=0, le=FINITE, title="a number above 0")]
 _SecondsOrNone = Annotated[float, Meta(ge=0, le=FINITE, title="a number of seconds, or 0 for none")]
 # Eight beacons; a network that is only busy delays them by tens of milliseconds.
 _LEAST_VERDICT_S = 0.4
+_LEAST_QUICK_TEST_S = 15.0
 _Port = Annotated[int, Meta(ge=0, le=_HIGHEST_PORT, title=f"an integer from 0 to {_HIGHEST_PORT}")]
 _ExitCode = Annotated[int, Meta(ge=1, le=255, title="an exit code from 1 to 255")]
 
@@ -253,9 +254,23 @@ class DetectConfig(Section):
     diagnose_s: Seconds = 300.0
     """Time limit for all tests of one diagnosis together."""
 
+    quick_test_s: _SecondsOrNone = 20.0
+    """Where standbys are too few, test nodes that only suspicion speaks against for this time, and use those
+    that pass. At least 15. 0: no such test. See [spares](spares.md#fallbacks)."""
+
     log_rules: Annotated[tuple[_NonEmpty, ...], Meta(examples=[["/etc/slurm-robust/log-rules"]])] = ()
     """[Log rules](log-rules.md) of the site: YAML files, or folders of them, relative to the submit
     directory. They override built-in rules."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a quick test that ends before it begins."""
+        if 0 < self.quick_test_s < _LEAST_QUICK_TEST_S:
+            yield Contradiction(
+                keys=("quick_test_s",),
+                text=f"quick_test_s ({self.quick_test_s:g}) is less than the {_LEAST_QUICK_TEST_S:g} s that "
+                "the start of a test takes",
+                fix=f"set quick_test_s to {_LEAST_QUICK_TEST_S:g} or more, or to 0 for none",
+            )
 
 
 class ReplayConfig(Section):

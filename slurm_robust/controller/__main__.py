@@ -49,6 +49,7 @@ from slurm_robust.model.job import (
 )
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
+from slurm_robust.nodes.quick import TESTS
 from slurm_robust.policy.liveness import beacon_interval, overdue_s
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
@@ -370,12 +371,14 @@ def _tester(
     ports = plan.config.rendezvous.ports
     replay = plan.config.replay
     command = ReplayCommand(kind=plan.kind, command=(*plan.command, *(replay.args or ())), cwd=plan.cwd)
+    place = SlurmPlace(slurm, allocation, lent)
     return Tester(
-        PlaceDiagnoser(SlurmPlace(slurm, allocation, lent), ports=ports, report=say),
+        PlaceDiagnoser(place, ports=ports, report=say),
         StepReplayer(slurm, allocation, directory.path / "replays", ports=ports, lent=lent),
         command,
         replay,
         checkpoints,
+        PlaceDiagnoser(place, tests=TESTS, report=say),
         partial(make_in_job, directory.path, plan.run_id),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from slurm_robust.controller.effects import BorrowAnswer
 from slurm_robust.model.companion import Source
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent, companion_job, is_companion_of
-from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError, SlurmError
+from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError, SlurmError, SlurmTimeout
 from slurm_robust.slurm.process import CommandTimeout
+from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.slurm.requeue import Clock, SystemClock
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count as counted
@@ -23,6 +25,16 @@ from slurm_robust.util.text import count as counted
 POLL_S = 0.5
 LEAST_LEFT_S = 120.0
 """With less time left for the job, a companion is not worth its start."""
+
+CANCEL_TRIES = 8
+CANCEL_PAUSE_S, LONGEST_CANCEL_PAUSE_S = 5.0, 60.0
+"""Between two attempts to cancel a companion, doubled each time."""
+
+FIND_TRIES, FIND_PAUSE_S = 3, 2.0
+"""Looks for a companion that Slurm may have taken although its answer was lost, while training waits."""
+
+SETTLE_TRIES, SETTLE_PAUSE_S = 5, 30.0
+"""The same when nobody waits any more: what appears then is cancelled."""
 
 Submitted = Callable[[int, Source], None]
 
@@ -69,13 +81,23 @@ class Borrower:
         self._environ = environ
         self._clock = clock or SystemClock()
         self._wall = wall
+        self._known: set[int] = set()  # companions that were submitted or adopted here
+        self._submitting = threading.Lock()
+        self._unsure = False  # Slurm may have taken one that was not found
 
     def borrow(
-        self, sources: Sequence[Source], missing: int, exclude: Collection[str], submitted: Submitted
+        self,
+        sources: Sequence[Source],
+        missing: int,
+        exclude: Collection[str],
+        submitted: Submitted,
+        *,
+        some: bool = False,
     ) -> BorrowAnswer:
         """``missing`` nodes from ``sources``, in their order, each waited for ``wait_s`` at most.
 
-        Calls ``submitted`` for each companion at once. Raises no error of Slurm.
+        Calls ``submitted`` for each companion at once. ``some``: fewer than all are of use, too. Raises no
+        error of Slurm.
         """
         wish = _Wish(missing)
         try:
@@ -87,35 +109,91 @@ class Borrower:
             return BorrowAnswer(refusals=((sources[0], why),))
         for number, source in enumerate(sources):
             if wish.missing:
-                is_last = number == len(sources) - 1
+                is_last = number == len(sources) - 1 and not some
                 self._ask(wish, source, left_s, tuple(exclude), submitted, whole=is_last)
         return BorrowAnswer(nodes=wish.nodes, refusals=tuple(wish.refusals))
 
-    def end(self, jobs: Collection[int]) -> tuple[str, ...]:
-        """Cancel these companions; why some could not be, in which case they end a little later."""
-        failed = []
+    def end(self, jobs: Collection[int], report: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
+        """Cancel these companions, again and again within minutes; why some could not be.
+
+        ``report`` gets the first failure of each at once.
+        """
+        failed = self._cancel(jobs)
+        for job_id, why in failed.items():
+            report(f"companion {job_id} is not cancelled now ({why}); it is tried again")
+        pause_s, tries = CANCEL_PAUSE_S, 1
+        while failed and tries < CANCEL_TRIES:
+            self._clock.sleep(pause_s)
+            pause_s, tries = min(2 * pause_s, LONGEST_CANCEL_PAUSE_S), tries + 1
+            failed = self._cancel(failed)
+        return tuple(
+            f"companion {job_id} could not be cancelled in {tries} attempts ({why}); it ends with the job"
+            for job_id, why in failed.items()
+        )
+
+    def _cancel(self, jobs: Collection[int]) -> dict[int, str]:
+        """Once; those that could not be, with the reason."""
+        failed = {}
         for job_id in jobs:
             try:
                 self._slurm.cancel(job_id)
             except (SlurmError, CommandTimeout) as error:
-                failed.append(
-                    f"companion {job_id} is not cancelled now ({_why(error)}); it ends with the job"
-                )
-        return tuple(failed)
+                failed[job_id] = _why(error)
+        return failed
 
     def sweep(self, known: Collection[int]) -> tuple[int, ...]:
         """Cancel companions of this job that nobody knows: an earlier controller or run asked for them.
 
         Raises ``SlurmError``.
         """
-        user = self._user or pwd.getpwuid(os.getuid()).pw_name
-        strays = tuple(
-            job.job_id
-            for job in self._slurm.jobs(user)
-            if job.job_id not in known and is_companion_of(job, self._job_id, self._run_id)
-        )
+        strays = self._strays(known)
         self.end(strays)
         return strays
+
+    def settle(self) -> tuple[int, ...]:
+        """Cancel companions that appear although Slurm's answer to their submission was lost.
+
+        Returns at once where no answer was lost. Raises no error of Slurm.
+        """
+        found: tuple[int, ...] = ()
+        tries = SETTLE_TRIES if self._unsure else 0
+        self._unsure = False
+        for _ in range(tries):
+            self._clock.sleep(SETTLE_PAUSE_S)
+            try:
+                strays = self._strays(self._lent.lenders)
+            except (SlurmError, CommandTimeout):
+                continue
+            self.end(strays)
+            found += strays
+        return tuple(dict.fromkeys(found))
+
+    def _strays(self, known: Collection[int]) -> tuple[int, ...]:
+        """Companions of this run that are neither ``known`` nor lend a node nor were submitted here."""
+        user = self._user or pwd.getpwuid(os.getuid()).pw_name
+        with self._submitting:  # what is being submitted now is no stray
+            jobs = self._slurm.jobs(user)
+        return tuple(
+            job.job_id
+            for job in jobs
+            if job.job_id not in (*known, *self._known)
+            and not job.is_finished
+            and is_companion_of(job, self._job_id, self._run_id)
+        )
+
+    def _find_lost(self) -> int | None:
+        """The companion that Slurm has taken although its answer was lost; None where none is found."""
+        for attempt in range(FIND_TRIES):
+            if attempt:
+                self._clock.sleep(FIND_PAUSE_S)
+            try:
+                strays = self._strays(self._lent.lenders)
+            except (SlurmError, CommandTimeout):
+                continue
+            if strays:
+                return max(strays)
+        self._unsure = True
+        return None
 
     def _time_left(self) -> float | None:
         end = self._slurm.allocation(self._job_id).end_time
@@ -153,11 +231,24 @@ class Borrower:
         waiting: list[int] = []
         try:
             for _ in range(most):
-                waiting.append(self._slurm.submit(request))
+                waiting.append(self._submit(request))
                 submitted(waiting[-1], source)
         except (SlurmError, CommandTimeout) as error:
             wish.refusals.append((source, _why(error)))
         self._wait(wish, source, waiting)
+
+    def _submit(self, request: SubmitRequest) -> int:
+        """Raises as :meth:`SlurmClient.submit`, but for an answer that was lost after Slurm took the job."""
+        try:
+            with self._submitting:
+                job_id = self._slurm.submit(request)
+                self._known.add(job_id)
+                return job_id
+        except (SlurmTimeout, CommandTimeout):
+            if (found := self._find_lost()) is None:
+                raise
+            self._known.add(found)
+            return found
 
     def _free(self, source: Source, exclude: tuple[str, ...]) -> tuple[int | None, str]:
         """How many nodes are free now, None where Slurm does not say, with a text for too few.
@@ -188,7 +279,7 @@ class Borrower:
             if not waiting or self._clock.monotonic() >= deadline:
                 break
             self._clock.sleep(POLL_S)
-        self.end(waiting)
+        self._cancel(waiting)  # once: the core has those cancelled that could not be
         for job_id in waiting:
             why = f"companion {job_id} has not started within {self._config.wait_s:g} s"
             wish.refusals.append((source, why + (f" ({last[job_id]})" if last.get(job_id) else "")))

@@ -36,16 +36,19 @@ class Companions:
         """What came of the newest request, None until that is known."""
         return self._answer
 
-    def borrow(self, missing: int, exclude: Iterable[str]) -> None:
+    def borrow(
+        self, sources: tuple[Source, ...], missing: int, exclude: Iterable[str], *, some: bool
+    ) -> None:
         """Ask for nodes; :attr:`answer` has what comes of it."""
         self._number += 1
         self._answer = None
         self._context.emit(
             BorrowNodes(
                 number=self._number,
-                sources=self._context.rules.sources,
+                sources=sources,
                 missing=missing,
                 exclude=tuple(exclude),
+                some=some,
             )
         )
 

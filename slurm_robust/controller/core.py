@@ -348,10 +348,22 @@ class Core(Context):
         return answer
 
     def evict(
-        self, node: str, reason: str, now: Now, incident: int = 0, evidence: tuple[str, ...] = ()
+        self,
+        node: str,
+        reason: str,
+        now: Now,
+        incident: int = 0,
+        evidence: tuple[str, ...] = (),
+        *,
+        unproven: bool = False,
     ) -> None:
-        """Use ``node`` no more in this job, and leave word why for who administers it."""
-        self.record(ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident))
+        """Use ``node`` no more in this job, and leave word why for who administers it.
+
+        ``unproven``: suspicion alone speaks against it.
+        """
+        self.record(
+            ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident, unproven=unproven)
+        )
         cause = self.state.incident if incident else None
         companion = self.state.lenders.get(node, 0)  # it ends when no copy on the node is needed
         suspect = Suspect(

@@ -169,6 +169,8 @@ class TestNodes(Record):
     nodes: tuple[str, ...]
     bitwise: bool
     budget_s: float
+    quick: bool = False
+    """Only by the quick test."""
 
 
 class ReplayTraining(Record):
@@ -188,6 +190,8 @@ class BorrowNodes(Record):
     sources: tuple[Source, ...]
     missing: int
     exclude: tuple[str, ...]
+    some: bool = False
+    """Fewer are of use, too."""
 
 
 class EndCompanions(Record):

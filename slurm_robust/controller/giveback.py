@@ -53,10 +53,19 @@ class GivingBack:
         if now.mono - self._looked < LOOK_EVERY_S:
             return
         self._looked, state = now.mono, context.state
+        self._returns = {node: known for node, known in self._returns.items() if node in state.evicted}
         held = state.held if context.config.slurm.give_back else ()
         for node in (*held, *state.lenders):
             if node in state.evicted and node not in state.slots and node != state.own_node:
                 self._follow(node, self._returns.setdefault(node, _Return()), now)
+
+    def is_leaving(self, node: str, now: Now) -> bool:
+        """Whether ``node`` may be gone in a moment: its agent was told to end, or Slurm to take it."""
+        known = self._returns.get(node)
+        if known is None:
+            return False
+        asked = known.asked is not None and now.mono - known.asked < LOST_S
+        return asked or (known.ordered is not None and now.mono - known.ordered < STUBBORN_S)
 
     def on_answer(self, node: str, answer: GiveBackAnswer, now: Now) -> None:
         """What became of the attempt to give ``node`` back."""

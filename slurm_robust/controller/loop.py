@@ -562,10 +562,14 @@ class Loop:
 
         def work() -> Callable[[], None]:
             assert self._borrower is not None  # there are sources
-            return partial(
-                answered,
-                self._borrower.borrow(effect.sources, effect.missing, effect.exclude, submitted),
+            found = self._borrower.borrow(
+                effect.sources, effect.missing, effect.exclude, submitted, some=effect.some
             )
+            self._background.post(partial(answered, found))
+            if strays := self._borrower.settle():
+                jobs = ", ".join(map(str, strays))
+                return partial(self._note, f"cancelled companions whose submission had no answer: {jobs}")
+            return lambda: None
 
         def failed(text: str) -> None:
             answered(fx.BorrowAnswer(refusals=((effect.sources[0], text),)))
@@ -581,9 +585,12 @@ class Loop:
 
     def _end(self, companions: tuple[int, ...]) -> None:
         """In the background."""
-        failed = self._borrower.end(companions) if self._borrower is not None else ()
-        for text in failed:
+
+        def report(text: str) -> None:
             self._background.post(partial(self._note, text))
+
+        for text in self._borrower.end(companions, report) if self._borrower is not None else ():
+            report(text)
 
     def _note(self, text: str) -> None:
         self._core.note(text, "", self._now())
@@ -613,7 +620,10 @@ class Loop:
 
     def _test_nodes(self, effect: fx.TestNodes) -> None:
         def work() -> Callable[[], None]:
-            found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
+            if effect.quick:
+                found = self._tester.test_quickly(effect.nodes, effect.budget_s)
+            else:
+                found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
             return lambda: self._do(self._core.on_tests(found, self._now()))
 
         self._in_background("test nodes", work, self._tested_in_vain)

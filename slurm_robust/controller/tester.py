@@ -29,10 +29,15 @@ class Tester:
         command: ReplayCommand,
         config: ReplayConfig,
         storage: str,
+        quick: Diagnoser,
         make: Callable[[Path], None] = make_folder,
     ) -> None:
-        """``storage``: the folder whose file system is tested, "" for none; ``make`` makes it."""
+        """``storage``: the folder whose file system is tested, "" for none; ``make`` makes it.
+
+        ``quick`` has the quick test only.
+        """
         self._diagnoser = diagnoser
+        self._quick = quick
         self._replayer = replayer
         self._command = command
         self._config = config
@@ -46,6 +51,13 @@ class Tester:
                 self._make(Path(self._storage))  # before the first checkpoint there is none
         try:
             return self._diagnoser.diagnose(nodes, bitwise=bitwise, storage=self._storage, budget_s=budget_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+            return _nothing(error)
+
+    def test_quickly(self, nodes: Sequence[str], budget_s: float) -> Diagnosis:
+        """The quick test of ``nodes`` within ``budget_s`` seconds. Blocks, raises nothing."""
+        try:
+            return self._quick.diagnose(nodes, bitwise=False, storage="", budget_s=budget_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
             return _nothing(error)
 
@@ -63,6 +75,7 @@ class Tester:
     def stop(self) -> None:
         """From any thread: end what runs."""
         self._diagnoser.stop()
+        self._quick.stop()
         self._replayer.stop()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from slurm_robust.model.incident import Borrow, Diagnose, Fault, Replay
+from slurm_robust.model.incident import Borrow, Diagnose, Fault, QuickTest, Replay
 from slurm_robust.model.record import Record
 
 
@@ -83,7 +83,7 @@ class ToTesting(Record):
     """Test the held nodes, by ``action``, before the policy is asked about ``fault`` again."""
 
     fault: Fault
-    action: Diagnose | Replay
+    action: Diagnose | Replay | QuickTest
 
 
 class ToBorrowing(Record):

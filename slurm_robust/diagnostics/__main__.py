@@ -35,7 +35,7 @@ from slurm_robust.util import isolate
 from slurm_robust.util.process import die_with_parent
 
 _LEAST_S = 2.0
-_WITHOUT_TORCH = frozenset({"dcgm", "memory", "storage"})
+_WITHOUT_TORCH = frozenset({"dcgm", "health", "memory", "storage"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,9 +27,11 @@ PROGRAMS = (
     Program(name="all_to_all", needs_s=30.0),
     Program(name="storage", needs_s=20.0),
     Program(name="reference", needs_s=30.0),
+    Program(name="health", needs_s=10.0),
     Program(name="all_gather", needs_s=30.0, pairs=True),
 )
 BY_NAME = {program.name: program for program in PROGRAMS}
+_ON_REQUEST = frozenset({"health", "reference"})
 
 
 class DiagnosticRound(Record):
@@ -73,7 +75,7 @@ def plan(
     ``bitwise``: also the reference model. ``gpus``: every node has some. ``storage``: a folder to be tested,
     "" for none. ``tests``: only these, () for all. Raises ``KeyError`` for a test that does not exist.
     """
-    chosen = {BY_NAME[name].name for name in tests} or BY_NAME.keys() - {"reference"}
+    chosen = {BY_NAME[name].name for name in tests} or BY_NAME.keys() - _ON_REQUEST
     chosen |= {"reference"} if bitwise else set()
     reasons = {
         "dcgm": "" if gpus else "not every node has GPUs",

@@ -239,6 +239,18 @@ class NodesTested(Event):
     took_s: float = 0.0
 
 
+class QuickTested(Event):
+    """Nodes that suspicion alone speaks against were tested for ``took_s`` seconds."""
+
+    incident: int
+    passed: tuple[str, ...]
+    """They may be used: an evicted one stands by again."""
+    failed: dict[str, str] = {}
+    silent: dict[str, str] = {}
+    """They gave no answer, or not to everything, and are not used."""
+    took_s: float = 0.0
+
+
 class Unanswered(Event):
     """``nodes`` were asked for evidence in vain: the decision that follows lacks it."""
 
@@ -263,6 +275,8 @@ class NodeEvicted(Event):
     node: str
     reason: str
     incident: int
+    unproven: bool = False
+    """Suspicion alone speaks against it."""
 
 
 class NodeReturned(Event):
@@ -403,6 +417,7 @@ AnyEvent: TypeAlias = (
     | StorageWritten
     | Decided
     | NodesTested
+    | QuickTested
     | Unanswered
     | PaceLearned
     | NodeEvicted

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TypeAlias
 
+from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Outcome
@@ -193,6 +194,12 @@ class Fault(Record):
     # -- once companions were asked for
     not_lent: tuple[str, ...] | None = None
     """Why some of them lend no node; None before that."""
+    asked: tuple[Source, ...] = ()
+    """Where nodes were asked for."""
+
+    # -- once nodes that were evicted, or are to be, without proof were tested
+    cleared: tuple[str, ...] | None = None
+    """Those that passed; None before that."""
 
 
 # -- verdict ---------------------------------------------------------------------------------------
@@ -283,6 +290,8 @@ class Verdict(Record):
     confidence: float = 1.0
     allowed: int = 1
     """How often it may be answered without new progress in between."""
+    unproven: bool = False
+    """Suspicion alone speaks against the suspects: one that passes a quick test may be used."""
 
 
 # -- actions: the output of the policy --------------------------------------------------------------
@@ -330,6 +339,17 @@ class Borrow(Record, tag_field="action", tag="borrow"):
 
     nodes: int
     reason: str
+    sources: tuple[Source, ...] = ()
+    """Where they are asked for, in this order."""
+    some: bool = False
+    """Fewer are of use, too: others may come from elsewhere."""
+
+
+class QuickTest(Record, tag_field="action", tag="quick test"):
+    """Test ``nodes``, which suspicion alone speaks against, then decide again with those that pass."""
+
+    nodes: tuple[str, ...]
+    reason: str
 
 
 class Replay(Record, tag_field="action", tag="replay"):
@@ -354,7 +374,7 @@ class GiveUp(Record, tag_field="action", tag="give up"):
 
 
 Action: TypeAlias = (
-    Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | Borrow | Requeue | GiveUp
+    Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | QuickTest | Borrow | Requeue | GiveUp
 )
 
 
@@ -365,4 +385,4 @@ def finds_out_more(actions: Sequence[Action]) -> bool:
 
 def is_final(actions: Sequence[Action]) -> bool:
     """Whether no other decision on the same fault follows."""
-    return not any(isinstance(action, Diagnose | Replay | Borrow) for action in actions)
+    return not any(isinstance(action, Diagnose | Replay | QuickTest | Borrow) for action in actions)

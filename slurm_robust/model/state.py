@@ -88,6 +88,10 @@ class JobState(Record, dict=True):
     standbys: dict[str, ev.StandbyChanged] = {}
     """How far each node of this run that stood by is, or was, on its way to be fit."""
     evicted: dict[str, str] = {}
+    unproven: tuple[str, ...] = ()
+    """Those of ``evicted`` that suspicion alone speaks against."""
+    quick_tested: tuple[str, ...] = ()
+    """Nodes that a quick test has cleared or failed, in any run; none is tested twice."""
     held: tuple[str, ...] = ()
     """The nodes of this run's allocation that were not given back."""
     generation: int = 0
@@ -379,7 +383,20 @@ def _(event: ev.NodeEvicted, state: JobState) -> JobState:
     return msgspec.structs.replace(
         state,
         evicted={**state.evicted, event.node: event.reason},
+        unproven=(*state.unproven, event.node) if event.unproven else state.unproven,
         spares=tuple(s for s in state.spares if s != event.node),
+    )
+
+
+@apply.register
+def _(event: ev.QuickTested, state: JobState) -> JobState:
+    back = tuple(node for node in event.passed if node in state.evicted)
+    return msgspec.structs.replace(
+        state,
+        evicted={node: why for node, why in state.evicted.items() if node not in back},
+        unproven=tuple(n for n in state.unproven if n not in event.passed and n not in event.failed),
+        quick_tested=tuple(dict.fromkeys((*state.quick_tested, *event.passed, *event.failed))),
+        spares=(*state.spares, *(node for node in back if node not in state.slots)),
     )
 
 

@@ -69,7 +69,7 @@ def at_the_end(
 
 def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tuple[tuple[Action, ...], str]:
     if verdict.blame is Blame.NODE:
-        return replace_nodes(state, verdict.suspects, fault, rules)
+        return replace_nodes(state, verdict, fault, rules)
     kind = verdict.signature.kind
     if kind is FaultKind.UNREACHABLE:
         return go_on_without(state, fault.lost, fault, rules)

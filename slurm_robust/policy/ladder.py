@@ -6,7 +6,7 @@ fault on to the next rung. A new rung is a new function and its place in :data:`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from slurm_robust.model.findings import Outcome, Writer
 from slurm_robust.model.incident import (
@@ -289,7 +289,14 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     others = next((p.ranks for p in here if p.ranks != place.ranks), ())
     if found.halted or others:
         stays = f"; it was the same with {named_ranks(others)}, so it stays with the node" if others else ""
-        return convict(place.nodes, rules, rung=4, reason=reason + stays, confidence=found.confidence)
+        return convict(
+            _most_suspect_first(place.nodes, found, state),
+            rules,
+            rung=4,
+            reason=reason + stays,
+            confidence=found.confidence,
+            unproven=not (found.halted or found.exact),
+        )
     # A restart in place does not make a slow node faster.
     is_to_move = bool(here) or place.symptom is Symptom.SLOW
     return Verdict(
@@ -301,6 +308,13 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         confidence=0.5,
         allowed=rules.limits.per_signature,
     )
+
+
+def _most_suspect_first(nodes: Iterable[str], found: Localisation, state: JobState) -> list[str]:
+    """Of a group first the nodes whose own ranks differ from most, then those that were suspected before."""
+    odd = {state.placement.node_of(rank) for rank in found.outliers}
+    before = [node for place in state.places for node in place.nodes]
+    return sorted(nodes, key=lambda node: (node not in odd, -before.count(node)))
 
 
 def place_of(fault: Fault, state: JobState) -> Place | None:

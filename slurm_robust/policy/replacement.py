@@ -1,4 +1,8 @@
-"""Eviction needs a replacement: standby in the allocation, node of a companion, requeue without the node."""
+"""Eviction needs a replacement.
+
+In this order: a standby in the allocation, a node of the reservation by a companion, an evicted but unproven
+node that passes a quick test, a free node of the partition by a companion, a requeue without the node.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,18 @@ from slurm_robust.model.incident import (
     Evict,
     Fault,
     GiveUp,
+    QuickTest,
     Replace,
     Requeue,
     Restart,
     Swap,
+    Verdict,
+    is_final,
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.standbys import in_order
+from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count
 
 
@@ -47,26 +55,34 @@ def fit_spares(state: JobState) -> tuple[str, ...]:
 
 
 def replace_nodes(
-    state: JobState, suspects: tuple[str, ...], fault: Fault, rules: Rules
+    state: JobState, verdict: Verdict, fault: Fault, rules: Rules
 ) -> tuple[tuple[Action, ...], str]:
-    """Actions that take ``suspects`` out of the job and bring training back, and why these.
+    """Actions that take the suspects out of the job and bring training back, and why these.
 
-    Nothing is done about them as long as nodes are to be borrowed: another decision follows.
+    Nothing is done about them as long as nodes are to be found out about or borrowed: another decision
+    follows. A suspect that a quick test has cleared keeps its slot where standbys are too few for all.
     """
-    evictions = tuple(Evict(node=node) for node in suspects)
+    suspects = verdict.suspects
     standbys = [node for node in fit_spares(state) if node not in suspects]
     exclude = tuple(dict.fromkeys((*state.evicted, *suspects)))  # in the order in which they were evicted
-    actions, how = _replace(state, suspects, standbys, exclude, fault, rules)
-    return (actions if isinstance(actions[0], Borrow) else (*evictions, *actions)), how
+    unproven = suspects if verdict.unproven else ()
+    actions, how = _replace(state, suspects, standbys, exclude, fault, rules, unproven)
+    if not is_final(actions):
+        return actions, how
+    taken = [action.node for action in actions if isinstance(action, Replace)]
+    kept = [] if isinstance(actions[-1], Requeue | GiveUp) else [n for n in suspects if n in state.slots]
+    evictions = tuple(Evict(node=node) for node in suspects if node not in kept or node in taken)
+    return (*evictions, *actions), how
 
 
 def go_on_without(
     state: JobState, nodes: tuple[str, ...], fault: Fault, rules: Rules
 ) -> tuple[tuple[Action, ...], str]:
     """The same for ``nodes`` that cannot be reached: none is evicted; they stand by once they are heard."""
-    # A node that was lent just now has no agent yet.
-    lent = [node for node in fit_spares(state) if node in state.lenders and node not in nodes]
-    standbys = list(dict.fromkeys((*_heard(state, nodes), *lent)))
+    # A node that was lent or cleared just now has no agent yet.
+    new = (*state.lenders, *(fault.cleared or ()))
+    fresh = [node for node in fit_spares(state) if node in new and node not in nodes]
+    standbys = list(dict.fromkeys((*_heard(state, nodes), *fresh)))
     return _replace(state, nodes, standbys, tuple(state.evicted), fault, rules)
 
 
@@ -77,25 +93,62 @@ def _replace(
     exclude: tuple[str, ...],
     fault: Fault,
     rules: Rules,
+    unproven: tuple[str, ...] = (),
 ) -> tuple[tuple[Action, ...], str]:
-    places = [node for node in nodes if node in state.slots]
-    if len(standbys) >= len(places):
+    cleared = fault.cleared or ()
+    # Those that may not keep their slot get a standby first, then the most suspect.
+    places = sorted((node for node in nodes if node in state.slots), key=lambda node: node in cleared)
+    stay = places[len(standbys) :]
+    if set(stay) <= set(cleared):
         pairs = list(zip(places, standbys, strict=False))
         swaps = tuple(Replace(node=node, standby=standby) for node, standby in pairs)
-        taken = ", ".join(f"{standby} takes the slot of {node}" for node, standby in pairs)
-        return (*swaps, Restart()), taken or "no slot is touched"
+        taken = [f"{standby} takes the slot of {node}" for node, standby in pairs]
+        kept = [f"{fold(stay)} passed a quick test and goes on"] if stay else []
+        return (*swaps, Restart()), ", ".join((*taken, *kept)) or "no slot is touched"
     short = f"{count(len(places), 'node')} to replace, {count(len(standbys), 'standby')} left"
-    if rules.sources and fault.not_lent is None:
-        missing = len(places) - len(standbys)
-        whence = ", then ".join(map(str, rules.sources))
-        how = f"{short}: ask for {count(missing, 'node')} from {whence}"
-        return (Borrow(nodes=missing, reason=short),), how
+    found_out = _find_nodes(state, unproven, len(stay), short, fault, rules)
+    if found_out is not None:
+        return found_out
     short = "; ".join((short, *(fault.not_lent or ())))
     if not rules.requeue:
         reason = f"{short}, and slurm.requeue is off"
         return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason
     without = f" without {','.join(exclude)}" if exclude else ""
     return (Requeue(exclude=exclude, reason=short),), f"{short}: requeue{without}"
+
+
+def _find_nodes(
+    state: JobState, unproven: tuple[str, ...], missing: int, short: str, fault: Fault, rules: Rules
+) -> tuple[tuple[Action, ...], str] | None:
+    """What is tried next to get ``missing`` nodes; None where all was tried.
+
+    The reservation, then a quick test of nodes that suspicion alone speaks against, then the partition.
+    """
+    candidates = _to_test(state, unproven, fault) if rules.quick_test else ()
+    left = [source for source in rules.sources if source not in fault.asked]
+    now = [source for source in left if source.reservation or not candidates]
+    if now:
+        whence = ", then ".join(map(str, now))
+        some = bool(candidates) or len(now) < len(left)
+        how = f"{short}: ask for {count(missing, 'node')} from {whence}"
+        return (Borrow(nodes=missing, reason=short, sources=tuple(now), some=some),), how
+    if candidates:
+        how = f"{short}: test {fold(candidates)}, which only suspicion speaks against"
+        return (QuickTest(nodes=candidates, reason=short),), how
+    return None
+
+
+def _to_test(state: JobState, unproven: tuple[str, ...], fault: Fault) -> tuple[str, ...]:
+    """Nodes that may pass a quick test: suspects of now, and those evicted before that the job still holds.
+
+    None against which more speaks than suspicion, and none a second time.
+    """
+    if fault.cleared is not None:
+        return ()
+    held = {*state.held, *state.lenders}
+    before = (node for node in state.unproven if node in state.evicted)
+    worse = {*fault.lost, *fault.stuck, *fault.named, *fault.unable, *state.quick_tested}
+    return tuple(node for node in dict.fromkeys((*unproven, *before)) if node in held and node not in worse)
 
 
 def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action, ...], str]:

@@ -26,6 +26,8 @@ class Rules(Record):
     """The script can be replayed in small groups."""
     sources: tuple[Source, ...] = ()
     """Where companions get nodes, in this order."""
+    quick_test: bool = False
+    """Nodes that suspicion alone speaks against may be tested and used again."""
 
     @classmethod
     def of(cls, config: JobConfig) -> Rules:
@@ -38,6 +40,7 @@ class Rules(Record):
             slow_samples=config.detect.slow_samples,
             replay=config.replay.args is not None,
             sources=sources(config.companions),
+            quick_test=config.detect.quick_test_s > 0,
         )
 
 
@@ -55,8 +58,9 @@ def convict(
     reason: str,
     confidence: float = 1.0,
     kind: FaultKind = FaultKind.NODE,
+    unproven: bool = False,
 ) -> Verdict:
-    """A verdict that blames ``nodes``."""
+    """A verdict that blames ``nodes``; ``unproven``: by suspicion alone."""
     suspects = tuple(nodes)
     return Verdict(
         rung=rung,
@@ -66,6 +70,7 @@ def convict(
         suspects=suspects,
         confidence=confidence,
         allowed=rules.limits.per_signature,
+        unproven=unproven,
     )
 
 

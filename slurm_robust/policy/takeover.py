@@ -2,7 +2,8 @@
 
 Agents that hear no controller probe the kernel of its host. Where that is silent, too, they vote by a file in
 the job directory, and probe the kernels of those that have voted: who reaches most of the voters is not cut
-off itself. Slurm's word on the host stands in for votes that are missing. No vote convicts a node: the next
+off itself. Slurm's word on the host is one more vote, and the only
+other one where no other voter lives. No vote convicts a node: the next
 controller judges the host like any other node, and epochs keep the old one from doing harm if it lives.
 """
 
@@ -62,6 +63,14 @@ def voters(
 def quorum(voting: int) -> int:
     """How many of the ``voting`` nodes must agree: a majority, and at least two."""
     return max(2, voting // 2 + 1)
+
+
+def suffices(agreeing: int, living: int) -> bool:
+    """Whether Slurm's word and the votes of ``agreeing`` nodes are enough.
+
+    Slurm is one witness beside the voters that live by its own word, ``living`` of them.
+    """
+    return agreeing + 1 >= quorum(living + 1)
 
 
 def is_lost(silent_s: float, *, answers: bool, is_down: bool = False) -> bool:

@@ -220,6 +220,8 @@ def _action(action: inc.Action) -> str:
             return "restart"
         case inc.Borrow(nodes=nodes):
             return f"ask for {count(nodes, 'node')} from outside the allocation"
+        case inc.QuickTest(nodes=nodes):
+            return f"test {fold(nodes)} quickly"
         case inc.Requeue(exclude=exclude):
             return f"requeue without {fold(exclude)}" if exclude else "requeue"
         case inc.Replay():
@@ -263,6 +265,8 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
             yield "done", actions_text(event)
         case ev.NodesTested():
             yield "tests", _tests(event)
+        case ev.QuickTested():
+            yield "quick test", format_quick(event)
         case ev.Unanswered():
             yield "no answer", f"asked {fold(event.nodes)} for {event.asked}: {event.why}"
         case ev.IncidentClosed():
@@ -342,6 +346,14 @@ def _verdict(event: ev.Decided) -> str:
     has_actions = event.reason.startswith(f"{verdict.reason}: ")
     reason = verdict.reason if has_actions else event.reason
     return f"{at_fault} ({_evidence(verdict)}): {reason}"
+
+
+def format_quick(event: ev.QuickTested) -> str:
+    """What became of each node, worst first."""
+    parts = [f"{node} failed: {why}" for node, why in event.failed.items()]
+    parts += [f"{node} gave no answer ({why}) and is not used" for node, why in event.silent.items()]
+    parts += [f"{fold(event.passed)} passed and may be used"] if event.passed else []
+    return f"{'; '.join(parts) or 'no node'} ({event.took_s:.1f} s)"
 
 
 def _tests(event: ev.NodesTested) -> str:

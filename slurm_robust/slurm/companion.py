@@ -108,6 +108,11 @@ class Lent:
         """Of each node: as many as the job has on its own."""
         return max(self._own.gpus_per_node.values(), default=0)
 
+    @property
+    def lenders(self) -> frozenset[int]:
+        """Companions that lend a node, or have."""
+        return frozenset(held.job_id for held in self._held.values())
+
     def add(self, job_id: int, node: str) -> None:
         """Companion ``job_id`` lends ``node``."""
         self._held[node] = Allocation(

@@ -80,6 +80,7 @@ class FakeCluster:
     ) -> None:
         self.clock = clock or FakeClock()
         self.completing_s = completing_s
+        self.lost_answers = 0  # a fault: so many jobs are taken, and sbatch hears nothing
         self.unreachable = False  # a fault: slurmctld does not answer
         self.failing_prologs: set[str] = set()  # a fault: nodes whose prolog fails
         self.submit_refusal = ""  # a fault: what sbatch says instead of a job id

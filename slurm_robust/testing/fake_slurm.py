@@ -267,7 +267,11 @@ class FakeSlurm:
                 raise errors.CommandFailed(world.submit_refusal)
             world.check_nodes((*request.excluded_nodes, *request.required_nodes))
             world.check_access(request.reservation, self.user)
-            return world.add_job(request, self.user)
+            job_id = world.add_job(request, self.user)
+            if world.lost_answers:
+                world.lost_answers -= 1
+                raise errors.SlurmTimeout("sbatch gave no answer within 30 s", command=("sbatch",))
+            return job_id
 
     def run(self, request: SubmitRequest, timeout_s: float) -> CompletedCommand:
         """See the protocol. Waits by the cluster's clock; ``cluster.programs`` is what the command does."""

@@ -23,10 +23,11 @@ class Borrowing:
         self._since = now.mono
         config = core.config
         self._limit_s = borrowing_s(
-            len(core.rules.sources), config.companions.wait_s, config.slurm.timeout_s, self._action.nodes
+            len(self._action.sources), config.companions.wait_s, config.slurm.timeout_s, self._action.nodes
         )
         suspects = (*self._fault.lost, *self._fault.named)
-        core.companions.borrow(self._action.nodes, dict.fromkeys((*core.state.evicted, *suspects)))
+        exclude = dict.fromkeys((*core.state.evicted, *suspects))
+        core.companions.borrow(self._action.sources, self._action.nodes, exclude, some=self._action.some)
         nodes = count(self._action.nodes, "node")
         core.emit(Say(text=f"waiting for {nodes} from outside the allocation, {self._limit_s:.0f} s at most"))
 
@@ -47,4 +48,11 @@ class Borrowing:
         return self._decide(*(f"{source}: {why}" for source, why in answer.refusals))
 
     def _decide(self, *reasons: str) -> Transition:
-        return ToDeciding(fault=structs.replace(self._fault, not_lent=reasons))
+        fault = self._fault
+        return ToDeciding(
+            fault=structs.replace(
+                fault,
+                not_lent=(*(fault.not_lent or ()), *reasons),
+                asked=(*fault.asked, *self._action.sources),
+            )
+        )

@@ -70,14 +70,15 @@ class Deciding:
             case inc.Evict(node=node):
                 assert decided.verdict is not None  # which names the node
                 evidence = against(self._fault, node)
-                core.evict(node, decided.verdict.reason, now, decided.incident, evidence)
+                unproven = decided.verdict.unproven
+                core.evict(node, decided.verdict.reason, now, decided.incident, evidence, unproven=unproven)
             case inc.StartAgents(nodes=nodes):
                 if not self._fault.alive:
                     core.fleet.forget_silent(now.mono, core.config.timings.node_dead_s)
                 core.starts.begin(nodes, now)
             case inc.Restart():
                 return ToGathering()
-            case inc.Diagnose() | inc.Replay():
+            case inc.Diagnose() | inc.Replay() | inc.QuickTest():
                 return ToTesting(fault=self._fault, action=action)
             case inc.Borrow():
                 return ToBorrowing(fault=self._fault, action=action)

@@ -171,6 +171,9 @@ def test_slurms_word_stands_in_for_votes_that_are_missing(world: World, watches:
     assert not watches[1].started
     world.down("n1")
     watches[1].turn()
+    assert not watches[1].started, "two others live by Slurm's word, and have not voted"
+    world.down("n3")
+    watches[1].turn()
     (line,) = watches[1].started
     assert "Slurm says: n1 is DOWN" in line
 

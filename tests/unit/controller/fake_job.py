@@ -21,6 +21,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, NodeExit, TestResult
 from slurm_robust.model.journal import fold
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.nodes.quick import TESTS
 from slurm_robust.slurm.step_output import step_end, task_ends
 from slurm_robust.wire.messages import (
     Flush,
@@ -113,6 +114,7 @@ class Job:
         self.tested: list[fx.TestNodes] = []
         passed = TestResult(test="gemm", node=slots[0], outcome=Outcome.PASS)
         self.diagnosis: Diagnosis | None = Diagnosis(results=(passed,), reason="all passed")  # of tests
+        self.quick: dict[str, Outcome | None] = {}
         self.saved_stacks: list[fx.SaveStacks] = []
         self.saved_alerts: list[fx.SaveAlerts] = []
         self.stacks: dict[int, RankStacks] = {}  # of ranks that do not just wait for the others
@@ -186,6 +188,10 @@ class Job:
                     self.said.append(text)
                 case fx.Prune():
                     self.pruned += 1
+                case fx.TestNodes(quick=True):
+                    self.tested.append(effect)
+                    if self.diagnosis is not None:
+                        self.act(self.core.on_tests(self.quick_answer(effect.nodes), self.now()))
                 case fx.TestNodes():
                     self.tested.append(effect)
                     if self.diagnosis is not None:
@@ -204,6 +210,18 @@ class Job:
                     self.ended.extend(jobs)
                 case fx.Exit(code=code):
                     self.code = code
+
+    def quick_answer(self, nodes: Iterable[str]) -> Diagnosis:
+        """Of the quick test: each node passes, unless ``quick`` has another outcome, None for no answer."""
+        found = {node: self.quick.get(node, Outcome.PASS) for node in nodes}
+        return Diagnosis(
+            results=tuple(
+                TestResult(test=test, node=node, outcome=outcome, text="" if outcome is Outcome.PASS else "x")
+                for node, outcome in found.items()
+                if outcome is not None
+                for test in TESTS
+            )
+        )
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Do ``act`` when so much time has passed."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.job import CompanionConfig
-from slurm_robust.controller.borrower import Borrower
+from slurm_robust.controller.borrower import CANCEL_TRIES, Borrower
 from slurm_robust.controller.effects import BorrowAnswer
 from slurm_robust.model.companion import Source
 from slurm_robust.slurm.companion import Lent
@@ -201,13 +201,54 @@ def test_ending(site: Site) -> None:
     assert site.borrower.end((job, 4711)) == ()
     assert site.alive() == []
     site.cluster.unreachable = True
+    before = site.clock.time()
     (text,) = site.borrower.end((job,))
-    assert f"companion {job} is not cancelled now" in text
+    assert text.startswith(f"companion {job} could not be cancelled in {CANCEL_TRIES} attempts (")
+    assert site.clock.time() - before < 600
+
+
+def test_a_companion_is_cancelled_once_slurm_answers_again(site: Site) -> None:
+    (job,) = site.borrow().nodes
+    site.cluster.unreachable = True
+    end = site.clock.time() + 40
+
+    def mend(now: float) -> None:
+        site.cluster.unreachable = now < end
+
+    site.clock.on_advance.append(mend)
+    assert site.borrower.end((job,)) == ()
+    assert site.alive() == []
+
+
+def test_a_companion_whose_answer_was_lost_is_found_and_used(site: Site) -> None:
+    site.cluster.lost_answers = 1
+    found = site.borrow(missing=2)
+    assert sorted(found.nodes.values()) == ["n5", "n6"]
+    assert found.refusals == ()
+    assert {job for job, _ in site.submitted} == set(found.nodes)
+    assert site.borrower.settle() == ()
+
+
+def test_a_companion_that_appears_when_nobody_waits_is_cancelled(site: Site) -> None:
+    """Slurm has taken it, and shows it only later."""
+    jobs = site.borrower._slurm.jobs
+    site.borrower._slurm.jobs = lambda user=None: ()  # type: ignore[method-assign]
+    site.cluster.lost_answers = 1
+    found = site.borrow()
+    assert found.nodes == {}
+    ((_, why),) = found.refusals
+    assert "sbatch gave no answer" in why
+    site.borrower._slurm.jobs = jobs  # type: ignore[method-assign]
+    (stray,) = site.borrower.settle()
+    assert site.slurm.job(stray).is_finished
+    assert site.borrower.settle() == ()
 
 
 def test_only_strays_of_this_run_are_swept(site: Site) -> None:
     known, stray = site.borrow(missing=2).nodes
     of_other = site.new_lender(site.job, site.lent, run_id="another")
     assert of_other.sweep(()) == ()
-    assert site.borrower.sweep((known,)) == (stray,)
+    assert site.borrower.sweep(()) == (), "what was submitted here is no stray"
+    after = site.new_lender(site.job, site.lent)
+    assert after.sweep((known,)) == (stray,)
     assert site.alive() == [known]

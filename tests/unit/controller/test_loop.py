@@ -83,7 +83,7 @@ class Hands:
             store=SharedTiers({Tier.STORAGE: self.store}),
             slurm=slurm,
             shrinker=Shrinker(slurm, 7),
-            tester=Tester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), ""),
+            tester=Tester(FakeDiagnoser(), FakeReplayer(), COMMAND, ReplayConfig(), "", FakeDiagnoser()),
             borrower=Borrower(
                 slurm,
                 config.companions,

@@ -20,6 +20,11 @@ STATE = JobState(job_id=7, slots=("n1", "n2"), generation=3, best_step=5, report
 LOST = inc.Fault(generation=3, lost=("n2",), alive=("n1",))
 
 
+def asked(nodes: int, reason: str) -> inc.Borrow:
+    """Of all sources."""
+    return inc.Borrow(nodes=nodes, reason=reason, sources=(SPARES, PARTITION))
+
+
 def lending(state: JobState, *nodes: str) -> JobState:
     companions = {100 + i: Companion(source=SPARES, node=node) for i, node in enumerate(nodes)}
     return structs.replace(state, spares=(*state.spares, *nodes), companions=companions)
@@ -27,7 +32,7 @@ def lending(state: JobState, *nodes: str) -> JobState:
 
 def test_without_a_standby_nodes_are_asked_for_and_nothing_else_is_done() -> None:
     decision = decide(STATE, LOST, 0.0, RULES)
-    assert decision.actions == (inc.Borrow(nodes=1, reason="1 node to replace, 0 standbys left"),)
+    assert decision.actions == (asked(1, "1 node to replace, 0 standbys left"),)
     assert decision.reason.endswith("ask for 1 node from reservation spares, then the partition")
     assert apply(decision, STATE).attempts == (), "the decision that follows is the attempt"
 
@@ -46,14 +51,18 @@ def test_only_what_standbys_do_not_cover_is_asked_for() -> None:
     both = structs.replace(LOST, lost=("n1", "n2"), alive=())
     state = structs.replace(STATE, slots=("n1", "n2", "n4"), spares=("n3",))
     (borrow,) = decide(state, structs.replace(both, alive=("n4",)), 0.0, RULES).actions
-    assert borrow == inc.Borrow(nodes=1, reason="2 nodes to replace, 1 standby left")
+    assert borrow == asked(1, "2 nodes to replace, 1 standby left")
 
 
 @pytest.mark.parametrize("lent", [(), ("n5",)])
 def test_too_few_lead_to_a_requeue_that_says_why(lent: tuple[str, ...]) -> None:
     state = lending(structs.replace(STATE, slots=("n1", "n2", "n3", "n4")), *lent)
     fault = structs.replace(
-        LOST, lost=("n2", "n3"), alive=("n1", "n4"), not_lent=("reservation spares: full",)
+        LOST,
+        lost=("n2", "n3"),
+        alive=("n1", "n4"),
+        not_lent=("reservation spares: full",),
+        asked=RULES.sources,
     )
     requeue = decide(state, fault, 0.0, RULES).actions[-1]
     assert isinstance(requeue, inc.Requeue)
@@ -64,7 +73,9 @@ def test_too_few_lead_to_a_requeue_that_says_why(lent: tuple[str, ...]) -> None:
 def test_without_requeue_the_job_ends_only_after_companions_were_asked_for() -> None:
     rules = structs.replace(RULES, requeue=False)
     assert isinstance(decide(STATE, LOST, 0.0, rules).actions[0], inc.Borrow)
-    (*_, last) = decide(STATE, structs.replace(LOST, not_lent=("full",)), 0.0, rules).actions
+    (*_, last) = decide(
+        STATE, structs.replace(LOST, not_lent=("full",), asked=RULES.sources), 0.0, rules
+    ).actions
     assert isinstance(last, inc.GiveUp)
     assert last.code == ExitCode.DO_NOT_REQUEUE
 
@@ -73,9 +84,7 @@ def test_nodes_that_cannot_be_reached_are_replaced_by_lent_ones_without_an_agent
     fault = structs.replace(LOST, lost=("n1", "n2"), alive=(), unreachable="all silent at once")
     state = structs.replace(STATE, slots=("n1", "n2", "n4"), evicted={})
     fault = structs.replace(fault, alive=("n4",))
-    assert decide(state, fault, 0.0, RULES).actions[0] == inc.Borrow(
-        nodes=2, reason="2 nodes to replace, 0 standbys left"
-    )
+    assert decide(state, fault, 0.0, RULES).actions[0] == asked(2, "2 nodes to replace, 0 standbys left")
     decision = decide(lending(state, "n5", "n6"), structs.replace(fault, not_lent=()), 0.0, RULES)
     assert [type(action) for action in decision.actions] == [inc.Replace, inc.Replace, inc.Restart]
 
