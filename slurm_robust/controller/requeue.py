@@ -43,14 +43,19 @@ class Requeuer:
         *,
         nodes: Sequence[str] = (),
         start_now: bool,
+        revives: bool = False,
     ) -> None:
-        """``nodes``: those that the run began with, on which a watcher would be in the job's way."""
+        """``nodes``: those that the run began with, on which a watcher would be in the job's way.
+
+        ``revives``: the run may have ended because its batch script was killed.
+        """
         self._slurm = slurm
         self._job_id = job_id
         self._restart_count = restart_count
         self._log = log
         self._nodes = tuple(nodes)
         self._start_now = start_now
+        self._revives = revives
 
     def ask(self, exclude: tuple[str, ...], report: Report, answer: Answer) -> None:
         """Requeue, exclude and start the watcher, within bounds; asked again it goes on where it was.
@@ -82,7 +87,12 @@ class Requeuer:
             job = self._slurm.job(self._job_id)
             exclude = self._affordable(exclude, job, report)
             outcome = requeue_without(
-                self._slurm, self._job_id, exclude, ending_run=self._restart_count, report=report_stage
+                self._slurm,
+                self._job_id,
+                exclude,
+                ending_run=self._restart_count,
+                revives=self._revives,
+                report=report_stage,
             )
         except JobNotFound as error:
             answer(RequeueAnswer(said=Said.REFUSED, detail=str(error)))

@@ -90,9 +90,13 @@ def take_over(
             say("storage does not say how the run ended, so the job is left as it is")
             return code
         end = state.ended
+        is_over = end is not None and end.final
+        if not is_over and plan.config.mode != "observe" and revive(directory, plan, slurm, taken_from):
+            say(f"Slurm has ended the job since its batch script on {taken_from} was killed; it is requeued")
+            return code
         # Without an end in the journal, training may go on: without storage, or with another controller.
         if end is not None or code not in (ExitCode.JOB_DIR, *_SIGNALLED):
-            finish(directory, plan, slurm, end.code if end is not None and end.final else None)
+            finish(directory, plan, slurm, end.code if end is not None and is_over else None)
     return code
 
 
@@ -166,6 +170,29 @@ def finish(directory: JobDirectory, plan: Plan, slurm: SlurmClient, code: int | 
         time.sleep(PAUSE_S)
 
 
+def revive(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lost: str) -> bool:
+    """Requeue the job without the node ``lost`` if Slurm has ended it for want of its batch script.
+
+    So it does where that host was DOWN and comes back: slurmd kills what runs there (22.05.8: FAILED,
+    ``JobLaunchFailure``). False if nothing is to be done, or Slurm refuses.
+    """
+    deadline = time.monotonic() + FINISH_S
+    while time.monotonic() < deadline:
+        try:
+            job = slurm.job(plan.job_id)
+            if job.restart_count != plan.restart_count or not job.has_lost_script:
+                return False
+            said = _requeue(directory, plan, slurm, (lost,), revives=True)
+            if said.said is not Said.NOTHING:
+                return said.said is not Said.REFUSED
+        except JobNotFound:
+            return False
+        except _NO_ANSWER:
+            pass  # asked again
+        time.sleep(PAUSE_S)
+    return False
+
+
 def _batch_host(slurm: SlurmClient, plan: Plan) -> tuple[str, bool] | None:
     """Its name, and whether Slurm has given it up; None if the job needs no end any more.
 
@@ -182,7 +209,12 @@ def _batch_host(slurm: SlurmClient, plan: Plan) -> tuple[str, bool] | None:
 
 
 def _requeue(
-    directory: JobDirectory, plan: Plan, slurm: SlurmClient, exclude: tuple[str, ...]
+    directory: JobDirectory,
+    plan: Plan,
+    slurm: SlurmClient,
+    exclude: tuple[str, ...],
+    *,
+    revives: bool = False,
 ) -> RequeueAnswer:
     answers: list[RequeueAnswer] = []
     requeuer = Requeuer(
@@ -192,6 +224,7 @@ def _requeue(
         directory.path / "requeue.jsonl",
         nodes=plan.nodes,
         start_now=plan.config.slurm.start_now,
+        revives=revives,
     )
     requeuer.ask(exclude, lambda what, ok, detail: None, answers.append)
     return answers[-1]

@@ -190,6 +190,11 @@ class Job(Record):
         }
 
     @property
+    def has_lost_script(self) -> bool:
+        """Slurm has ended it because a signal ended its batch script; nobody has cancelled it."""
+        return self.reason == "JobLaunchFailure" and not self.is_running and not self.is_pending
+
+    @property
     def held(self) -> bool:
         """Pending or about to be, with priority 0: it will not start until it is released."""
         return self.priority == 0 and not self.is_running and not self.is_finished

@@ -113,6 +113,7 @@ def requeue_without(
     ending_run: int,
     until: Until = Until.EXCLUDED,
     hold: bool = False,
+    revives: bool = False,
     timeout_s: float = 20.0,
     poll_s: float = 0.25,
     clock: Clock | None = None,
@@ -120,12 +121,20 @@ def requeue_without(
 ) -> Outcome:
     """Requeue the job so that it comes back without ``exclude`` (which may be empty).
 
-    ``ending_run`` is SLURM_RESTART_COUNT of the run that is to end. With ``until=EXCLUDED`` it does what
+    ``ending_run`` is SLURM_RESTART_COUNT of the run that is to end; ``revives``: it may have ended because
+    its batch script was killed. With ``until=EXCLUDED`` it does what
     a dying batch script can do; call it again with STARTED or RUNNING from a process that survives.
     Never raises for what Slurm answers: ``report`` gets every order, the outcome says how it
     ended. ``timeout_s`` bounds the whole, polls are ``poll_s`` apart.
     """
-    order = Order(job_id=job_id, ending_run=ending_run, exclude=tuple(exclude), until=until, hold=hold)
+    order = Order(
+        job_id=job_id,
+        ending_run=ending_run,
+        exclude=tuple(exclude),
+        until=until,
+        hold=hold,
+        revives=revives,
+    )
     return _drive(client, order, timeout_s, poll_s, clock or SystemClock(), report)
 
 

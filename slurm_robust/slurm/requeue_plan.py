@@ -73,6 +73,10 @@ class Order(Record):
     may_requeue: bool = True
     """False for a watcher, which waits for the run to end and does not end it."""
 
+    revives: bool = False
+    """Requeue also a run that Slurm has ended since it lost the batch script
+    (:attr:`~slurm_robust.slurm.records.Job.has_lost_script`)."""
+
 
 class Memory(Record):
     """What this process did so far. All of it may be forgotten without harm."""
@@ -133,7 +137,8 @@ def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job, wanted: 
 
 def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
     """The next step for ``job`` as it is now."""
-    if job.is_running:
+    has_lost_script = order.revives and job.has_lost_script and job.restart_count <= order.ending_run
+    if job.is_running or has_lost_script:
         return _decide_running(order, job, memory)
     if job.is_finished and not job.is_completing:
         # Cancelled by its owner, or ended by itself: reviving it would be against somebody's will.

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from slurm_robust.sandbox import Sandbox
@@ -50,7 +51,7 @@ def shared_storage(sandbox: Sandbox, folder: str = HOME) -> Iterator[SharedStora
         for node in nodes:
             mounts.append(sandbox.popen(_words(folder), node=node, user="root"))
         for node in nodes:
-            wait_for(lambda node=node: _is_mounted(sandbox, node, folder), 20, f"no storage on {node}")
+            wait_for(partial(_is_mounted, sandbox, node, folder), 20, f"no storage on {node}")
         yield SharedStorage(sandbox, folder)
     finally:
         for mount in mounts:

@@ -86,6 +86,26 @@ def test_a_cut_network_of_the_batch_host_heals_and_one_controller_is_left(
     assert "is requeued" not in job.log
 
 
+def test_a_job_that_loses_its_old_batch_script_is_requeued(
+    sandboxes: Callable[..., Sandbox], reference: str
+) -> None:
+    """As when Slurm has given the host up in the moment in which it is back: slurmd kills the script."""
+    patient = sandboxes(nodes=4, slurmd_timeout_s=300)
+    job = ProtectedJob(patient, f"--spares 1 {TINY} 60 --step-s 1", nodes=3)
+    job.wait_step(5)
+    host = job.state.own_node
+    patient.fault.cut_network(host)
+    assert taken_over(job).taken_from == host
+    patient.fault.heal_network(host)
+    job.wait(lambda: "waits for the end of the job" in job.log, 60, "old supervisor")
+    patient.exec(["scancel", "--batch", "--signal=KILL", str(job.id)], user="alice")
+    job.wait(lambda: job.state.ended is not None and job.state.ended.final, 240, "end of the run")
+    assert f"its batch script on {host} was killed" in job.log
+    assert job.out.read_text() == reference
+    job.wait(lambda: job.slurm_state() in ("COMPLETED", ""), 60, "end of the job")
+    assert (job.exit_code(), job.state.restart_count) == ("0:0", 1)
+
+
 @pytest.mark.soak
 def test_a_host_that_took_over_may_die_too(sandboxes: Callable[..., Sandbox], reference: str) -> None:
     sandbox = sandboxes(nodes=6, slurmd_timeout_s=20)

@@ -143,7 +143,11 @@ class Observing:
 
     def _fate(self, core: Core, now: Now) -> Fate:
         slots, limit = core.state.slots, core.config.timings.node_dead_s
-        lost = tuple(n for n in slots if core.fleet.is_silent(n, limit, now.mono, core.started))
+        lost = tuple(
+            n
+            for n in slots
+            if core.fleet.heartbeat(n) is None or core.fleet.is_silent(n, limit, now.mono, core.started)
+        )
         ended = all(
             n in lost or ((b := core.fleet.heartbeat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
             for n in slots

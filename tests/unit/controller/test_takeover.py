@@ -20,7 +20,7 @@ from slurm_robust.controller.takeover import finish, take_over, watch
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.incident import Symptom
+from slurm_robust.model.incident import Evict, Symptom
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import TAKEOVER_GAP
@@ -199,6 +199,41 @@ def test_a_run_that_ended_by_itself_as_if_by_a_signal_is_ended(
 
 
 @pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("mode", ["act", "observe"])
+@pytest.mark.parametrize(
+    ("reason", "states", "final", "comes_back"),
+    [
+        ("JobLaunchFailure", {"FAILED", "COMPLETING"}, False, True),
+        ("JobLaunchFailure", {"FAILED"}, False, True),
+        ("JobLaunchFailure", {"FAILED"}, True, False),
+        ("None", {"CANCELLED", "COMPLETING"}, False, False),
+        ("TimeLimit", {"TIMEOUT"}, False, False),
+    ],
+)
+def test_a_run_that_slurm_ends_with_its_old_batch_script_is_requeued(
+    slurm: FakeSlurm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    states: set[str],
+    final: bool,
+    comes_back: bool,
+    mode: str,
+) -> None:
+    plan = planned(slurm, tmp_path)
+    plan = structs.replace(plan, config=structs.replace(plan.config, mode=mode))
+    slurm.cluster.put(slurm.job(plan.job_id), states=frozenset(states), reason=reason)
+    end = ev.RunEnded(t=0.0, code=ExitCode.TERMINATED, reason="TERM", final=final)
+    JobDirectory(tmp_path).journal.write_bytes(ev.encode_event(end) + b"\n")
+    monkeypatch.setattr(takeover, "supervise", lambda *arguments, after: ExitCode.TERMINATED)
+    monkeypatch.setattr(takeover, "watch", lambda *arguments: None)
+    take_over(JobDirectory(tmp_path), plan, slurm, 1, "n1", "it is dead")
+    job = slurm.job(plan.job_id)
+    is_back = comes_back and mode == "act"
+    assert (job.is_pending, job.excluded_nodes) == (is_back, ("n1",) if is_back else ())
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_supervisor_that_was_signalled_leaves_a_run_that_goes_on(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,14 +298,17 @@ def test_a_plan_names_the_output_in_which_the_next_controller_goes_on(tmp_path: 
 # -- the next controller ---------------------------------------------------------------------------------
 
 
-def taken_over(spares: tuple[str, ...] = ("n3",), returns: bool = False) -> Job:
+def taken_over(
+    spares: tuple[str, ...] = ("n3",), returns: bool = False, config: JobConfig | None = None
+) -> Job:
     """The controller on n2, after that on n1 died with its node."""
-    job = Job(slots=("n1", "n2"), spares=spares)
+    job = Job(slots=("n1", "n2"), spares=spares, config=config)
     job.train_to(3)
     started = ev.ControllerStarted(
         t=job.wall, epoch=2, host="n2", pid=1, port=1, taken_from="n1", reason="dead"
     )
-    later = Job(slots=("n1", "n2"), spares=spares, history=(*job.journal, started), first=ToReconnecting())
+    history = (*job.journal, started)
+    later = Job(slots=("n1", "n2"), spares=spares, history=history, first=ToReconnecting(), config=config)
     later.heartbeats = {node: b for node, b in job.heartbeats.items() if node != "n1" or returns}
     if not returns:
         later.dead.add("n1")
@@ -289,6 +327,15 @@ def test_the_dead_host_gives_its_slot_to_a_standby_within_seconds() -> None:
     assert "n1" in job.core.state.evicted
     (opened,) = [e for e in job.journal if isinstance(e, ev.IncidentOpened)]
     assert opened.symptom is Symptom.NODE_LOST
+
+
+def test_observe_mode_names_the_dead_host_too() -> None:
+    job = taken_over(config=JobConfig(mode="observe"))
+    job.until(lambda: bool(job.events(ev.Decided)))
+    (decided,) = [e for e in job.journal if isinstance(e, ev.Decided)]
+    assert Evict(node="n1") in decided.actions
+    assert not decided.carried_out
+    assert job.core.state.evicted == {}
 
 
 def test_nor_is_an_agent_started_there_where_it_died_in_the_middle_of_a_recovery() -> None:
