@@ -254,7 +254,7 @@ class DetectConfig(Section):
     diagnose_s: Seconds = 300.0
     """Time limit for all tests of one diagnosis together."""
 
-    quick_test_s: _SecondsOrNone = 20.0
+    quick_test_s: _SecondsOrNone = 60.0
     """Where standbys are too few, test nodes that only suspicion speaks against for this time, and use those
     that pass. At least 15. 0: no such test. See [spares](spares.md#fallbacks)."""
 

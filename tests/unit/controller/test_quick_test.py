@@ -56,7 +56,7 @@ def test_one_standby_and_two_that_pass_replace_a_group_of_three() -> None:
     core = suspect(job)
     job.until(lambda: core.state.generation == 2)
     (test,) = job.tested
-    assert (test.nodes, test.quick, test.budget_s) == (("n3", "n2", "n4"), True, 20.0)
+    assert (test.nodes, test.quick, test.budget_s) == (("n3", "n2", "n4"), True, 60.0)
     assert core.state.slots == ("n1", "n2", "n7", "n4", "n5", "n6")
     assert list(core.state.evicted) == ["n3"]
     (tested,) = job.events(ev.QuickTested)
