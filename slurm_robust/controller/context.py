@@ -34,7 +34,7 @@ class Context:
         self, config: JobConfig, state: JobState, now: Now, log_rules: RuleSet | None = None
     ) -> None:
         self.config: Final = config
-        self.rules: Final = Rules.of(config)
+        self.rules = Rules.of(config)
         self.log_rules: Final = log_rules
         """For the output of workers; None: those of this package."""
         self.fleet: Final = Fleet()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
+from msgspec import structs
+
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.checkpoints import Checkpoints
@@ -259,6 +261,7 @@ class Core(Context):
         """Slurm says behind which leaf switch each node is."""
         self._switches.clear()
         self._switches.update(leaves)
+        self.rules = structs.replace(self.rules, leaves=dict(leaves))
 
     def on_stacks(self, answer: msg.StacksTaken) -> None:
         """An agent sent the stacks that it was asked for. Nothing is concluded before :meth:`on_tick`."""

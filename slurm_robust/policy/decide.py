@@ -77,7 +77,7 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
     if kind is FaultKind.SLOW_TO_DIE and rules.requeue and was_tried:
         return go_on_without(state, fault.stuck, fault, rules)
     if verdict.suspects:
-        return move_ranks(state, verdict.suspects)
+        return move_ranks(state, verdict.suspects, rules)
     if verdict.rung == TESTS:
         bitwise = fault.symptom in (Symptom.NON_FINITE, Symptom.SPIKE)
         return (Diagnose(reason=verdict.reason, bitwise=bitwise),), "test the nodes"

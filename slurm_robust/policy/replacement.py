@@ -25,7 +25,7 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
-from slurm_robust.policy.standbys import in_order
+from slurm_robust.policy.standbys import in_order, pair
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count
 
@@ -100,7 +100,7 @@ def _replace(
     places = sorted((node for node in nodes if node in state.slots), key=lambda node: node in cleared)
     stay = places[len(standbys) :]
     if set(stay) <= set(cleared):
-        pairs = list(zip(places, standbys, strict=False))
+        pairs = pair(state, places, standbys, rules.leaves)
         swaps = tuple(Replace(node=node, standby=standby) for node, standby in pairs)
         taken = [f"{standby} takes the slot of {node}" for node, standby in pairs]
         kept = [f"{fold(stay)} passed a quick test and goes on"] if stay else []
@@ -151,16 +151,16 @@ def _to_test(state: JobState, unproven: tuple[str, ...], fault: Fault) -> tuple[
     return tuple(node for node in dict.fromkeys((*unproven, *before)) if node in held and node not in worse)
 
 
-def move_ranks(state: JobState, suspects: tuple[str, ...]) -> tuple[tuple[Action, ...], str]:
+def move_ranks(state: JobState, suspects: tuple[str, ...], rules: Rules) -> tuple[tuple[Action, ...], str]:
     """Actions that have the ranks of ``suspects`` run on other nodes, and a text of them; none is evicted.
 
     A standby takes the slot and the suspect stands by; without one, two nodes exchange their slots.
     """
-    standbys = iter(_heard(state, suspects))
+    standbys = dict(pair(state, suspects, _heard(state, suspects), rules.leaves))
     partners = iter([node for node in state.slots if node not in suspects])
     moves: list[Replace | Swap] = []
     for node in suspects:
-        if (standby := next(standbys, None)) is not None:
+        if (standby := standbys.get(node)) is not None:
             moves.append(Replace(node=node, standby=standby))
         elif (partner := next(partners, None)) is not None:
             moves.append(Swap(first=node, second=partner))

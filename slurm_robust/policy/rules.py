@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from slurm_robust.config.job import CompanionConfig, JobConfig, Limits
 from slurm_robust.model.companion import Source
@@ -28,6 +28,8 @@ class Rules(Record):
     """Where companions get nodes, in this order."""
     quick_test: bool = False
     """Nodes that suspicion alone speaks against may be tested and used again."""
+    leaves: Mapping[str, str] = {}
+    """Leaf switch of each node, as far as Slurm tells."""
 
     @classmethod
     def of(cls, config: JobConfig) -> Rules:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from slurm_robust.model.events import StandbyChanged
 from slurm_robust.model.standby import StandbyStage
@@ -20,16 +20,40 @@ def in_order(state: JobState, nodes: Iterable[str]) -> list[str]:
 
     First those that have rehearsed, last those whose rehearsal has failed, unless all have failed alike.
     """
+    return sorted(nodes, key=_preference(state))
+
+
+def pair(
+    state: JobState, nodes: Sequence[str], standbys: Sequence[str], leaves: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Each of ``nodes`` with the standby that takes its slot, as far as there are standbys.
+
+    ``standbys`` are in the order in which they are to be taken. Of those that are equal, one behind the leaf
+    switch of the node comes first: ``leaves`` has the leaf switch of each node, as far as it is known.
+    """
+    preference, left, pairs = _preference(state), list(standbys), []
+    for node in nodes[: len(standbys)]:
+        equal = [standby for standby in left if preference(standby) == preference(left[0])]
+        leaf = leaves.get(node)
+        near = (standby for standby in equal if leaf is not None and leaves.get(standby) == leaf)
+        standby = next(near, left[0])
+        left.remove(standby)
+        pairs.append((node, standby))
+    return pairs
+
+
+def _preference(state: JobState) -> Callable[[str], tuple[bool, int]]:
+    """Standbys are taken in the order of this key."""
     alike = failed_alike(state)
 
-    def place(node: str) -> int:
+    def key(node: str) -> tuple[bool, int]:
         known = state.standbys.get(node)
         stage = known.stage if known is not None else None
         if stage is StandbyStage.REHEARSAL_FAILED and alike:
             stage = None
-        return _ORDER.index(stage) if stage in _ORDER else _ORDER.index(None)
+        return node in state.aside, _ORDER.index(stage) if stage in _ORDER else _ORDER.index(None)
 
-    return sorted(nodes, key=place)
+    return key
 
 
 def failed_alike(state: JobState) -> str:

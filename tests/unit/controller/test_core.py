@@ -461,3 +461,12 @@ def test_waiting_for_what_an_ended_job_no_longer_does_fails_and_says_why() -> No
     job.until(lambda: job.code is not None)
     with pytest.raises(AssertionError, match="the job ended with 143"):
         job.until(lambda: job.stage == "Running")
+
+
+def test_the_standby_behind_the_leaf_switch_of_the_lost_node_is_taken() -> None:
+    job = Job(slots=("n1", "n2"), spares=("n3", "n4"))
+    job.core.on_switches({"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
+    job.train_to(3)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.state.slots == ("n1", "n4")

@@ -8,7 +8,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy.replacement import fit_spares
-from slurm_robust.policy.standbys import failed_alike
+from slurm_robust.policy.standbys import failed_alike, pair
 
 LOADED, REHEARSED, FAILED = StandbyStage.LOADED, StandbyStage.REHEARSED, StandbyStage.REHEARSAL_FAILED
 ALLOCATED = ev.AllocationTaken(t=1.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2", "n3", "n4"))
@@ -52,3 +52,24 @@ def test_failures_that_differ_or_where_one_has_passed_count() -> None:
 
 def test_another_run_of_the_job_begins_anew() -> None:
     assert state(at("n2", FAILED), ALLOCATED).standbys == {}
+
+
+def test_of_equal_ones_that_behind_the_same_leaf_switch_is_taken() -> None:
+    spares = ("n2", "n3", "n4")
+    leaves = {"n1": "b", "n2": "a", "n3": "a", "n4": "b", "n9": "a"}
+    assert pair(state(), ("n1",), spares, leaves) == [("n1", "n4")]
+    assert pair(state(), ("n9", "n1"), spares, leaves) == [("n9", "n2"), ("n1", "n4")]
+    assert pair(state(), ("n1",), spares, {}) == [("n1", "n2")], "without a topology as they come"
+    assert pair(state(), ("n7", "n8", "n9", "n1"), spares, leaves) == [
+        ("n7", "n2"),
+        ("n8", "n3"),
+        ("n9", "n4"),
+    ]
+
+
+def test_a_standby_that_is_fit_comes_before_one_that_is_near() -> None:
+    leaves = {"n1": "b", "n4": "b"}
+    rehearsed = state(at("n2", REHEARSED))
+    assert pair(rehearsed, ("n1",), fit_spares(rehearsed), leaves) == [("n1", "n2")]
+    silent = state(ev.SpareSetAside(t=3.0, node="n4", reason="silent", usable=True))
+    assert pair(silent, ("n1",), fit_spares(silent), leaves) == [("n1", "n2")]
