@@ -185,7 +185,7 @@ def test_when_source_and_peer_are_gone_storage_has_it(wide: Sandbox) -> None:
     launch = newest_launch(job)
     assert not set(both) & set(launch.slots)
     assert set(launch.tiers) == {"storage"}
-    assert job.wait_end() == 0
+    assert job.wait_end() == 0, job.log
     assert job.out.read_text() == expected
 
 
