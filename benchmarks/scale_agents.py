@@ -126,7 +126,7 @@ class Node:
             case Ack(seq=seq):
                 self._book.on_ack(seq)
             case ProbeNodes():
-                pass  # no answer is none of the node's kernel
+                pass  # the simulated node has no kernel that could answer
             case Pong() | DrillReply() | StacksShown():
                 raise AssertionError(f"not for agents: {message}")
             case _:

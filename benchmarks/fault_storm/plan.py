@@ -62,8 +62,8 @@ APART = (15, 45)
 class Planned:
     """One fault. ``pick``, from 0 to 1, chooses among the ranks or nodes that it can hit when it comes.
 
-    ``midway``: comes so many seconds after the incident of the fault before has begun; None: ``apart`` steps
-    after training has recovered from it.
+    ``midway_s``: seconds after the incident of the previous fault has opened; None: the fault comes ``apart``
+    steps after training has recovered from the previous one.
     """
 
     number: int

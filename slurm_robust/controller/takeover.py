@@ -96,7 +96,7 @@ def take_over(
             return code
         # Without an end in the journal, training may go on: without storage, or with another controller.
         if end is not None or code not in (ExitCode.JOB_DIR, *_SIGNALLED):
-            finish(directory, plan, slurm, end.code if end is not None and is_over else None)
+            finish(directory, plan, slurm, end.code if end is not None and end.final else None)
     return code
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from slurm_robust.config.job import LEAST_TEST_S
 from slurm_robust.diagnostics.judge import judge, quiet_nodes, retry_rounds
 from slurm_robust.diagnostics.part import PartAnswer
 from slurm_robust.diagnostics.places import Launched, Place
@@ -25,8 +26,6 @@ from slurm_robust.util.text import count
 # Outside of what the kernel hands out by itself, so that a port is rarely in use.
 _PORTS = range(20_000, 32_000)
 _POLL_S = 0.05
-# With less a node may be silent only because its part has still to start.
-_LEAST_S = 15.0
 _READY_SHARE = 0.4
 _LEAVE_S = 5.0
 _MOST_CHARS = 300
@@ -123,8 +122,8 @@ class _DiagnosticRun:
         first = rounds[0]
         left_s = self._end - time.monotonic()
         share = first.needs_s / sum(r.needs_s for r in rounds)
-        limit_s = min(first.most_s, left_s, max(_LEAST_S, left_s * share))
-        if self._stopped.is_set() or limit_s < _LEAST_S:
+        limit_s = min(first.most_s, left_s, max(LEAST_TEST_S, left_s * share))
+        if self._stopped.is_set() or limit_s < LEAST_TEST_S:
             why = "it was stopped" if self._stopped.is_set() else "no time was left"
             self.left_out |= dict.fromkeys(first.programs, why)
             return

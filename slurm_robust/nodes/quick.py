@@ -20,9 +20,6 @@ from slurm_robust.nodes.verdict import conclude
 TESTS = ("health", "gemm", "memory")
 """Its parts, by their names as programs of the diagnostics; ``health`` is :func:`check_health`."""
 
-LEAST_S = 15.0
-"""With less time a node would be silent only because its part has still to start."""
-
 
 class QuickAnswer(Record):
     """What the quick test says of one node."""

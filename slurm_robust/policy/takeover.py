@@ -2,9 +2,9 @@
 
 Agents that hear no controller probe the kernel of its host. Where that is silent, too, they vote by a file in
 the job directory, and probe the kernels of those that have voted: who reaches most of the voters is not cut
-off itself. Slurm's word on the host is one more vote, and the only
-other one where no other voter lives. No vote convicts a node: the next
-controller judges the host like any other node, and epochs keep the old one from doing harm if it lives.
+off itself. Slurm's word on the host is one more vote, and the only other one where no other voter
+lives. No vote convicts a node: the next controller judges the host like any other node, and epochs keep the
+old one from doing harm if it lives.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ class FakeCluster:
     ) -> None:
         self.clock = clock or FakeClock()
         self.completing_s = completing_s
-        self.lost_answers = 0  # a fault: so many jobs are taken, and sbatch hears nothing
+        self.lost_answers = 0  # a fault: Slurm takes this many jobs, but sbatch gets no answer
+        self.hides_jobs = False  # a fault: squeue shows no job yet
         self.unreachable = False  # a fault: slurmctld does not answer
         self.failing_prologs: set[str] = set()  # a fault: nodes whose prolog fails
         self.submit_refusal = ""  # a fault: what sbatch says instead of a job id

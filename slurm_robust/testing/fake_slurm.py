@@ -115,7 +115,8 @@ class FakeSlurm:
     def jobs(self, user: str | None = None) -> tuple[Job, ...]:
         """See the protocol."""
         with self._world() as world:
-            live = (job for job in world.jobs.values() if not job.is_finished)
+            jobs = () if world.hides_jobs else world.jobs.values()
+            live = (job for job in jobs if not job.is_finished)
             return tuple(job for job in live if user is None or job.user_name == user)
 
     def steps(self, job_id: int) -> tuple[Step, ...]:

@@ -10,7 +10,7 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.model.state import TAKEOVER_GAP
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.protected_job import ProtectedJob
+from tests.cluster.protected_job import USER, ProtectedJob
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -98,7 +98,7 @@ def test_a_job_that_loses_its_old_batch_script_is_requeued(
     assert taken_over(job).taken_from == host
     patient.fault.heal_network(host)
     job.wait(lambda: "waits for the end of the job" in job.log, 60, "old supervisor")
-    patient.exec(["scancel", "--batch", "--signal=KILL", str(job.id)], user="alice")
+    patient.exec(["scancel", "--batch", "--signal=KILL", str(job.id)], user=USER)
     job.wait(lambda: job.state.ended is not None and job.state.ended.final, 240, "end of the run")
     assert f"its batch script on {host} was killed" in job.log
     assert job.out.read_text() == reference

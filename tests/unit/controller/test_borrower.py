@@ -231,14 +231,13 @@ def test_a_companion_whose_answer_was_lost_is_found_and_used(site: Site) -> None
 
 def test_a_companion_that_appears_when_nobody_waits_is_cancelled(site: Site) -> None:
     """Slurm has taken it, and shows it only later."""
-    jobs = site.borrower._slurm.jobs
-    site.borrower._slurm.jobs = lambda user=None: ()  # type: ignore[method-assign]
+    site.cluster.hides_jobs = True
     site.cluster.lost_answers = 1
     found = site.borrow()
     assert found.nodes == {}
     ((_, why),) = found.refusals
     assert "sbatch gave no answer" in why
-    site.borrower._slurm.jobs = jobs  # type: ignore[method-assign]
+    site.cluster.hides_jobs = False
     (stray,) = site.borrower.settle()
     assert site.slurm.job(stray).is_finished
     assert site.borrower.settle() == ()
