@@ -121,7 +121,10 @@ def _run(
         os.close(end.number)
     if begin is not None:
         begin()
-    subprocess.Popen = ForkingPopen  # type: ignore[misc]
+    popen, subprocess.Popen = subprocess.Popen, ForkingPopen  # type: ignore[misc]
+    for module in list(sys.modules.values()):
+        if vars(module).get("Popen") is popen:  # as torchrun's, imported from there
+            module.Popen = ForkingPopen  # type: ignore[attr-defined]
     _become(words, environ, cwd)
 
 

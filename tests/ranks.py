@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_FRAMEWORKS = [
+# Frameworks, and what scripts, agents and zygotes import of ours. Not what is run as a program itself.
+_IMPORTED = [
     "torchdata.stateful_dataloader",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
@@ -19,13 +20,17 @@ _FRAMEWORKS = [
     "torch._dynamo",
     "deepspeed",
     "megatron.core.optimizer",
+    "slurm_robust.worker.api",
+    "slurm_robust.worker.runs",
+    "slurm_robust.agent.loop",
+    "torch.utils.serialization",
 ]
 
 
 def processes() -> Any:
-    """What starts processes that have imported the frameworks, as far as these are installed."""
+    """What starts processes that have imported all that, as far as it is installed."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_FRAMEWORKS)
+    context.set_forkserver_preload(_IMPORTED)
     return context
 
 

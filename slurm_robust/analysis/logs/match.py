@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
+from functools import cache
 from itertools import accumulate, islice
 from typing import NamedTuple
 
@@ -152,6 +153,10 @@ def _shape(text: str) -> str:
     return _NUMBER.sub("0", text.lower())
 
 
+# Of the same few hundred for every log.
+_shape_of_literal = cache(_shape)
+
+
 class _Log:
     """Lines by their literals. Lines that differ only in numbers, as most do, are searched once."""
 
@@ -167,7 +172,10 @@ class _Log:
 
     def having(self, literal: str) -> list[int]:
         """The first and the last lines that may have ``literal``."""
-        found = sorted(at for shape in self._walk(_shape(literal)) for at in self._alike[shape])
+        shape = _shape_of_literal(literal)
+        if shape not in self._whole:
+            return []
+        found = sorted(at for alike in self._walk(shape) for at in self._alike[alike])
         half = MOST_LINES // 2
         return found if len(found) <= MOST_LINES else [*found[:half], *found[-half:]]
 

@@ -19,6 +19,7 @@ from slurm_robust.checkpoint import store as store_module
 from slurm_robust.checkpoint.errors import MissingCheckpoint
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
+from tests.alone import alone
 
 refs = st.builds(CheckpointId, generation=st.integers(1, 4), step=st.integers(0, 6))
 
@@ -301,6 +302,7 @@ def dies(action: Callable[[], None], crash_at: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 77
 
 
+@alone
 def test_a_writer_that_dies_anywhere_leaves_the_old_ones_and_no_torn_part(tmp_path: Path) -> None:
     crash_at = 0
     while True:
@@ -322,6 +324,7 @@ def test_a_writer_that_dies_anywhere_leaves_the_old_ones_and_no_torn_part(tmp_pa
     assert crash_at > 10
 
 
+@alone
 def test_a_pruner_that_dies_anywhere_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
     crash_at = 0
     while True:

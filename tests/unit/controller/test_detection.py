@@ -34,7 +34,7 @@ def train(job: Job, steps: range, **report: object) -> None:
     """A step a second; ``report`` goes with the newest one."""
     for step in steps:
         job.train_to(step)
-        job.pass_time(1.0, tick=0.25)
+        job.pass_time(1.0, tick=1.0)
     if report:
         tell(job, **report)
 
@@ -184,7 +184,7 @@ def crawl(job: Job, seconds: float) -> None:
     while job.mono < end and job.core.state.generation == 1 and job.stage in ("Running", "Localising"):
         step += 1
         job.train_to(step)
-        job.pass_time(3.0, tick=0.5)
+        job.pass_time(3.0, tick=1.0)
 
 
 def looks(job: Job) -> int:
@@ -212,7 +212,7 @@ def test_tests_that_find_nobody_slow_are_made_once_in_a_job() -> None:
     step = slow.core.state.best_step
     for more in range(200):
         slow.train_to(step + 1 + more)
-        slow.pass_time(3.0, tick=0.5)
+        slow.pass_time(3.0, tick=1.0)
     assert looks(slow) >= 1, "it goes on as slowly"
     assert len(slow.tested) == 1
     assert slow.core.state.generation == 2

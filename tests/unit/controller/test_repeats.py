@@ -19,7 +19,7 @@ STEPS_S = [0.05, 0.3, 1.0, 10.0]
 def train(job: Job, steps: range, step_s: float) -> None:
     for step in steps:
         job.train_to(step)
-        job.pass_time(step_s, tick=min(step_s, 0.25))
+        job.pass_time(step_s, tick=min(step_s, 1.0))
 
 
 def fail_until_the_end(job: Job, fail: object, steps: int, step_s: float) -> int:

@@ -1,11 +1,10 @@
-"""Examples as real processes that are killed at random moments, outside of any ``srobust run``."""
+"""Examples as real processes that are killed at steps, outside of any ``srobust run``."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import os
-import random
 import runpy
 import sys
 from pathlib import Path
@@ -105,10 +104,3 @@ def _run_script(
 
 def _ended(ranks: list[Any]) -> bool:
     return any(rank.exitcode is not None for rank in ranks)
-
-
-def moments(seed: int, count: int, last: int, ranks: int) -> list[tuple[int, int]]:
-    """Steps, growing, and the ranks to kill after them."""
-    draw = random.Random(seed)
-    steps = sorted(draw.sample(range(last), count))
-    return [(step, draw.randrange(ranks)) for step in steps]

@@ -1,4 +1,4 @@
-"""Each example, killed at random moments and run again, ends with the weights of the undisturbed run."""
+"""Each example, killed in two of its epochs and run again, ends with the weights of the undisturbed run."""
 
 from __future__ import annotations
 
@@ -8,44 +8,45 @@ from pathlib import Path
 import pytest
 
 from tests.torch_features import needs_fsdp2
-from tests.unit.integrations.killed_examples import Example, moments
+from tests.unit.integrations.killed_examples import Example
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# With two ranks an epoch has 10 steps (Trainer: 11). Step 10 (11) is the first of the second one, so that
-# what is restored after a kill there is the end of the first.
-FSDP2 = ("fsdp2.py", "--steps", "32", "--samples", "80")
-TRAINER = ("hf_trainer.py", "--steps", "32", "--accumulate", "1")
+# An epoch has five steps. The sixth, BOUNDARY, is the first of the second one, so that what is restored after a
+# kill there is the end of the first. The Trainer evaluates after the eighth.
+BOUNDARY, IN_SECOND = 5, 8
+TRAINER = ("hf_trainer.py", "--steps", "12", "--accumulate", "1")
 LIGHTNING = ("lightning_trainer.py", "--epochs", "3")
-COMMON = ("--out", "out.json", "--step-s", "0.02")
+COMMON = ("--samples", "40", "--out", "out.json", "--step-s", "0.02")
+FSDP2 = ("fsdp2.py", "--steps", "12", *COMMON, "--ids", ".")
 
 
 @needs_fsdp2
 def test_fsdp2_uses_every_sample_once_per_epoch(tmp_path: Path) -> None:
     """With and without loader processes: the order depends on neither them nor the interruptions."""
-    straight = Example(tmp_path / "straight", *FSDP2, *COMMON, "--ids", ".", ranks=2).finish()
-    broken = Example(tmp_path / "broken", *FSDP2, *COMMON, "--ids", ".", "--workers", "2", ranks=2)
-    for step, victim in moments(seed=1, count=2, last=29, ranks=2):
+    straight = Example(tmp_path / "straight", *FSDP2, ranks=2).finish()
+    broken = Example(tmp_path / "broken", *FSDP2, "--workers", "2", ranks=2)
+    for step, victim in (2, 0), (IN_SECOND, 1):
         broken.break_at(step, victim)
-    broken_without = Example(tmp_path / "without", *FSDP2, *COMMON, "--ids", ".", ranks=2)
-    broken_without.break_at(10, victim=1)
+    broken_without = Example(tmp_path / "without", *FSDP2, ranks=2)
+    broken_without.break_at(BOUNDARY, victim=1)
     assert broken.finish() == broken_without.finish() == straight
     used = samples(tmp_path / "broken")
     assert used == samples(tmp_path / "without") == samples(tmp_path / "straight")
-    by_epoch = Counter((step // 10, number) for step, numbers in used for number in numbers)
-    for epoch in range(3):
-        assert [by_epoch[epoch, number] for number in range(80)] == [1] * 80
+    by_epoch = Counter((step // 5, number) for step, numbers in used for number in numbers)
+    for epoch in range(2):
+        assert [by_epoch[epoch, number] for number in range(40)] == [1] * 40
 
 
 @pytest.mark.parametrize(
     ("options", "ranks"),
     [
         (TRAINER, 2),
-        (("hf_trainer.py", "--steps", "32", "--accumulate", "2"), 1),
+        (("hf_trainer.py", "--steps", "12", "--accumulate", "2"), 1),
         (LIGHTNING, 2),
         pytest.param((*LIGHTNING, "--shard"), 2, marks=needs_fsdp2, id="lightning-fsdp2-2"),
         # A limit of steps in place of epochs, where Lightning takes another way through its loops.
-        (("lightning_trainer.py", "--epochs", "9", "--steps", "30", "--accumulate", "2"), 1),
+        (("lightning_trainer.py", "--epochs", "9", "--steps", "12", "--accumulate", "2"), 1),
     ],
     ids=lambda value: "-".join(value[0::2]) if isinstance(value, tuple) else str(value),
 )
@@ -53,8 +54,7 @@ def test_it_ends_bitwise_the_same(options: tuple[str, ...], ranks: int, tmp_path
     pytest.importorskip("transformers" if "hf" in options[0] else "lightning")
     straight = Example(tmp_path / "straight", *options, *COMMON, ranks=ranks).finish()
     broken = Example(tmp_path / "broken", *options, *COMMON, ranks=ranks)
-    boundary = 11 if ranks > 1 and "hf" in options[0] else 10
-    for step, victim in [(boundary, 0), *moments(seed=ranks, count=1, last=29, ranks=ranks)]:
+    for step, victim in (BOUNDARY, 0), (IN_SECOND, ranks - 1):
         broken.break_at(max(step, broken.step()), victim)
     assert broken.finish() == straight
 

@@ -12,6 +12,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import HISTORY, AnySource, Sample, Source
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import IN_A_ROW, Memory, ProcessMemory, Stored, joined, record_baseline
+from tests.alone import alone
 
 
 class Fans(Record):
@@ -66,6 +67,7 @@ def test_nobody_else_can_hold_the_lock(tmp_path: Path) -> None:
     assert (folder / "lock").stat().st_mode & 0o777 == 0o600
 
 
+@alone
 def test_history_is_in_order_and_bounded_in_time_and_number(tmp_path: Path) -> None:
     keep(tmp_path, 1.0, 100.0, 3700.0, boot="a")
     assert [sample.at for sample in Memory(tmp_path).before(FANS, 3701.0)] == [3700.0]

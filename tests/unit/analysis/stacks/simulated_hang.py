@@ -136,8 +136,10 @@ class Machine:
         self.case = case
         world = range(case.layout.world_size)
         self.started: list[dict[int, Instance]] = [{} for _ in world]
-        self.main = [0] * len(world)
-        self.beside = [0] * len(world)
+        # Steps end with the world's call, so those before the fault's are over on all ranks.
+        steps = case.stop // len(case.program_of[case.victim])
+        self.main = [steps * len(program) for program in case.program_of]
+        self.beside = list(self.main)
         self.came: defaultdict[Instance, int] = defaultdict(int)
         self.done: set[Instance] = set()
         self.broken = case.instance(case.victim, case.stop) if case.fault is Fault.NETWORK else None

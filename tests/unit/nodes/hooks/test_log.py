@@ -12,7 +12,9 @@ import pytest
 
 from slurm_robust.config.node import Paths
 from slurm_robust.model.findings import Finding, Outcome
+from slurm_robust.nodes.hooks import log as log_module
 from slurm_robust.nodes.hooks.log import EventLog
+from tests.alone import alone
 
 
 def log_of(path: Path) -> EventLog:
@@ -76,8 +78,9 @@ def test_a_file_that_is_not_ours_gets_nothing(tmp_path: Path, kind: str) -> None
     assert other.read_bytes() == b""
 
 
-def test_several_writers_do_not_mix_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_robust.nodes.hooks.log.WRITE_S", 30.0)  # a busy machine loses lines by design
+@alone
+def test_several_writers_do_not_mix_their_lines(tmp_path: Path) -> None:
+    log_module.WRITE_S = 30.0  # a busy machine loses lines by design
     path = tmp_path / "events.jsonl"
     pids = []
     for writer in range(4):
