@@ -172,24 +172,13 @@ def parse_allocation(document: Object) -> Allocation:
         raise UnparsableOutput("no job in the JSON", stdout=str(document)[:2000])
     item = items[0]
     job = _job(item)
-    holds = job.nodes if not job.is_pending and not job.is_finished else ()
-    cpus = _allocated_cpus(item)
     details = item.get("gres_detail")
     gpus: dict[str, int] = {}
     # One entry per node of the allocation, in its order.
-    if isinstance(details, list) and len(details) == len(holds):
-        for node, detail in zip(holds, details, strict=True):
+    if isinstance(details, list) and len(details) == len(job.held_nodes):
+        for node, detail in zip(job.held_nodes, details, strict=True):
             gpus[node] = sum(g.count for g in parse_gres(_string(detail)) if g.name == "gpu")
-    return Allocation(
-        job_id=job.job_id,
-        nodes=holds,
-        cpus_per_node={node: cpus.get(node, 0) for node in holds},
-        gpus_per_node={node: gpus.get(node, 0) for node in holds},
-        batch_host=job.batch_host,
-        restart_count=job.restart_count,
-        end_time=job.end_time,
-        time_limit_s=job.time_limit_s,
-    )
+    return Allocation.of(job, _allocated_cpus(item), gpus)
 
 
 def _allocated_cpus(item: Object) -> dict[str, int]:

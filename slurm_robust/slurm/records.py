@@ -6,6 +6,8 @@ Names of nodes are tuples, expanded, in the order in which Slurm lists them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slurm_robust.model.record import Record
 
 # Base states in which a job has ended for good (squeue(1), JOB STATE CODES). A job that is requeued
@@ -161,6 +163,11 @@ class Job(Record):
         return max(0.0, self.start_time - self.submit_time)
 
     @property
+    def held_nodes(self) -> tuple[str, ...]:
+        """The nodes that it holds now; none before its start and after its end."""
+        return self.nodes if not self.is_pending and not self.is_finished else ()
+
+    @property
     def is_completing(self) -> bool:
         """Processes or epilogs of the last run are still there; the job can start nowhere yet."""
         return "COMPLETING" in self.states
@@ -252,6 +259,20 @@ class Allocation(Record):
     restart_count: int = 0
     end_time: float | None = None
     time_limit_s: float | None = None
+
+    @classmethod
+    def of(cls, job: Job, cpus: Mapping[str, int], gpus: Mapping[str, int]) -> Allocation:
+        """What ``job`` holds; a node that ``cpus`` or ``gpus`` leaves out counts as having none."""
+        return cls(
+            job_id=job.job_id,
+            nodes=job.held_nodes,
+            cpus_per_node={node: cpus.get(node, 0) for node in job.held_nodes},
+            gpus_per_node={node: gpus.get(node, 0) for node in job.held_nodes},
+            batch_host=job.batch_host,
+            restart_count=job.restart_count,
+            end_time=job.end_time,
+            time_limit_s=job.time_limit_s,
+        )
 
 
 class Reservation(Record):

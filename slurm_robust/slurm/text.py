@@ -254,18 +254,7 @@ def parse_job(text: str, job_id: int | None = None) -> Job:
 def parse_allocation(text: str) -> Allocation:
     """What the job holds, from ``scontrol -d show job ID``."""
     job = parse_job(text)
-    cpus, gpus = _allocated(_only_block(text, "JobId"))
-    holds = job.nodes if not job.is_pending and not job.is_finished else ()
-    return Allocation(
-        job_id=job.job_id,
-        nodes=holds,
-        cpus_per_node={node: cpus.get(node, 0) for node in holds},
-        gpus_per_node={node: gpus.get(node, 0) for node in holds},
-        batch_host=job.batch_host,
-        restart_count=job.restart_count,
-        end_time=job.end_time,
-        time_limit_s=job.time_limit_s,
-    )
+    return Allocation.of(job, *_allocated(_only_block(text, "JobId")))
 
 
 def _allocated(block: str) -> tuple[dict[str, int], dict[str, int]]:

@@ -130,17 +130,8 @@ class FakeSlurm:
         """See the protocol."""
         with self._world() as world:
             job = world.find(job_id)
-            holds = job.nodes if not job.is_pending and not job.is_finished else ()
-            return Allocation(
-                job_id=job_id,
-                nodes=holds,
-                cpus_per_node={name: world.nodes[name].cpus for name in holds},
-                gpus_per_node={name: world.nodes[name].gpus() for name in holds},
-                batch_host=job.batch_host,
-                restart_count=job.restart_count,
-                end_time=job.end_time,
-                time_limit_s=job.time_limit_s,
-            )
+            cpus = {name: node.cpus for name, node in world.nodes.items()}
+            return Allocation.of(job, cpus, {name: node.gpus() for name, node in world.nodes.items()})
 
     def reservations(self) -> tuple[Reservation, ...]:
         """See the protocol."""
