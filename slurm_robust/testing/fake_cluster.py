@@ -255,7 +255,6 @@ class FakeCluster:
         self.jobs[job_id] = Job(
             job_id=job_id,
             name=request.name or "sbatch",
-            user_id=1000,
             user_name=user,
             states=frozenset({"PENDING"}),
             reason="JobHeldUser" if request.hold else "None",
@@ -419,14 +418,9 @@ class FakeCluster:
 def _new_node(name: str, gpus: int, cpus: int) -> Node:
     return Node(
         name=name,
-        hostname=name,
         address=name,
         states=frozenset({"IDLE"}),
         cpus=cpus,
-        memory_mb=64000,
         gres=(Gres(name="gpu", type="h200", count=gpus),) if gpus else (),
         partitions=("main",),
-        boot_time=1.0,
-        slurmd_start_time=2.0,
-        version="22.05.8",
     )

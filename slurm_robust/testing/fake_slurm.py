@@ -98,7 +98,7 @@ class FakeSlurm:
             "allocated_cpus",
             "partitions",
         )
-        return Node(hostname="", address="", **{field: getattr(seen, field) for field in only})
+        return Node(address="", **{field: getattr(seen, field) for field in only})
 
     def job(self, job_id: int) -> Job:
         """See the protocol."""
@@ -130,8 +130,7 @@ class FakeSlurm:
         """See the protocol."""
         with self._world() as world:
             job = world.find(job_id)
-            cpus = {name: node.cpus for name, node in world.nodes.items()}
-            return Allocation.of(job, cpus, {name: node.gpus() for name, node in world.nodes.items()})
+            return Allocation.of(job, {name: node.gpus() for name, node in world.nodes.items()})
 
     def reservations(self) -> tuple[Reservation, ...]:
         """See the protocol."""
@@ -291,8 +290,6 @@ class FakeSlurm:
                 name=request.name,
                 nodes=request.nodes,
                 states=frozenset({"RUNNING"}),
-                start_time=world.clock.time(),
-                tasks=len(request.nodes),
             )
             handle = FakeStep(2**22 + len(world.launched), step, request)
             world.launched.append(handle)

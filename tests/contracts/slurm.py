@@ -107,7 +107,6 @@ class SlurmContract:
         last, first = world.client.nodes([names[-1], names[0]])
         assert (last.name, first.name) == (names[-1], names[0])
         assert first.cpus > 0
-        assert first.memory_mb > 0
         assert first.gpus() > 0
         assert first.partitions
         assert first.usable
@@ -187,7 +186,6 @@ class SlurmContract:
             assert job.start_time is not None
             held = world.client.allocation(job.job_id)
             assert held.nodes == job.nodes
-            assert all(held.cpus_per_node[node] > 0 for node in job.nodes)
             assert job.job_id in [j.job_id for j in world.client.jobs(world.user)]
             assert "ALLOCATED" in world.client.nodes(job.nodes[:1])[0].states
 
@@ -474,7 +472,6 @@ class SlurmContract:
             world.wait(lambda: self._agents(world, job.job_id) == 1, "the step is listed")
             mine = [s for s in world.client.steps(job.job_id) if s.name == "agents"]
             assert set(mine[0].nodes) == set(job.nodes)
-            assert mine[0].tasks == 2
             assert handle.poll() is None
             handle.kill()
             world.wait(lambda: handle.poll() is not None, "srun has ended")
