@@ -116,12 +116,6 @@ class FakeCluster:
                 else:
                     self.end_run(job, "NODE_FAIL", hold=False)
 
-    def node_up(self, name: str) -> None:
-        """A node that was down registers again."""
-        with self.lock:
-            self.set_node(name, states=frozenset({"IDLE"}), reason="")
-            self.end_event(name)
-
     def finish(self, job_id: int, state: str = "COMPLETED") -> None:
         """The batch script of a job ends by itself (or the job is cancelled).
 

@@ -98,10 +98,6 @@ class PeerSender:
         if channel is not None:
             channel.abort()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end."""
-        self._thread.join(timeout_s)
-
     # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:

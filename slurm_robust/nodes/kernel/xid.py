@@ -151,9 +151,6 @@ class Xid(Record):
     cause: int = 0
     """The earlier XID that this one follows, or 0."""
 
-    instance: str = ""
-    detail: str = ""
-
 
 class SXid(Record):
     """One line of an NVSwitch's driver."""
@@ -161,7 +158,6 @@ class SXid(Record):
     address: str
     code: int
     fatal: bool
-    detail: str = ""
 
 
 FELL_OFF = 79
@@ -171,8 +167,8 @@ LINK_ERRORS = range(144, 151)
 
 # Strings and not compiled: most nodes never log such a line, and hooks must start fast.
 _ADDRESS = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?"
-_XID = rf"(?s)NVRM: Xid \((?:PCI:)?{_ADDRESS}(?: (GPU-I:\d+))?\): (\d{{1,5}})\b,? ?(.*)"
-_SXID = rf"(?si)nvidia-nvswitch\d*: SXid \((?:PCI:)?{_ADDRESS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b,? ?(.*)"
+_XID = rf"(?s)NVRM: Xid \((?:PCI:)?{_ADDRESS}(?: GPU-I:\d+)?\): (\d{{1,5}})\b,? ?(.*)"
+_SXID = rf"(?si)nvidia-nvswitch\d*: SXid \((?:PCI:)?{_ADDRESS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b"
 _FELL_OFF = rf"(?s)NVRM: (?:The NVIDIA GPU |GPU (?:at )?(?:PCI:)?){_ADDRESS}.{{0,200}}?fallen off the bus"
 _PROCESS = r"(?s)pid='?(\d+|<unknown>)'?,(?: name=.{0,20}?,)? ?"
 _CAUSE = r"(?s).*caused by previous Xid (\d{1,5})\s*$"
@@ -208,8 +204,8 @@ def parse(text: str) -> Xid | None:
     found = re.match(_XID, text)
     if found is None:
         gone = re.match(_FELL_OFF, text)
-        return Xid(address=gone[1].lower(), code=FELL_OFF, detail="fallen off the bus") if gone else None
-    code, rest = int(found[3]), found[4]
+        return Xid(address=gone[1].lower(), code=FELL_OFF) if gone else None
+    code, rest = int(found[2]), found[3]
     process = re.match(_PROCESS, rest)
     cause = re.match(_CAUSE, rest)
     return Xid(
@@ -218,8 +214,6 @@ def parse(text: str) -> Xid | None:
         severity=_severity(code, rest),
         pid=int(process[1]) if process and process[1].isdecimal() else 0,
         cause=int(cause[1]) if cause else 0,
-        instance=found[2] or "",
-        detail=rest[process.end() :] if process else rest,
     )
 
 
@@ -244,9 +238,7 @@ def parse_switch(text: str) -> SXid | None:
     found = re.match(_SXID, text)
     if found is None:
         return None
-    return SXid(
-        address=found[1].lower(), code=int(found[2]), fatal=found[3].lower() == "fatal", detail=found[4]
-    )
+    return SXid(address=found[1].lower(), code=int(found[2]), fatal=found[3].lower() == "fatal")
 
 
 def rule(code: int, severity: Severity = Severity.PLAIN) -> XidRule:
