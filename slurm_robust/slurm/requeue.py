@@ -105,6 +105,9 @@ class SystemClock:
         time.sleep(seconds)
 
 
+_POLL_S, _WATCH_POLL_S = 0.25, 0.5
+
+
 def requeue_without(
     client: SlurmClient,
     job_id: int,
@@ -115,7 +118,6 @@ def requeue_without(
     hold: bool = False,
     revives: bool = False,
     timeout_s: float = 20.0,
-    poll_s: float = 0.25,
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
 ) -> Outcome:
@@ -125,7 +127,7 @@ def requeue_without(
     its batch script was killed. With ``until=EXCLUDED`` it does what
     a dying batch script can do; call it again with STARTED or RUNNING from a process that survives.
     Never raises for what Slurm answers: ``report`` gets every order, the outcome says how it
-    ended. ``timeout_s`` bounds the whole, polls are ``poll_s`` apart.
+    ended. ``timeout_s`` bounds the whole.
     """
     order = Order(
         job_id=job_id,
@@ -135,7 +137,7 @@ def requeue_without(
         hold=hold,
         revives=revives,
     )
-    return _drive(client, order, timeout_s, poll_s, clock or SystemClock(), report)
+    return _drive(client, order, timeout_s, _POLL_S, clock or SystemClock(), report)
 
 
 def watch_until_running(
@@ -146,7 +148,6 @@ def watch_until_running(
     exclude: Sequence[str] = (),
     until: Until = Until.RUNNING,
     timeout_s: float = 900.0,
-    poll_s: float = 0.5,
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
     max_releases: int = 3,
@@ -166,7 +167,7 @@ def watch_until_running(
         max_releases=max_releases,
         may_requeue=False,
     )
-    return _drive(client, order, timeout_s, poll_s, clock or SystemClock(), report)
+    return _drive(client, order, timeout_s, _WATCH_POLL_S, clock or SystemClock(), report)
 
 
 def _drive(
