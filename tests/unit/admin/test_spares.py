@@ -233,12 +233,12 @@ def test_a_slurmctld_that_is_down(slurm: FakeSlurm) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--count", "2"], "spares for whom?"),
+        (["--count", "2"], "nobody may use the spares"),
         (["--users", "a"], "one of the arguments --count --nodes is required"),
         (["--nodes", ",", "--users", "a"], "--nodes names no node"),
         (["--count", "0", "--users", "a"], "'0' is not a number from 1"),
-        (["--count", "2", "--users", "a,-b"], "'-b' is no name"),
-        (["--count", "2", "--users", "a", "--name", "x y"], "'x y' is no name"),
+        (["--count", "2", "--users", "a,-b"], "'-b' is not a valid name"),
+        (["--count", "2", "--users", "a", "--name", "x y"], "'x y' is not a valid name"),
         (["--count", "2", "--nodes", "n1", "--users", "a"], "not allowed with"),
     ],
 )
