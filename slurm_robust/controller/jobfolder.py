@@ -39,7 +39,7 @@ class Folder(Record):
 
 
 class Exchangeable(Record):
-    """Who could exchange the job's folder, and what to do about it."""
+    """Who could replace the job's folder, and what to do about it."""
 
     text: str
     fix: str
@@ -54,7 +54,7 @@ def judge(folder: Folder, uid: int) -> Exchangeable | None:
         "submit from a folder of your own, or give one: --job-dir DIR, or job_dir in the configuration"
     )
     if folder.owner not in (0, uid):
-        text = f"{folder.path} belongs to {user_name(folder.owner)}, who could exchange the job's folder"
+        text = f"{folder.path} belongs to {user_name(folder.owner)}, who could replace the job's folder"
         text += stands_for_many(folder.owner)
         return Exchangeable(text=text, fix=elsewhere, is_job=folder.is_job)
     if stat.S_ISLNK(folder.mode) or folder.mode & stat.S_ISVTX:
@@ -66,7 +66,7 @@ def judge(folder: Folder, uid: int) -> Exchangeable | None:
     else:
         return None
     mode = f"{stat.S_IMODE(folder.mode):04o}"
-    text = f"{who} may write to {folder.path} (mode {mode}), and so exchange the job's folder"
+    text = f"{who} may write to {folder.path} (mode {mode}), and so replace the job's folder"
     by_mode = (
         f"chmod +t {folder.path} (others may write there as before, but rename only what is theirs), or "
     )

@@ -110,8 +110,8 @@ class RobustCallback(TrainerCallback):
         trainer = self._trainer
         if trainer is None:
             raise WrongUse(
-                "RobustCallback was not asked where to go on: call "
-                "trainer.train(resume_from_checkpoint=robust.resume(trainer)), every time anew"
+                "RobustCallback.resume() was not called: call "
+                "trainer.train(resume_from_checkpoint=robust.resume(trainer)) at every start"
             )
         if self._folder is not None:
             self._folder.cleanup()

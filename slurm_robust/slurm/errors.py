@@ -135,7 +135,7 @@ class JobNotFound(SlurmCommandError):
 class StepNotFound(SlurmCommandError):
     """Slurm does not know the step (any more)."""
 
-    fix = "nothing to do if the step was to end"
+    fix = "nothing to do if the step was meant to end"
 
 
 class JobNotPending(SlurmCommandError):

@@ -175,7 +175,7 @@ RULES = (
         name="job.mem",
         level=Level.NOTE,
         needs=("options", "slurm"),
-        why="it gets the site's default, of which snapshots in memory may have to do without",
+        why="the job gets the site's default, which may leave no room for snapshots in memory",
         fix="submit with --mem=0, for all memory of each node",
         source="sbatch(1) --mem; slurm.conf(5) DefMemPerNode, SelectTypeParameters",
         judge=_memory_default,

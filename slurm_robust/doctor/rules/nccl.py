@@ -127,7 +127,7 @@ RULES = (
         name="torch.driver",
         level=Level.BAD,
         needs=("software",),
-        why="CUDA does not start: every generation fails alike, unless the container brings cuda-compat",
+        why="CUDA does not start: every generation fails, unless the container brings cuda-compat",
         fix="install a torch for the driver's CUDA, or the administrator installs a later driver",
         source="CUDA's release notes, minimum driver for minor version compatibility (450.80.02 for CUDA 11, "
         "525.60.13 for 12, 580.65.06 for 13)",
@@ -256,7 +256,7 @@ RULES = (
         level=Level.BAD,
         needs=("environ", "node"),
         why="ranks on a node without that interface cannot meet the others: no generation starts there",
-        fix="name an interface that all nodes have, or a prefix of theirs",
+        fix="name an interface that all nodes have, or a prefix of their names",
         source=f"{_ENV}: NCCL_SOCKET_IFNAME; torch.distributed, GLOO_SOCKET_IFNAME",
         judge=_interfaces,
     ),

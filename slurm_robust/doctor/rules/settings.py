@@ -61,7 +61,7 @@ RULES = (
         name="timeouts.nccl_heartbeat",
         level=Level.BAD,
         needs=("environ",),
-        why="torch kills a rank whose watchdog stands before the stacks of the hang are taken",
+        why="torch kills a rank whose watchdog is stuck before the stacks of the hang are taken",
         fix="unset it (480 s or more)",
         source="torch, ProcessGroupNCCL environment variables, and their defaults in ProcessGroupNCCL.cpp",
         judge=_heartbeat,
@@ -69,7 +69,7 @@ RULES = (
     Rule(
         name="timeouts.node_dead",
         level=Level.NOTE,
-        why="two late heartbeats make a node a dead one",
+        why="two late heartbeats are enough to declare a node dead",
         fix="set timings.node_dead_s to five heartbeats",
         source=f"{_CONFIGURATION}, timings.node_dead_s",
         judge=_beats,

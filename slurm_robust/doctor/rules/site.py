@@ -181,8 +181,8 @@ TIMES = (
         name="slurm.kill_wait",
         level=Level.BAD,
         needs=("slurm",),
-        why="so long after SIGTERM Slurm kills a job that it ends, before it has stopped its workers and "
-        "written down what they left",
+        why="Slurm kills a job that it ends this long after SIGTERM, before the job has stopped its workers "
+        "and recorded what they left",
         fix="the administrator sets KillWait to at least that, or lower timings.stop_grace_s and "
         "timings.shutdown_s",
         source=f"{_MANUAL} KillWait",
@@ -233,8 +233,8 @@ RULES = (
         name="slurm.slurmd_timeout",
         level=Level.NOTE,
         needs=("slurm",),
-        why="so long Slurm keeps a job that has lost its batch host, and a requeue waits for a dead node "
-        "where jobs may not shrink (disable_job_shrink)",
+        why="Slurm keeps a job that has lost its batch host for this long, and a requeue waits this long "
+        "for a dead node if jobs may not shrink (disable_job_shrink)",
         fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, training goes on meanwhile",
         source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
         judge=_slurmd_late,
@@ -263,7 +263,7 @@ RULES = (
         name="slurm.max_batch_requeue",
         level=Level.NOTE,
         needs=("slurm",),
-        why="after so many failed prologs in a row Slurm holds the job until an administrator releases it",
+        why="after this many failed prologs in a row Slurm holds the job until an administrator releases it",
         fix="the administrator sets MaxBatchRequeue to 5 or more",
         source=f"{_MANUAL} MaxBatchRequeue (from 23.02 on)",
         judge=_batch_requeues,
@@ -383,7 +383,7 @@ RULES = (
         name="slurm.complete_wait",
         level=Level.NOTE,
         needs=("slurm",),
-        why="a requeued job is not scheduled for so long while any job is COMPLETING",
+        why="Slurm does not schedule a requeued job for this long while any job is COMPLETING",
         fix="the administrator sets CompleteWait=0",
         source=f"{_MANUAL} CompleteWait",
         judge=_complete_wait,

@@ -58,7 +58,7 @@ def test_without_apply_nothing_is_done(slurm: FakeSlurm, capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert shown.startswith("scontrol create reservation reservationname=srobust_spares starttime=now")
     assert "nodecnt=2 users=alice flags=REPLACE_DOWN partition=main" in shown
-    assert "Slurm keeps 2 of the 6 nodes that can be had now for the users alice" in shown
+    assert "Slurm keeps 2 of the 6 nodes that are available now for the users alice" in shown
     assert "--reservation=srobust_spares" in shown
     assert "Nothing was done; --apply does it." in shown
     assert slurm.reservations() == ()
