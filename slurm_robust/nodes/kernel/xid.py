@@ -5,19 +5,10 @@ are read from the beginning of a line, before any name, and phrases that decide 
 
 The codes, names and first actions are those of NVIDIA's Xid catalog for Ampere and newer
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html); the texts are ours, and so is the step
-from the catalog's action to what becomes of the node:
-
-==================================  =================================================================
-catalog                             here
-==================================  =================================================================
-restart the application             the job's business: a program that faults says nothing of the node
-reset the GPU                       reset; counts until a reset of the GPU, the driver or the node
-restart bare metal or the VM        reboot; counts until then
-ignore, contact support, no action  monitor, within the window
-==================================  =================================================================
+from the catalog's action to what becomes of the node (docs/kernel-checks.md).
 
 Some are judged more sternly: row remapping that failed (64) and a resource that could not be retired (157)
-are reasons to replace the GPU, since no reset mends them; a halted microcontroller (61, older GPUs) and an
+are reasons to replace the GPU, since no reset repairs them; a halted microcontroller (61, older GPUs) and an
 NVLink that is down (74, 144 to 150 if fatal) take a reset.
 """
 
