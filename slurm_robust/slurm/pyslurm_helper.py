@@ -104,8 +104,7 @@ def methods(pyslurm: Module) -> dict[str, Callable[..., object]]:
     return {
         "nodes": lambda names: read_nodes(pyslurm, names),
         "job": lambda job_id: to_job(pyslurm.Job.load(job_id)),
-        "requeue": lambda job_id, hold: pyslurm.Job(job_id).requeue(hold=hold),
-        "hold": lambda job_id: pyslurm.Job(job_id).hold(),
+        "requeue": lambda job_id: pyslurm.Job(job_id).requeue(),
         "release": lambda job_id: pyslurm.Job(job_id).release(),
         "exclude": lambda job_id, nodes: pyslurm.Job(job_id).modify(
             pyslurm.JobSubmitDescription(excluded_nodes=nodes)

@@ -24,9 +24,8 @@ survives the end of the job under proctrack/linuxproc, and dies with it under pr
 a small job can do it instead (:mod:`slurm_robust.slurm.watcher` has both); without either
 the job comes back after those 121 s, still without the excluded nodes.
 
-A hold is not needed for safety: the job cannot start before its batch script has ended and the
-begin time has passed. Without it a controller that dies half-way leaves a job that starts again by
-itself; with it, a job that waits for ever. ``hold=True`` is there for sites with a tiny cred_expire.
+The job is not held: it cannot start before its batch script has ended and the begin time has passed.
+So a controller that dies half-way leaves a job that starts again by itself, not one that waits for ever.
 
 Two things for the caller: Slurm sends SIGTERM to the batch script *and to the commands it runs* at
 once after ``requeue``, so block SIGTERM before (children inherit that); SIGKILL follows KillWait
@@ -115,7 +114,6 @@ def requeue_without(
     *,
     ending_run: int,
     until: Until = Until.EXCLUDED,
-    hold: bool = False,
     revives: bool = False,
     timeout_s: float = 20.0,
     clock: Clock | None = None,
@@ -134,7 +132,6 @@ def requeue_without(
         ending_run=ending_run,
         exclude=tuple(exclude),
         until=until,
-        hold=hold,
         revives=revives,
     )
     return _drive(client, order, timeout_s, _POLL_S, clock or SystemClock(), report)
@@ -242,7 +239,7 @@ def _drained(client: SlurmClient) -> frozenset[str]:
 def _carry_out(client: SlurmClient, order: Order, action: Do) -> SlurmCommandError | None:
     try:
         if action.stage is Stage.REQUEUE:
-            client.requeue(order.job_id, hold=order.hold)
+            client.requeue(order.job_id)
         elif action.stage is Stage.EXCLUDE:
             client.set_excluded_nodes(order.job_id, action.nodes)
         elif action.stage is Stage.UNPIN:

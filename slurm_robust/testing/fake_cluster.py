@@ -283,10 +283,10 @@ class FakeCluster:
             end_time=self.clock.time(),
         )
 
-    def revive(self, job: Job, *, hold: bool) -> None:
+    def revive(self, job: Job) -> None:
         """An ended job is requeued, which Slurm allows."""
-        again = self.put(job, restart_count=job.restart_count + 1, priority=0 if hold else 1000)
-        self._pend(again, "job_requeued_in_held_state" if hold else "BeginTime")
+        again = self.put(job, restart_count=job.restart_count + 1, priority=1000)
+        self._pend(again, "BeginTime")
 
     def resize(self, job: Job, nodes: tuple[str, ...]) -> None:
         """The job goes on with fewer nodes."""

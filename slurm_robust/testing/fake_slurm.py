@@ -175,29 +175,21 @@ class FakeSlurm:
 
     # -- writes: jobs ------------------------------------------------------------------------------
 
-    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+    def requeue(self, job_id: int) -> None:
         """See the protocol."""
         with self._world() as world:
             job = world.find(job_id)
             if not job.requeue:
                 raise errors.RequeueDisabled("Requested operation is presently disabled")
             if job.is_running:
-                world.end_run(job, "REQUEUED", hold=hold)
+                world.end_run(job, "REQUEUED", hold=False)
             elif job.is_finished:
-                world.revive(job, hold=hold)
-            elif hold:
-                world.put(job, priority=0, reason="JobHeldUser")
+                world.revive(job)
 
     def forbid_requeue(self, job_id: int) -> None:
         """See the protocol."""
         with self._world() as world:
             world.put(world.unfinished(job_id), requeue=False)
-
-    def hold(self, job_id: int) -> None:
-        """See the protocol."""
-        with self._world() as world:
-            job = world.unfinished(job_id)
-            world.put(job, priority=0, reason="JobHeldUser")  # one that runs is held after its next requeue
 
     def release(self, job_id: int) -> None:
         """See the protocol."""

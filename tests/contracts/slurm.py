@@ -145,7 +145,6 @@ class SlurmContract:
             lambda: client.allocation(NO_SUCH_JOB),
             lambda: client.requeue(NO_SUCH_JOB),
             lambda: client.forbid_requeue(NO_SUCH_JOB),
-            lambda: client.hold(NO_SUCH_JOB),
             lambda: client.release(NO_SUCH_JOB),
             lambda: client.start_now(NO_SUCH_JOB),
             lambda: client.set_excluded_nodes(NO_SUCH_JOB, []),
@@ -262,16 +261,6 @@ class SlurmContract:
             assert back.ok, back.detail
             assert client.job(job.job_id).restart_count == 1
 
-    def test_requeue_held(self, world: World) -> None:
-        """Requeued with a hold it waits, with priority 0, until it is released."""
-        with running_job(world, 1) as job:
-            client = world.client
-            client.requeue(job.job_id, hold=True)
-            world.wait(lambda: client.job(job.job_id).is_pending, "the job is pending")
-            assert client.job(job.job_id).held
-            client.release(job.job_id)
-            assert not client.job(job.job_id).held
-
     def test_requeue_forbidden(self, world: World) -> None:
         """A job submitted with --no-requeue says so."""
         with running_job(world, 1, requeue=False) as job, refused(errors.RequeueDisabled):
@@ -284,17 +273,6 @@ class SlurmContract:
             assert not world.client.job(job.job_id).requeue
             with refused(errors.RequeueDisabled):
                 world.client.requeue(job.job_id)
-
-    def test_hold_of_a_running_job(self, world: World) -> None:
-        """It runs on, and waits with that hold after its next requeue."""
-        with running_job(world, 1) as job:
-            client = world.client
-            client.hold(job.job_id)
-            assert client.job(job.job_id).is_running
-            assert not client.job(job.job_id).held
-            client.requeue(job.job_id)
-            world.wait(lambda: client.job(job.job_id).is_pending, "the job is pending")
-            assert client.job(job.job_id).held
 
     def test_cancel(self, world: World) -> None:
         """Cancelling ends a job, twice is harmless, and then nothing can be done with it."""

@@ -99,11 +99,8 @@ class Job:
         job.standard_output = record.stdout
         return job
 
-    def requeue(self, hold=False):
-        _rpc(beneath().requeue, self.id, hold=hold)
-
-    def hold(self):
-        _rpc(beneath().hold, self.id)
+    def requeue(self):
+        _rpc(beneath().requeue, self.id)
 
     def release(self):
         _rpc(beneath().release, self.id)

@@ -209,17 +209,6 @@ def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm
     assert "run 0 has not ended yet" in outcome.detail
 
 
-def test_with_a_hold(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
-    clock = slurm.cluster.clock
-    said: list[StageOutcome] = []
-    outcome = requeue_without(
-        slurm, job_id, [], ending_run=0, until=Until.RUNNING, hold=True, clock=clock, report=told(said)
-    )
-    assert outcome.ok
-    assert [o.stage for o in said] == [Stage.REQUEUE, Stage.RELEASE, Stage.START]
-
-
 def test_a_watcher_that_comes_too_late_does_nothing(slurm: FakeSlurm) -> None:
     job_id = started(slurm)
     slurm.requeue(job_id)
