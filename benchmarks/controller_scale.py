@@ -43,7 +43,6 @@ ANSWER_S = 60.0
 NODES_PER_PROCESS = 700
 # Aims at 1,250 nodes.
 MOST_SHARE = 0.5
-MOST_LAUNCH_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

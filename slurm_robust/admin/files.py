@@ -204,7 +204,7 @@ class Tree:
                     if is_new:
                         folder.rmdir()
             reason = error.strerror or str(error)
-            raise InstallError(f"{error.filename}: {reason}", "run it again when that is mended") from error
+            raise InstallError(f"{error.filename}: {reason}", "fix that, then run it again") from error
         return kept
 
     def _do(self, step: Step) -> Step | None:

@@ -66,7 +66,7 @@ class LogUnreadable(SrobustError):
         if isinstance(error, PermissionError):
             self.fix = (
                 "only root may read the event log unless the site opens it: run this as root, or with "
-                "--log /dev/null for what slurmdbd alone tells"
+                "--log /dev/null to use slurmdbd alone"
             )
 
 

@@ -124,7 +124,7 @@ class Site:
                 self._try(changed[self.main])
             backups = [self._backup(name, stamp) for name in changed]
         except (ConfigurationRefused, OSError) as error:
-            raise InstallError(f"nothing was changed: {error}", "mend that first") from error
+            raise InstallError(f"nothing was changed: {error}", "fix that first") from error
         try:
             for name, text in changed.items():
                 self._write(name, text)

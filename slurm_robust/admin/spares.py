@@ -268,7 +268,7 @@ def _proposal(request: ReservationRequest, free: Sequence[str]) -> str:
     ends = f"Slurm ends every reservation after a year; to prolong it: {_PROLONG.format(request.name)}"
     whom = [f"the users {', '.join(request.users)}"] if request.users else []
     whom += [f"the accounts {', '.join(request.accounts)}"] if request.accounts else []
-    what = fold(request.nodes) or f"{request.node_count} of the {len(free)} nodes that can be had now"
+    what = fold(request.nodes) or f"{request.node_count} of the {len(free)} nodes that are available now"
     lines = [
         shlex.join(commands.create_reservation(request)),
         "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import os
-import pwd
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.util.trust import user_name
 from slurm_robust.worker.rendezvous import BACKLOG
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -194,7 +194,7 @@ def taken_by(port: int) -> str:
         except OSError:
             continue
         for uid in uids - {os.geteuid()}:
-            return f"a process of {_user(uid)} listens on port {port}"
+            return f"a process of {user_name(uid)} listens on port {port}"
     return ""
 
 
@@ -206,13 +206,6 @@ def _listeners(table: Iterable[str], port: int) -> Iterator[int]:
             return
         if int(fields[1].rpartition(":")[2], 16) == port:
             yield int(fields[7])
-
-
-def _user(uid: int) -> str:
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"
 
 
 def local_address(peer: str, port: int) -> str:

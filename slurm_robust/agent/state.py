@@ -450,7 +450,7 @@ class AgentState:
             self._launcher_failures = 0
         self._launcher_failures += 1
         if self._launcher_failures >= LAUNCHER_STARTS:
-            self.fatal = f"{reason}, {self._launcher_failures} times; no more workers are started here"
+            self.fatal = f"{reason}, {self._launcher_failures} times; no further workers are started here"
             return [*done, SendHeartbeat()]
         self.new_notes.append(f"{reason}; it is started again")
         return [*done, StartLauncher(), SendHeartbeat()]

@@ -30,7 +30,7 @@ def _add_node_config(parser: argparse.ArgumentParser) -> None:
 
 def _add_nodes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "nodes", metavar="NODES", nargs="?", type=hostlist, default=(), help="only these, as a hostlist"
+        "nodes", metavar="NODES", nargs="?", type=hostlist, default=(), help="only these nodes, as a hostlist"
     )
 
 
@@ -49,7 +49,9 @@ def _register_check(commands: Commands) -> None:
     parser.add_argument(
         "--only", metavar="PATTERN", action="append", default=[], help="only these checks ('gpu.*')"
     )
-    parser.add_argument("--deep", action="store_true", help="test as thoroughly as a suspect is tested")
+    parser.add_argument(
+        "--deep", action="store_true", help="run every check, with nothing from the cache, as for a suspect"
+    )
     parser.add_argument(
         "--explain", metavar="CHECK", nargs="?", const="*", help="explain a check, or all of them"
     )
@@ -78,8 +80,10 @@ def _register_diagnose(commands: Commands) -> None:
         epilog="Exit codes: 0 all passed, 1 something failed, 3 something unknown.",
         json=True,
     )
-    parser.add_argument("--nodes", metavar="LIST", default="", help="only these, as a hostlist")
-    parser.add_argument("--tests", metavar="A,B", default="", help="only these (default: all that apply)")
+    parser.add_argument("--nodes", metavar="LIST", default="", help="only these nodes, as a hostlist")
+    parser.add_argument(
+        "--tests", metavar="A,B", default="", help="only these tests (default: all that apply)"
+    )
     parser.add_argument(
         "--bitwise", action="store_true", help="also compare a step of a reference model bit by bit"
     )
@@ -161,7 +165,7 @@ def _register_install(commands: Commands) -> None:
     text = "write hooks and configuration to this machine and show what slurm.conf needs"
     parser = add_command(commands, "install", _install, text)
     parser.add_argument(
-        "--prefix", metavar="DIR", help="where scripts and manual pages go (default: /usr/local)"
+        "--prefix", metavar="DIR", help="folder for scripts and manual pages (default: /usr/local)"
     )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument(
@@ -235,5 +239,8 @@ def _uninstall(args: argparse.Namespace) -> int:
 
 def _add_slurm_conf(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--slurm-conf", metavar="FILE", default="", help="slurm.conf, if it is not found by itself"
+        "--slurm-conf",
+        metavar="FILE",
+        default="",
+        help="path of slurm.conf, if it is not found automatically",
     )

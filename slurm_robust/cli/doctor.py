@@ -19,9 +19,9 @@ def register(commands: Commands) -> None:
         commands,
         "doctor",
         _doctor,
-        "find what in Slurm, the job, its software and its node will hurt a recovery, and how to mend it",
-        more="Runs on a login node, for a batch script before it is submitted, and inside of a job "
-        "('srun srobust doctor' on each of its nodes). It changes nothing and needs no right. "
+        "find what in Slurm, the job, its software and its node will hurt a recovery, with the fix",
+        more="Runs on a login node, for a batch script before it is submitted, and inside a job "
+        "('srun srobust doctor' on each of its nodes). It changes nothing and needs no special rights. "
         "What it cannot see is unknown, which is not bad.",
         epilog="Exit codes: 0 nothing bad, 1 something bad.",
         json=True,
@@ -36,10 +36,10 @@ def register(commands: Commands) -> None:
         "--state",
         metavar="SIZE",
         type=_size,
-        help="what the ranks of one node save in each step, as --mem has it (40G), to see if it fits",
+        help="size of what the ranks of one node save in each step (40G): will snapshots fit?",
     )
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="also what is good or unknown, and all sources"
+        "-v", "--verbose", action="store_true", help="also list what is good or unknown, and all sources"
     )
     add_config_options(parser)
 

@@ -32,7 +32,7 @@ def _register_status(commands: Commands) -> None:
     parser.add_argument(
         "--phases",
         action="store_true",
-        help="instead what the time of a start and of a recovery went into, with the slowest nodes",
+        help="show instead how long each phase of a start and of a recovery took, with the slowest nodes",
     )
     parser.add_argument(
         "--generation",
@@ -48,7 +48,7 @@ def _status(args: argparse.Namespace) -> int:
     if args.phases:
         return startup.main(args.job, generation=args.generation, json=args.json, job_dir=args.job_dir)
     if args.generation is not None:
-        raise UsageError("--generation belongs to --phases", fix="add --phases")
+        raise UsageError("--generation needs --phases", fix="add --phases")
     return status.main(args.job, json=args.json, job_dir=args.job_dir)
 
 
@@ -117,7 +117,7 @@ def _logs(args: argparse.Namespace) -> int:
 def _register_incidents(commands: Commands) -> None:
     text = "list what went wrong with a job, what was blamed and what was done"
     every = add_command(commands, "incidents", _incidents, text, of_job=True, json=True)
-    every.add_argument("--last", metavar="N", type=whole_number(1), help="only the newest N")
+    every.add_argument("--last", metavar="N", type=whole_number(1), help="only the newest N incidents")
 
     text = "report on one incident of a job: the timeline and the evidence"
     one = add_command(commands, "incident", _incident, text, of_job=True, json=True)
@@ -208,7 +208,7 @@ def _register_classify(commands: Commands) -> None:
         "explain from logs what failed, what is to blame and what to do",
         epilog="Several files are logs of several ranks: by their names (rank-00003.err), else in order.",
     )
-    parser.add_argument("files", metavar="FILE", nargs="*", help="a log; - is the standard input")
+    parser.add_argument("files", metavar="FILE", nargs="*", help="a log; - for standard input")
     parser.add_argument(
         "--stream",
         choices=("program", "kernel", "slurm", "nvidia-smi"),
@@ -225,14 +225,16 @@ def _register_classify(commands: Commands) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--jsonl", metavar="IN", help="classify each record of a file of JSON lines instead")
-    parser.add_argument("--out", metavar="OUT", type=Path, help="where the answers to --jsonl go")
+    parser.add_argument("--out", metavar="OUT", type=Path, help="file for the answers to --jsonl")
 
 
 def _classify(args: argparse.Namespace) -> int:
     if (args.jsonl is None) != (args.out is None):
         raise UsageError("--jsonl and --out belong together", fix="write --jsonl IN --out OUT")
     if bool(args.files) == (args.jsonl is not None):
-        raise UsageError("nothing to classify, or two things", fix="give log files, or --jsonl IN --out OUT")
+        raise UsageError(
+            "neither log files nor --jsonl were given, or both", fix="give log files, or --jsonl IN --out OUT"
+        )
     from slurm_robust.report import classification
 
     if args.jsonl is not None:
@@ -256,7 +258,7 @@ def _register_checkpoint(commands: Commands) -> None:
     text = "make a folder for torch.distributed.checkpoint from the copies within reach"
     export = add_command(parts, "export", _export, text, of_job=True, json=True)
     export.add_argument("step", metavar="STEP", help="a step that 'ls' shows, or 'latest'")
-    export.add_argument("--to", metavar="DIR", type=Path, required=True, help="the folder to make")
+    export.add_argument("--to", metavar="DIR", type=Path, required=True, help="the folder to create")
 
 
 def _list_copies(args: argparse.Namespace) -> int:

@@ -129,7 +129,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     """The argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
     text = "Slurm's job id, an array's task as squeue shows it (38_1), or the job's folder"
     parser.add_argument("job", metavar="JOB", help=text)
-    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir that 'srobust run' had, if any")
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:

@@ -21,14 +21,19 @@ OwnSettings = Mapping[str, tuple[str, object]]
 
 # Options that are one key of the configuration each: key, type, placeholder, help.
 OWN_OPTIONS: dict[str, tuple[str, type, str, str]] = {
-    "--nodes": ("nodes", int, "N", "nodes that train (default: all of the allocation but the spares)"),
+    "--nodes": ("nodes", int, "N", "nodes that train (default: all of the allocation except the spares)"),
     "--spares": ("spares", int, "S", "nodes of the allocation that stand by (default: 0)"),
-    "--nproc-per-node": ("nproc_per_node", int, "P", "workers per node (default: its GPUs, 1 without)"),
+    "--nproc-per-node": (
+        "nproc_per_node",
+        int,
+        "P",
+        "workers per node (default: one per GPU, 1 without GPUs)",
+    ),
     "--job-dir": (
         "job_dir",
         str,
         "DIR",
-        "shared folder for the folders of jobs (default: srobust-jobs where the job was submitted)",
+        "shared folder that holds the folders of jobs (default: srobust-jobs in the submit directory)",
     ),
 }
 OTHER_VALUE_OPTIONS = ("--name", "--config", "--set")
@@ -42,7 +47,7 @@ def register(commands: Commands) -> None:
     """Add ``srobust run``."""
     parser = commands.add_parser(
         "run",
-        help="run a training inside a Slurm job, protected",
+        help="run a training inside a Slurm job and keep it going",
         description="Run a training on the nodes of this Slurm job and keep it going. "
         "Options end at the script: everything after it belongs to the script.",
         usage=USAGE,
@@ -52,7 +57,7 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--name",
         default="",
-        help="distinguishes several runs in one job; part of its folder's name",
+        help="tells several runs in one job apart; part of the folder's name",
     )
     parser.add_argument(
         "--observe", action="store_true", help="only watch, and log what would be done (mode: observe)"
@@ -86,7 +91,7 @@ def _run(args: argparse.Namespace) -> int:
         kind = _kind_of(args, USAGE)
         if args.name and not all(c.isascii() and (c.isalnum() or c in "-_") for c in args.name):
             raise UsageError(
-                f"--name {args.name!r} is no folder name", fix="use letters, digits, '-' and '_'"
+                f"--name {args.name!r} is not a folder name", fix="use letters, digits, '-' and '_'"
             )
         own = {option: (key, getattr(args, key)) for option, (key, *_) in OWN_OPTIONS.items()}
         own["--observe"] = ("mode", "observe" if args.observe else None)
@@ -138,7 +143,7 @@ def register_replay(commands: Commands) -> None:
     """Add ``srobust replay``."""
     parser = commands.add_parser(
         "replay",
-        help="find the node that computes wrongly, by a training in small groups",
+        help="find a node that computes wrongly by training in small groups of nodes",
         description="Run a few steps of a training in small groups of the nodes of this Slurm job, in two "
         "phases, and name the node that the groups with other results have in common. docs/replay.md says "
         "what the script must do. Options end at the script: everything after it belongs to the script.",
@@ -146,7 +151,10 @@ def register_replay(commands: Commands) -> None:
         usage=REPLAY_USAGE,
     )
     parser.add_argument(
-        "--nproc-per-node", type=int, metavar="P", help="workers per node (default: its GPUs, 1 without)"
+        "--nproc-per-node",
+        type=int,
+        metavar="P",
+        help="workers per node (default: one per GPU, 1 without GPUs)",
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     parser.add_argument("-m", action="store_true", dest="module", help="the command is a Python module")

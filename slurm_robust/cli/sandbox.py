@@ -87,7 +87,7 @@ def _register_up(commands: Commands) -> None:
     up.add_argument("--users", default=users, metavar="A,B", help=f"ordinary users (default: {users})")
     up.add_argument("--no-accounting", action="store_true", help="without slurmdbd and MariaDB")
     for option, metavar, text in (
-        ("--slurm-conf-line", "KEY=VALUE", "a further line of slurm.conf; may be repeated"),
+        ("--slurm-conf-line", "KEY=VALUE", "an additional line of slurm.conf; may be repeated"),
         ("--bind", "PATH", "a path of this machine that users inside may read and write; may be repeated"),
     ):
         up.add_argument(option, action="append", default=[], metavar=metavar, help=text)
@@ -135,7 +135,9 @@ def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
 
 
 def _register_down(commands: Commands) -> None:
-    down = _add(commands, "down", _down, "end a cluster and remove all of it; also succeeds when none is up")
+    down = _add(
+        commands, "down", _down, "shut a cluster down and remove all of it; also succeeds when none is up"
+    )
     down.add_argument("--all", action="store_true", help="every sandbox of this machine")
     down.add_argument("--cache", action="store_true", help="also remove the cached empty database")
 

@@ -41,7 +41,7 @@ def _register_plan(commands: Commands) -> None:
         "--nodes",
         metavar="NODES",
         default="",
-        help="for so many nodes, a partition or a hostlist (default: all nodes)",
+        help="number of nodes, a partition or a hostlist to plan for (default: all nodes)",
     )
     _add_wanted(parser)
     parser.add_argument(
@@ -50,7 +50,7 @@ def _register_plan(commands: Commands) -> None:
         type=Path,
         action="append",
         default=[],
-        help="event log of a node, for what jobs suspected; may be repeated",
+        help="event log of a node, which has what jobs suspected; may be repeated",
     )
 
 
@@ -65,7 +65,7 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
         "--rate",
         metavar="R",
         type=number(),
-        help="failures per node and day (default: as slurmdbd tells; with few failures the paper's 0.0012)",
+        help="failures per node and day (default: from slurmdbd; with few failures the paper's 0.0012)",
     )
     parser.add_argument(
         "--replenish",
@@ -79,14 +79,14 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
         metavar="Q",
         type=_share,
         default=0.99,
-        help="share of the times in which spares are enough (default: %(default)g)",
+        help="probability that the spares are enough (default: %(default)g)",
     )
     parser.add_argument(
         "--group",
         metavar="N",
         type=whole_number(),
         default=0,
-        help="the largest group of nodes to be evicted at once: never fewer spares",
+        help="largest group of nodes that may be evicted at once: at least as many spares",
     )
     parser.add_argument(
         "--days",
@@ -120,13 +120,18 @@ def _share(text: str) -> float:
 
 
 def _register_create(commands: Commands) -> None:
-    text = "show, or with --apply make, a reservation of spare nodes"
+    text = "show what would reserve spare nodes; with --apply, reserve them"
     parser = add_command(commands, "create", _create, text)
     nodes = parser.add_mutually_exclusive_group(required=True)
     nodes.add_argument(
-        "--count", metavar="N", type=whole_number(1), help="so many nodes, which Slurm chooses and replaces"
+        "--count",
+        metavar="N",
+        type=whole_number(1),
+        help="number of nodes; Slurm chooses them and replaces those that fail",
     )
-    nodes.add_argument("--nodes", metavar="LIST", type=hostlist, help="just these nodes, never replaced")
+    nodes.add_argument(
+        "--nodes", metavar="LIST", type=hostlist, help="exactly these nodes; Slurm never replaces them"
+    )
     parser.add_argument("--users", metavar="A,B", type=_names, default=(), help="users whose jobs get them")
     parser.add_argument(
         "--accounts",
@@ -135,14 +140,14 @@ def _register_create(commands: Commands) -> None:
         default=(),
         help="accounts whose jobs get them; with --users a job needs both",
     )
-    parser.add_argument("--partition", metavar="P", type=_name, help="of this partition (default: Slurm's)")
+    parser.add_argument("--partition", metavar="P", type=_name, help="their partition (default: Slurm's)")
     parser.add_argument(
         "--ignore-jobs",
         action="store_true",
-        help="also take nodes on which jobs run: spares when these end",
+        help="also take nodes on which jobs run; they become spares when these jobs end",
     )
     _add_name(parser)
-    parser.add_argument("--apply", action="store_true", help="do it, as root or an operator of Slurm")
+    parser.add_argument("--apply", action="store_true", help="do it; only root and operators of Slurm can")
 
 
 def _create(args: argparse.Namespace) -> int:
@@ -151,7 +156,9 @@ def _create(args: argparse.Namespace) -> int:
     from slurm_robust.admin import spares
 
     if not (args.users or args.accounts):
-        raise UsageError("spares for whom?", fix="name users (--users A,B) or accounts (--accounts A,B)")
+        raise UsageError(
+            "nobody may use the spares", fix="name users (--users A,B) or accounts (--accounts A,B)"
+        )
     if not (args.count or args.nodes):
         raise UsageError("--nodes names no node", fix="name nodes, or give their number with --count")
     request = spares.request_of(
@@ -171,7 +178,7 @@ def _register_status(commands: Commands) -> None:
         commands,
         "status",
         _status,
-        "show the state of each spare, and how many there are against the plan",
+        "show the state of each spare, and compare their number with the plan",
         epilog="Exit codes: 0 as many as reserved and planned are ready or in use, 1 fewer.",
         json=True,
     )
@@ -186,10 +193,10 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _register_remove(commands: Commands) -> None:
-    text = "show, or with --apply do, what gives the spares back to everybody"
+    text = "show what returns the spares to general use; with --apply, do it"
     parser = add_command(commands, "remove", _remove, text)
     _add_name(parser)
-    parser.add_argument("--apply", action="store_true", help="do it, as root or an operator of Slurm")
+    parser.add_argument("--apply", action="store_true", help="do it; only root and operators of Slurm can")
     parser.add_argument("--force", action="store_true", help="cancel the jobs that use or wait for a spare")
 
 
@@ -211,7 +218,9 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name: use letters, digits, '_', '.' and '-'")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid name: use letters, digits, '_', '.' and '-'"
+        )
     return text
 
 

@@ -68,7 +68,7 @@ class Timings(Section):
     1,000 nodes it takes longer. 0: only ``node_dead_s`` counts, and no beacons are sent."""
 
     takeover_s: _SecondsOrNone = 10.0
-    """After this silence of the controller the agents ask whether the node on which it runs is dead. If it
+    """When the controller has been silent for this time, the agents find out whether its node is dead. If it
     is, one of them starts [another controller](takeover.md). 0: never; the job is requeued when Slurm gives
     the batch host up."""
 
@@ -257,8 +257,8 @@ class DetectConfig(Section):
     """Time limit for all tests of one diagnosis together."""
 
     quick_test_s: _SecondsOrNone = 60.0
-    """Where standbys are too few, test nodes that only suspicion speaks against for this time, and use those
-    that pass. At least 15. 0: no such test. See [spares](spares.md#fallbacks)."""
+    """If there are too few standbys, test the nodes against which only suspicion speaks for up to this time,
+    and use those that pass. At least 15. 0: no such test. See [spares](spares.md#fallbacks)."""
 
     log_rules: Annotated[tuple[_NonEmpty, ...], Meta(examples=[["/etc/slurm-robust/log-rules"]])] = ()
     """[Log rules](log-rules.md) of the site: YAML files, or folders of them, relative to the submit
@@ -344,7 +344,8 @@ class SlurmConfig(Section):
     """Use of Slurm."""
 
     backend: Literal["auto", "cli", "pyslurm"] = "auto"
-    """``cli``: Slurm's commands. ``pyslurm``: the Python binding. ``auto``: the better one that works."""
+    """``cli``: Slurm's commands. ``pyslurm``: the Python binding. ``auto``: pyslurm if it works, else the
+    commands."""
 
     timeout_s: Seconds = 30.0
     """Time limit of a single request to Slurm."""

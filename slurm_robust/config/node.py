@@ -379,7 +379,7 @@ class ServiceLimits(Section):
         "nv-hostengine",
         "nvidia-persistenced",
     )
-    """Daemons that must run where systemd starts them at boot."""
+    """Daemons that must run if systemd starts them at boot."""
 
     munge_socket: AbsolutePath = "/run/munge/munge.socket.2"
     """Socket on which munged is asked for a credential, if it exists."""

@@ -36,8 +36,7 @@ from slurm_robust.controller.liveness import Liveness
 from slurm_robust.controller.monitor import Monitor
 from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.standbys import Standbys
-from slurm_robust.controller.starts import AgentStarts
-from slurm_robust.controller.startups import Startups
+from slurm_robust.controller.starts import AgentStarts, StartPhases
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.witnesses import Witnesses
 from slurm_robust.ledger.clock import LEAST_AHEAD_S
@@ -93,7 +92,7 @@ class Core(Context):
         """``log_rules``: for the output of workers, without them those of this package."""
         super().__init__(config, state, now, log_rules)
         self.starts: Final = AgentStarts(self)
-        self.startups: Final = Startups(self, self.starts)
+        self.start_phases: Final = StartPhases(self, self.starts)
         self.witnesses: Final = Witnesses(self)
         self.liveness: Final = Liveness(self)
         self.checkpoints: Final = Checkpoints(self, now)
@@ -134,7 +133,7 @@ class Core(Context):
             return
         before = self.fleet.heartbeat(heartbeat.node)
         heard = self.fleet.hear(heartbeat, now.mono)
-        self.startups.hear(before, heartbeat, now)
+        self.start_phases.hear(before, heartbeat, now)
         if heard is not Heard.SAME:
             self.record(
                 ev.AgentJoined(

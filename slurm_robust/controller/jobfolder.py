@@ -13,7 +13,6 @@ may exchange what is there, mostly the job's script, whatever we do about the jo
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 from slurm_robust.model.job import JOBS_FOLDER
 from slurm_robust.model.record import Record
 from slurm_robust.util.ours import make_own_folder, stands_for_many
-from slurm_robust.util.trust import group_name, is_private
+from slurm_robust.util.trust import group_name, is_private, user_name
 
 _ROOT_MODE = 0o755
 
@@ -40,7 +39,7 @@ class Folder(Record):
 
 
 class Exchangeable(Record):
-    """Who could exchange the job's folder, and what to do about it."""
+    """Who could replace the job's folder, and what to do about it."""
 
     text: str
     fix: str
@@ -55,7 +54,7 @@ def judge(folder: Folder, uid: int) -> Exchangeable | None:
         "submit from a folder of your own, or give one: --job-dir DIR, or job_dir in the configuration"
     )
     if folder.owner not in (0, uid):
-        text = f"{folder.path} belongs to {_user(folder.owner)}, who could exchange the job's folder"
+        text = f"{folder.path} belongs to {user_name(folder.owner)}, who could replace the job's folder"
         text += stands_for_many(folder.owner)
         return Exchangeable(text=text, fix=elsewhere, is_job=folder.is_job)
     if stat.S_ISLNK(folder.mode) or folder.mode & stat.S_ISVTX:
@@ -67,7 +66,7 @@ def judge(folder: Folder, uid: int) -> Exchangeable | None:
     else:
         return None
     mode = f"{stat.S_IMODE(folder.mode):04o}"
-    text = f"{who} may write to {folder.path} (mode {mode}), and so exchange the job's folder"
+    text = f"{who} may write to {folder.path} (mode {mode}), and so replace the job's folder"
     by_mode = (
         f"chmod +t {folder.path} (others may write there as before, but rename only what is theirs), or "
     )
@@ -136,10 +135,3 @@ def _facts(path: Path, *, is_job: bool) -> Folder | None:
         is_private=bool(info.st_mode & stat.S_IWGRP) and is_private(path, info.st_gid, {os.geteuid()}),
         is_job=is_job,
     )
-
-
-def _user(uid: int) -> str:
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"uid {uid}"

@@ -130,7 +130,7 @@ class Journal:
         """Why the newest events are in memory only; "" if all are on storage, or about to be."""
         with self._changed:
             waited_s = time.monotonic() - self._begun if self._begun is not None else 0.0
-            return f"storage does not answer since {waited_s:.0f} s" if waited_s > HANGS_S else self._error
+            return f"storage has not answered for {waited_s:.0f} s" if waited_s > HANGS_S else self._error
 
     def append(self, *events: AnyEvent) -> None:
         """Have ``events`` written; :attr:`written` says when they will survive a crash of this machine.

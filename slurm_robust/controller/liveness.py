@@ -284,8 +284,8 @@ class Liveness:
             text = f"the kernels of {fold(found)} answer probes by {kinds}"
             if not kinds:
                 text = (
-                    f"no probe of the kernel of {fold(found)} is answered (are TCP and ICMP dropped?): that "
-                    f"a node died is known after {dead_s:g} s there (timings.node_dead_s)"
+                    f"no probe of the kernel of {fold(found)} is answered (are TCP and ICMP dropped?): a "
+                    f"dead node there is noticed after {dead_s:g} s (timings.node_dead_s)"
                 )
                 self._context.emit(Say(text=text))
             self._context.note(text, "", now)
@@ -302,8 +302,8 @@ class Liveness:
             return
         self._is_without_said = True
         text = (
-            f"no beacon of {fold(late)} has come (is UDP to the controller's port dropped?): that "
-            f"a node died is known after {context.config.timings.node_dead_s:g} s there (timings.node_dead_s)"
+            f"no beacon of {fold(late)} has come (is UDP to the controller's port dropped?): a dead "
+            f"node there is noticed after {context.config.timings.node_dead_s:g} s (timings.node_dead_s)"
         )
         context.note(text, "", now)
         context.emit(Say(text=text))

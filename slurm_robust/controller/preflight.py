@@ -241,7 +241,7 @@ def load_plan(directory: JobDirectory, run_id: str = "") -> Plan:
         raise _no_plan(path, str(error)) from error
     if run_id not in ("", plan.run_id):
         raise _no_plan(
-            path, f"it is of run {plan.run_id}, this is run {run_id}: somebody exchanged the folder"
+            path, f"it is of run {plan.run_id}, this is run {run_id}: somebody replaced the folder"
         )
     return plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -120,12 +120,18 @@ def best_rate(exchange: Callable[[], object], sent: int, repeats: int, device: t
     return max(undisturbed, default=0.0)
 
 
-def rated(rate: float, device: torch.device) -> Measurement:
-    """What a test of :func:`best_rate` found that saw nothing wrong."""
+def judged(
+    rank: int, received: Sequence[torch.Tensor], expected: Callable[[int], torch.Tensor], rate: float
+) -> Measurement:
+    """Whether the words that ``rank`` received from each rank, at ``rate``, are the expected ones."""
+    for other, words in enumerate(received):
+        unlike = int((words != expected(other)).sum())
+        if unlike:
+            return failed(f"{unlike} of {len(words)} words from rank {other} to rank {rank} are wrong")
     if not rate:
         load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
         return unknown(f"the node's CPUs were busy with other work ({load})", measured=False)
-    return Measurement(value=f"{rate:.3g} GB/s", rate=round(rate, 4), kind=name_of(device))
+    return Measurement(value=f"{rate:.3g} GB/s", rate=round(rate, 4), kind=name_of(received[0].device))
 
 
 def _waited_s() -> float:

@@ -166,7 +166,7 @@ class _DiagnosticRun:
         for node, test in quiet.items():
             self._report(f"{node}: no answer in {test}")
         if quiet and output:
-            self._report(f"besides, parts and srun printed: {output}")
+            self._report(f"parts and srun also printed: {output}")
 
     def _command(self, round_: DiagnosticRound, limit_s: float, port: int) -> tuple[str, ...]:
         command = [sys.executable, "-m", "slurm_robust.diagnostics", ",".join(round_.programs), "--json"]

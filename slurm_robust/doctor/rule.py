@@ -40,7 +40,7 @@ class Level(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Rule(Record):
+class Rule(Record, kw_only=True):
     """One hazard.
 
     ``judge`` returns what was found, "" for nothing; it may ask for anything, and what it asks for in vain
@@ -49,7 +49,7 @@ class Rule(Record):
 
     name: str
     level: Literal[Level.BAD, Level.NOTE]
-    needs: tuple[Need, ...]
+    needs: tuple[Need, ...] = ()
     why: str
     """What it does to a recovery."""
 

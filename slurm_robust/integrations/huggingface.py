@@ -15,9 +15,8 @@ built them.
 A snapshot is taken at the *begin* of the step after: then logging, evaluation and saving of the step are part
 of it, and the generators stand where the next forward pass finds them, which is where they are put back.
 
-The position in the data is the number of the batch. What a data set or collator has fetched ahead itself (a
-buffer, the next batch of a stream) is in no snapshot: a restored run would repeat or skip it. Derive a sample
-from its index; docs/checkpoints.md, "Data fetched ahead".
+The position in the data is the number of the batch: what a data set or collator fetches ahead is in no
+snapshot (docs/checkpoints.md, "Data fetched ahead").
 
 Tested with transformers 5.23 and accelerate 1.15.
 """
@@ -110,8 +109,8 @@ class RobustCallback(TrainerCallback):
         trainer = self._trainer
         if trainer is None:
             raise WrongUse(
-                "RobustCallback was not asked where to go on: call "
-                "trainer.train(resume_from_checkpoint=robust.resume(trainer)), every time anew"
+                "RobustCallback.resume() was not called: call "
+                "trainer.train(resume_from_checkpoint=robust.resume(trainer)) at every start"
             )
         if self._folder is not None:
             self._folder.cleanup()

@@ -11,9 +11,8 @@ validation, of an epoch), because its loops know how to go on from there. All el
 the batch after: then validation, schedulers and callbacks have done their part of the step, and the
 generators stand where the next forward pass finds them, which is where they are put back.
 
-The position in the data is that of the loader. A batch that the module or the data set has fetched ahead
-itself is in no snapshot: a restored run would repeat or skip it. Take it from the number of the step, or
-fetch it in the step that uses it; docs/checkpoints.md, "Data fetched ahead".
+The position in the data is that of the loader: what the module or the data set fetches ahead is in no
+snapshot (docs/checkpoints.md, "Data fetched ahead").
 
 Tested with lightning 2.6 and torchdata 0.11.
 """

@@ -57,14 +57,6 @@ class Classification(Record):
     """Module and line of a Python traceback (``train.py:12``), "" without one."""
 
 
-class JobClassification(Record):
-    """The verdict on the logs of several ranks: that of the root, and which ranks are roots."""
-
-    verdict: Classification
-    root_ranks: tuple[int, ...] = ()
-    ranks: dict[int, Classification] = {}
-
-
 class TestResult(Record):
     """One test on one node."""
 

@@ -46,7 +46,7 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
                 f"{name}, line {number}: {error}",
                 fix=f"line {number} was changed, or written by another version of slurm_robust, or storage "
                 "lost data; nothing was touched. Go on with the version that wrote it, restore the journal "
-                "from a copy, or move the job directory aside to start the job anew",
+                "from a copy, or move the job directory aside to start the job over",
             ) from error
         offset += len(line)
         if isinstance(event, ev.ControllerStarted) and event.epoch > newest:

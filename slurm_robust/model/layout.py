@@ -127,14 +127,3 @@ class Placement(Record, dict=True):
     def node_of(self, rank: int) -> str:
         """Node on which ``rank`` runs."""
         return self.slots[rank // self.nproc_per_node]
-
-    def replace(self, node: str, standby: str) -> Placement:
-        """The same placement with ``standby`` in the slot of ``node``."""
-        if node not in self.slots:
-            raise ValueError(f"{node} has no slot; slots are {', '.join(self.slots)}")
-        if standby in self.slots:
-            raise ValueError(f"{standby} already has a slot")
-        return Placement(
-            slots=tuple(standby if n == node else n for n in self.slots),
-            nproc_per_node=self.nproc_per_node,
-        )

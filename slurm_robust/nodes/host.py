@@ -30,12 +30,12 @@ class Host:
         with self.path(name).open("rb") as file:
             return file.read(limit).decode(errors="replace").strip()
 
-    def read_or(self, name: str, default: str = "") -> str:
-        """Like :meth:`read`; ``default`` where there is no such file or it cannot be read."""
+    def read_or(self, name: str) -> str:
+        """Like :meth:`read`; "" where there is no such file or it cannot be read."""
         try:
             return self.read(name)
         except OSError:
-            return default
+            return ""
 
     def number(self, name: str) -> int | None:
         """The whole number in a file; None where there is none."""

@@ -90,7 +90,7 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
     if kind is FaultKind.PORT_TAKEN:
         return (Restart(),), "restart in place, with another port"
     if kind is FaultKind.RESTORE:
-        return (Restart(),), "restart from what else is there"
+        return (Restart(),), "restart from another copy"
     return (Restart(),), "restart in place"
 
 

@@ -1,4 +1,4 @@
-"""Slow is not broken: how long late nodes, slowly dying workers and a requeue are waited for. Pure.
+"""Slow is not broken: how long to wait for late nodes, borrowed nodes, dying workers and a requeue. Pure.
 
 Where all nodes read the same files from one storage, a thousand of them take minutes and come in a long row:
 agents, zygotes and launches alike.
@@ -45,6 +45,18 @@ class Growth:
         if count > self._most:
             self._most, self._at = count, now
         return None if self._at is None else now - self._at
+
+
+# -- nodes from outside the allocation ---------------------------------------------------------------
+
+_BORROWING_MARGIN_S = 10.0
+_QUESTIONS = 3
+"""To Slurm, of each source, before companions are submitted and after they were given up."""
+
+
+def borrowing_s(sources: int, wait_s: float, timeout_s: float, nodes: int) -> float:
+    """At most, where Slurm needs all of ``timeout_s`` for each answer and each of ``nodes`` companions."""
+    return sources * (wait_s + timeout_s * (_QUESTIONS + 2 * nodes)) + timeout_s + _BORROWING_MARGIN_S
 
 
 # -- workers that die slowly -------------------------------------------------------------------------

@@ -193,9 +193,9 @@ def enough(nodes: int, p: float, spares: int) -> float:
     return _at_most(spares, *_binomial(nodes, p))
 
 
-def interval(failures: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def interval(failures: int) -> tuple[float, float]:
     """Between which means of a Poisson distribution ``failures`` surprise nobody (two-sided)."""
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     wide = failures + 10 * math.sqrt(failures + 1) + 10
     low = _falling(lambda mean: _at_most(failures - 1, *_poisson(mean)), 1 - tail, wide) if failures else 0.0
     return low, _falling(lambda mean: _at_most(failures, *_poisson(mean)), tail, wide)

@@ -65,8 +65,8 @@ class Answer(Enum):
     ASK = "ask Slurm about the node"
     AGAIN = "start an agent again"
     DOWN = "Slurm says that the node is not there"
-    UNSTARTED = "no agent comes, and no more is started"
-    REFUSED = "Slurm starts no agent, which is no fault of the node"
+    UNSTARTED = "no agent comes, and no further one is started"
+    REFUSED = "Slurm starts no agent, which is not the node's fault"
 
 
 class Start(Record):

@@ -41,9 +41,6 @@ MOST_ALERTS = MIB
 MOST_LINES = MIB
 """Bytes of one text for people."""
 
-MOST_BYTES = 64_000_000
-"""Bytes of the whole folder, more than the limits above add up to."""
-
 FEW = 4
 """Healthy ranks whose output is kept for comparison."""
 

@@ -216,7 +216,7 @@ def _check_target(job: JobHere, ref: CheckpointId, target: OneFolder, world_size
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        raise _in_the_way(target.path, "is no folder") from None
+        raise _in_the_way(target.path, "is not a folder") from None
     if METADATA in names:
         raise _in_the_way(target.path, "holds a checkpoint already")
     if not names:

@@ -150,9 +150,7 @@ def render(start: GenerationStart) -> RenderableType:
     if start.phases:
         parts += section("Start of the nodes (seconds)", _phases_table(start.phases))
     else:
-        parts.append(
-            "\nIts phases are not known yet: they are written down at its first step, or at its end."
-        )
+        parts.append("\nIts phases are not known yet: they are recorded at its first step, or at its end.")
     return Group(*parts)
 
 

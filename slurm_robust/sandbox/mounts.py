@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_robust.nodes.mountinfo import is_below
 from slurm_robust.sandbox.config import HEAD, INSIDE, SandboxConfig
 from slurm_robust.sandbox.errors import InvalidSandbox
 from slurm_robust.sandbox.gpus import STATE_FOLDER
@@ -51,12 +52,12 @@ def plan_mounts(
     binds = list(_own_binds(config, state, node))
     for item in sorted(wanted, key=lambda item: item.path):
         own = (*covers, "/etc")
-        if any(_within(cover, item.path) for cover in own):
+        if any(is_below(cover, item.path) for cover in own):
             raise InvalidSandbox(
                 f"{item.path} cannot be made reachable: every node has its own {', '.join(own)}. "
                 "Name a folder below instead"
             )
-        if not any(_within(item.path, cover) for cover in own):
+        if not any(is_below(item.path, cover) for cover in own):
             blocked = next((a for a in _ancestors(item.path) if closed(a)), None)
             if blocked is None:
                 continue  # Everybody reaches it as it is.
@@ -90,7 +91,7 @@ def python_paths() -> tuple[str, ...]:
     found += [os.path.realpath(path) for path in found]
     unique = sorted({os.path.abspath(path) for path in found})
     # A path inside another one comes with it.
-    return tuple(p for p in unique if not any(p != q and _within(p, q) for q in unique))
+    return tuple(p for p in unique if not any(p != q and is_below(p, q) for q in unique))
 
 
 def closed_to_others(path: str) -> bool:
@@ -105,7 +106,3 @@ def _ancestors(path: str) -> list[str]:
     """From the top down, without ``/`` and without ``path`` itself."""
     parts = path.strip("/").split("/")[:-1]
     return ["/" + "/".join(parts[: i + 1]) for i in range(len(parts))]
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")

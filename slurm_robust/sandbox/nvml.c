@@ -236,7 +236,6 @@ const char *nvmlErrorString(nvmlReturn_t code) {
     }
 
 SYSTEM_TEXT(nvmlSystemGetDriverVersion, "driver", "570.172.08")
-SYSTEM_TEXT(nvmlSystemGetNVMLVersion, "nvml", "12.570.172.08")
 
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
     ENTER_SYSTEM();
@@ -303,8 +302,6 @@ static nvmlReturn_t text_of(
 TEXT(nvmlDeviceGetName, "name", "NVIDIA H200", 0)
 TEXT(nvmlDeviceGetUUID, "uuid", UUID, gpu->slot)
 TEXT(nvmlDeviceGetSerial, "serial", "16500000%05d", gpu->slot)
-TEXT(nvmlDeviceGetVbiosVersion, "vbios", "96.00.BC.00.01", 0)
-TEXT(nvmlDeviceGetInforomImageVersion, "inforom", "G520.0280.00.05", 0)
 
 static nvmlReturn_t by_text(const char *wanted, nvmlDevice_t *device,
                             nvmlReturn_t (*name)(nvmlDevice_t, char *, unsigned)) {

@@ -144,10 +144,10 @@ class View:
             raise ExecFailed(argv, process.returncode, out, err)
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
-    def log_tail(self, daemon: str, lines: int = 15) -> str:
+    def log_tail(self, daemon: str) -> str:
         """The end of a daemon's log and of its output, for messages."""
         paths = (self.folder.log(daemon), self.folder.logs / f"{daemon}.out")
-        text = "\n".join(filter(None, (_tail(path, lines) for path in paths)))
+        text = "\n".join(filter(None, (_tail(path, 15) for path in paths)))
         return text or f"(no log in {self.folder.logs})"
 
 

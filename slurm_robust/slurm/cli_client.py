@@ -205,23 +205,17 @@ class CliSlurmClient:
 
     # -- writes: jobs ------------------------------------------------------------------------------
 
-    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+    def requeue(self, job_id: int) -> None:
         """See the protocol."""
         try:
-            self._output(commands.requeue(job_id, hold=hold))
+            self._output(commands.requeue(job_id))
         except CommandFailed as error:
             if "job is pending execution" not in error.what.lower():
                 raise
-            if hold:
-                self.hold(job_id)
 
     def forbid_requeue(self, job_id: int) -> None:
         """See the protocol."""
         self._output(commands.update_job(job_id, "Requeue", "0"))
-
-    def hold(self, job_id: int) -> None:
-        """See the protocol."""
-        self._output(commands.hold(job_id))
 
     def release(self, job_id: int) -> None:
         """See the protocol."""

@@ -133,8 +133,8 @@ class SlurmClient(Protocol):
 
     # -- writes: jobs ------------------------------------------------------------------------------
 
-    def requeue(self, job_id: int, *, hold: bool = False) -> None:
-        """End the run; the job gets COMPLETING, then PENDING with the same id, held with ``hold``.
+    def requeue(self, job_id: int) -> None:
+        """End the run; the job gets COMPLETING, then PENDING with the same id.
 
         It starts again 121 s later (cred_expire + 1) unless :meth:`start_now` is called when it is
         PENDING. Beware: Slurm accepts this for a job that was cancelled as well, and revives it.
@@ -144,10 +144,6 @@ class SlurmClient(Protocol):
 
     def forbid_requeue(self, job_id: int) -> None:
         """Have the job end for good when its batch script ends. Raises JobNotFound, JobFinished."""
-        ...
-
-    def hold(self, job_id: int) -> None:
-        """Keep a pending job from starting. Raises JobNotFound."""
         ...
 
     def release(self, job_id: int) -> None:

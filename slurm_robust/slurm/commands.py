@@ -148,14 +148,9 @@ def runs(within_s: float) -> list[str]:
 # -- writes -----------------------------------------------------------------------------------------
 
 
-def requeue(job_id: int, *, hold: bool) -> list[str]:
-    """End the run and start again."""
-    return ["scontrol", "requeuehold" if hold else "requeue", str(job_id)]
-
-
-def hold(job_id: int) -> list[str]:
-    """Priority 0."""
-    return ["scontrol", "hold", str(job_id)]
+def requeue(job_id: int) -> list[str]:
+    """End the run and put the job back into the queue."""
+    return ["scontrol", "requeue", str(job_id)]
 
 
 def release(job_id: int) -> list[str]:

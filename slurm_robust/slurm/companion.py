@@ -21,7 +21,7 @@ from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Allocation, Job
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest, whole_node_steps
 from slurm_robust.slurm.requeue import Clock, SystemClock
-from slurm_robust.slurm.select import BACKENDS, make_client
+from slurm_robust.slurm.select import make_client
 
 ASK_EVERY_S = 15.0
 LONGEST_SILENCE_S = 86400.0
@@ -178,9 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="slurm_robust.slurm.companion", description=__doc__.splitlines()[0])
     parser.add_argument("job_id", type=int)
     parser.add_argument("--run", type=int, required=True)
-    parser.add_argument("--backend", choices=BACKENDS, default="cli")
     args = parser.parse_args(argv)
-    stand_by(make_client(args.backend), args.job_id, args.run, SystemClock())
+    stand_by(make_client("cli"), args.job_id, args.run, SystemClock())
     return 0
 
 

@@ -8,6 +8,8 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.slurm import text
 from slurm_robust.slurm.process import CommandTimeout, Run, run_command
 
+_TIMEOUT_S = 30.0
+
 
 class ConfigurationRefused(SrobustError):
     """slurmctld does not answer, or does not take its configuration."""
@@ -16,13 +18,10 @@ class ConfigurationRefused(SrobustError):
 
 
 class LiveConfiguration:
-    """``scontrol`` with a limit of ``timeout_s`` for each command. ``environ`` replaces the environment."""
+    """``scontrol`` with a limit of 30 s for each command. ``environ`` replaces the environment."""
 
-    def __init__(
-        self, environ: Mapping[str, str], *, timeout_s: float = 30.0, run: Run = run_command
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], *, run: Run = run_command) -> None:
         self._environ = dict(environ)
-        self._timeout_s = timeout_s
         self._run = run
 
     def read(self) -> dict[str, tuple[str, ...]]:
@@ -41,7 +40,7 @@ class LiveConfiguration:
     def _scontrol(self, *args: str, **environ: str) -> str:
         command = ("scontrol", *args)
         try:
-            done = self._run(command, timeout_s=self._timeout_s, env={**self._environ, **environ})
+            done = self._run(command, timeout_s=_TIMEOUT_S, env={**self._environ, **environ})
         except (CommandTimeout, OSError) as error:
             raise ConfigurationRefused(f"{' '.join(command)}: {error}") from error
         if done.exit_code != 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from slurm_robust.slurm.errors import NotInAllocation
@@ -28,11 +27,9 @@ def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:
     except InvalidHostlist as error:
         raise NotInAllocation(f"SLURM_JOB_NODELIST: {error}") from error
     gpus = _gpus(environ)
-    cpus = _per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     return Allocation(
         job_id=job_id,
         nodes=nodes,
-        cpus_per_node=dict(zip(nodes, cpus, strict=True)) if len(cpus) == len(nodes) else {},
         gpus_per_node=dict.fromkeys(nodes, gpus),
         # The batch script runs on the first node of the list; in a step this is only a guess.
         batch_host=environ.get("SLURM_JOB_FIRST_NODE", "") or nodes[0],
@@ -73,14 +70,3 @@ def _gpus(environ: Mapping[str, str]) -> int:
     if count.isdecimal():
         return int(count)
     return len([gpu for gpu in environ.get("SLURM_JOB_GPUS", "").split(",") if gpu])
-
-
-def _per_node(text: str) -> tuple[int, ...]:
-    """``16(x2),8`` to 16, 16, 8."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            return ()
-        counts.extend([int(match[1])] * int(match[2] or 1))
-    return tuple(counts)

@@ -12,7 +12,6 @@ CHANGES = frozenset(
     {
         "requeue",
         "forbid_requeue",
-        "hold",
         "release",
         "start_now",
         "set_excluded_nodes",

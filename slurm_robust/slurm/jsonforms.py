@@ -101,7 +101,6 @@ def parse_nodes(document: Object) -> tuple[Node, ...]:
 def _node(item: Object) -> Node:
     return Node(
         name=_string(item.get("name")),
-        hostname=_string(item.get("hostname")),
         address=_string(item.get("address")),
         states=_states(item.get("state"), item.get("state_flags")),
         reason=_string(item.get("reason")),
@@ -109,14 +108,8 @@ def _node(item: Object) -> Node:
         reason_time=_time(item.get("reason_changed_at")),
         cpus=_integer(item.get("cpus")),
         allocated_cpus=_integer(item.get("alloc_cpus")),
-        memory_mb=_integer(item.get("real_memory")),
         gres=parse_gres(_string(item.get("gres"))),
-        gres_used=tuple(g for g in parse_gres(_string(item.get("gres_used"))) if g.count),
         partitions=_listed(item.get("partitions")),
-        features=_listed(item.get("active_features")),
-        boot_time=_time(item.get("boot_time")),
-        slurmd_start_time=_time(item.get("slurmd_start_time")),
-        version=_string(item.get("version")) or _string(item.get("slurmd_version")),
     )
 
 
@@ -133,7 +126,6 @@ def _job(item: Object) -> Job:
     return Job(
         job_id=_integer(item.get("job_id")),
         name=_string(item.get("name")),
-        user_id=_integer(item.get("user_id")),
         user_name=_string(item.get("user_name")),
         states=_states(item.get("job_state")),
         reason=description or _string(item.get("state_reason")),
@@ -154,7 +146,6 @@ def _job(item: Object) -> Job:
         time_limit_s=_minutes(item.get("time_limit")),
         reservation=_string(item.get("resv_name")),
         comment=_string(item.get("comment")),
-        admin_comment=_string(item.get("admin_comment")),
         work_dir=_string(item.get("current_working_directory")),
         stdout=_string(item.get("standard_output")),
     )
@@ -172,35 +163,13 @@ def parse_allocation(document: Object) -> Allocation:
         raise UnparsableOutput("no job in the JSON", stdout=str(document)[:2000])
     item = items[0]
     job = _job(item)
-    holds = job.nodes if not job.is_pending and not job.is_finished else ()
-    cpus = _allocated_cpus(item)
     details = item.get("gres_detail")
     gpus: dict[str, int] = {}
     # One entry per node of the allocation, in its order.
-    if isinstance(details, list) and len(details) == len(holds):
-        for node, detail in zip(holds, details, strict=True):
+    if isinstance(details, list) and len(details) == len(job.held_nodes):
+        for node, detail in zip(job.held_nodes, details, strict=True):
             gpus[node] = sum(g.count for g in parse_gres(_string(detail)) if g.name == "gpu")
-    return Allocation(
-        job_id=job.job_id,
-        nodes=holds,
-        cpus_per_node={node: cpus.get(node, 0) for node in holds},
-        gpus_per_node={node: gpus.get(node, 0) for node in holds},
-        batch_host=job.batch_host,
-        restart_count=job.restart_count,
-        end_time=job.end_time,
-        time_limit_s=job.time_limit_s,
-    )
-
-
-def _allocated_cpus(item: Object) -> dict[str, int]:
-    resources = item.get("job_resources")
-    nodes = resources.get("nodes") if isinstance(resources, dict) else None
-    allocation = nodes.get("allocation") if isinstance(nodes, dict) else None
-    cpus: dict[str, int] = {}
-    for entry in allocation if isinstance(allocation, list) else []:
-        count = entry.get("cpus")
-        cpus[_string(entry.get("name"))] = _integer(count.get("count") if isinstance(count, dict) else count)
-    return cpus
+    return Allocation.of(job, gpus)
 
 
 # -- steps and reservations ----------------------------------------------------------------------------
@@ -214,15 +183,12 @@ def parse_steps(document: Object) -> tuple[Step, ...]:
 def _step(item: Object) -> Step:
     identity = item.get("id")
     job, _, step = _string(identity).partition(".")
-    times = item.get("time")
     return Step(
         job_id=int(job) if job.isdecimal() else 0,
         step_id=step,
         name=_string(item.get("name")),
         nodes=parse_names(_string(item.get("nodes"))),
         states=_states(item.get("state")),
-        start_time=_time(times.get("start")) if isinstance(times, dict) else None,
-        tasks=_integer(item.get("number_tasks")),
     )
 
 

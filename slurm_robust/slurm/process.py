@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +22,6 @@ class CompletedCommand(Record):
 
     stdout: str
     stderr: str
-    wall_s: float = 0.0
 
 
 class CommandTimeout(Exception):
@@ -66,7 +64,6 @@ def run_command(
     The command gets a process group of its own, so that a time-out also ends its children. It inherits
     the signals that this thread blocks, so that a dying controller can finish what it asks of Slurm.
     """
-    begun = time.monotonic()
     process = subprocess.Popen(
         list(command),
         stdin=subprocess.PIPE,
@@ -89,7 +86,6 @@ def run_command(
         exit_code=process.returncode,
         stdout=out.decode(errors="replace"),
         stderr=err.decode(errors="replace"),
-        wall_s=time.monotonic() - begun,
     )
 
 

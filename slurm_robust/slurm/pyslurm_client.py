@@ -146,24 +146,17 @@ class PyslurmClient(CliSlurmClient):
         except Unsupported:
             return super().job(job_id)
 
-    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+    def requeue(self, job_id: int) -> None:
         """See the protocol."""
         try:
-            self._helper.call("requeue", job_id=job_id, hold=hold)
+            self._helper.call("requeue", job_id=job_id)
         except Unsupported:
-            super().requeue(job_id, hold=hold)
+            super().requeue(job_id)
         except CommandFailed as error:
             # The command line knows how a pending job answers and makes that harmless.
             if "job is pending execution" not in error.what.lower():
                 raise
-            super().requeue(job_id, hold=hold)
-
-    def hold(self, job_id: int) -> None:
-        """See the protocol."""
-        try:
-            self._helper.call("hold", job_id=job_id)
-        except Unsupported:
-            super().hold(job_id)
+            super().requeue(job_id)
 
     def release(self, job_id: int) -> None:
         """See the protocol."""

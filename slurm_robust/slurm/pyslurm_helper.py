@@ -41,7 +41,6 @@ def to_node(node: Any) -> Node:
     """A ``pyslurm.Node``. ``configured_gres`` is ``{"gpu:h100": 8}``."""
     return Node(
         name=node.name,
-        hostname=node.hostname or "",
         address=node.address or "",
         states=parse_states(node.state or "UNKNOWN"),
         reason=node.reason or "",
@@ -49,14 +48,8 @@ def to_node(node: Any) -> Node:
         reason_time=float(node.reason_time) if node.reason_time else None,
         cpus=node.total_cpus or 0,
         allocated_cpus=node.allocated_cpus or 0,
-        memory_mb=node.real_memory or 0,
         gres=_gres(node.configured_gres),
-        gres_used=_gres(node.allocated_gres),
         partitions=tuple(getattr(node, "partitions", None) or ()),
-        features=tuple(node.active_features or ()),
-        boot_time=float(node.boot_time) if node.boot_time else None,
-        slurmd_start_time=float(node.slurmd_start_time) if node.slurmd_start_time else None,
-        version=node.slurm_version or "",
     )
 
 
@@ -69,7 +62,6 @@ def to_job(job: Any) -> Job:
     return Job(
         job_id=job.id,
         name=job.name or "",
-        user_id=job.user_id or 0,
         user_name=job.user_name or "",
         states=parse_job_states(job.state or ""),
         reason=(job.state_reason or "").replace(" ", "_"),
@@ -89,7 +81,6 @@ def to_job(job: Any) -> Job:
         time_limit_s=float(job.time_limit) * 60 if isinstance(job.time_limit, int) else None,
         reservation=job.reservation or "",
         comment=job.comment or "",
-        admin_comment=job.admin_comment or "",
         work_dir=job.working_directory or "",
         stdout=job.standard_output or "",
     )
@@ -113,8 +104,7 @@ def methods(pyslurm: Module) -> dict[str, Callable[..., object]]:
     return {
         "nodes": lambda names: read_nodes(pyslurm, names),
         "job": lambda job_id: to_job(pyslurm.Job.load(job_id)),
-        "requeue": lambda job_id, hold: pyslurm.Job(job_id).requeue(hold=hold),
-        "hold": lambda job_id: pyslurm.Job(job_id).hold(),
+        "requeue": lambda job_id: pyslurm.Job(job_id).requeue(),
         "release": lambda job_id: pyslurm.Job(job_id).release(),
         "exclude": lambda job_id, nodes: pyslurm.Job(job_id).modify(
             pyslurm.JobSubmitDescription(excluded_nodes=nodes)

@@ -6,6 +6,8 @@ Names of nodes are tuples, expanded, in the order in which Slurm lists them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slurm_robust.model.record import Record
 
 # Base states in which a job has ended for good (squeue(1), JOB STATE CODES). A job that is requeued
@@ -55,7 +57,6 @@ class Node(Record):
     """One node as slurmctld sees it."""
 
     name: str
-    hostname: str
     address: str
     states: frozenset[str]
     """Slurm's upper-case names without suffixes: one base state (IDLE, ALLOCATED, MIXED, DOWN, ERROR, FUTURE,
@@ -69,14 +70,8 @@ class Node(Record):
     reason_time: float | None = None
     cpus: int = 0
     allocated_cpus: int = 0
-    memory_mb: int = 0
     gres: tuple[Gres, ...] = ()
-    gres_used: tuple[Gres, ...] = ()
     partitions: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    boot_time: float | None = None
-    slurmd_start_time: float | None = None
-    version: str = ""
 
     @property
     def is_down(self) -> bool:
@@ -116,7 +111,6 @@ class Job(Record):
 
     job_id: int
     name: str
-    user_id: int
     user_name: str
     states: frozenset[str]
     """The base state (PENDING, RUNNING, …) and flags (COMPLETING, REQUEUE_HOLD, …). Releases before 23.02
@@ -149,7 +143,6 @@ class Job(Record):
     time_limit_s: float | None = None
     reservation: str = ""
     comment: str = ""
-    admin_comment: str = ""
     work_dir: str = ""
     stdout: str = ""
 
@@ -159,6 +152,11 @@ class Job(Record):
         if self.submit_time is None or self.start_time is None:
             return None
         return max(0.0, self.start_time - self.submit_time)
+
+    @property
+    def held_nodes(self) -> tuple[str, ...]:
+        """The nodes that it holds now; none before its start and after its end."""
+        return self.nodes if not self.is_pending and not self.is_finished else ()
 
     @property
     def is_completing(self) -> bool:
@@ -231,8 +229,6 @@ class Step(Record):
     name: str
     nodes: tuple[str, ...]
     states: frozenset[str]
-    start_time: float | None = None
-    tasks: int = 0
 
 
 class Allocation(Record):
@@ -242,16 +238,24 @@ class Allocation(Record):
     nodes: tuple[str, ...]
     """In Slurm's order: task 0 runs on the first."""
 
-    cpus_per_node: dict[str, int] = {}
-    """By name of the node."""
-
     gpus_per_node: dict[str, int] = {}
     """By name of the node; 0 for one without GPUs."""
 
     batch_host: str = ""
     restart_count: int = 0
     end_time: float | None = None
-    time_limit_s: float | None = None
+
+    @classmethod
+    def of(cls, job: Job, gpus: Mapping[str, int]) -> Allocation:
+        """What ``job`` holds; a node that ``gpus`` leaves out counts as having none."""
+        return cls(
+            job_id=job.job_id,
+            nodes=job.held_nodes,
+            gpus_per_node={node: gpus.get(node, 0) for node in job.held_nodes},
+            batch_host=job.batch_host,
+            restart_count=job.restart_count,
+            end_time=job.end_time,
+        )
 
 
 class Reservation(Record):
@@ -320,6 +324,3 @@ class Switch(Record):
     level: int
     nodes: tuple[str, ...] = ()
     """Of a switch of level 0."""
-
-    switches: tuple[str, ...] = ()
-    """Of a higher one."""

@@ -24,9 +24,8 @@ survives the end of the job under proctrack/linuxproc, and dies with it under pr
 a small job can do it instead (:mod:`slurm_robust.slurm.watcher` has both); without either
 the job comes back after those 121 s, still without the excluded nodes.
 
-A hold is not needed for safety: the job cannot start before its batch script has ended and the
-begin time has passed. Without it a controller that dies half-way leaves a job that starts again by
-itself; with it, a job that waits for ever. ``hold=True`` is there for sites with a tiny cred_expire.
+The job is not held: it cannot start before its batch script has ended and the begin time has passed.
+So a controller that dies half-way leaves a job that starts again by itself, not one that waits for ever.
 
 Two things for the caller: Slurm sends SIGTERM to the batch script *and to the commands it runs* at
 once after ``requeue``, so block SIGTERM before (children inherit that); SIGKILL follows KillWait
@@ -105,6 +104,9 @@ class SystemClock:
         time.sleep(seconds)
 
 
+_POLL_S, _WATCH_POLL_S = 0.25, 0.5
+
+
 def requeue_without(
     client: SlurmClient,
     job_id: int,
@@ -112,10 +114,8 @@ def requeue_without(
     *,
     ending_run: int,
     until: Until = Until.EXCLUDED,
-    hold: bool = False,
     revives: bool = False,
     timeout_s: float = 20.0,
-    poll_s: float = 0.25,
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
 ) -> Outcome:
@@ -125,17 +125,16 @@ def requeue_without(
     its batch script was killed. With ``until=EXCLUDED`` it does what
     a dying batch script can do; call it again with STARTED or RUNNING from a process that survives.
     Never raises for what Slurm answers: ``report`` gets every order, the outcome says how it
-    ended. ``timeout_s`` bounds the whole, polls are ``poll_s`` apart.
+    ended. ``timeout_s`` bounds the whole.
     """
     order = Order(
         job_id=job_id,
         ending_run=ending_run,
         exclude=tuple(exclude),
         until=until,
-        hold=hold,
         revives=revives,
     )
-    return _drive(client, order, timeout_s, poll_s, clock or SystemClock(), report)
+    return _drive(client, order, timeout_s, _POLL_S, clock or SystemClock(), report)
 
 
 def watch_until_running(
@@ -146,7 +145,6 @@ def watch_until_running(
     exclude: Sequence[str] = (),
     until: Until = Until.RUNNING,
     timeout_s: float = 900.0,
-    poll_s: float = 0.5,
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
     max_releases: int = 3,
@@ -166,7 +164,7 @@ def watch_until_running(
         max_releases=max_releases,
         may_requeue=False,
     )
-    return _drive(client, order, timeout_s, poll_s, clock or SystemClock(), report)
+    return _drive(client, order, timeout_s, _WATCH_POLL_S, clock or SystemClock(), report)
 
 
 def _drive(
@@ -241,7 +239,7 @@ def _drained(client: SlurmClient) -> frozenset[str]:
 def _carry_out(client: SlurmClient, order: Order, action: Do) -> SlurmCommandError | None:
     try:
         if action.stage is Stage.REQUEUE:
-            client.requeue(order.job_id, hold=order.hold)
+            client.requeue(order.job_id)
         elif action.stage is Stage.EXCLUDE:
             client.set_excluded_nodes(order.job_id, action.nodes)
         elif action.stage is Stage.UNPIN:

@@ -68,7 +68,6 @@ class Order(Record):
 
     exclude: tuple[str, ...]
     until: Until = Until.RUNNING
-    hold: bool = False
     max_releases: int = 3
     may_requeue: bool = True
     """False for a watcher, which waits for the run to end and does not end it."""
@@ -181,8 +180,7 @@ def _exclude(order: Order, job: Job, memory: Memory) -> Do | None:
 def _release(order: Order, job: Job, memory: Memory) -> Do | End | None:
     if not job.held:
         return None
-    ours = "requeued_in_held_state" in job.reason or (order.hold and not memory.started)
-    if not ours and not job.held_by_slurm:
+    if "requeued_in_held_state" not in job.reason and not job.held_by_slurm:
         return End(ok=False, why=waiting_advice(job))
     if Stage.RELEASE in memory.refused:
         return End(ok=False, why="Slurm does not release the job")

@@ -40,7 +40,7 @@ _FREE_TEXT = frozenset(
     {"JobName", "Comment", "AdminComment", "SystemComment", "Command", "WorkDir", "Reason", "OS", "Extra"}
     | {"StdErr", "StdIn", "StdOut", "SubmitLine"}
 )
-# ``-d show job`` repeats these for every group of nodes; they are read by _allocated.
+# ``-d show job`` repeats these for every group of nodes; parse_allocation reads them.
 _PER_NODE_LINE = re.compile(r"\s+Nodes=\S+ CPU_IDs=")
 # Of a node's reason Slurm prints who gave it and when behind the first line, and indents the others.
 _REASON = re.compile(r"(?m)^   Reason=(.*(?:\n {10}.*)*)$")
@@ -143,10 +143,8 @@ def _node(fields: dict[str, str]) -> Node:
     stamp = re.search(r"^(.*) \[([^@\]]+)@([^\]]+)\]$", reason, re.DOTALL)
     if stamp is not None:
         reason, user, when = stamp[1], stamp[2], parse_time(stamp[3])
-    used = fields.get("AllocTRES", "").split(",")  # cpu=3,gres/gpu=4
     return Node(
         name=fields["NodeName"],
-        hostname=_string(fields, "NodeHostName"),
         address=_string(fields, "NodeAddr"),
         states=parse_states(fields.get("State", "UNKNOWN")),
         reason=reason,
@@ -154,14 +152,8 @@ def _node(fields: dict[str, str]) -> Node:
         reason_time=when,
         cpus=_integer(fields, "CPUTot"),
         allocated_cpus=_integer(fields, "CPUAlloc"),
-        memory_mb=_integer(fields, "RealMemory"),
         gres=parse_gres(fields.get("Gres", "")),
-        gres_used=parse_gres(",".join(tres for tres in used if tres.startswith("gres/"))),
         partitions=parse_list(fields.get("Partitions", "")),
-        features=parse_list(fields.get("ActiveFeatures", "")),
-        boot_time=parse_time(fields.get("BootTime", "")),
-        slurmd_start_time=parse_time(fields.get("SlurmdStartTime", "")),
-        version=_string(fields, "Version"),
     )
 
 
@@ -187,7 +179,6 @@ def parse_node_state(text: str) -> Node | None:
     reason = values["Reason"]
     return Node(
         name=values["NodeList"],
-        hostname="",
         address="",
         states=parse_states(values["StateComplete"]),
         reason="" if reason == "none" else reason,
@@ -220,12 +211,10 @@ def parse_job(text: str, job_id: int | None = None) -> Job:
     fields = fields_of(next(own, None) or _only_block(text, "JobId"))
     if "JobState" not in fields:
         raise UnparsableOutput("no JobState: the job's name holds a line break; change it", stdout=text)
-    user, uid = _user(fields.get("UserId", ""))
     return Job(
         job_id=_integer(fields, "JobId"),
         name=fields.get("JobName", ""),
-        user_id=uid,
-        user_name=user,
+        user_name=re.sub(r"\(\d+\)$", "", fields.get("UserId", "")),
         states=parse_job_states(fields.get("JobState", "")),
         reason=fields.get("Reason", ""),
         partition=_string(fields, "Partition"),
@@ -245,7 +234,6 @@ def parse_job(text: str, job_id: int | None = None) -> Job:
         time_limit_s=parse_duration(fields.get("TimeLimit", "")),
         reservation=_string(fields, "Reservation"),
         comment=_string(fields, "Comment").rstrip(),
-        admin_comment=_string(fields, "AdminComment").rstrip(),
         work_dir=_string(fields, "WorkDir"),
         stdout=_string(fields, "StdOut"),
     )
@@ -254,38 +242,13 @@ def parse_job(text: str, job_id: int | None = None) -> Job:
 def parse_allocation(text: str) -> Allocation:
     """What the job holds, from ``scontrol -d show job ID``."""
     job = parse_job(text)
-    cpus, gpus = _allocated(_only_block(text, "JobId"))
-    holds = job.nodes if not job.is_pending and not job.is_finished else ()
-    return Allocation(
-        job_id=job.job_id,
-        nodes=holds,
-        cpus_per_node={node: cpus.get(node, 0) for node in holds},
-        gpus_per_node={node: gpus.get(node, 0) for node in holds},
-        batch_host=job.batch_host,
-        restart_count=job.restart_count,
-        end_time=job.end_time,
-        time_limit_s=job.time_limit_s,
-    )
-
-
-def _allocated(block: str) -> tuple[dict[str, int], dict[str, int]]:
-    """CPUs and GPUs per node from ``Nodes=n[1-2] CPU_IDs=0-1,8 Mem=0 GRES=gpu:h200:4(IDX:0-3)``."""
-    cpus: dict[str, int] = {}
     gpus: dict[str, int] = {}
-    for match in re.finditer(r"(?m)^\s+Nodes=(\S+) CPU_IDs=(\S*) Mem=\S* GRES=(.*)$", block):
-        ids = sum(
-            int(last or first) - int(first) + 1 for first, last in re.findall(r"(\d+)(?:-(\d+))?", match[2])
-        )
-        count = sum(g.count for g in parse_gres(match[3]) if g.name == "gpu")
-        for node in parse_names(match[1]):
-            cpus[node] = ids
-            gpus[node] = count
-    return cpus, gpus
-
-
-def _user(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(.*)\((\d+)\)", text)
-    return (match[1], int(match[2])) if match else (text, -1)
+    # ``Nodes=n[1-2] CPU_IDs=0-1,8 Mem=0 GRES=gpu:h200:4(IDX:0-3)``
+    lines = re.finditer(r"(?m)^\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(.*)$", _only_block(text, "JobId"))
+    for line in lines:
+        count = sum(g.count for g in parse_gres(line[2]) if g.name == "gpu")
+        gpus |= dict.fromkeys(parse_names(line[1]), count)
+    return Allocation.of(job, gpus)
 
 
 def _only_block(text: str, first: str) -> str:
@@ -315,8 +278,6 @@ def _step(block: str) -> Step:
         name=name[1] if name else "",
         nodes=parse_names(fields.get("NodeList", "")),
         states=parse_states(fields.get("State", "")),
-        start_time=parse_time(fields.get("StartTime", "")),
-        tasks=_integer(fields, "Tasks"),
     )
 
 
@@ -351,7 +312,6 @@ def parse_topology(text: str) -> tuple[Switch, ...]:
                 name=fields["SwitchName"],
                 level=_integer(fields, "Level"),
                 nodes=parse_names(fields.get("Nodes", "")),
-                switches=parse_names(fields.get("Switches", "")),
             )
         )
     return tuple(found)

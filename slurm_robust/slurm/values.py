@@ -93,7 +93,7 @@ def parse_memory(text: str) -> int:
     """Bytes of ``40G``, as ``--mem`` has it: without a unit MiB. Raises ``ValueError``."""
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.strip().upper())
     if match is None:
-        raise ValueError(f"{text!r} is no size such as 40G")
+        raise ValueError(f"{text!r} is not a size such as 40G")
     return int(match[1]) << 10 * ("KMGT".index(match[2] or "M") + 1)
 
 

@@ -32,7 +32,7 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.process import CompletedCommand, run_command
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.slurm.requeue import Outcome, StageOutcome, Until, watch_until_running
-from slurm_robust.slurm.select import BACKENDS, make_client
+from slurm_robust.slurm.select import make_client
 from slurm_robust.util.hostlist import expand, fold
 
 
@@ -42,7 +42,7 @@ def survives_the_job(config: Mapping[str, str]) -> bool:
 
 
 def watcher_command(
-    job_id: int, *, ending_run: int, exclude: Sequence[str], log: Path, timeout_s: float, backend: str = "cli"
+    job_id: int, *, ending_run: int, exclude: Sequence[str], log: Path, timeout_s: float
 ) -> list[str]:
     """The command line of a watcher."""
     return [
@@ -54,7 +54,6 @@ def watcher_command(
         f"--exclude={fold(exclude)}",
         f"--log={log}",
         f"--timeout={timeout_s:g}",
-        f"--backend={backend}",
     ]
 
 
@@ -92,12 +91,9 @@ def start_watcher(
     exclude: Sequence[str] = (),
     log: Path,
     timeout_s: float = 900.0,
-    backend: str = "cli",
 ) -> CompletedCommand:
     """Start a watcher and return when it has left this process's tree (about 0.2 s)."""
-    command = watcher_command(
-        job_id, ending_run=ending_run, exclude=exclude, log=log, timeout_s=timeout_s, backend=backend
-    )
+    command = watcher_command(job_id, ending_run=ending_run, exclude=exclude, log=log, timeout_s=timeout_s)
     return run_command([*command, "--detach"], timeout_s=30.0)
 
 
@@ -136,7 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--exclude", default="")
     parser.add_argument("--log", type=lambda text: Path(text).absolute(), required=True)
     parser.add_argument("--timeout", type=float, default=900.0)
-    parser.add_argument("--backend", choices=BACKENDS, default="cli")
     parser.add_argument("--until", choices=[u.value for u in Until], default=Until.RUNNING.value)
     parser.add_argument("--detach", action="store_true")
     args = parser.parse_args(argv)
@@ -148,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _watch(args: argparse.Namespace) -> Outcome:
-    client = make_client(args.backend)
+    client = make_client("cli")
     exclude = expand(args.exclude)
 
     def report(stage: StageOutcome) -> None:

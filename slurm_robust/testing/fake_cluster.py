@@ -116,12 +116,6 @@ class FakeCluster:
                 else:
                     self.end_run(job, "NODE_FAIL", hold=False)
 
-    def node_up(self, name: str) -> None:
-        """A node that was down registers again."""
-        with self.lock:
-            self.set_node(name, states=frozenset({"IDLE"}), reason="")
-            self.end_event(name)
-
     def finish(self, job_id: int, state: str = "COMPLETED") -> None:
         """The batch script of a job ends by itself (or the job is cancelled).
 
@@ -255,7 +249,6 @@ class FakeCluster:
         self.jobs[job_id] = Job(
             job_id=job_id,
             name=request.name or "sbatch",
-            user_id=1000,
             user_name=user,
             states=frozenset({"PENDING"}),
             reason="JobHeldUser" if request.hold else "None",
@@ -290,10 +283,10 @@ class FakeCluster:
             end_time=self.clock.time(),
         )
 
-    def revive(self, job: Job, *, hold: bool) -> None:
+    def revive(self, job: Job) -> None:
         """An ended job is requeued, which Slurm allows."""
-        again = self.put(job, restart_count=job.restart_count + 1, priority=0 if hold else 1000)
-        self._pend(again, "job_requeued_in_held_state" if hold else "BeginTime")
+        again = self.put(job, restart_count=job.restart_count + 1, priority=1000)
+        self._pend(again, "BeginTime")
 
     def resize(self, job: Job, nodes: tuple[str, ...]) -> None:
         """The job goes on with fewer nodes."""
@@ -419,14 +412,9 @@ class FakeCluster:
 def _new_node(name: str, gpus: int, cpus: int) -> Node:
     return Node(
         name=name,
-        hostname=name,
         address=name,
         states=frozenset({"IDLE"}),
         cpus=cpus,
-        memory_mb=64000,
         gres=(Gres(name="gpu", type="h200", count=gpus),) if gpus else (),
         partitions=("main",),
-        boot_time=1.0,
-        slurmd_start_time=2.0,
-        version="22.05.8",
     )

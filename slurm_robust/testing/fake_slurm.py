@@ -98,7 +98,7 @@ class FakeSlurm:
             "allocated_cpus",
             "partitions",
         )
-        return Node(hostname="", address="", **{field: getattr(seen, field) for field in only})
+        return Node(address="", **{field: getattr(seen, field) for field in only})
 
     def job(self, job_id: int) -> Job:
         """See the protocol."""
@@ -130,17 +130,7 @@ class FakeSlurm:
         """See the protocol."""
         with self._world() as world:
             job = world.find(job_id)
-            holds = job.nodes if not job.is_pending and not job.is_finished else ()
-            return Allocation(
-                job_id=job_id,
-                nodes=holds,
-                cpus_per_node={name: world.nodes[name].cpus for name in holds},
-                gpus_per_node={name: world.nodes[name].gpus() for name in holds},
-                batch_host=job.batch_host,
-                restart_count=job.restart_count,
-                end_time=job.end_time,
-                time_limit_s=job.time_limit_s,
-            )
+            return Allocation.of(job, {name: node.gpus() for name, node in world.nodes.items()})
 
     def reservations(self) -> tuple[Reservation, ...]:
         """See the protocol."""
@@ -185,29 +175,21 @@ class FakeSlurm:
 
     # -- writes: jobs ------------------------------------------------------------------------------
 
-    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+    def requeue(self, job_id: int) -> None:
         """See the protocol."""
         with self._world() as world:
             job = world.find(job_id)
             if not job.requeue:
                 raise errors.RequeueDisabled("Requested operation is presently disabled")
             if job.is_running:
-                world.end_run(job, "REQUEUED", hold=hold)
+                world.end_run(job, "REQUEUED", hold=False)
             elif job.is_finished:
-                world.revive(job, hold=hold)
-            elif hold:
-                world.put(job, priority=0, reason="JobHeldUser")
+                world.revive(job)
 
     def forbid_requeue(self, job_id: int) -> None:
         """See the protocol."""
         with self._world() as world:
             world.put(world.unfinished(job_id), requeue=False)
-
-    def hold(self, job_id: int) -> None:
-        """See the protocol."""
-        with self._world() as world:
-            job = world.unfinished(job_id)
-            world.put(job, priority=0, reason="JobHeldUser")  # one that runs is held after its next requeue
 
     def release(self, job_id: int) -> None:
         """See the protocol."""
@@ -300,8 +282,6 @@ class FakeSlurm:
                 name=request.name,
                 nodes=request.nodes,
                 states=frozenset({"RUNNING"}),
-                start_time=world.clock.time(),
-                tasks=len(request.nodes),
             )
             handle = FakeStep(2**22 + len(world.launched), step, request)
             world.launched.append(handle)

@@ -95,7 +95,7 @@ def is_there(path: Path) -> bool:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder, in no order; none where there is no folder. Raises ``OSError``."""
+    """The names in a folder, in no order; none where there is not a folder. Raises ``OSError``."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):

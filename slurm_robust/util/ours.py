@@ -53,7 +53,7 @@ def open_plain(path: Path | str, flags: int = 0) -> int:
     file = os.open(path, _FLAGS | flags)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise NotOurs(path, "is no plain file: remove it")
+        raise NotOurs(path, "is not a plain file: remove it")
     return file
 
 
@@ -76,7 +76,7 @@ def check_own_folder(path: Path | str) -> None:
     """
     info = os.lstat(path)
     if not stat.S_ISDIR(info.st_mode):
-        raise NotOurs(path, "is no folder: remove it")
+        raise NotOurs(path, "is not a folder: remove it")
     _check_owner(path, info)
     if info.st_mode & _OTHERS_WRITE:
         raise NotOurs(

@@ -113,6 +113,16 @@ def group_name(group: int) -> str:
         return f"gid {group}"
 
 
+def user_name(uid: int) -> str:
+    """Name and number, or the number alone."""
+    import pwd
+
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
 def _has_list(path: str | os.PathLike[str]) -> bool:
     try:
         return bool(os.getxattr(path, _ACL))

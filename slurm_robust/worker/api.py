@@ -160,7 +160,7 @@ class Checkpointer:
             self._unwritten += 1
             if self._unwritten == 1:  # not again in every step until it is mended
                 _log.error(
-                    "the checkpoint of step %d was not written: %s. Training goes on; mend that, else a "
+                    "the checkpoint of step %d was not written: %s. Training goes on; fix this, or a "
                     "fault loses everything since the newest complete checkpoint",
                     step,
                     error,
@@ -237,8 +237,8 @@ class ScalarReader:
         local = _local(value)
         if local is None or local.numel() != 1:
             self._leave_out(
-                "it is a DTensor of which this rank does not have all: pass what .full_tensor() gives, "
-                "called by all ranks"
+                "it is a DTensor of which this rank holds only a part: pass the result of "
+                ".full_tensor(), called on all ranks"
             )
         elif self._gpus.has(local):
             self._fetch(local.detach())

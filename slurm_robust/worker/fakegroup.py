@@ -33,7 +33,7 @@ def pretend_world() -> None:
     c10d: Any = distributed_c10d
     helper = getattr(c10d, "_new_process_group_helper", None)
     if helper is None:
-        raise NoFakeGroup("this release of torch makes process groups otherwise")
+        raise NoFakeGroup("this release of torch makes process groups in another way")
     signature = inspect.signature(helper)
 
     def make_fake(*args: Any, **kwargs: Any) -> Any:

@@ -113,14 +113,15 @@ def test_an_agent_s_step_holds_all_that_the_job_holds(real: RealWorld, options: 
     try:
         real.wait(lambda: real.client.job(job_id).is_running, "the job runs")
         held = real.client.allocation(job_id)
-        assert sum(held.cpus_per_node.values()) >= 2
+        cpus = {node.name: node.allocated_cpus for node in real.client.nodes(held.nodes)}
+        assert sum(cpus.values()) >= 2
         said: list[str] = []
         for number, step in enumerate(whole_node_steps(held, held.nodes, ("sh", "-c", PROBE))):
             log = real.scratch / f"step{number}.log"
             real.client.launch_step(step, log)
             said += wait_for(partial(answers, log, len(step.nodes)), 60, f"the probes answer in {log}")
         expected = {
-            f"{held.cpus_per_node[node]} {','.join(map(str, range(held.gpus_per_node[node]))) or 'none'}"
+            f"{cpus[node]} {','.join(map(str, range(held.gpus_per_node[node]))) or 'none'}"
             for node in held.nodes
         }
         assert set(said) == expected

@@ -98,10 +98,6 @@ class PeerSender:
         if channel is not None:
             channel.abort()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end."""
-        self._thread.join(timeout_s)
-
     # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -115,7 +111,7 @@ class PeerSender:
                     self._notes.say(
                         f"peer {self._peer.rank}",
                         f"copies of rank {self._peer.rank} do not reach {self._peer.node} "
-                        f"({self._peer.address}:{self._peer.port}): {error}; tried again and again",
+                        f"({self._peer.address}:{self._peer.port}): {error}; the agent keeps trying",
                     )
                 wait_s = retry_s
             except BaseException:

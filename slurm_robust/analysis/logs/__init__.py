@@ -5,7 +5,7 @@ The rules are YAML (docs/log-rules.md); :func:`with_site_rules` adds a site's ow
 
 from __future__ import annotations
 
-from slurm_robust.analysis.logs.ranks import blames_peer, classify_ranks, first_causes, of_all, root_exit
+from slurm_robust.analysis.logs.ranks import blames_peer, first_causes, of_all, root_exit
 from slurm_robust.analysis.logs.rule import Rule, RuleSet, shipped, with_site_rules
 from slurm_robust.analysis.logs.verdict import Reading, classify, classify_exit, read
 
@@ -16,7 +16,6 @@ __all__ = [
     "blames_peer",
     "classify",
     "classify_exit",
-    "classify_ranks",
     "first_causes",
     "of_all",
     "read",

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_robust.analysis.logs.rule import RuleSet, Tier
-from slurm_robust.analysis.logs.verdict import HEALTHY, UNKNOWN, Reading, read, read_exit
+from slurm_robust.analysis.logs.verdict import HEALTHY, UNKNOWN, Reading, read_exit
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.model.incident import Classification, JobClassification, NodeExit, Remedy
+from slurm_robust.model.incident import NodeExit, Remedy
 
 Key = TypeVar("Key")
 
@@ -36,17 +36,6 @@ _OF_OTHERS = ("secondary", "network_error")
 
 # The signals by which Slurm and people end a whole job.
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def classify_ranks(
-    texts: Mapping[int, str], stream: str = "program", rules: RuleSet | None = None
-) -> JobClassification:
-    """The verdict on the logs of several ranks: that of the rank which failed first by cause."""
-    readings = {rank: read(text, stream, rules) for rank, text in texts.items()}
-    roots = first_causes(readings)
-    verdict = of_all(readings, roots).verdict
-    ranks: dict[int, Classification] = {rank: reading.verdict for rank, reading in readings.items()}
-    return JobClassification(verdict=verdict, root_ranks=roots, ranks=ranks)
 
 
 def of_all(readings: Mapping[Key, Reading], roots: Sequence[Key]) -> Reading:

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -57,7 +57,6 @@ Symptom = Literal[
     "preemption_or_time_limit",
     "healthy_noise",
 ]
-SYMPTOMS: tuple[str, ...] = get_args(Symptom)
 Stream = Literal["program", "kernel", "slurm", "nvidia-smi"]
 
 

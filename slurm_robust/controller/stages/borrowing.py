@@ -7,7 +7,7 @@ from msgspec import structs
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.transitions import ToBorrowing, ToDeciding, ToStopping, Transition
-from slurm_robust.policy.companions import borrowing_s
+from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.util.text import count
 
 

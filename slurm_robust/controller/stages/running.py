@@ -247,7 +247,7 @@ class Running:
                 )
             )
             took_s = None if self._launched is None else max(0.0, now.mono - last.age_s - self._launched)
-            core.startups.record(now, took_s)
+            core.start_phases.record(now, took_s)
             core.incidents.stage(REPEATING, now)
         incident = state.incident
         # Without step reports nobody knows which step is new; the first of the new generation counts.

@@ -124,7 +124,7 @@ class Stopping:
             return  # nothing was launched since the last end
         core.watch_progress(now, force=True)
         if core.state.steps_here < 0:
-            core.startups.record(now)
+            core.start_phases.record(now)
         # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
         silent = tuple(
             n

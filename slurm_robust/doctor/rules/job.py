@@ -11,10 +11,6 @@ _EARLY_S = 60
 """Slurm may send a signal so much earlier than asked."""
 
 
-def _no_kill(facts: Facts) -> str:
-    return "the job does not ask for --no-kill" if facts.option("no-kill") is None else ""
-
-
 def _requeue(facts: Facts) -> str:
     if not facts.config.slurm.requeue:
         return ""
@@ -37,10 +33,6 @@ def _expedite(facts: Facts) -> str:
 
 def _signal(facts: Facts) -> Signal:
     return known(parse_signal(known(facts.option("signal"), "--signal")), "a readable --signal")
-
-
-def _no_signal(facts: Facts) -> str:
-    return "the job does not ask for --signal" if facts.option("signal") is None else ""
 
 
 def _signal_elsewhere(facts: Facts) -> str:
@@ -79,10 +71,6 @@ def _truncated(facts: Facts) -> str:
     return "the job does not ask for --open-mode=append"
 
 
-def _memory_shrinks(facts: Facts) -> str:
-    return "the job asks for --mem-update" if facts.option("mem-update") is not None else ""
-
-
 def _memory_default(facts: Facts) -> str:
     asked = [name for name in ("mem", "mem-per-cpu", "mem-per-gpu") if facts.option(name) is not None]
     if asked or not any("memory" in word for word in facts.words("SelectTypeParameters")):
@@ -99,7 +87,7 @@ RULES = (
         "SlurmdTimeout",
         fix="submit with --no-kill",
         source="sbatch(1) --no-kill; measured on Slurm 22.05",
-        judge=_no_kill,
+        judge=lambda facts: "the job does not ask for --no-kill" if facts.option("no-kill") is None else "",
     ),
     Rule(
         name="job.requeue",
@@ -126,7 +114,7 @@ RULES = (
         why="at its time limit the job ends for good, without a checkpoint of its last steps",
         fix="submit with --signal=B:USR1@120",
         source="sbatch(1) --signal",
-        judge=_no_signal,
+        judge=lambda facts: "the job does not ask for --signal" if facts.option("signal") is None else "",
     ),
     Rule(
         name="job.signal_target",
@@ -159,7 +147,6 @@ RULES = (
     Rule(
         name="job.nodelist",
         level=Level.BAD,
-        needs=(),
         why="after the loss of one of them the requeued job waits for ever (ReqNodeNotAvail)",
         fix="submit without --nodelist; --constraint or --partition choose a kind of node",
         source="measured on Slurm 22.05",
@@ -182,13 +169,13 @@ RULES = (
         "and the kernel then kills ranks",
         fix="submit without --mem-update",
         source="sbatch(1) --mem-update (from 26.05 on)",
-        judge=_memory_shrinks,
+        judge=lambda facts: "the job asks for --mem-update" if facts.option("mem-update") is not None else "",
     ),
     Rule(
         name="job.mem",
         level=Level.NOTE,
         needs=("options", "slurm"),
-        why="it gets the site's default, of which snapshots in memory may have to do without",
+        why="the job gets the site's default, which may leave no room for snapshots in memory",
         fix="submit with --mem=0, for all memory of each node",
         source="sbatch(1) --mem; slurm.conf(5) DefMemPerNode, SelectTypeParameters",
         judge=_memory_default,

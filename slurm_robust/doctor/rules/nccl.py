@@ -38,10 +38,6 @@ def _driver(facts: Facts) -> str:
     return f"the driver is {_dotted(have)}, and torch is built for CUDA {_dotted(cuda)}"
 
 
-def _alltoall(facts: Facts) -> str:
-    return _within(facts, (2,), (2, 27, 3)) if (facts.ranks or 0) > _RANKS_ALLTOALL else ""
-
-
 def _port_failover(facts: Facts) -> str:
     ports = known(facts.node, "the node").hcas
     if len(ports) < 2 or facts.version("nccl") < _PORT_FAILOVER:
@@ -78,10 +74,6 @@ def _recorder(facts: Facts) -> str:
 def _timing(facts: Facts) -> str:
     off = facts.variable("TORCH_NCCL_ENABLE_TIMING") == "0"
     return "TORCH_NCCL_ENABLE_TIMING is 0" if off else ""
-
-
-def _ras(facts: Facts) -> str:
-    return "NCCL_RAS_ENABLE is 0" if facts.variable("NCCL_RAS_ENABLE") == "0" else ""
 
 
 def _ib_timeout(facts: Facts) -> str:
@@ -135,7 +127,7 @@ RULES = (
         name="torch.driver",
         level=Level.BAD,
         needs=("software",),
-        why="CUDA does not start: every generation fails alike, unless the container brings cuda-compat",
+        why="CUDA does not start: every generation fails, unless the container brings cuda-compat",
         fix="install a torch for the driver's CUDA, or the administrator installs a later driver",
         source="CUDA's release notes, minimum driver for minor version compatibility (450.80.02 for CUDA 11, "
         "525.60.13 for 12, 580.65.06 for 13)",
@@ -157,7 +149,7 @@ RULES = (
         why="exchanges like all-to-all (experts) may hang with more than 80 ranks",
         fix="install NCCL 2.27.3 or later",
         source=f"{_RELEASE} 2.27.3",
-        judge=_alltoall,
+        judge=lambda facts: _within(facts, (2,), (2, 27, 3)) if (facts.ranks or 0) > _RANKS_ALLTOALL else "",
     ),
     Rule(
         name="nccl.corruption",
@@ -248,7 +240,7 @@ RULES = (
         why="NCCL does not say which processes of a hang are gone",
         fix="unset it",
         source="NCCL's manual, NCCL_RAS_ENABLE; docs/taking-stacks.md",
-        judge=_ras,
+        judge=lambda facts: "NCCL_RAS_ENABLE is 0" if facts.variable("NCCL_RAS_ENABLE") == "0" else "",
     ),
     Rule(
         name="nccl.ib_timeout",
@@ -264,7 +256,7 @@ RULES = (
         level=Level.BAD,
         needs=("environ", "node"),
         why="ranks on a node without that interface cannot meet the others: no generation starts there",
-        fix="name an interface that all nodes have, or a prefix of theirs",
+        fix="name an interface that all nodes have, or a prefix of their names",
         source=f"{_ENV}: NCCL_SOCKET_IFNAME; torch.distributed, GLOO_SOCKET_IFNAME",
         judge=_interfaces,
     ),

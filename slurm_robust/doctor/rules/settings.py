@@ -39,29 +39,9 @@ def _beats(facts: Facts) -> str:
     return f"timings.node_dead_s ({timings.node_dead_s:g} s) is less than three heartbeats"
 
 
-def _spares(facts: Facts) -> str:
-    return "" if known(facts.configured, "a configuration").spares else "spares is 0"
-
-
-def _memory(facts: Facts) -> str:
-    return "" if facts.config.checkpoint.memory else "checkpoint.memory is false"
-
-
 def _peers(facts: Facts) -> str:
     checkpoint = facts.config.checkpoint
     return "checkpoint.peers is false" if checkpoint.memory and not checkpoint.peers else ""
-
-
-def _hang(facts: Facts) -> str:
-    return "" if facts.config.detect.hang else "detect.hang is false"
-
-
-def _requeue(facts: Facts) -> str:
-    return "" if facts.config.slurm.requeue else "slurm.requeue is false"
-
-
-def _observe(facts: Facts) -> str:
-    return "mode is observe" if facts.config.mode == "observe" else ""
 
 
 _CONFIGURATION = "docs/configuration.md"
@@ -81,7 +61,7 @@ RULES = (
         name="timeouts.nccl_heartbeat",
         level=Level.BAD,
         needs=("environ",),
-        why="torch kills a rank whose watchdog stands before the stacks of the hang are taken",
+        why="torch kills a rank whose watchdog is stuck before the stacks of the hang are taken",
         fix="unset it (480 s or more)",
         source="torch, ProcessGroupNCCL environment variables, and their defaults in ProcessGroupNCCL.cpp",
         judge=_heartbeat,
@@ -89,8 +69,7 @@ RULES = (
     Rule(
         name="timeouts.node_dead",
         level=Level.NOTE,
-        needs=(),
-        why="two late heartbeats make a node a dead one",
+        why="two late heartbeats are enough to declare a node dead",
         fix="set timings.node_dead_s to five heartbeats",
         source=f"{_CONFIGURATION}, timings.node_dead_s",
         judge=_beats,
@@ -102,21 +81,19 @@ RULES = (
         why="every lost node costs a requeue, or the wait for a node",
         fix="ask for one node more than train, and set spares to 1",
         source=f"{_CONFIGURATION}, spares",
-        judge=_spares,
+        judge=lambda facts: "" if known(facts.configured, "a configuration").spares else "spares is 0",
     ),
     Rule(
         name="settings.memory",
         level=Level.NOTE,
-        needs=(),
         why="a recovery loses all steps since the last checkpoint on storage",
         fix="set checkpoint.memory to true",
         source=f"{_CONFIGURATION}, checkpoint.memory",
-        judge=_memory,
+        judge=lambda facts: "" if facts.config.checkpoint.memory else "checkpoint.memory is false",
     ),
     Rule(
         name="settings.peers",
         level=Level.NOTE,
-        needs=(),
         why="the loss of a node costs all steps since the last checkpoint on storage",
         fix="set checkpoint.peers to true",
         source=f"{_CONFIGURATION}, checkpoint.peers",
@@ -125,28 +102,25 @@ RULES = (
     Rule(
         name="settings.hang",
         level=Level.NOTE,
-        needs=(),
         why="a hang ends only by torch's own timeout, without stacks",
         fix="set detect.hang to true",
         source=f"{_CONFIGURATION}, detect.hang",
-        judge=_hang,
+        judge=lambda facts: "" if facts.config.detect.hang else "detect.hang is false",
     ),
     Rule(
         name="settings.requeue",
         level=Level.BAD,
-        needs=(),
         why="the job ends when its allocation cannot be saved, instead of going on in another",
         fix="set slurm.requeue to true",
         source=f"{_CONFIGURATION}, slurm.requeue",
-        judge=_requeue,
+        judge=lambda facts: "" if facts.config.slurm.requeue else "slurm.requeue is false",
     ),
     Rule(
         name="settings.observe",
         level=Level.BAD,
-        needs=(),
         why="nothing is recovered: what would be done is only printed",
         fix="set mode to act",
         source=f"{_CONFIGURATION}, mode",
-        judge=_observe,
+        judge=lambda facts: "mode is observe" if facts.config.mode == "observe" else "",
     ),
 )

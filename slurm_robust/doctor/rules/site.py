@@ -27,10 +27,6 @@ def leaving_s(timings: Timings) -> float:
     return timings.stop_grace_s + min(timings.kill_wait_s, LEAVING_S) + MARGIN_S + timings.shutdown_s
 
 
-def _release(facts: Facts) -> str:
-    return f"Slurm is {facts.release}" if facts.release < OLDEST else ""
-
-
 def _kill_wait(facts: Facts) -> str:
     have, least = facts.number("KillWait"), leaving_s(facts.config.timings)
     if have >= least:
@@ -51,10 +47,6 @@ def _unkillable_step(facts: Facts) -> str:
 def _unkillable_messages(facts: Facts) -> str:
     have, message = facts.number("UnkillableStepTimeout"), facts.number("MessageTimeout")
     return f"UnkillableStepTimeout is {have} s, MessageTimeout {message} s" if have < 5 * message else ""
-
-
-def _slurmd_never(facts: Facts) -> str:
-    return "SlurmdTimeout is 0" if facts.number("SlurmdTimeout") == 0 else ""
 
 
 def _slurmd_late(facts: Facts) -> str:
@@ -109,10 +101,6 @@ def _prolog_endless(facts: Facts) -> str:
         if facts.setting(hook) and (limit is None or limit >= NEVER_S):
             return f"the {hook} has no time limit"
     return ""
-
-
-def _return_to_service(facts: Facts) -> str:
-    return "ReturnToService is 0" if facts.number("ReturnToService") == 0 else ""
 
 
 def _health_check(facts: Facts) -> str:
@@ -185,10 +173,6 @@ def _clock(facts: Facts) -> str:
     return f"this host's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} slurmctld's"
 
 
-def _credentials(facts: Facts) -> str:
-    return _clock(facts) if abs(facts.clock_s or 0.0) > _CREDENTIAL_S else ""
-
-
 _MANUAL = "slurm.conf(5)"
 _MEASURED = "measured on Slurm"
 
@@ -197,8 +181,8 @@ TIMES = (
         name="slurm.kill_wait",
         level=Level.BAD,
         needs=("slurm",),
-        why="so long after SIGTERM Slurm kills a job that it ends, before it has stopped its workers and "
-        "written down what they left",
+        why="Slurm kills a job that it ends this long after SIGTERM, before the job has stopped its workers "
+        "and recorded what they left",
         fix="the administrator sets KillWait to at least that, or lower timings.stop_grace_s and "
         "timings.shutdown_s",
         source=f"{_MANUAL} KillWait",
@@ -224,7 +208,7 @@ RULES = (
         why="nothing here was tested with releases before 22.05",
         fix="use a cluster with a later release",
         source="docs/installing.md, supported releases",
-        judge=_release,
+        judge=lambda facts: f"Slurm is {facts.release}" if facts.release < OLDEST else "",
     ),
     *TIMES,
     Rule(
@@ -243,14 +227,14 @@ RULES = (
         why="Slurm never gives up a dead node: a job that leaves it, also at its end, stays COMPLETING",
         fix="the administrator sets SlurmdTimeout to 60 to 120 s, or runs a tool that sets dead nodes DOWN",
         source=f"{_MANUAL} SlurmdTimeout",
-        judge=_slurmd_never,
+        judge=lambda facts: "SlurmdTimeout is 0" if facts.number("SlurmdTimeout") == 0 else "",
     ),
     Rule(
         name="slurm.slurmd_timeout",
         level=Level.NOTE,
         needs=("slurm",),
-        why="so long Slurm keeps a job that has lost its batch host, and a requeue waits for a dead node "
-        "where jobs may not shrink (disable_job_shrink)",
+        why="Slurm keeps a job that has lost its batch host for this long, and a requeue waits this long "
+        "for a dead node if jobs may not shrink (disable_job_shrink)",
         fix="the administrator lowers SlurmdTimeout to 60 to 120 s; with spares, training goes on meanwhile",
         source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
         judge=_slurmd_late,
@@ -279,7 +263,7 @@ RULES = (
         name="slurm.max_batch_requeue",
         level=Level.NOTE,
         needs=("slurm",),
-        why="after so many failed prologs in a row Slurm holds the job until an administrator releases it",
+        why="after this many failed prologs in a row Slurm holds the job until an administrator releases it",
         fix="the administrator sets MaxBatchRequeue to 5 or more",
         source=f"{_MANUAL} MaxBatchRequeue (from 23.02 on)",
         judge=_batch_requeues,
@@ -337,7 +321,7 @@ RULES = (
         why="a node that was DOWN for a moment stays so until a person resumes it, and spares run short",
         fix="the administrator sets ReturnToService=1",
         source=f"{_MANUAL} ReturnToService; {_MEASURED} 22.05",
-        judge=_return_to_service,
+        judge=lambda facts: "ReturnToService is 0" if facts.number("ReturnToService") == 0 else "",
     ),
     Rule(
         name="slurm.health_check",
@@ -399,7 +383,7 @@ RULES = (
         name="slurm.complete_wait",
         level=Level.NOTE,
         needs=("slurm",),
-        why="a requeued job is not scheduled for so long while any job is COMPLETING",
+        why="Slurm does not schedule a requeued job for this long while any job is COMPLETING",
         fix="the administrator sets CompleteWait=0",
         source=f"{_MANUAL} CompleteWait",
         judge=_complete_wait,
@@ -429,6 +413,6 @@ RULES = (
         why="munge refuses credentials that are 300 s off, and so nothing can be asked of Slurm",
         fix="the administrator runs chronyd or its like on all hosts",
         source="munged(8), time-to-live",
-        judge=_credentials,
+        judge=lambda facts: _clock(facts) if abs(facts.clock_s or 0.0) > _CREDENTIAL_S else "",
     ),
 )

@@ -74,8 +74,8 @@ CHECKS: tuple[AnyCheck, ...] = (
         errors.RETIRED,
         GPUS,
         errors.judge_retired_pages,
-        "Memory pages that older GPUs take out of use. Pending ones need a reset; a GPU with 60 of them is "
-        "to be exchanged.",
+        "Memory pages that older GPUs take out of use. Pending ones need a reset; a GPU with 60 of them "
+        "should be replaced.",
         written_by=Writer.DRIVER,
         contexts=EVERYWHERE,
         probe=Probe.GPU,

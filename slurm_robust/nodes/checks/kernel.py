@@ -407,8 +407,8 @@ CHECKS: tuple[AnyCheck, ...] = (
     _shape_check(
         "kernel.oom",
         "Processes that the kernel killed for want of memory, other than at the limit of a job. Slurm does "
-        "not bound memory where this happens (ConstrainRAMSpace in cgroup.conf), or a daemon was hit: look "
-        "which.",
+        "not bound memory where this happens (ConstrainRAMSpace in cgroup.conf), or a daemon was hit: find "
+        "out which.",
         Writer.USER,
     ),
     Check(

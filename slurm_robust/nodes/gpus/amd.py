@@ -57,7 +57,6 @@ def _gpu(host: Host, device: str, index: int) -> Gpu:
         uuid=host.read_or(f"{device}/unique_id"),
         name=host.read_or(f"{device}/product_name"),
         serial=host.read_or(f"{device}/serial_number"),
-        vbios=host.read_or(f"{device}/vbios_version"),
         utilization=host.number(f"{device}/gpu_busy_percent"),
         pcie_width=_width(host, device, "current"),
         pcie_max_width=_width(host, device, "max"),
@@ -143,7 +142,7 @@ def read_use(host: Host, first: int = 0) -> tuple[Use, ...]:
             Use(
                 index=index,
                 memory_mb=None if used is None else used // _MIB,
-                processes=tuple(process(host, pid, memory // _MIB) for pid, memory in holders),
+                processes=tuple(process(host, pid) for pid in holders),
             )
         )
     return tuple(found)
@@ -170,9 +169,9 @@ def _kfd_id(host: Host, bus: str) -> str:
     return ""
 
 
-def _holders(host: Host, gpu_id: str) -> list[tuple[int, int]]:
-    """Processes with memory on the GPU, and how many bytes."""
+def _holders(host: Host, gpu_id: str) -> list[int]:
+    """Processes with memory on the GPU."""
     if not gpu_id:
         return []
-    sizes = [(pid, host.number(f"{KFD}/proc/{pid}/vram_{gpu_id}") or 0) for pid in host.names(f"{KFD}/proc")]
-    return [(int(pid), size) for pid, size in sizes if pid.isdecimal() and size > 0]
+    pids = filter(str.isdecimal, host.names(f"{KFD}/proc"))
+    return [int(pid) for pid in pids if (host.number(f"{KFD}/proc/{pid}/vram_{gpu_id}") or 0) > 0]

@@ -62,8 +62,6 @@ class Gpu(Record):
     uuid: str = ""
     name: str = ""
     serial: str = ""
-    vbios: str = ""
-    inforom: str = ""
     trouble: GpuError | None = None
     error: str = ""
     """The driver's message."""
@@ -81,7 +79,6 @@ class Gpu(Record):
     uncorrected: int | None = None
     """Volatile."""
 
-    aggregate_corrected: int | None = None
     aggregate_uncorrected: int | None = None
     sram_threshold_exceeded: bool | None = None
     remapped_corrected: int | None = None
@@ -139,7 +136,6 @@ class GpuFacts(Record):
 
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
-    library: str = ""
     on_bus: tuple[str, ...] = ()
     """PCI addresses of GPUs that the driver should have, whether it lists them or not."""
 
@@ -160,7 +156,6 @@ class GpuProcess(Record):
 
     pid: int
     name: str = ""
-    memory_mb: int | None = None
     ending: bool = False
     """It is gone or a zombie, and its memory is being freed."""
 
@@ -196,7 +191,7 @@ MPS = "nvidia-cuda-mps"
 """How the names of its daemon and its servers begin."""
 
 
-def process(host: Host, pid: int, memory_mb: int | None) -> GpuProcess:
+def process(host: Host, pid: int) -> GpuProcess:
     """A process by its number, with what ``/proc`` says of it."""
     stat = host.read_or(f"/proc/{pid}/stat")
     name, _, rest = stat.partition("(")[2].rpartition(")")
@@ -204,7 +199,6 @@ def process(host: Host, pid: int, memory_mb: int | None) -> GpuProcess:
     return GpuProcess(
         pid=pid,
         name=name,
-        memory_mb=memory_mb,
         ending=_is_ending(host, pid, fields),
         uid=host.real_uid(fields[1] if name.startswith(MPS) and _is_of_mps(host, fields) else pid),
     )

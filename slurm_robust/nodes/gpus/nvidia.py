@@ -84,7 +84,6 @@ def read_gpus(host: Host) -> GpuFacts:
         return GpuFacts(
             gpus=tuple(_gpu(nvml, index) for index in range(count)),
             driver=nvml.text("nvmlSystemGetDriverVersion"),
-            library=nvml.text("nvmlSystemGetNVMLVersion"),
             on_bus=ours,
         )
     except nvml.api.NVMLError as error:
@@ -125,8 +124,6 @@ def _gpu(nvml: Nvml, index: int) -> Gpu:
             name=nvml.text("nvmlDeviceGetName", handle),
             memory_mb=None if memory is None else int(memory.total) // _MIB,
             serial=nvml.text("nvmlDeviceGetSerial", handle),
-            vbios=nvml.text("nvmlDeviceGetVbiosVersion", handle),
-            inforom=nvml.text("nvmlDeviceGetInforomImageVersion", handle),
             **_memory_errors(nvml, handle),
             **_pcie(nvml, handle),
             **_speed(nvml, handle, fields),
@@ -174,7 +171,6 @@ def _memory_errors(nvml: Nvml, handle: Any) -> dict[str, Any]:
         "ecc_enabled": _optional(bool, mode[0] if mode else None),
         "corrected": errors(0, 0),
         "uncorrected": errors(1, 0),
-        "aggregate_corrected": errors(0, 1),
         "aggregate_uncorrected": errors(1, 1),
         "sram_threshold_exceeded": _sram_threshold(nvml, handle),
         "remapped_corrected": rows[0],
@@ -316,8 +312,5 @@ def _use(host: Host, nvml: Nvml, index: int) -> Use | None:
     return Use(
         index=index,
         memory_mb=None if memory is None else int(memory.used) // _MIB,
-        processes=tuple(
-            process(host, holder.pid, _optional(lambda used: int(used) // _MIB, holder.usedGpuMemory))
-            for holder in holders
-        ),
+        processes=tuple(process(host, holder.pid) for holder in holders),
     )

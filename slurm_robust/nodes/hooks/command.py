@@ -275,8 +275,8 @@ def _report_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bo
         error = _slow(f"longer than {START_S:g} s")
     elif answer.hung and stage == _READING:
         error = (
-            f"reading the configuration took longer than {CONFIGURATION_S:g} s: mend the file system that it "
-            "is on, or keep it on a local disk"
+            f"reading the configuration took longer than {CONFIGURATION_S:g} s: repair the file system that "
+            "it is on, or keep it on a local disk"
         )
 
     def task() -> bytes:

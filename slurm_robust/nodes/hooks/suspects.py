@@ -35,7 +35,7 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _FIELD = re.compile(r"\{([a-z_]+)\}")
 _OF_LINKS = {
     errno.ELOOP: "it is a link, which is not followed",
-    errno.ENOTDIR: "it is no folder, or a link, which is not followed",
+    errno.ENOTDIR: "it is not a folder, or a link, which is not followed",
 }
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 

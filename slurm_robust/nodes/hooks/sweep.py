@@ -152,7 +152,7 @@ def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listin
 
 
 def _folder(entry: os.DirEntry[str]) -> Folder | None:
-    """What the name says; None where agents give no such name, or it is no folder."""
+    """What the name says; None where agents give no such name, or it is not a folder."""
     named = parse_folder_name(entry.name)
     if named is None or named.job_id > MOST_JOB or not entry.is_dir(follow_symlinks=False):
         return None

@@ -39,7 +39,6 @@ class KernelEvent(Record):
     shape: str
     """XID, SXID or a name of :data:`shapes.SHAPES`."""
 
-    first_at: float
     last_at: float
     subject: str = ""
     code: int = 0
@@ -75,8 +74,7 @@ class _Sight(NamedTuple):
 class _Tally:
     """What is known of one sight while the log is gone through."""
 
-    def __init__(self, at: float) -> None:
-        self.first_at = at
+    def __init__(self) -> None:
         self.times: deque[tuple[float, int]] = deque(maxlen=_MOST_TIMES)
         self.count = 0
         self.line = ""
@@ -110,7 +108,7 @@ def summarise(
             continue
         sight, pid = _recognise(record.text)
         if sight is not None and (sight in tallies or len(tallies) < _MOST_EVENTS):
-            tallies.setdefault(sight, _Tally(at)).add(at, pid, record.text)
+            tallies.setdefault(sight, _Tally()).add(at, pid, record.text)
     events = (_event(sight, tally, now - window_s(sight.shape)) for sight, tally in tallies.items())
     return Happened(events=tuple(events), cleared=cleared)
 
@@ -120,7 +118,6 @@ def _event(sight: _Sight, tally: _Tally, since: float) -> KernelEvent:
     pids = dict.fromkeys(pid for _, pid in recent if pid)
     return KernelEvent(
         **sight._asdict(),
-        first_at=tally.first_at,
         last_at=tally.times[-1][0],
         count=tally.count,
         recent=len(recent),

@@ -73,8 +73,8 @@ def boot_time(host: Host) -> float:
 class KernelLog:
     """An open kernel log, read from its beginning or after the sequence number ``since``; never waits.
 
-    ``sequence`` is the newest record that was read. ``lost`` says that records were overwritten before they
-    were read, ``cut`` that the last :meth:`read` ended at its limits. ``fileno()`` can be polled.
+    ``sequence`` is the newest record that was read. ``cut`` says that the last :meth:`read` ended at its
+    limits. ``fileno()`` can be polled.
     """
 
     def __init__(self, host: Host, since: int = -1) -> None:
@@ -82,7 +82,6 @@ class KernelLog:
         self._file = os.open(host.path(DEVICE), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._rest = b""
         self.sequence = since
-        self.lost = False
         self.cut = False
 
     def __enter__(self) -> KernelLog:
@@ -125,7 +124,7 @@ class KernelLog:
             except BlockingIOError:
                 return chunks
             except BrokenPipeError:
-                self.lost = True  # goes on with the oldest record that is left
+                pass  # records were overwritten unread: goes on with the oldest one left
             else:
                 if not chunk:
                     return chunks

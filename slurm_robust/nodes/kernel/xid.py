@@ -5,19 +5,10 @@ are read from the beginning of a line, before any name, and phrases that decide 
 
 The codes, names and first actions are those of NVIDIA's Xid catalog for Ampere and newer
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html); the texts are ours, and so is the step
-from the catalog's action to what becomes of the node:
-
-==================================  =================================================================
-catalog                             here
-==================================  =================================================================
-restart the application             the job's business: a program that faults says nothing of the node
-reset the GPU                       reset; counts until a reset of the GPU, the driver or the node
-restart bare metal or the VM        reboot; counts until then
-ignore, contact support, no action  monitor, within the window
-==================================  =================================================================
+from the catalog's action to what becomes of the node (docs/kernel-checks.md).
 
 Some are judged more sternly: row remapping that failed (64) and a resource that could not be retired (157)
-are reasons to replace the GPU, since no reset mends them; a halted microcontroller (61, older GPUs) and an
+are reasons to replace the GPU, since no reset repairs them; a halted microcontroller (61, older GPUs) and an
 NVLink that is down (74, 144 to 150 if fatal) take a reset.
 """
 
@@ -151,9 +142,6 @@ class Xid(Record):
     cause: int = 0
     """The earlier XID that this one follows, or 0."""
 
-    instance: str = ""
-    detail: str = ""
-
 
 class SXid(Record):
     """One line of an NVSwitch's driver."""
@@ -161,7 +149,6 @@ class SXid(Record):
     address: str
     code: int
     fatal: bool
-    detail: str = ""
 
 
 FELL_OFF = 79
@@ -171,8 +158,8 @@ LINK_ERRORS = range(144, 151)
 
 # Strings and not compiled: most nodes never log such a line, and hooks must start fast.
 _ADDRESS = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?"
-_XID = rf"(?s)NVRM: Xid \((?:PCI:)?{_ADDRESS}(?: (GPU-I:\d+))?\): (\d{{1,5}})\b,? ?(.*)"
-_SXID = rf"(?si)nvidia-nvswitch\d*: SXid \((?:PCI:)?{_ADDRESS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b,? ?(.*)"
+_XID = rf"(?s)NVRM: Xid \((?:PCI:)?{_ADDRESS}(?: GPU-I:\d+)?\): (\d{{1,5}})\b,? ?(.*)"
+_SXID = rf"(?si)nvidia-nvswitch\d*: SXid \((?:PCI:)?{_ADDRESS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b"
 _FELL_OFF = rf"(?s)NVRM: (?:The NVIDIA GPU |GPU (?:at )?(?:PCI:)?){_ADDRESS}.{{0,200}}?fallen off the bus"
 _PROCESS = r"(?s)pid='?(\d+|<unknown>)'?,(?: name=.{0,20}?,)? ?"
 _CAUSE = r"(?s).*caused by previous Xid (\d{1,5})\s*$"
@@ -208,8 +195,8 @@ def parse(text: str) -> Xid | None:
     found = re.match(_XID, text)
     if found is None:
         gone = re.match(_FELL_OFF, text)
-        return Xid(address=gone[1].lower(), code=FELL_OFF, detail="fallen off the bus") if gone else None
-    code, rest = int(found[3]), found[4]
+        return Xid(address=gone[1].lower(), code=FELL_OFF) if gone else None
+    code, rest = int(found[2]), found[3]
     process = re.match(_PROCESS, rest)
     cause = re.match(_CAUSE, rest)
     return Xid(
@@ -218,8 +205,6 @@ def parse(text: str) -> Xid | None:
         severity=_severity(code, rest),
         pid=int(process[1]) if process and process[1].isdecimal() else 0,
         cause=int(cause[1]) if cause else 0,
-        instance=found[2] or "",
-        detail=rest[process.end() :] if process else rest,
     )
 
 
@@ -244,9 +229,7 @@ def parse_switch(text: str) -> SXid | None:
     found = re.match(_SXID, text)
     if found is None:
         return None
-    return SXid(
-        address=found[1].lower(), code=int(found[2]), fatal=found[3].lower() == "fatal", detail=found[4]
-    )
+    return SXid(address=found[1].lower(), code=int(found[2]), fatal=found[3].lower() == "fatal")
 
 
 def rule(code: int, severity: Severity = Severity.PLAIN) -> XidRule:

@@ -47,20 +47,14 @@ class Node:
         self.name, self.state, self.reason, self.record = name, state, reason, record
         if record is None:
             return
-        self.name, self.hostname, self.address = record.name, record.hostname, record.address
+        self.name, self.address = record.name, record.address
         self.state = "+".join(sorted(record.states))
         self.reason = record.reason or None
         self.reason_user = record.reason_user or None
         self.reason_time = record.reason_time and int(record.reason_time)
         self.total_cpus, self.allocated_cpus = record.cpus, record.allocated_cpus
-        self.real_memory = record.memory_mb
         self.configured_gres = {f"{g.name}:{g.type}": g.count for g in record.gres}
-        self.allocated_gres = {}
         self.partitions = list(record.partitions)
-        self.active_features = list(record.features)
-        self.boot_time = record.boot_time and int(record.boot_time)
-        self.slurmd_start_time = record.slurmd_start_time and int(record.slurmd_start_time)
-        self.slurm_version = record.version
 
 
 class Nodes(dict):
@@ -88,7 +82,7 @@ class Job:
     def load(cls, job_id):
         record = _rpc(beneath().job, job_id)
         job = cls(job_id)
-        job.name, job.user_id, job.user_name = record.name, record.user_id, record.user_name
+        job.name, job.user_name = record.name, record.user_name
         job.state = "+".join(sorted(record.states))
         job.state_reason = record.reason.replace("_", " ")
         job.partition, job.batch_host = record.partition, record.batch_host or None
@@ -101,15 +95,12 @@ class Job:
         job.start_time, job.end_time = record.start_time, record.end_time
         job.time_limit = record.time_limit_s and int(record.time_limit_s // 60)
         job.reservation, job.comment = record.reservation or None, record.comment or None
-        job.admin_comment, job.working_directory = record.admin_comment or None, record.work_dir
+        job.working_directory = record.work_dir
         job.standard_output = record.stdout
         return job
 
-    def requeue(self, hold=False):
-        _rpc(beneath().requeue, self.id, hold=hold)
-
-    def hold(self):
-        _rpc(beneath().hold, self.id)
+    def requeue(self):
+        _rpc(beneath().requeue, self.id)
 
     def release(self):
         _rpc(beneath().release, self.id)

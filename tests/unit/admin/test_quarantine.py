@@ -309,6 +309,6 @@ def test_an_administrators_drain_is_not_tested_even_when_named(ward: Ward) -> No
 )
 def test_obstacles(states: tuple[str, ...], more: dict[str, object], obstacle: str) -> None:
     fields: dict[str, object] = {"reason": REASON, "reason_user": "root", **more}
-    node = Node(name="n1", hostname="n1", address="n1", states=frozenset(states), **fields)  # type: ignore[arg-type]
+    node = Node(name="n1", address="n1", states=frozenset(states), **fields)  # type: ignore[arg-type]
     assert obstacle in obstacle_of(node)
     assert bool(obstacle_of(node)) is bool(obstacle)

@@ -58,7 +58,7 @@ def test_without_apply_nothing_is_done(slurm: FakeSlurm, capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert shown.startswith("scontrol create reservation reservationname=srobust_spares starttime=now")
     assert "nodecnt=2 users=alice flags=REPLACE_DOWN partition=main" in shown
-    assert "Slurm keeps 2 of the 6 nodes that can be had now for the users alice" in shown
+    assert "Slurm keeps 2 of the 6 nodes that are available now for the users alice" in shown
     assert "--reservation=srobust_spares" in shown
     assert "Nothing was done; --apply does it." in shown
     assert slurm.reservations() == ()
@@ -233,12 +233,12 @@ def test_a_slurmctld_that_is_down(slurm: FakeSlurm) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--count", "2"], "spares for whom?"),
+        (["--count", "2"], "nobody may use the spares"),
         (["--users", "a"], "one of the arguments --count --nodes is required"),
         (["--nodes", ",", "--users", "a"], "--nodes names no node"),
         (["--count", "0", "--users", "a"], "'0' is not a number from 1"),
-        (["--count", "2", "--users", "a,-b"], "'-b' is no name"),
-        (["--count", "2", "--users", "a", "--name", "x y"], "'x y' is no name"),
+        (["--count", "2", "--users", "a,-b"], "'-b' is not a valid name"),
+        (["--count", "2", "--users", "a", "--name", "x y"], "'x y' is not a valid name"),
         (["--count", "2", "--nodes", "n1", "--users", "a"], "not allowed with"),
     ],
 )

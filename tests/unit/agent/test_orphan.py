@@ -13,14 +13,12 @@ from slurm_robust.slurm.records import Allocation, Job, Node
 from slurm_robust.wire.epochs import EpochRecord
 
 NODES = tuple(f"n{i}" for i in range(1, 7))
-ALLOCATION = Allocation(
-    job_id=7, nodes=NODES, cpus_per_node={}, gpus_per_node={}, batch_host="n1", restart_count=2
-)
+ALLOCATION = Allocation(job_id=7, nodes=NODES, gpus_per_node={}, batch_host="n1", restart_count=2)
 JOB = Job(
-    job_id=7, name="j", user_id=1, user_name="a", states=frozenset({"RUNNING"}), nodes=NODES[1:],
+    job_id=7, name="j", user_name="a", states=frozenset({"RUNNING"}), nodes=NODES[1:],
     batch_host="n1", restart_count=2,
 )  # fmt: skip
-DOWN = Node(name="n1", hostname="n1", address="10.0.0.1", states=frozenset({"DOWN", "NOT_RESPONDING"}))
+DOWN = Node(name="n1", address="10.0.0.1", states=frozenset({"DOWN", "NOT_RESPONDING"}))
 
 
 def test_a_job_whose_batch_host_is_down_is_an_orphan() -> None:

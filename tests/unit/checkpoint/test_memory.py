@@ -54,7 +54,7 @@ def test_a_folder_is_taken_again_and_traps_are_not(tmp_path: Path) -> None:
     assert again.path.stat().st_mode & 0o777 == 0o700
     trap = tmp_path / f"srobust-{os.getuid()}-8-ef-copies"
     trap.symlink_to(folder.path)
-    with pytest.raises(OSError, match="is no folder: remove it"):
+    with pytest.raises(OSError, match="is not a folder: remove it"):
         MemoryFolder.create("8-ef", tmp_path)
 
 

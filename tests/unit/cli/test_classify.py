@@ -137,9 +137,9 @@ def test_a_sites_rules_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["classify"], ExitCode.USAGE, "nothing to classify"),
+        (["classify"], ExitCode.USAGE, "neither log files nor --jsonl"),
         (["classify", "--jsonl", "x"], ExitCode.USAGE, "--jsonl and --out belong together"),
-        (["classify", "a", "--jsonl", "x", "--out", "y"], ExitCode.USAGE, "nothing to classify, or two"),
+        (["classify", "a", "--jsonl", "x", "--out", "y"], ExitCode.USAGE, "or both"),
         (["classify", "/nowhere/log"], ExitCode.NO_INPUT, "/nowhere/log cannot be read"),
         (["classify", "/"], ExitCode.NO_INPUT, "/ cannot be read: Is a directory"),
         (

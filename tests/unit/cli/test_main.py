@@ -101,7 +101,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["run", "-m", "--", "x"], ExitCode.USAGE, "-m and -- exclude each other"),
         (["run", "--nodes", "two", "a.py"], ExitCode.USAGE, "argument --nodes"),
         (["run", "--node", "2", "a.py"], ExitCode.USAGE, "unknown arguments: --node"),
-        (["run", "--name", "../x", "a.py"], ExitCode.USAGE, "no folder name"),
+        (["run", "--name", "../x", "a.py"], ExitCode.USAGE, "not a folder name"),
         (["run", "--set", "nodes", "a.py"], ExitCode.USAGE, "--set nodes: no value"),
         (
             ["run", "--nodes", "0", "a.py"],

@@ -18,7 +18,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.exits import Witness, WorkerExit
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.incident import Diagnosis, NodeExit, TestResult
+from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.journal import fold
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
 from slurm_robust.nodes.quick import TESTS
@@ -32,7 +32,6 @@ from slurm_robust.wire.messages import (
     Phase,
     ProbeNodes,
     Progress,
-    RequestCheckpoint,
     Save,
     Shutdown,
     StacksTaken,
@@ -367,8 +366,6 @@ class Job:
                 self.change(node, phase=Phase.IDLE, generation=generation, progress=())
             case Stop(generation=generation) if heartbeat.phase is not Phase.RUNNING:
                 self.change(node, generation=max(generation, heartbeat.generation))
-            case RequestCheckpoint(step=step):
-                self.asked_step = step
             case Flush(step=step):
                 self.flush_step = step
             case Pace(stride=stride):
@@ -496,10 +493,6 @@ class Job:
             assert self.code is None, f"the job ended with {self.code} before; said {self.said}"
             assert self.mono - start < limit, f"not within {limit} s; stage {self.stage}, said {self.said}"
             self.pass_time(0.1 if self.beacons else 0.5)
-
-
-def node_exit(node: str, rank: int, **fields: object) -> NodeExit:
-    return NodeExit(node=node, exit=WorkerExit(rank=rank, **fields))  # type: ignore[arg-type]
 
 
 def doing(rank: int, node: str, *calls: str, state: str = "S") -> RankStacks:

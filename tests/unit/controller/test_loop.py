@@ -53,9 +53,7 @@ from slurm_robust.wire.sockets import ControllerSocket
 from tests.waiting import wait_for
 
 COMMAND = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
-ALLOCATION = Allocation(
-    job_id=7, nodes=("n1", "n2"), cpus_per_node={}, gpus_per_node={}, batch_host="n1", restart_count=0
-)
+ALLOCATION = Allocation(job_id=7, nodes=("n1", "n2"), gpus_per_node={}, batch_host="n1", restart_count=0)
 
 
 class Hands:

@@ -40,7 +40,6 @@ from tests.users import run_as
 ALLOCATION = Allocation(
     job_id=7,
     nodes=("n1", "n2", "n3"),
-    cpus_per_node={},
     gpus_per_node={"n1": 8, "n2": 8, "n3": 8},
     batch_host="n1",
     restart_count=0,

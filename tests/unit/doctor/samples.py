@@ -47,7 +47,6 @@ OPTIONS = {"no-kill": "", "requeue": "expedite", "signal": "B:USR1@120", "open-m
 JOB = Job(
     job_id=7,
     name="train",
-    user_id=1000,
     user_name="alice",
     states=frozenset({"RUNNING"}),
     requeue=True,

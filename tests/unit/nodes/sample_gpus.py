@@ -26,7 +26,6 @@ HEALTHY = Gpu(
     ecc_enabled=True,
     corrected=0,
     uncorrected=0,
-    aggregate_corrected=0,
     aggregate_uncorrected=0,
     sram_threshold_exceeded=False,
     remapped_corrected=0,

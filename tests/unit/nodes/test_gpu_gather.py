@@ -35,7 +35,7 @@ def node(shared: Reader) -> Reader:
 
 def test_a_healthy_node_tells_everything(node: Reader) -> None:
     facts = node.read()
-    assert (len(facts.gpus), facts.driver, facts.library) == (8, "570.172.08", "12.570.172.08")
+    assert (len(facts.gpus), facts.driver) == (8, "570.172.08")
     assert not facts.fault
     assert not facts.stuck_in
     last = facts.gpus[7]
@@ -57,7 +57,6 @@ def test_a_healthy_node_tells_everything(node: Reader) -> None:
         ({"throttle": 0x48}, {"throttle": (Throttle.HW_SLOWDOWN, Throttle.HW_THERMAL), "idle": False}),
         ({"throttle": None}, {"throttle": None, "idle": None}),
         ({"ecc_volatile_uncorrected": 2}, {"uncorrected": 2, "aggregate_uncorrected": 0}),
-        ({"ecc_aggregate_corrected": 2**40}, {"aggregate_corrected": 2**40}),
         ({"ecc": 0}, {"ecc_enabled": False, "uncorrected": None}),
         ({"ecc": None}, {"ecc_enabled": None}),
         ({"sram_threshold_exceeded": True}, {"sram_threshold_exceeded": True}),
@@ -180,11 +179,7 @@ def test_processes_and_memory_without_what_the_driver_reserves(node: Reader) -> 
     node.gpus.set(1, memory_used=300)
     use = node.use().gpus
     assert use[0].processes[0].pid == ours
-    assert (use[0].memory_mb, use[0].processes[0].memory_mb, use[0].processes[0].ending) == (
-        2048,
-        2048,
-        False,
-    )
+    assert (use[0].memory_mb, use[0].processes[0].ending) == (2048, False)
     assert use[0].processes[0].name
     assert (use[1].memory_mb, use[1].processes) == (300, ())
     assert use[2].memory_mb == 0
@@ -193,7 +188,7 @@ def test_processes_and_memory_without_what_the_driver_reserves(node: Reader) -> 
 @pytest.mark.slow
 def test_what_has_ended_is_given_time_and_then_named(node: Reader) -> None:
     node.gpus.set(0, processes=f"{2**22 + 1}:2048")
-    assert node.use().gpus[0].processes == (GpuProcess(pid=2**22 + 1, memory_mb=2048, ending=True),)
+    assert node.use().gpus[0].processes == (GpuProcess(pid=2**22 + 1, ending=True),)
 
 
 @pytest.mark.parametrize(
@@ -215,9 +210,9 @@ def test_a_process_that_is_killed_is_ending_before_it_is_gone(
         "/proc/7/stat": f"7 (py) thon) {state} 1 7 7 0 -1 {flags} 100 0",
         "/proc/7/status": f"Name:\tpy) thon\nSigPnd:\t{pending:016x}\nShdPnd:\t0000000000000000",
     }
-    found = process(plant(tmp_path, files), 7, 100)
+    found = process(plant(tmp_path, files), 7)
     assert (found.name, found.ending) == ("py) thon", is_ending)
-    assert process(plant(tmp_path, {}), 8, 100).ending
+    assert process(plant(tmp_path, {}), 8).ending
 
 
 @pytest.mark.slow
@@ -379,6 +374,6 @@ def test_a_server_of_mps_is_the_daemons_and_a_program_its_users_by_any_name(tmp_
         **of(40, "dcgm", 10, 1234),
     }
     host = plant(tmp_path, tree)
-    owners = {pid: process(host, pid, 1).uid for pid in (10, 11, 20, 31, 40)}
+    owners = {pid: process(host, pid).uid for pid in (10, 11, 20, 31, 40)}
     assert owners == {10: 0, 11: 0, 20: 1234, 31: 1234, 40: 1234}
-    assert process(host, 99, 1).uid is None
+    assert process(host, 99).uid is None

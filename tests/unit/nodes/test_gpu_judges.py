@@ -306,11 +306,11 @@ def leftovers(use: Use, job_gone: bool | None = True, **limits: Any) -> list[Fin
     return judge("leftovers", seen, **limits)
 
 
-DEAD = GpuProcess(pid=6, name="python", memory_mb=9000, ending=True)
-STRANGER = GpuProcess(pid=7, name="python", memory_mb=100)
-DAEMON = GpuProcess(pid=8, name="nvidia-cuda-mps", memory_mb=900, uid=0)
-FAKE = GpuProcess(pid=10, name="nvidia-cuda-mps", memory_mb=70000, uid=1234)
-NOBODY_KNOWS = GpuProcess(pid=11, name="dcgm", memory_mb=900)
+DEAD = GpuProcess(pid=6, name="python", ending=True)
+STRANGER = GpuProcess(pid=7, name="python")
+DAEMON = GpuProcess(pid=8, name="nvidia-cuda-mps", uid=0)
+FAKE = GpuProcess(pid=10, name="nvidia-cuda-mps", uid=1234)
+NOBODY_KNOWS = GpuProcess(pid=11, name="dcgm")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from slurm_robust.model.companion import Companion, Source
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy import Rules, decide
-from slurm_robust.policy.companions import borrowing_s
+from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.policy.rules import sources
 
 SPARES, PARTITION = Source(reservation="spares"), Source()

@@ -317,7 +317,7 @@ def test_parts_of_other_nodes_are_added_there(
         ("checkpoint", "holds a checkpoint already"),
         ("other", "holds parts of another checkpoint"),
         ("notes", "is not empty"),
-        ("file", "is no folder"),
+        ("file", "is not a folder"),
     ],
 )
 def test_nothing_is_overwritten(

@@ -156,11 +156,7 @@ def test_no_answer_in_time() -> None:
 
 def test_requeue_of_a_pending_job_is_harmless() -> None:
     pending = failed("Job is pending execution for job 7")
-    script = Script({"scontrol requeue 7": pending, "scontrol requeuehold 7": pending, "scontrol hold 7": ""})
-    client = CliSlurmClient(run=script)
-    client.requeue(7)
-    client.requeue(7, hold=True)
-    assert script.asked[-1] == "scontrol hold 7"
+    CliSlurmClient(run=Script({"scontrol requeue 7": pending})).requeue(7)
 
 
 def test_cancel_of_what_has_ended_is_harmless() -> None:

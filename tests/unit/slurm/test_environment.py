@@ -8,7 +8,6 @@ from slurm_robust.slurm.errors import NotInAllocation
 BATCH = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NODELIST": "n[3,1-2]",
-    "SLURM_JOB_CPUS_PER_NODE": "16(x2),8",
     "SLURM_GPUS_ON_NODE": "8",
     "SLURM_RESTART_COUNT": "2",
     "SLURM_JOB_END_TIME": "1795251045",
@@ -19,7 +18,6 @@ def test_a_batch_script_s_environment() -> None:
     held = allocation_from_environment(BATCH)
     assert held.job_id == 7
     assert held.nodes == ("n3", "n1", "n2")
-    assert held.cpus_per_node == {"n3": 16, "n1": 16, "n2": 8}
     assert set(held.gpus_per_node.values()) == {8}
     assert held.batch_host == "n3"
     assert held.restart_count == 2
@@ -37,12 +35,9 @@ def test_the_time_limit_of_this_run() -> None:
 
 
 def test_what_may_be_missing() -> None:
-    held = allocation_from_environment(
-        {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "n1", "SLURM_JOB_GPUS": "0,3", "SLURM_JOB_CPUS_PER_NODE": "?"}
-    )
+    held = allocation_from_environment({"SLURM_JOB_ID": "7", "SLURM_NODELIST": "n1", "SLURM_JOB_GPUS": "0,3"})
     assert (held.nodes, held.restart_count, held.end_time) == (("n1",), 0, None)
     assert held.gpus_per_node == {"n1": 2}
-    assert held.cpus_per_node == {}
 
 
 @pytest.mark.parametrize(

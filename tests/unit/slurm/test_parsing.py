@@ -73,7 +73,7 @@ def test_a_job_whose_name_and_comment_look_like_fields() -> None:
     assert job.end_time is not None
     assert job.start_time is not None
     assert job.end_time - job.start_time == 7200.0
-    assert (job.user_name, job.user_id) == ("alice", 1001)
+    assert job.user_name == "alice"
 
 
 def test_a_line_break_in_a_name_is_refused_rather_than_believed() -> None:
@@ -114,7 +114,6 @@ def test_a_completing_job_that_was_requeued_with_a_hold() -> None:
 def test_what_a_job_holds_on_each_node() -> None:
     held = text.parse_allocation(recorded("job_running.txt"))
     assert held.nodes == ("n1", "n2")
-    assert held.cpus_per_node == {"n1": 3, "n2": 1}
     assert held.gpus_per_node == {"n1": 4, "n2": 4}
 
 
@@ -128,8 +127,7 @@ def test_nodes() -> None:
     assert bad.reason_user == "root"
     assert bad.reason_time is not None
     assert bad.gres == (Gres(name="gpu", type="h200", count=8),)
-    assert (bad.cpus, bad.memory_mb, bad.partitions) == (16, 64000, ("main",))
-    assert bad.version == "22.05.8"
+    assert (bad.cpus, bad.partitions) == (16, ("main",))
     assert nodes["n1"].usable
 
 
@@ -143,7 +141,6 @@ def test_steps() -> None:
     batch, step = text.parse_steps(recorded("steps.txt"))
     assert (batch.step_id, batch.nodes) == ("batch", ("n1",))
     assert (step.job_id, step.step_id, step.name, step.nodes) == (41, "0", "sleep", ("n1", "n2"))
-    assert step.tasks == 2
     assert step.states == {"RUNNING"}
 
 
@@ -184,8 +181,8 @@ def test_topology() -> None:
         "SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=leaf[1-2] \n"
         "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]\n"
     )
-    assert (spine.level, spine.switches) == (1, ("leaf1", "leaf2"))
-    assert (leaf.level, leaf.nodes, leaf.switches) == (0, ("n1", "n2"), ())
+    assert (spine.level, spine.nodes) == (1, ("n1", "n2", "n3", "n4"))
+    assert (leaf.level, leaf.nodes) == (0, ("n1", "n2"))
 
 
 def test_accounting_of_a_requeued_job() -> None:
@@ -342,18 +339,13 @@ def test_versions() -> None:
 def test_json_nodes(release: str) -> None:
     first, last = jsonforms.parse_nodes(document(release, "scontrol_show_nodes.json"))
     check_nodes(first.states, last.states, first.reason, first.reason_user)
-    assert first.version == release
     assert first.gres == (Gres(name="gpu", type="h100", count=8),)
-    assert first.gres_used == (Gres(name="gpu", type="h100", count=8),)
-    assert last.gres_used == ()
     assert first.partitions == ("main",)
-    assert first.boot_time is not None
 
 
 def test_json_nodes_of_22_05() -> None:
     first, last = jsonforms.parse_nodes(document("22.05.8", "sinfo.json"))
     check_nodes(first.states, last.states, first.reason, first.reason_user)
-    assert first.version == "22.05.8"
     assert first.reason_time is not None
 
 
@@ -387,10 +379,8 @@ def test_json_jobs(release: str) -> None:
 def test_json_allocation(release: str) -> None:
     held = jsonforms.parse_allocation(document(release, "scontrol_show_job.json"))
     assert held.nodes == ("n1",)
-    assert held.cpus_per_node == {"n1": 8}
     assert held.gpus_per_node == {"n1": 8}
     assert held.batch_host == "n1"
-    assert held.time_limit_s is None
 
 
 @pytest.mark.parametrize("release", NEWER)

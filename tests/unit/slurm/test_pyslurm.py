@@ -65,12 +65,10 @@ def test_translation(pyslurm: object) -> None:
     assert slurm.nodes(["n3"])[0].reason == "xid 79"
     ask(pyslurm, "resume", nodes=["n3"])
     assert not slurm.nodes(["n3"])[0].is_drained
-    ask(pyslurm, "requeue", job_id=job_id, hold=True)
+    ask(pyslurm, "requeue", job_id=job_id)
     ask(pyslurm, "exclude", job_id=job_id, nodes=["n1"])
     ask(pyslurm, "release", job_id=job_id)
     assert slurm.job(job_id).excluded_nodes == ("n1",)
-    ask(pyslurm, "hold", job_id=job_id)
-    assert slurm.job(job_id).held
 
 
 def test_refusals_and_gaps(pyslurm: object) -> None:
@@ -142,13 +140,12 @@ def test_what_pyslurm_cannot_do_goes_over_the_command_line() -> None:
 
     client = PyslurmClient(NoHelper(1.0), run=run)
     client.requeue(7)
-    client.hold(7)
     client.release(7)
     client.set_excluded_nodes(7, ["n1"])
     client.set_excluded_nodes(7, [])
     client.drain(["n1"], "why")
     client.resume(["n1"])
-    assert [words[1] for words in asked] == ["requeue", "hold", "release", *["update"] * 4]
+    assert [words[1] for words in asked] == ["requeue", "release", *["update"] * 4]
 
 
 def test_choice_of_the_backend(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ def job(states: str, restarts: int = 0, **fields: object) -> Job:
     return Job(
         job_id=7,
         name="train",
-        user_id=1000,
         user_name="alice",
         states=frozenset(states.split("+")),
         restart_count=restarts,
@@ -153,7 +152,7 @@ def test_silence_does_not_count_as_a_refusal() -> None:
 def test_newly_drained_are_only_those_of_failed_prologs() -> None:
     def node(name: str, reason: str) -> Node:
         states = frozenset({"IDLE", "DRAIN"})
-        return Node(name=name, hostname=name, address=name, states=states, reason=reason)
+        return Node(name=name, address=name, states=states, reason=reason)
 
     nodes = [node("n1", "Prolog error"), node("n2", "Prolog error"), node("n3", "broken fan")]
     assert newly_drained(frozenset({"n1"}), nodes) == ("n2",)
@@ -208,17 +207,6 @@ def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm
     outcome = watch_until_running(slurm, never, ending_run=0, clock=clock, timeout_s=30)
     assert not outcome.ok
     assert "run 0 has not ended yet" in outcome.detail
-
-
-def test_with_a_hold(slurm: FakeSlurm) -> None:
-    job_id = started(slurm)
-    clock = slurm.cluster.clock
-    said: list[StageOutcome] = []
-    outcome = requeue_without(
-        slurm, job_id, [], ending_run=0, until=Until.RUNNING, hold=True, clock=clock, report=told(said)
-    )
-    assert outcome.ok
-    assert [o.stage for o in said] == [Stage.REQUEUE, Stage.RELEASE, Stage.START]
 
 
 def test_a_watcher_that_comes_too_late_does_nothing(slurm: FakeSlurm) -> None:
@@ -332,8 +320,7 @@ def test_an_unknown_node_does_not_keep_the_job_away(slurm: FakeSlurm) -> None:
 
 def test_exclusions_leave_the_job_enough_nodes_to_start_on() -> None:
     nodes = [
-        Node(name=f"n{i}", hostname="", address="", states=frozenset({"IDLE"}), partitions=("main",))
-        for i in range(1, 9)
+        Node(name=f"n{i}", address="", states=frozenset({"IDLE"}), partitions=("main",)) for i in range(1, 9)
     ]
     wanted = job("RUNNING", num_nodes=5, partition="main,debug")
     first = ("n1", "n2", "n3")

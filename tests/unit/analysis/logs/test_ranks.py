@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.analysis.logs import blames_peer, classify_ranks, root_exit
+from slurm_robust.analysis.logs import Reading, blames_peer, first_causes, of_all, read, root_exit
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import NodeExit
 
@@ -14,6 +14,14 @@ TIMEOUT = (
 CLOSED = "RuntimeError: [pair.cc:547] Connection closed by peer [10.0.0.1]:3"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 FAILED = "exitcode  : 1 (pid: 7)"
+
+
+def readings(texts: dict[int, str]) -> dict[int, Reading]:
+    return {rank: read(text) for rank, text in texts.items()}
+
+
+def roots_of(texts: dict[int, str]) -> tuple[int, ...]:
+    return first_causes(readings(texts))
 
 
 @pytest.mark.parametrize(
@@ -32,21 +40,21 @@ FAILED = "exitcode  : 1 (pid: 7)"
     ],
 )
 def test_roots(texts: dict[int, str], roots: tuple[int, ...], symptom: str) -> None:
-    found = classify_ranks(texts)
-    assert (found.root_ranks, found.verdict.symptom) == (roots, symptom)
-    assert set(found.ranks) == set(texts)
+    found = readings(texts)
+    assert first_causes(found) == roots
+    assert of_all(found, roots).verdict.symptom == symptom
 
 
 def test_of_equal_causes_the_earliest_by_its_time_is_the_root() -> None:
     texts = {0: f"12:00:09.5 {OOM}", 1: f"[E129 12:00:01.25 x] {OOM}", 2: f"2026-01-01 12:00:02,9 {OOM}"}
-    assert classify_ranks(texts).root_ranks == (1, 2)
+    assert roots_of(texts) == (1, 2)
 
 
 def test_of_ranks_in_a_timeout_the_one_that_is_behind_is_the_root() -> None:
     texts = {
         rank: TIMEOUT.format(rank).replace("=3", f"={number}") for rank, number in enumerate((63, 63, 62, 63))
     }
-    assert classify_ranks(texts).root_ranks == (2,)
+    assert roots_of(texts) == (2,)
 
 
 def differs(own: str, other: int) -> str:
@@ -59,11 +67,11 @@ def differs(own: str, other: int) -> str:
 
 def test_who_is_in_another_collective_is_named_by_the_others() -> None:
     everybody = {0: differs("0", 2), 1: differs("1", 2), 2: differs("2", 0), 3: differs("3", 2)}
-    assert classify_ranks(everybody).root_ranks == (2,)
+    assert roots_of(everybody) == (2,)
     quiet = {1: differs("1", 3), 3: "Traceback (most recent call last):", 0: "step 7 loss 2.1"}
-    assert classify_ranks(quiet).root_ranks == (3,)
+    assert roots_of(quiet) == (3,)
     # Ranks are compared in order: who is alone in naming the first one differs itself.
-    assert classify_ranks({2: differs("2", 0), 0: "step 7 loss 2.1"}).root_ranks == (2,)
+    assert roots_of({2: differs("2", 0), 0: "step 7 loss 2.1"}) == (2,)
 
 
 def waited(operation: str, number: int) -> str:
@@ -73,16 +81,16 @@ def waited(operation: str, number: int) -> str:
 
 def test_of_ranks_in_a_timeout_the_one_in_another_collective_is_the_root() -> None:
     texts = dict.fromkeys(range(4), waited("BROADCAST", 7)) | {2: waited("ALLREDUCE", 9)}
-    assert classify_ranks(texts).root_ranks == (2,)
+    assert roots_of(texts) == (2,)
     # Of two it could be either, so the one that is behind counts.
-    assert classify_ranks({0: waited("BROADCAST", 9), 1: waited("ALLREDUCE", 7)}).root_ranks == (1,)
+    assert roots_of({0: waited("BROADCAST", 9), 1: waited("ALLREDUCE", 7)}) == (1,)
     # Ranks of different groups wait in different collectives.
     halves = {rank: waited("SEND" if rank < 2 else "RECV", 7 - rank) for rank in range(4)}
-    assert classify_ranks(halves).root_ranks == (3,)
+    assert roots_of(halves) == (3,)
 
 
 def test_times_count_only_where_all_contenders_have_one() -> None:
-    assert classify_ranks({0: f"12:00:09 {OOM}", 1: OOM}).root_ranks == (0, 1)
+    assert roots_of({0: f"12:00:09 {OOM}", 1: OOM}) == (0, 1)
 
 
 def exit_of(

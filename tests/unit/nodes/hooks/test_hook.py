@@ -276,7 +276,7 @@ def test_a_configuration_that_does_not_answer_holds_no_prolog_beyond_its_budget(
     assert (done.returncode, time.monotonic() - begun < 10) == (0, True), done.stderr
     [event] = machine.events
     assert (event["event"], event["closed"]) == ("hook_failed", False)
-    assert event["error"].startswith("reading the configuration took longer than 4 s: mend the file system")
+    assert event["error"].startswith("reading the configuration took longer than 4 s: repair the file system")
 
 
 # Storage from which one module comes late; the limits of the start are shorter, so that the test is.

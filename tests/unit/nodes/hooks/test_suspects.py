@@ -357,7 +357,7 @@ TRICKS: list[Callable[[Home], None]] = [
     ("trick", "words"),
     [
         (link_to_a_file, "n1.json below {} cannot be read: it is a link, which is not followed"),
-        (link_to_another_jobs_folder, "7 below {} cannot be read: it is no folder, or a link, which"),
+        (link_to_another_jobs_folder, "7 below {} cannot be read: it is not a folder, or a link, which"),
     ],
 )
 def test_the_link_that_is_not_followed_is_named(
