@@ -27,7 +27,8 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
-# Nearly all that is imported and collected stays until the end: to look for garbage in it takes a third of the time.
+# Nearly all that is imported and collected stays until the end. Searching it for garbage takes a third of the
+# time.
 gc.disable()
 
 
