@@ -50,6 +50,10 @@ class Statement(Record):
     value: str
 
 
+_INTERVAL_S = 61
+"""Of the HealthCheckProgram: 26.05 wants it above HealthCheckTimeout, by default 60."""
+
+
 class Wish(Record):
     """What slurm.conf shall say."""
 
@@ -57,9 +61,6 @@ class Wish(Record):
     epilog: str
     health_check: str
     """Empty where a timer runs the checks."""
-
-    interval_s: int = 61
-    """26.05 wants it above HealthCheckTimeout, which is 60 where nobody sets it."""
 
     budget_s: float = 20.0
     """The longest that one of our hooks takes."""
@@ -202,7 +203,7 @@ class _Changes:
             return
         self.set("HealthCheckProgram", wish.health_check)
         if self.value("HealthCheckInterval") in ("", "0"):
-            self.set("HealthCheckInterval", str(wish.interval_s))
+            self.set("HealthCheckInterval", str(_INTERVAL_S))
         if not self.value("HealthCheckNodeState"):
             self.set("HealthCheckNodeState", "ANY,CYCLE")
 

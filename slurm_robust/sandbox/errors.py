@@ -1,4 +1,16 @@
-"""What can go wrong with a sandbox."""
+"""What can go wrong with a sandbox.
+
+SandboxError
+ ├─ InvalidSandbox       a name or setting that cannot work (also a ValueError)
+ ├─ RequirementMissing   this machine lacks a right or a program
+ ├─ AlreadyUp            a sandbox of that name exists
+ ├─ NotOurs              a folder in its place was made by somebody else
+ ├─ NotUp                no sandbox of that name runs
+ ├─ NotThere             it has no such node, rank, log or GPU
+ ├─ BootFailed           a part of it did not come up in time
+ ├─ FaultRefused         the fault cannot be injected as it was asked for
+ └─ ExecFailed           a command inside ended with an exit code other than 0
+"""
 
 from __future__ import annotations
 

@@ -267,10 +267,11 @@ def srun(request: StepRequest) -> list[str]:
         "--wait=0",
         "--input=none",
         "--export=ALL",
+        "--overlap",
+        "--no-kill",
+        "--whole",
+        "--mem=0",
     ]
-    command += ["--overlap"] if request.overlap else []
-    command += ["--no-kill"] if request.no_kill else []
-    command += ["--whole", "--mem=0"] if request.whole_node else []
     if request.gpus_per_node is not None:
         command.append(f"--gres=gpu:{request.gpus_per_node}" if request.gpus_per_node else "--gres=none")
     return [*command, *request.command]

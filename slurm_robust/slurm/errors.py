@@ -1,6 +1,33 @@
-"""Everything that can go wrong with Slurm, as types; ``fix`` says what the reader can do about it.
+"""Everything that can go wrong with Slurm, as types.
 
-Releases and commands word the same error differently; :func:`classify` is the one place that knows them.
+::
+
+    SlurmError                      fix: what the reader can do about it
+     ├─ NotInAllocation             this process does not belong to a Slurm job
+     ├─ BackendUnavailable          the backend asked for cannot be used here
+     ├─ NotFenced                   another controller has the job, or that is not known
+     └─ SlurmCommandError           carries command, returncode, stdout, stderr
+         ├─ SlurmCommandMissing     the program is not on the PATH
+         ├─ SlurmTimeout            no answer in time; whether it took effect is unknown
+         ├─ ControllerUnreachable   slurmctld (or slurmdbd) does not answer
+         ├─ UnparsableOutput        exit code 0, but not the output that this release prints
+         ├─ JobNotFound             no such job, or forgotten after MinJobAge
+         ├─ StepNotFound            no such step, or it has ended
+         ├─ JobNotPending           the change is only possible while the job is pending
+         ├─ JobFinished             the job has ended for good
+         ├─ RequeueDisabled         the job was submitted with --no-requeue
+         ├─ InvalidNode             a node that Slurm does not know
+         ├─ ReservationNotFound     no such reservation
+         ├─ ReservationExists       a reservation has this name already
+         ├─ ReservationInUse        a job holds nodes by way of the reservation
+         ├─ NodesBusy               jobs or other reservations have the nodes
+         ├─ InvalidPartition        a partition that Slurm does not know
+         ├─ InvalidAccount          the user has no association, and Slurm enforces them
+         ├─ PermissionDenied        only an operator, the owner or root may do that
+         └─ CommandFailed           anything else; the text is Slurm's own
+
+Releases and commands word the same error differently; :func:`classify`
+is the one place that knows them.
 """
 
 from __future__ import annotations

@@ -43,9 +43,6 @@ class StepRequest(Record):
 
     command: tuple[str, ...]
     name: str = "agents"
-    whole_node: bool = True
-    overlap: bool = True
-    no_kill: bool = True
     gpus_per_node: int | None = None
     """None leaves GPUs to what the job asked per node; a job submitted with ``--gpus-per-task`` then gets
     only one task's share, so give the number (as :func:`whole_node_steps` does)."""

@@ -436,11 +436,11 @@ def test_a_pipe_among_the_files_of_a_checkpoint_hangs_nobody(
 ) -> None:
     sidecar = tmp_path / part.name
     trap(sidecar)
-    with pytest.raises(OSError, match="no plain file"):
+    with pytest.raises(OSError, match="not a plain file"):
         read_sidecar(sidecar)
     other = tmp_path / "beside" / part.name
     other.parent.mkdir()
     other.write_bytes(part.read_bytes())
     trap(other.with_name(read_sidecar(part).data))
-    with pytest.raises(OSError, match="no plain file"):
+    with pytest.raises(OSError, match="not a plain file"):
         read_whole_part(other)

@@ -261,8 +261,8 @@ def test_what_stands_in_a_strangers_folder_is_not_run(scratch: Path) -> None:
 def traps() -> list[tuple[str, Callable[[Path], None]]]:
     return [
         ("a link", lambda path: path.symlink_to("/etc/hostname")),
-        ("no plain file", os.mkfifo),
-        ("no plain file", Path.mkdir),
+        ("not a plain file", os.mkfifo),
+        ("not a plain file", Path.mkdir),
     ]
 
 

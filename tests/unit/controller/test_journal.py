@@ -132,7 +132,7 @@ def test_storage_that_hangs_holds_up_nobody_and_loses_nothing(
     assert time.monotonic() - began < PATIENCE_S, "who is behind already waits for nothing"
     assert (journal.written, journal.trouble) == (1, "")
     monkeypatch.setattr("slurm_robust.controller.journal.HANGS_S", 0.0)
-    assert "storage does not answer" in journal.trouble
+    assert "storage has not answered" in journal.trouble
     assert not journal.close(0.0)
     assert not woken.is_set()
     disk.heal()

@@ -179,7 +179,7 @@ def test_pruning_keeps_what_can_still_be_restored(hands: Hands) -> None:
 
 def test_leaf_switches_are_learnt_for_the_choice_of_peers(hands: Hands) -> None:
     hands.slurm.cluster.switches = (
-        Switch(name="top", level=1, nodes=("n1", "n2"), switches=("s1", "s2")),
+        Switch(name="top", level=1, nodes=("n1", "n2")),
         Switch(name="s1", level=0, nodes=("n1",)),
         Switch(name="s2", level=0, nodes=("n2",)),
     )

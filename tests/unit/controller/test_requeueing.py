@@ -120,8 +120,8 @@ def test_the_owner_is_obeyed_where_an_order_to_slurm_has_no_answer_at_all() -> N
 class DiesOfTerm(FakeSlurm):
     """``scontrol requeue`` dies of the TERM that it causes, so nobody hears that Slurm took the order."""
 
-    def requeue(self, job_id: int, *, hold: bool = False) -> None:
-        super().requeue(job_id, hold=hold)
+    def requeue(self, job_id: int) -> None:
+        super().requeue(job_id)
         raise CommandFailed("scontrol requeue: ended by SIGTERM")
 
 
@@ -264,9 +264,9 @@ class Masked(FakeSlurm):
 
     blocked: tuple[int, ...] = ()
 
-    def requeue(self, job_id: int, *, hold: bool = False) -> None:
+    def requeue(self, job_id: int) -> None:
         self.blocked = tuple(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-        super().requeue(job_id, hold=hold)
+        super().requeue(job_id)
 
 
 def test_slurms_term_ends_none_of_the_commands(tmp_path: Path) -> None:

@@ -29,10 +29,6 @@ def test_srun_says_everything_itself() -> None:
         "--export=ALL",
     ):
         assert option in words
-    plain = StepRequest(
-        job_id=7, nodes=("n1",), command=("x",), whole_node=False, overlap=False, no_kill=False
-    )
-    assert not {"--whole", "--mem=0", "--overlap", "--no-kill"} & set(commands.srun(plain))
 
 
 def test_a_step_does_not_inherit_what_the_user_submitted_with() -> None:

@@ -92,5 +92,5 @@ def test_sizes_as_slurm_has_them() -> None:
     assert parse_memory("100") == 100 << 20
     assert parse_memory("1t") == 1 << 40
     for text in ("", "4 G", "-1", "4P", "1.5G"):
-        with pytest.raises(ValueError, match="no size"):
+        with pytest.raises(ValueError, match="not a size"):
             parse_memory(text)

@@ -44,7 +44,6 @@ def node(*states: str, name: str = "n1", reason: str = "", user: str = "root", *
     more.setdefault("partitions", ("main",))
     return Node(
         name=name,
-        hostname=name,
         address=name,
         states=frozenset(states or ("IDLE",)),
         reason=reason,
