@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.state import JobState
-from slurm_robust.report.ettr import productivity
 from slurm_robust.report.incident_text import IncidentRow, incident_rows
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 
@@ -169,7 +169,7 @@ def collect(reference: JobRun, faulty: JobRun, faults: Sequence[float], started:
     events = faulty.events()
     found = incident_rows(events)
     first, second = (json.loads(job.result.read_text()) for job in (reference, faulty))
-    productive = productivity(events, time.time())
+    spent = summary_of(events, time.time())
     rows = [
         {
             "symptom": incident.symptom,
@@ -184,11 +184,11 @@ def collect(reference: JobRun, faulty: JobRun, faults: Sequence[float], started:
     ]
     return {
         "incidents": rows,
-        "ettr": productive.ettr,
+        "ettr": spent.ettr,
         "weights_equal": first["sha256"] == second["sha256"],
         "sha256": second["sha256"],
         "steps": second["steps"],
-        "job_wall_s": productive.wall_s,
+        "job_wall_s": (spent.wall_ms - spent.started_ms) / 1000,
         "wall_s": time.monotonic() - started,
     }
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 from rich.table import Table
 
 from benchmarks import common
@@ -22,8 +23,8 @@ from benchmarks.fault_storm.plan import plan
 from benchmarks.fault_storm.storm import JOBS, Storm
 from benchmarks.fault_storm.training import Training
 from benchmarks.fault_storm.verdict import by_kind, innocents, unequal
+from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
-from slurm_robust.report.ettr import productivity
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER
 from tests.cluster.shared_storage import shared_disk
@@ -121,10 +122,8 @@ def _judge(storm: Storm, training: Training, facts: dict[str, object]) -> list[s
         "companions": sum(isinstance(e, ev.CompanionStarted) for e in journal),
     }
     facts |= counts
-    facts["productivity"] = {
-        name: getattr(productivity(journal, time.time()), name)
-        for name in ("wall_s", "productive_s", "ettr", "steps", "repeated")
-    }
+    found = summary_of(journal, time.time())
+    facts |= {"ettr": found.ettr, "ledger": msgspec.to_builtins(found)}
     facts["faults"] = [asdict(fault) for fault in storm.planted]
     facts["skipped"] = storm.skipped
     facts["new_step_s"] = {kind: asdict(summary) for kind, summary in by_kind(storm.planted).items()}
@@ -193,7 +192,7 @@ def _show(storm: Storm, facts: dict[str, object], path: Path) -> None:
         "companions",
     )
     console.print(f"{len(storm.planted)} faults; " + ", ".join(f"{n} {facts.get(n)}" for n in said))
-    console.print(f"productivity: {facts.get('productivity')}; see {path}")
+    console.print(f"ETTR {facts.get('ettr', 0.0):.1%}; see {path}")
 
 
 def _say(text: str) -> None:

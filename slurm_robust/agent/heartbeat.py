@@ -53,11 +53,12 @@ class HeartbeatState:
         traffic: Traffic | None = None,
         still_s: float | None = None,
         started: Mapping[str, float] = MappingProxyType({}),
+        spent: Mapping[str, float] = MappingProxyType({}),
     ) -> Heartbeat | Pulse:
         """The next heartbeat, or a Pulse where the last heartbeat says it all.
 
-        ``started``: seconds of the phases of the workers' start. When workers have ended, it holds what they
-        have left: they change no copy now.
+        ``started``: seconds of the phases of the workers' start. ``spent``: of their phases since then. When
+        workers have ended, the heartbeat holds what they have left: they change no copy now.
         """
         self._seq += 1
         heartbeat = Heartbeat(
@@ -72,6 +73,7 @@ class HeartbeatState:
             ready=not state.fatal and (state.ready or self._always_ready),
             progress=progress,
             exits=state.workers.exits(now),
+            spent=dict(spent),
             timings={**state.timings, **started},
             notes=tuple(text for _, text in self._notes),
             data_port=news.port,

@@ -342,6 +342,7 @@ class Agent:
             seen.traffic,
             self._deaths.still_s(self._state.killed, now),
             self._steps.start_phases,
+            self._steps.spent,
         )
         self._heartbeat_wanted = not self._socket.send(heartbeat)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurm_robust.agent.rankenv import record_path
+from slurm_robust.model.progress import most
 from slurm_robust.wire.messages import Progress
 from slurm_robust.worker.step_record import RecordError, StepRecord
 
@@ -70,11 +71,12 @@ class StepWatch:
     @property
     def start_phases(self) -> dict[str, float]:
         """Seconds of the phases of the workers' start that are over, each of the rank that took longest."""
-        longest: dict[str, float] = {}
-        for record in self._records:
-            for phase, seconds in record.start_phases.items():
-                longest[phase] = max(seconds, longest.get(phase, 0.0))
-        return longest
+        return most(record.start_phases for record in self._records)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds that phases and checkpoints have taken, each on the rank on which it was most."""
+        return most(record.spent for record in self._records)
 
     def has_news(self, now: float) -> bool:
         """Whether a rank has, since the last call, done what the controller waits for.

@@ -81,6 +81,11 @@ class Context:
         """Step records of all ranks of this generation that are known, as old as they are ``now``."""
         return self.fleet.progress(self.state.slots, self.state.generation, now.mono)
 
+    def spent(self, now: Now) -> dict[str, float]:
+        """Seconds of this generation in phases and checkpoints, by name, rounded for the journal."""
+        found = self.fleet.spent(self.state.slots, self.state.generation, now.mono)
+        return {name: round(seconds, 3) for name, seconds in found.items() if seconds >= 0.0005}
+
     def exits(self, now: Now) -> tuple[NodeExit, ...]:
         """Workers of this generation that have ended."""
         return tuple(self.fleet.exits(self.state.slots, self.state.generation, now.mono))

@@ -40,6 +40,7 @@ from slurm_robust.controller.starts import AgentStarts
 from slurm_robust.controller.startups import Startups
 from slurm_robust.controller.transitions import Transition
 from slurm_robust.controller.witnesses import Witnesses
+from slurm_robust.ledger.clock import LEAST_AHEAD_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId, Tier
@@ -104,6 +105,7 @@ class Core(Context):
         self.stacks: Final = StackBook(config.detect.stacks_s)
         self._table = table
         self._held = False
+        self._ahead_s = 0.0  # this node's clock, of slurmctld's, as it was recorded
         self._diagnosis: Diagnosis | None = None  # answer to the newest TestNodes or ReplayTraining
         self._requeue: RequeueAnswer | None = None  # to the newest BeginRequeue
         self._progress_at = self._watched_at = now.mono
@@ -200,6 +202,12 @@ class Core(Context):
         )
         self.record(ev.Noted(t=now.wall, text=text))
         self.emit(Say(text=text))
+
+    def on_clock(self, ahead_s: float, now: Now) -> None:
+        """This node's clock is ahead of slurmctld's by so much: it was compared, or was set since."""
+        if abs(ahead_s - self._ahead_s) >= LEAST_AHEAD_S:
+            self._ahead_s = ahead_s
+            self.record(ev.ClockCompared(t=now.wall, epoch=self.state.epoch, ahead_s=round(ahead_s, 3)))
 
     def on_end_approaching(self, reason: str, now: Now) -> list[Effect]:
         """The time limit or a preemption is near (USR1)."""
@@ -400,6 +408,7 @@ class Core(Context):
                 generation=self.state.generation,
                 step=last.step,
                 reported=all(p.reported for p in records),
+                spent=self.spent(now),
                 loss=last.loss,
                 grad_norm=last.grad_norm,
             )

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import structs
 
 from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.progress import LASTING, most
 from slurm_robust.policy.silence import counted
 from slurm_robust.wire.messages import Heartbeat, Phase, Progress, Pulse
 
@@ -151,6 +152,18 @@ class Fleet:
                 aged = structs.replace(exit, age_s=exit.age_s + now - view.received)
                 found.append(NodeExit(node=node, exit=aged))
         return found
+
+    def spent(self, nodes: tuple[str, ...], generation: int, now: float) -> dict[str, float]:
+        """Seconds of ``generation`` in phases and checkpoints until ``now``, each of the rank with most."""
+        views = (self._views.get(node) for node in nodes)
+        heartbeats = [v.heartbeat for v in views if v is not None and v.heartbeat.generation == generation]
+        found = most(heartbeat.spent for heartbeat in heartbeats)
+        going_on = most(
+            {record.phase: record.phase_s}
+            for record in self.progress(nodes, generation, now)
+            if record.phase and record.phase not in LASTING
+        )
+        return {name: found.get(name, 0.0) + going_on.get(name, 0.0) for name in found | going_on}
 
     def progress(self, nodes: tuple[str, ...], generation: int, now: float) -> list[Progress]:
         """Step records of all ranks of ``generation`` that are known, as old as they are ``now``."""

@@ -27,7 +27,8 @@ from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.supervisor import Signals
 from slurm_robust.controller.tester import Tester
-from slurm_robust.controller.turns import Hold, Turns
+from slurm_robust.controller.turns import ClockWatch, Hold, Turns
+from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
@@ -36,8 +37,8 @@ from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import FolderGone, JobDirectory, check_in_place
 from slurm_robust.policy.restore import retained
 from slurm_robust.report import bundle
-from slurm_robust.report.ettr import productivity
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.util.hostlist import fold
@@ -137,6 +138,7 @@ class Loop:
         self._borrower = borrower
         self._background = Background()
         self._hold = Hold()
+        self._clock = ClockWatch()
         self._now = self._hold.now
         self._held: deque[tuple[int, Sequence[fx.Effect]]] = deque()
         """What was decided, with how many events must be written before it is done."""
@@ -184,6 +186,7 @@ class Loop:
             beacons = (self._beacons.fileno(),) if self._beacons is not None else ()
             turns = Turns((self._socket.socket, self._background.fileno(), *beacons), signals.fileno())
             self._in_background("learn switches", self._learn_switches, lambda text: None)
+            self._in_background("compare clocks", self._compare_clocks, lambda text: None)
             self._do(self._core.on_tick(self._now()))
             turned, behind = time.monotonic(), False
             while self._code is None:
@@ -251,6 +254,8 @@ class Loop:
         if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
             return
         self._slow_at, self._slow_busy = time.monotonic(), True
+        if self._clock.step():
+            self._core.on_clock(self._clock.ahead_s, self._now())
         self._in_background("check the agents' steps", self._check_steps, self._check_failed)
 
     def _follow_journal(self) -> None:
@@ -345,6 +350,21 @@ class Loop:
         leaves = {node: switch.name for switch in switches if not switch.level for node in switch.nodes}
         return lambda: self._core.on_switches(leaves)
 
+    def _compare_clocks(self) -> Callable[[], None]:
+        """In the background: by how much this node's clock is ahead of slurmctld's."""
+        try:
+            ahead_s = clock_offset(self._slurm)
+        except (SlurmError, CommandTimeout):
+            ahead_s = None  # the ledger goes by this node's clock
+        if ahead_s is None:
+            return lambda: None
+
+        def compared() -> None:
+            self._clock.compared(ahead_s)
+            self._core.on_clock(ahead_s, self._now())
+
+        return compared
+
     def _check_failed(self, text: str) -> None:
         """This controller might miss that another one has taken over; the next one does not."""
         raise RuntimeError(text)
@@ -390,10 +410,19 @@ class Loop:
         return True
 
     def _say(self, effect: fx.Say) -> None:
-        ettr = f"; ETTR {productivity(self._journal.events, time.time()).ettr:.1%}" if effect.ettr else ""
         # Several runs of one job (--name) write into one log.
         name = self._directory.path.name.partition(".")[2]
-        say((f"[{name}] " if name else "") + effect.text + ettr)
+        text = (f"[{name}] " if name else "") + effect.text
+        if not effect.ettr:
+            say(text)
+            return
+        events, now = list(self._journal.events), time.time() - self._clock.ahead_s
+
+        def work() -> Callable[[], None]:
+            # Of a job of months it takes seconds.
+            return partial(say, f"{text}; ETTR {summary_of(events, now).ettr:.1%}")
+
+        self._in_background("ETTR", work, lambda error: say(text))
 
     def _send(self, effect: fx.Send) -> None:
         identity = self._identities.get(effect.node)

@@ -51,7 +51,7 @@ class PreflightError(SrobustError):
 class Plan(Record):
     """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
 
-    ``cluster`` to ``queued_s`` are as in :class:`~slurm_robust.model.events.RunStarted` and
+    ``cluster`` to ``gpus`` are as in :class:`~slurm_robust.model.events.RunStarted` and
     ``AllocationTaken``.
     """
 
@@ -72,6 +72,8 @@ class Plan(Record):
     array_task: str = ""
     time_limit_s: float | None = None
     queued_s: float | None = None
+    eligible: float | None = None
+    gpus: int = 0
     output: str = ""
     """The job's own output, in which a controller on another node goes on; "" where that is no file."""
 
@@ -277,6 +279,8 @@ def make_plan(
         array_task=array_task(environ),
         time_limit_s=time_limit(environ),
         queued_s=job.queued_s if job is not None else None,
+        eligible=job.eligible_time if job is not None else None,
+        gpus=sum(allocation.gpus_per_node.values()),
         output=_own_output(),
     )
 

@@ -61,6 +61,9 @@ class Turns:
         self._rest_until = ended + min(REST_FACTOR * took, max(REST_S, LONG_FACTOR * took))
 
 
+LEAST_SET_S = 1.0
+"""Less is a clock that is kept right."""
+
 LONGEST_HOLD_S = 1800.0
 """Administrators make room within this time, or nobody does."""
 
@@ -68,6 +71,33 @@ LONGEST_HOLD_S = 1800.0
 def read_clocks() -> Now:
     """Both clocks, now."""
     return Now(mono=time.monotonic(), wall=time.time())
+
+
+class ClockWatch:
+    """Notices that somebody has set this node's clock."""
+
+    def __init__(self, clocks: Callable[[], Now] = read_clocks) -> None:
+        self._clocks = clocks
+        self._distance_s = self._measure()
+        self.ahead_s = 0.0
+        """How far it is ahead of slurmctld's, as far as that is known."""
+
+    def compared(self, ahead_s: float) -> None:
+        """It was ``ahead_s`` ahead of slurmctld's a moment ago."""
+        self.ahead_s, self._distance_s = ahead_s, self._measure()
+
+    def step(self) -> float:
+        """By how many seconds it was set since the last call, 0 for less than :data:`LEAST_SET_S`."""
+        set_s = self._measure() - self._distance_s
+        if abs(set_s) < LEAST_SET_S:
+            return 0.0
+        self._distance_s += set_s
+        self.ahead_s += set_s
+        return set_s
+
+    def _measure(self) -> float:
+        now = self._clocks()
+        return now.wall - now.mono
 
 
 class Hold:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import resource
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -22,13 +21,11 @@ from slurm_robust.nodes.checks.infiniband import SYSFS as HCAS
 from slurm_robust.nodes.host import Host
 from slurm_robust.slurm import options
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import (
-    CommandFailed,
     JobNotFound,
-    PermissionDenied,
     SlurmCommandError,
     SlurmError,
-    UnparsableOutput,
 )
 from slurm_robust.slurm.records import Job
 
@@ -36,7 +33,6 @@ DRIVER = "/proc/driver/nvidia/version"
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 _CUDA = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11")
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
-_ROUND_TRIP_S = 1.0
 
 
 class Wanted(Record):
@@ -131,20 +127,6 @@ def _site(
             raise
         unseen = (f"Slurm: {error.what if isinstance(error, SlurmCommandError) else error}",)
     return _Site(slurm=conf, clock_s=ahead, job=job, options=submitted, gpus_per_node=gpus), unseen
-
-
-def clock_offset(slurm: SlurmClient, clock: Callable[[], float] = time.time) -> float | None:
-    """How far this host's clock is ahead of slurmctld's; None where the answer took too long to tell.
-
-    Raises what says that nothing else would be answered either.
-    """
-    before = clock()
-    try:
-        then = slurm.now() + 0.5  # whole seconds, cut off
-    except (CommandFailed, PermissionDenied, UnparsableOutput):
-        return None
-    after = clock()
-    return (before + after) / 2 - then if after - before < _ROUND_TRIP_S else None
 
 
 def _script(path: Path, environ: Mapping[str, str]) -> options.Options:

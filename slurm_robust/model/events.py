@@ -68,6 +68,16 @@ class ControllerStarted(Event):
     """Why it took over."""
 
 
+class ClockCompared(Event):
+    """The clock of this controller's node differs from slurmctld's, or was set.
+
+    The first of a controller holds from its beginning on, each other one from here on.
+    """
+
+    ahead_s: float
+    """By how much it is ahead."""
+
+
 class AllocationTaken(Event):
     """The nodes of this run of the Slurm job (a requeue brings another set)."""
 
@@ -81,7 +91,11 @@ class AllocationTaken(Event):
     time_limit_s: float | None = None
     """How long this run may take; None if not known."""
     queued_s: float | None = None
-    """From ``submitted`` until Slurm started it, both by slurmctld's clock; None if not known."""
+    """From ``submitted`` until Slurm started it, both by slurmctld's clock; None if unknown."""
+    eligible: float | None = None
+    """When Slurm could first have started it, in seconds since 1970 by slurmctld's clock; None if unknown."""
+    gpus: int = 0
+    """That the job holds on all nodes together; 0 also where it is not known."""
 
 
 class AgentJoined(Event):
@@ -117,6 +131,8 @@ class FirstStep(Event):
     step: int
     reported: bool
     """The script numbers its steps."""
+    spent: dict[str, float] = {}
+    """As in :class:`ProgressMade`."""
 
 
 class StartMeasured(Event):
@@ -136,6 +152,9 @@ class ProgressMade(Event):
     reported: bool
     loss: float | None = None
     grad_norm: float | None = None
+    spent: dict[str, float] = {}
+    """Seconds of this generation in checkpoints and in phases that the script announces, by name, each of the
+    rank with most."""
 
 
 class IncidentOpened(Event):
@@ -402,6 +421,7 @@ class Noted(Event):
 AnyEvent: TypeAlias = (
     RunStarted
     | ControllerStarted
+    | ClockCompared
     | AllocationTaken
     | AgentJoined
     | GenerationLaunched

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
@@ -64,6 +64,15 @@ def slowest(records: Iterable[Progress]) -> Progress:
     return min(records, key=lambda p: (p.step, p.age_s))
 
 
+def most(every: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """For each name the most that any of ``every`` has."""
+    found: dict[str, float] = {}
+    for values in every:
+        for name, value in values.items():
+            found[name] = max(value, found.get(name, value))
+    return found
+
+
 RESTORE = "restore"
 """The phase in which a rank reads its checkpoint."""
 
@@ -78,6 +87,10 @@ EVALUATION = "evaluation"
 
 FINISHED = "after training"
 """The phase of a script that has closed its ``Checkpointer``, until its end."""
+
+
+LASTING = frozenset({RESERVE, FINISHED})
+"""Phases that say something of a rank, but in which it may complete steps, or no step is to come."""
 
 
 class PaceHistory(Record):

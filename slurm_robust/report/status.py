@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
+from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
 from slurm_robust.model.journal import fold
@@ -17,16 +19,19 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
 from slurm_robust.report.console import facts_table, seconds, show
-from slurm_robust.report.ettr import IntervalAdvice, Productivity, advise, productivity
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
+from slurm_robust.report.interval import IntervalAdvice, advise
 from slurm_robust.report.slurmview import completing_advice, make_slurm, view_of
 from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold as fold_nodes
-from slurm_robust.util.text import date_and_time, one_line
+from slurm_robust.util.text import count, date_and_time, duration, one_line
+
+MOST_LOST = 4
+"""Classes of lost time on the screen, the greatest first; ``--json`` has all."""
 
 
 class StandbyRow(Record):
@@ -86,7 +91,9 @@ class Status(Record):
     """Nodes that were given up, with the reason."""
 
     incidents: tuple[IncidentRow, ...]
-    productivity: Productivity
+    ledger: Summary
+    """What its time went into."""
+
     restored: str
     """Checkpoint with which the newest generation began, "" for a fresh start."""
 
@@ -128,7 +135,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         standbys={node: _standby(state, node) for node in state.spares},
         evicted=dict(state.evicted),
         incidents=incident_rows(events),
-        productivity=productivity(events, now),
+        ledger=summary_of(events, now),
         restored=restored_text(launched) if launched else "",
         stored=state.stored,
         interval=advise(events, now),
@@ -275,8 +282,16 @@ def _stored(status: Status) -> str:
 
 
 def _ettr(status: Status) -> str:
-    p = status.productivity
-    text = f"{p.ettr:.1%} ({p.productive_s:.0f} s of {p.wall_s:.0f} s), {p.steps} steps"
-    if p.repeated is None:
-        return f"{text}, as if each restart began anew: the script does not number its steps"
-    return text + (f", {p.repeated} repeated" if p.repeated else "")
+    """``69.2% of 103 s since its first start, 40 steps; lost: starting 20 s, detecting 4.4 s``."""
+    found = status.ledger
+    text = f"{found.ettr:.1%} of {duration((found.wall_ms - found.started_ms) / 1000)} since its first start"
+    text += f", {count(found.steps, 'step')}"
+    if found.repeated is None:
+        text += ", as if each restart began anew: the script does not number its steps"
+    elif found.repeated:
+        text += f", {found.repeated} repeated"
+    lost = {one: ms for one, ms in found.classes.items() if one not in (*EFFECTIVE, TimeClass.QUEUED)}
+    greatest = sorted(lost, key=lambda one: lost[one], reverse=True)[:MOST_LOST]
+    if greatest:
+        text += f"; lost: {', '.join(f'{one.value} {duration(lost[one] / 1000)}' for one in greatest)}"
+    return text

@@ -118,6 +118,21 @@ def date_and_time(t: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
 
 
+def duration(seconds: float) -> str:
+    """``4.4 s``, ``103 s``, ``12 min``, ``3 h 20 min``, ``5 d 4 h``: two units at most."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 180:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
 def count(number: int, thing: str) -> str:
     """``1 rank``, ``2 ranks``."""
     return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -53,6 +53,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     ready: bool = False  # the zygote has imported everything (always True in exec mode)
     progress: tuple[Progress, ...] = ()
     exits: tuple[WorkerExit, ...] = ()
+    spent: dict[str, float] = {}  # seconds in phases and checkpoints, of those that are over
     timings: dict[str, float] = {}  # seconds of the start phases that are over (model/startup.py)
     notes: tuple[str, ...] = ()  # facts for the journal: resources missing, what could not be done
     data_port: int = 0  # TCP port at which other agents reach this one's copies, 0 for none

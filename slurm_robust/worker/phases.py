@@ -61,12 +61,15 @@ class PhaseSwitch:
 
 @contextmanager
 def announced(record: StepRecord, name: str) -> Iterator[None]:
-    """The same with an open record."""
-    before = record.phase
+    """The same with an open record. The time of a phase within counts to that one alone."""
+    before, within = record.phase, sum(record.spent.values())
     begin(record, name)
+    begun = time.monotonic()
     try:
         yield
     finally:
+        within = sum(record.spent.values()) - within
+        record.spend(name, max(0.0, time.monotonic() - begun - within))
         if before.name:
             record.set_phase(before)
         else:

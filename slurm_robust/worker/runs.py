@@ -104,6 +104,7 @@ class ManagedRun:
         # From the beginning: a graph may be captured before the first snapshot is taken.
         self._captures = Captures(CUDA) if environment.copies else None
         self._restored: CheckpointId | None = None
+        self._is_unaccounted = False  # the update may still wait for the newest snapshot
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
         """Exactly the checkpoint that the environment names."""
@@ -139,7 +140,10 @@ class ManagedRun:
         self._record.mark(Mark.RESTORED)
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
-        """Write it into the step record."""
+        """Write it into the step record, and for how long the newest snapshot has held training up."""
+        if self._memory is not None and self._is_unaccounted:
+            self._is_unaccounted = False
+            self._record.spend(CHECKPOINT, self._memory.blocked_s)
         self._record.report(step, loss, grad_norm)
 
     def due(self, step: int) -> bool:
@@ -196,6 +200,7 @@ class ManagedRun:
         try:
             self._memory.take(step, training, stride=self._record.stride, flush=self._record.flush)
         finally:
+            self._is_unaccounted = True
             self._tell_reserving(self._memory.reserving)
 
     def _tell_reserving(self, reserving: bool) -> None:

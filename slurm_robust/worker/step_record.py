@@ -3,7 +3,7 @@
 The agent reads it from outside, so a worker that hangs, is stopped or was killed in the middle of a
 write still shows how far it came. Times are CLOCK_MONOTONIC, one clock for all processes of a node.
 
-The file has five areas, each with one writer, little-endian, 640 bytes in all::
+The file has these areas, each with one writer, little-endian, 896 bytes in all::
 
     0    header   magic "SRSTEP\\0\\0", version u32, rank i32, generation i64, created f64, crc u32
     128  request  i64: step at which a checkpoint is asked for, -1 none               (agent writes)
@@ -14,11 +14,14 @@ The file has five areas, each with one writer, little-endian, 640 bytes in all::
                   checkpoint i64, flags u32, bad_step i64, crc u32                    (worker writes)
     448  phase    2 slots of 64 bytes: sequence u64, begin f64, name (UTF-8, 32 bytes), crc u32
     576  marks    6 f64: when the worker came to each :class:`Mark`, 0 not yet        (worker writes)
+    640  spent    8 f64: seconds in phases and checkpoints so far, by name            (worker writes)
+    704  names    8 times 24 bytes (UTF-8) of ``spent``, in the order of first use    (worker writes)
 
 A seqlock whose reader never waits: the writer fills the older of the two slots with the next sequence
 number; the reader takes the slot with the higher number whose CRC is right. A slot that is being
 written, or was left half written by a killed worker, fails its CRC and the one before it counts. The
-request is one aligned 8-byte store, and so is a mark. Phases are rare, so their writer keeps nothing: it
+request is one aligned 8-byte store, and so are a mark and the seconds of a name, which is written before
+them. Phases are rare, so their writer keeps nothing: it
 reads what is there.
 """
 
@@ -40,8 +43,8 @@ from slurm_robust.model.record import Record
 NO_STEP = -1
 
 _MAGIC = b"SRSTEP\0\0"
-_VERSION = 5
-_SIZE = 640
+_VERSION = 6
+_SIZE = 896
 _HEADER = struct.Struct("<8sIiqd")
 _COUNT = struct.Struct("<Qd")
 _REPORT = struct.Struct("<QqdddqIq")
@@ -52,6 +55,8 @@ _COUNTS_AT = (192, 224)
 _REPORTS_AT = (256, 352)
 _PHASES_AT = (448, 512)
 _MARKS_AT = 576
+_SPENT_AT = 640
+_NAMES_AT, _NAME_SIZE, _MOST_NAMES = 704, 24, 8
 _REPORTS, _HAS_LOSS, _HAS_GRAD_NORM = 1, 2, 4
 _READ_TRIES = 100
 
@@ -161,6 +166,7 @@ class StepRecord:
         # since a mapping cannot be closed while there is a view of it, as that of a damaged record must be.
         self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 24].cast("q")
         self._marks = memoryview(mapping)[_MARKS_AT : _MARKS_AT + 8 * len(Mark)].cast("d")
+        self._spent = memoryview(mapping)[_SPENT_AT : _SPENT_AT + 8 * _MOST_NAMES].cast("d")
 
     @classmethod
     def create(cls, path: Path | str, *, generation: int, rank: int) -> StepRecord:
@@ -195,6 +201,7 @@ class StepRecord:
         """Unmap; the file stays. May be called again."""
         self._request.release()
         self._marks.release()
+        self._spent.release()
         self._map.close()
 
     # -- the worker's side ------------------------------------------------------------------------
@@ -236,6 +243,33 @@ class StepRecord:
         name = phase.name.encode(errors="replace")[: _PHASE.size - 16]
         sequence = _count_of(self._read(_PHASES_AT, _PHASE)) + 1
         self._write(_PHASES_AT[sequence & 1], _PHASE.pack(sequence, phase.begin, name))
+
+    def spend(self, name: str, seconds: float) -> None:
+        """Another ``seconds`` went into ``name``, in which no step was completed.
+
+        Of the name the first 24 bytes count. Where there are more names than room, the last one has the rest.
+        """
+        wanted = name.encode(errors="replace")[:_NAME_SIZE]
+        if not wanted:
+            return
+        for index in range(_MOST_NAMES):
+            at = _NAMES_AT + index * _NAME_SIZE
+            if not self._map[at]:
+                self._map[at : at + len(wanted)] = wanted
+            elif index < _MOST_NAMES - 1 and self._map[at : at + _NAME_SIZE].rstrip(b"\0") != wanted:
+                continue
+            self._spent[index] += seconds
+            return
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds by name, of what is over."""
+        found: dict[str, float] = {}
+        for index, seconds in enumerate(self._spent):
+            if seconds:
+                at = _NAMES_AT + index * _NAME_SIZE
+                found[self._map[at : at + _NAME_SIZE].rstrip(b"\0").decode(errors="ignore")] = seconds
+        return found
 
     @property
     def phase(self) -> RankPhase:

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model",),
     ("config",),
     ("slurm", "wire", "nodes", "checkpoint"),
-    ("analysis",),
+    ("analysis", "ledger"),
     ("policy", "worker", "nodes.live"),
     ("agent",),
     ("diagnostics",),

@@ -243,6 +243,7 @@ class Running:
                     generation=state.generation,
                     step=last.step,
                     reported=reported,
+                    spent=core.spent(now),
                 )
             )
             took_s = None if self._launched is None else max(0.0, now.mono - last.age_s - self._launched)

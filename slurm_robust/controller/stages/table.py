@@ -88,5 +88,7 @@ def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:
             submitted=plan.submitted,
             time_limit_s=plan.time_limit_s,
             queued_s=plan.queued_s,
+            eligible=plan.eligible,
+            gpus=plan.gpus,
         )
     )

@@ -7,9 +7,9 @@ import math
 import pytest
 from msgspec import structs
 
+from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError
-from slurm_robust.report.ettr import productivity
 from tests.unit.controller.fake_job import Job
 
 LIMIT_S = 600.0
@@ -89,7 +89,7 @@ def test_a_nan_at_the_same_step_ends_the_job(step_s: float) -> None:
 def test_steps_that_ended_in_nan_and_were_done_again_count_as_repeated() -> None:
     job = Job()  # nothing is kept in memory, so each generation begins anew
     generations = fail_until_the_end(job, bring_nan, 15, 1.0)
-    found = productivity(job.journal, job.wall)
+    found = summary_of(job.journal, job.wall)
     assert (found.steps, found.repeated) == (15, 15 * (generations - 1))
     closed = job.events(ev.IncidentClosed)
     assert not closed, "no step was new"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.controller.effects import Now
-from slurm_robust.controller.turns import LONGEST_HOLD_S, REST_S, Hold, Turns
+from slurm_robust.controller.turns import LONGEST_HOLD_S, REST_S, ClockWatch, Hold, Turns
 from slurm_robust.testing.clock import FakeClock
 
 
@@ -120,3 +120,19 @@ def test_the_clock_never_goes_back_nor_loses_more_than_was_held(
         assert not (hold.holds and urgent)
     lost += hold.follow(behind=False, urgent=False)
     assert abs((clocks.mono - begun) - (hold.now().mono - 1000.0) - lost) < 1e-3
+
+
+# -- A clock that is set ----------------------------------------------------------------------------
+
+
+def test_a_clock_that_is_set_is_noticed_once() -> None:
+    clocks = Clocks()
+    watch = ClockWatch(clocks)
+    clocks.go(100.0)
+    clocks.wall += 0.4  # as NTP does it
+    assert watch.step() == 0.0
+    watch.compared(7.0)
+    clocks.wall -= 600.0
+    assert watch.step() == pytest.approx(-600.0)
+    assert watch.step() == 0.0
+    assert watch.ahead_s == pytest.approx(-593.0)

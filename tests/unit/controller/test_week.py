@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold
-from slurm_robust.report.ettr import productivity
 from tests.unit.controller.simulated_week import STEP_S, WEEK_S, Blow, Week, drawn
 
 EVERY_S = 8 * 3600.0
@@ -38,7 +38,7 @@ def test_a_week_of_faults(seed: int) -> None:
     assert [event.symptom for event in opened] == [SEEN_AS[blow] for _, blow in week.struck]
     assert list(state.evicted) == broken
     # Each generation goes on where the one before it was; standbys are used up before a requeue.
-    found = productivity(week.journal, wall)
+    found = summary_of(week.journal, wall)
     assert found.repeated is not None
     assert found.repeated * STEP_S < 60.0 * len(week.struck)
     assert found.ettr > 0.99

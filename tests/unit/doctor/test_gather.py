@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.doctor.gather import CannotRead, Wanted, clock_offset, gather, software
+from slurm_robust.doctor.gather import CannotRead, Wanted, gather, software
 from slurm_robust.doctor.rule import apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.nodes.host import Host
@@ -125,13 +125,6 @@ def test_a_slurmctld_that_does_not_tell_its_time_tells_the_rest() -> None:
     facts, _ = gather(Wanted(), JobConfig(), {}, Closed(), HERE)
     assert facts.clock_s is None
     assert facts.slurm is not None
-
-
-def test_the_clock_against_slurmctlds(slurm: FakeSlurm) -> None:
-    then = slurm.now()
-    assert clock_offset(slurm, lambda: then + 10.0) == pytest.approx(9.5)
-    slowly = iter([then, then + 5.0])
-    assert clock_offset(slurm, lambda: next(slowly)) is None
 
 
 @pytest.mark.parametrize(

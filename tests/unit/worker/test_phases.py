@@ -76,6 +76,43 @@ def test_after_an_inner_phase_the_outer_one_goes_on(record: StepRecord) -> None:
     assert shown(record) == ""
 
 
+def test_what_phases_took_is_added_up_by_name(record: StepRecord) -> None:
+    before = time.monotonic()
+    for _ in range(2):
+        with sr.phase("evaluation"):
+            while time.monotonic() - before < 0.02:
+                pass
+            before = time.monotonic()
+    spent = record.spent
+    assert set(spent) == {"evaluation"}
+    assert 0.02 <= spent["evaluation"] < 10.0
+
+
+def test_the_time_of_an_inner_phase_is_not_the_outers(record: StepRecord) -> None:
+    begun = time.monotonic()
+    with sr.phase("epoch end"), sr.phase("upload"):
+        inner = time.monotonic()
+        while time.monotonic() - inner < 0.05:
+            pass
+    took = time.monotonic() - begun
+    spent = record.spent
+    assert spent["upload"] >= 0.05
+    assert spent["epoch end"] + spent["upload"] <= took
+
+
+def test_more_names_than_there_is_room_for_share_the_last_one(record: StepRecord) -> None:
+    for n in range(20):
+        record.spend(f"phase {n}", 1.0)
+    record.spend("", 1.0)
+    assert record.spent == {f"phase {n}": 1.0 for n in range(7)} | {"phase 7": 13.0}
+
+
+def test_a_name_may_be_long_and_not_ascii(record: StepRecord) -> None:
+    record.spend("é" * 100, 1.0)
+    record.spend("é" * 100, 2.0)
+    assert record.spent == {"é" * 12: 3.0}
+
+
 def test_a_phase_that_fails_is_over(record: StepRecord) -> None:
     with pytest.raises(ZeroDivisionError), sr.phase("evaluation"):
         raise ZeroDivisionError

@@ -9,67 +9,11 @@ from hypothesis import strategies as st
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.incident import Symptom
-from slurm_robust.report.ettr import advise, daly, productivity, young
 from slurm_robust.report.incident_text import incident_rows
+from slurm_robust.report.interval import advise, daly, young
 from tests.unit.sample_events import run_started
 
 START = run_started(t=0.0, command=("t.py",))
-
-
-def first(t: float, generation: int, step: int, reported: bool = True) -> ev.FirstStep:
-    return ev.FirstStep(t=t, generation=generation, step=step, reported=reported)
-
-
-def made(t: float, generation: int, step: int, reported: bool = True) -> ev.ProgressMade:
-    return ev.ProgressMade(t=t, generation=generation, step=step, reported=reported)
-
-
-def test_steps_that_were_repeated_count_once() -> None:
-    # 11 steps of 1 s, a fault, 5 of them again, then 5 new ones
-    journal = [
-        START,
-        first(1, 1, 0),
-        made(11, 1, 10),
-        first(21, 2, 6),
-        made(30, 2, 15),
-        ev.RunEnded(t=32, code=0, reason=""),
-    ]
-    p = productivity(journal, now=99)
-    assert (p.steps, p.repeated) == (16, 5)
-    assert p.productive_s == pytest.approx(16.0)
-    assert p.wall_s == 32
-    assert p.ettr == pytest.approx(0.5)
-
-
-def test_steps_before_a_checkpoint_were_done_though_no_controller_saw_them() -> None:
-    # Steps of 1 s; the controller dies after step 10, training goes on to step 14, and so does the next run.
-    journal = [START, first(1, 1, 0), made(11, 1, 10), first(30, 2, 15), made(32, 2, 19)]
-    p = productivity(journal, now=40)
-    assert (p.steps, p.repeated) == (20, 0)
-    assert p.productive_s == pytest.approx(11.0 + 4.0 + 2.5)
-
-
-def test_steps_before_the_first_one_are_another_jobs() -> None:
-    p = productivity([START, first(1, 1, 1000), made(11, 1, 1010)], now=12)
-    assert (p.steps, p.productive_s) == (11, pytest.approx(11.0))
-
-
-def test_a_job_that_never_made_a_step_was_never_productive() -> None:
-    assert productivity([START], now=50).ettr == 0.0
-    assert productivity([], now=50).ettr == 0.0
-
-
-def test_unreported_steps_all_count() -> None:
-    p = productivity([START, first(10, 1, 0, False), made(20, 1, 10, False)], now=22)
-    assert p.productive_s == pytest.approx(11.0)
-
-
-def test_how_many_steps_were_repeated_is_not_known_of_a_script_that_does_not_number_them() -> None:
-    before = [START, first(1, 1, 0, False), made(11, 1, 10, False)]
-    again = [*before, first(21, 2, 0, False), made(30, 2, 15, False)]
-    assert productivity(before, now=12).repeated == 0
-    p = productivity(again, now=31)
-    assert (p.steps, p.repeated) == (16, None)
 
 
 def test_an_incident_is_one_row() -> None:

@@ -1,0 +1,117 @@
+"""The classes of time, and what other systems call them.
+
+* *Google*: the names of ml-goodput-measurement 0.2 (``BadputType``).
+* *Meta*: the parts of effective training time (pytorch.org, "effective training time", 2026): time to start,
+  time to recover, failures, idleness.
+* *Paper*: the ByteRobust paper (arXiv 2509.16293), section 2 and figure 3: productive time, and detection,
+  localisation and failover as the parts of unproductive time; its table 6 counts the last two of them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from slurm_robust.model.record import Record
+
+
+class TimeClass(str, Enum):
+    """What a job does with a moment of its life."""
+
+    QUEUED = "queued"
+    """It waits for nodes."""
+
+    REQUEUE_DELAY = "requeue delay"
+    """Between two runs: the last one winds up, or Slurm does not start the job yet."""
+
+    STARTING = "starting"
+    """From Slurm's start, or the order to launch, to the first step, but for the restore."""
+
+    RESTORING = "restoring"
+    """``restore()``."""
+
+    PRODUCTIVE = "productive"
+    """Steps that are done for the first time, at the job's own baseline."""
+
+    RECOMPUTING = "recomputing"
+    """Steps that are done again, and the part of a step that a fault cut off."""
+
+    DETECTING = "detecting"
+    """From a fault until it was seen."""
+
+    DECIDING = "deciding"
+    """From there until it was decided what to do: stack samples, the end of the workers, the policy."""
+
+    TESTING = "testing"
+    """Diagnostics, quick tests and replays, while training is stopped."""
+
+    RECOVERING = "recovering"
+    """From the decision until the order to launch: standbys, companions, agents."""
+
+    CHECKPOINT = "checkpoint-blocked"
+    """Training waits for a checkpoint, or has ended and the newest one is written to storage."""
+
+    SLOW = "slow"
+    """What steps that are done for the first time take beyond the job's own baseline."""
+
+    UPDATING = "updating"
+    """A phase ``update`` that the script announces."""
+
+    EVALUATING = "evaluating"
+    """A phase ``evaluation`` that the script, or its framework, announces."""
+
+    OTHER_PHASE = "other phase"
+    """Any other phase that the script announces."""
+
+    IDLE = "idle"
+    """Nothing of the above: nodes are held, and nothing is known to happen."""
+
+
+EFFECTIVE = frozenset({TimeClass.PRODUCTIVE, TimeClass.SLOW})
+"""The effective training time of the ETTR: steps that count, at whatever speed. How fast they are is another
+matter (the paper's MFU), which :attr:`TimeClass.SLOW` shows."""
+
+
+class OtherNames(Record):
+    """One class in the words of others; "" where they have no name for it."""
+
+    google: str
+    meta: str
+    paper: str
+
+
+NAMES: dict[TimeClass, OtherNames] = {
+    TimeClass.QUEUED: OtherNames(google="", meta="idleness", paper=""),
+    TimeClass.REQUEUE_DELAY: OtherNames(
+        google="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION", meta="time to recover", paper="failover"
+    ),
+    TimeClass.STARTING: OtherNames(google="PROGRAM_STARTUP", meta="time to start", paper="failover"),
+    TimeClass.RESTORING: OtherNames(
+        google="UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME", meta="time to start", paper="failover"
+    ),
+    TimeClass.PRODUCTIVE: OtherNames(google="goodput", meta="effective training time", paper="productive"),
+    TimeClass.RECOMPUTING: OtherNames(
+        google="WASTED_PROGRESS_FROM_DISRUPTION", meta="failures", paper="failover (recomputation)"
+    ),
+    TimeClass.DETECTING: OtherNames(
+        google="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION", meta="time to recover", paper="detection"
+    ),
+    TimeClass.DECIDING: OtherNames(
+        google="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION", meta="time to recover", paper="localisation"
+    ),
+    TimeClass.TESTING: OtherNames(
+        google="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION", meta="time to recover", paper="localisation"
+    ),
+    TimeClass.RECOVERING: OtherNames(
+        google="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION", meta="time to recover", paper="failover"
+    ),
+    TimeClass.CHECKPOINT: OtherNames(
+        google="UNPRODUCTIVE_CHECKPOINT_SAVE_TIME", meta="failures", paper="unproductive"
+    ),
+    TimeClass.SLOW: OtherNames(google="OTHER", meta="", paper="unproductive (MFU decline)"),
+    TimeClass.UPDATING: OtherNames(
+        google="CUSTOM_BADPUT_EVENTS", meta="time to start", paper="failover (hot update)"
+    ),
+    TimeClass.EVALUATING: OtherNames(google="CUSTOM_BADPUT_EVENTS", meta="", paper="productive"),
+    TimeClass.OTHER_PHASE: OtherNames(google="CUSTOM_BADPUT_EVENTS", meta="", paper="unproductive"),
+    TimeClass.IDLE: OtherNames(google="OTHER", meta="idleness", paper="unproductive"),
+}

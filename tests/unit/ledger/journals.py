@@ -1,0 +1,165 @@
+"""Journals of small jobs, written by hand: one call an event, in seconds since the job was submitted."""
+
+from __future__ import annotations
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.incident import Action, Blame, FaultKind, Restart, Signature, Symptom, Verdict
+from slurm_robust.model.startup import PhaseTimes
+from tests.unit.sample_events import run_started
+
+SUBMITTED = 1_000_000.0
+NODES = ("n1", "n2")
+
+
+class Journal:
+    """Events in the order in which a controller writes them."""
+
+    def __init__(self) -> None:
+        self.events: list[ev.AnyEvent] = []
+        self.epoch = 0
+
+    def add(self, event: ev.AnyEvent) -> Journal:
+        self.events.append(event)
+        return self
+
+    def controller(self, t: float, **more: object) -> Journal:
+        self.epoch += 1
+        if self.epoch == 1:
+            self.add(run_started(t=at(t), epoch=1, job_id=7))
+        return self.add(
+            ev.ControllerStarted(t=at(t), epoch=self.epoch, host="n1", pid=1, port=1, **more)  # type: ignore[arg-type]
+        )
+
+    def allocation(
+        self,
+        t: float,
+        run: int = 0,
+        *,
+        submitted: float | None = 0.0,
+        queued_s: float | None = None,
+        eligible: float | None = None,
+        nodes: tuple[str, ...] = NODES,
+        gpus: int = 0,
+    ) -> Journal:
+        return self.add(
+            ev.AllocationTaken(
+                t=at(t),
+                epoch=self.epoch,
+                restart_count=run,
+                nodes=nodes,
+                slots=nodes,
+                spares=(),
+                submitted=None if submitted is None else at(submitted),
+                queued_s=queued_s,
+                eligible=None if eligible is None else at(eligible),
+                gpus=gpus,
+            )
+        )
+
+    def launch(self, t: float, generation: int, restore: int = -1) -> Journal:
+        made = CheckpointId(step=restore, generation=generation - 1) if restore >= 0 else None
+        return self.add(
+            ev.GenerationLaunched(
+                t=at(t), epoch=self.epoch, generation=generation, slots=NODES, master="", restore=made
+            )
+        )
+
+    def first(self, t: float, generation: int, step: int, reported: bool = True) -> Journal:
+        return self.add(
+            ev.FirstStep(t=at(t), epoch=self.epoch, generation=generation, step=step, reported=reported)
+        )
+
+    def measured(self, t: float, generation: int, **phases: float) -> Journal:
+        times = tuple(
+            PhaseTimes(phase=name.replace("_", " "), median_s=s, nodes={"n1": s}, measured=2)
+            for name, s in phases.items()
+        )
+        return self.add(ev.StartMeasured(t=at(t), epoch=self.epoch, generation=generation, phases=times))
+
+    def progress(
+        self, t: float, generation: int, step: int, reported: bool = True, **spent: float
+    ) -> Journal:
+        return self.add(
+            ev.ProgressMade(
+                t=at(t), epoch=self.epoch, generation=generation, step=step, reported=reported, spent=spent
+            )
+        )
+
+    def opened(
+        self, t: float, incident: int, generation: int, detect_s: float = 0.0, symptom: Symptom = Symptom.HANG
+    ) -> Journal:
+        return self.add(
+            ev.IncidentOpened(
+                t=at(t),
+                epoch=self.epoch,
+                incident=incident,
+                generation=generation,
+                symptom=symptom,
+                detail="",
+                detect_s=detect_s,
+                best_step=0,
+            )
+        )
+
+    def ended(self, t: float, generation: int, sealed: int = -1, *, pending: bool = False) -> Journal:
+        return self.add(
+            ev.GenerationEnded(
+                t=at(t),
+                epoch=self.epoch,
+                generation=generation,
+                reason="",
+                sealed_step=sealed,
+                pending=pending,
+            )
+        )
+
+    def decided(
+        self,
+        t: float,
+        incident: int,
+        *actions: Action,
+        blame: Blame = Blame.NOBODY,
+        suspects: tuple[str, ...] = (),
+        carried_out: bool = True,
+    ) -> Journal:
+        verdict = Verdict(
+            rung=1,
+            blame=blame,
+            signature=Signature(kind=FaultKind.SILENT_END),
+            reason="",
+            suspects=suspects,
+        )
+        return self.add(
+            ev.Decided(
+                t=at(t),
+                epoch=self.epoch,
+                incident=incident,
+                actions=actions or (Restart(),),
+                reason="",
+                verdict=verdict,
+                carried_out=carried_out,
+            )
+        )
+
+    def closed(self, t: float, incident: int, generation: int, step: int) -> Journal:
+        return self.add(
+            ev.IncidentClosed(
+                t=at(t),
+                epoch=self.epoch,
+                incident=incident,
+                generation=generation,
+                step=step,
+                recover_s=None,
+            )
+        )
+
+    def requeue(self, t: float, *, failure: bool = True) -> Journal:
+        return self.add(ev.RequeueStarted(t=at(t), epoch=self.epoch, exclude=(), reason="", failure=failure))
+
+    def over(self, t: float, code: int = 0, *, final: bool = True) -> Journal:
+        return self.add(ev.RunEnded(t=at(t), epoch=self.epoch, code=code, reason="", final=final))
+
+
+def at(t: float) -> float:
+    return SUBMITTED + t

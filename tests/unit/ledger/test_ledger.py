@@ -1,0 +1,267 @@
+"""Journals of a few events each, with accounts worked out by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from slurm_robust.ledger.classes import TimeClass
+from slurm_robust.ledger.ledger import AccountedRun, Ledger, ledger
+from slurm_robust.ledger.summary import summarise
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Blame, Diagnose, Evict, Requeue, Restart, Symptom
+from tests.unit.ledger.journals import Journal, at
+
+
+def account(books: Ledger) -> dict[str, float]:
+    """Seconds of each class, with the detail of start phases and of the script's own phases."""
+    found: Counter[str] = Counter()
+    for span in books.spans:
+        assert sum(part.ms for part in span.parts) == span.end_ms - span.begin_ms > 0
+        for part in span.parts:
+            found[f"{part.time.value}: {part.detail}" if part.detail else part.time.value] += part.ms
+    assert sum(found.values()) == books.wall_ms
+    return {name: ms / 1000 for name, ms in found.items()}
+
+
+def made(journal: Journal, now: float, *runs: AccountedRun, ended: bool = False) -> dict[str, float]:
+    return account(ledger(journal.events, at(now), runs, ended))
+
+
+def started() -> Journal:
+    """Queued for 60 s, the controller runs at 65, agents are there at 70; ten steps of 1 s are done at 90."""
+    journal = Journal().controller(64).allocation(65, queued_s=60).launch(70, 1)
+    journal.first(81, 1, 0).measured(81, 1, worker=1, imports=4, restore=2, first_step=3)
+    return journal.progress(90, 1, 9)
+
+
+STARTED = {
+    "queued": 60,
+    "starting: controller": 5,
+    "starting: agent": 5,
+    "starting: worker": 1.1,
+    "starting: imports": 4.4,
+    "restoring: restore": 2.2,
+    # Of the 3.3 s until the first step was done, the step itself took one.
+    "starting: first step": 2.3,
+    "productive": 10,
+}
+
+
+def test_a_start_is_shared_by_its_phases_and_its_first_step_counts() -> None:
+    assert made(started(), 90) == STARTED
+
+
+def test_a_job_that_goes_on_trains_until_it_is_clear_that_nothing_is_known() -> None:
+    assert made(started(), 100) == STARTED | {"productive": 20}
+    assert made(started(), 190) == STARTED | {"idle: no news": 100}
+
+
+def crashed() -> Journal:
+    """A rank dies in the middle of step 10, which is noticed 0.1 s later; step 8 is restored."""
+    journal = started().opened(90.6, 1, 1, 0.1, Symptom.WORKER_EXIT).ended(91, 1, 8).decided(91.5, 1)
+    journal.launch(92, 2, 8).measured(95, 2, worker=1, restore=1, first_step=1).first(95, 2, 9)
+    return journal.closed(96, 1, 2, 10).progress(96, 2, 10).progress(105, 2, 19)
+
+
+CRASHED = STARTED | {
+    "recomputing": 0.5 + 1,  # what the fault cut off, and step 9 again
+    "detecting": 0.1,
+    "deciding": 0.9,
+    "recovering": 0.5,
+    "starting: worker": 1.1 + 1,
+    "restoring: restore": 2.2 + 1,
+    "productive": 20,
+}
+
+
+def test_a_crash() -> None:
+    assert made(crashed().over(105), 900) == CRASHED
+
+
+def test_an_incident_costs_what_lies_between_its_fault_and_the_first_new_step() -> None:
+    journal = crashed().over(105)
+    summary = summarise(ledger(journal.events, at(105)), journal.events)
+    (cost,) = summary.incidents
+    assert (cost.number, cost.symptom, cost.cause, cost.nodes) == (1, "worker exit", "nobody", ())
+    assert cost.lost.ms == 5000
+    assert cost.lost.node_hours == 5 * 2 / 3600
+    assert summary.mttr_s == 5.0
+    assert summary.mttf_s == 45.0  # it held nodes from 60 to 105
+    assert (summary.wall_ms, summary.effective_ms) == (105_000, 20_000)
+    assert summary.ettr == 20 / 45  # since Slurm started it
+    assert summary.repeated == 1
+    assert summary.ettr_held == 20 / 45
+    assert summary.steps == 20
+
+
+def test_a_hang_is_detected_from_its_last_step_on() -> None:
+    journal = started().opened(120, 1, 1, 30).ended(126, 1, 9).decided(127, 1, Evict(node="n2"), Restart())
+    journal.launch(130, 2, 9).first(140, 2, 10).closed(140, 1, 2, 10).progress(149, 2, 19).over(150)
+    found = made(journal, 900)
+    assert found == STARTED | {
+        "detecting": 30,
+        "deciding": 7,
+        "recovering": 3,
+        "starting: launch": 9,
+        "productive": 20,
+        "idle": 1,
+    }
+
+
+def test_a_hang_that_ends_by_itself_was_a_slow_step() -> None:
+    journal = started()
+    for k in range(1, 8):
+        journal.progress(90 + 10 * k, 1, 9 + 10 * k)
+    journal.opened(190, 1, 1, 29).progress(200, 1, 80).closed(200, 1, 1, 80).progress(210, 1, 90)
+    found = made(journal, 210)
+    assert found == STARTED | {"productive": 10 + 70 + 1 + 10, "slow": 39}
+
+
+def test_tests_of_nodes_are_a_class_of_their_own() -> None:
+    journal = started().opened(91, 1, 1, 0.5, Symptom.NON_FINITE).ended(92, 1, 9)
+    journal.decided(93, 1, Diagnose(reason="", bitwise=True))
+    journal.add(ev.NodesTested(t=at(153), incident=1, results=(), suspects=(), reason="", took_s=55))
+    journal.decided(154, 1).launch(155, 2, 9).first(160, 2, 10)
+    found = made(journal, 160)
+    assert found == STARTED | {
+        "recomputing": 0.5,
+        "detecting": 0.5,
+        "deciding": 3,
+        "testing": 60,
+        "recovering": 1,
+        "starting: launch": 4,
+        "productive": 11,
+    }
+
+
+def requeued() -> Journal:
+    """The time limit is near: a checkpoint is taken, the requeue begins; Slurm starts the next run at 300."""
+    journal = started()
+    journal.add(ev.CheckpointRequested(t=at(90.5), epoch=1, generation=1, step=11, reason="time limit"))
+    journal.progress(92, 1, 11).ended(93, 1, 11).requeue(100, failure=False)
+    journal.controller(306).allocation(307, 1, submitted=101, eligible=221, queued_s=199)
+    return journal.launch(310, 2, 11).first(320, 2, 12).progress(329, 2, 21)
+
+
+def test_a_requeue_is_told_from_the_queue() -> None:
+    assert made(requeued(), 329) == STARTED | {
+        "productive": 10 + 2 + 10,
+        "checkpoint-blocked": 1 + 7,
+        "requeue delay": 121,
+        "queued": 60 + 79,
+        "starting: controller": 5 + 7,
+        "starting: agent": 5 + 3,
+        "starting: launch": 9,
+    }
+
+
+def test_no_nodes_are_held_between_two_runs() -> None:
+    books = ledger(requeued().events, at(329))
+    waiting = [s for s in books.spans if s.parts[0].time in (TimeClass.QUEUED, TimeClass.REQUEUE_DELAY)]
+    assert [span.nodes for span in waiting] == [0, 0, 0]
+    assert {span.run for span in waiting} == {0, 1}
+    assert {span.nodes for span in books.spans if span not in waiting} == {2}
+
+
+def test_a_run_that_dies_with_its_controller_ends_when_slurm_says_so() -> None:
+    journal = started().controller(307)
+    journal.ended(307, 1, pending=True).allocation(307, 1, submitted=150, queued_s=150)
+    journal.launch(310, 2, 9).first(320, 2, 10)
+    found = made(journal, 320)
+    assert found == STARTED | {
+        "detecting": 60,  # nobody knows when it died: until Slurm queued it again
+        "requeue delay": 150,
+        "starting: controller": 12,
+        "starting: agent": 8,
+        "starting: launch": 9,
+        "productive": 11,
+    }
+    known = made(journal, 320, AccountedRun(run=0, ended=at(100)), AccountedRun(run=1, eligible=at(270)))
+    assert known == found | {"detecting": 10, "requeue delay": 50 + 120, "queued": 60 + 30}
+
+
+def test_steps_that_no_controller_heard_of_are_done_all_the_same() -> None:
+    """The controller died at 90 and training went on until step 49, of which a checkpoint is proof."""
+    journal = started().controller(200).ended(200, 1, 49, pending=True).launch(201, 2, 49)
+    found = made(journal.first(211, 2, 50), 211)
+    assert found["productive"] == 10 + 40 + 1
+    assert found["detecting"] == 70
+
+
+def test_training_goes_on_while_a_controller_is_started_again() -> None:
+    journal = started().controller(97).progress(100, 1, 19)
+    assert made(journal, 100) == STARTED | {"productive": 20}
+
+
+def test_phases_and_checkpoints_are_taken_from_the_time_of_the_steps() -> None:
+    journal = started().progress(105, 1, 19, checkpoint=1, evaluation=3)
+    journal.progress(120, 1, 29, checkpoint=1.5, evaluation=3, tokenize=4.5)
+    assert made(journal, 120) == STARTED | {
+        "productive": 10 + 11 + 10,
+        "checkpoint-blocked": 1.5,
+        "evaluating": 3,
+        "other phase: tokenize": 4.5,
+    }
+
+
+def test_what_a_step_takes_beyond_the_baseline_is_slow() -> None:
+    journal = started()
+    for k in range(1, 8):
+        journal.progress(90 + 10 * k, 1, 9 + 10 * k)
+    journal.progress(175, 1, 89).progress(186, 1, 99)
+    # 15 s for ten steps are slow, 11 s are noise.
+    assert made(journal, 186) == STARTED | {"productive": 10 + 70 + 10 + 11, "slow": 5}
+
+
+def test_observing_changes_nothing() -> None:
+    journal = started().opened(91, 1, 1).decided(91, 1, carried_out=False).progress(100, 1, 19)
+    assert made(journal, 100) == STARTED | {"productive": 20}
+
+
+def test_the_clock_of_another_node_counts_by_slurms() -> None:
+    """The next controller's node is ten minutes ahead, until somebody sets its clock at 100."""
+    journal = started().controller(696)
+    journal.add(ev.ClockCompared(t=at(697), epoch=2, ahead_s=600))
+    journal.progress(700, 1, 19)
+    journal.add(ev.ClockCompared(t=at(101), epoch=2, ahead_s=0))
+    journal.progress(110, 1, 29)
+    assert made(journal, 110) == STARTED | {"productive": 30}
+
+
+def test_a_clock_that_nobody_compared_goes_back_and_adds_nothing() -> None:
+    journal = started().controller(80).opened(50, 1, 1).ended(51, 1, 9).decided(52, 1).launch(53, 2, 9)
+    found = made(journal.first(110, 2, 10), 110)
+    assert sum(found.values()) == 110
+
+
+def test_a_node_that_is_given_back_is_not_held() -> None:
+    journal = started().add(ev.NodeGivenBack(t=at(90), node="n2", how=""))
+    books = ledger(journal.progress(100, 1, 19).events, at(100))
+    assert [span.nodes for span in books.spans][-2:] == [2, 1]
+
+
+def test_a_companion_is_held_while_it_lends() -> None:
+    journal = started().add(ev.CompanionStarted(t=at(90), job_id=8, node="n5"))
+    journal.progress(100, 1, 19).add(ev.CompanionEnded(t=at(100), job_id=8, reason=""))
+    journal.add(ev.CompanionEnded(t=at(100), job_id=9, reason="it never lent anything"))
+    books = ledger(journal.progress(110, 1, 29).events, at(110))
+    assert [span.nodes for span in books.spans][-3:] == [2, 3, 2]
+
+
+def test_gpus_and_blame() -> None:
+    journal = Journal().controller(0).allocation(0, submitted=None, gpus=16).launch(0, 1).first(1, 1, 0)
+    journal.progress(100, 1, 99).opened(100, 1, 1, 0, Symptom.NODE_FAULT).ended(100, 1, 99)
+    journal.decided(
+        100, 1, Evict(node="n2"), Requeue(reason="", exclude=()), blame=Blame.NODE, suspects=("n2",)
+    )
+    journal.requeue(118)
+    summary = summarise(ledger(journal.events, at(118)), journal.events)
+    assert list(summary.causes) == ["node"]
+    assert summary.causes["node"].ms == summary.by_node["n2"].ms == 18_000
+    assert summary.by_node["n2"].gpu_hours == 18 * 16 / 3600
+
+
+def test_a_job_without_a_journal_is_empty() -> None:
+    books = ledger([], at(0))
+    assert (books.spans, books.wall_ms) == ((), 0)
+    assert summarise(books, []).ettr == 0.0
