@@ -12,8 +12,8 @@ from tests.unit.integrations.killed_examples import Example
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# An epoch has five steps. The sixth, BOUNDARY, is the first of the second one, so that what is restored after a
-# kill there is the end of the first. The Trainer evaluates after the eighth.
+# An epoch has five steps. The sixth, BOUNDARY, is the first of the second one, so that what is restored after
+# a kill there is the end of the first. The Trainer evaluates after the eighth.
 BOUNDARY, IN_SECOND = 5, 8
 TRAINER = ("hf_trainer.py", "--steps", "12", "--accumulate", "1")
 LIGHTNING = ("lightning_trainer.py", "--epochs", "3")
