@@ -22,6 +22,6 @@ class Later:
 
 
 def skip_without(framework: str) -> None:
-    """Skip all tests of the module that calls this where ``framework`` is not installed."""
+    """Skip the test, or all of the module, that calls this where ``framework`` is not installed."""
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed", allow_module_level=True)

@@ -1,6 +1,7 @@
 """Loads a checkpoint by torch.distributed.checkpoint alone: ``dcp_load.py FOLDER EXPECTED sharded|whole``.
 
-Knows nothing of slurm_robust: to import it fails. RANK and WORLD_SIZE as torchrun sets them.
+Knows nothing of slurm_robust: to import it fails. RANK and WORLD_SIZE are as torchrun sets them; the ranks meet
+at STORE.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=UserWarning)
     expected = torch.load(expected_path, weights_only=True)
-    rank = int(os.environ["RANK"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(99)
     model = model_of(normed="1.running_mean" in expected["model"])
     if kind == "sharded":
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", os.environ["STORE"], rank=rank, world_size=world_size)
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
