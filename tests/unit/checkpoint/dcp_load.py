@@ -1,7 +1,7 @@
 """Loads a checkpoint by torch.distributed.checkpoint alone: ``dcp_load.py FOLDER EXPECTED sharded|whole``.
 
-Knows nothing of slurm_robust: to import it fails. RANK and WORLD_SIZE are as torchrun sets them; the ranks meet
-at STORE.
+Knows nothing of slurm_robust: to import it fails. RANK and WORLD_SIZE are as torchrun sets them; the ranks
+meet at STORE.
 """
 
 from __future__ import annotations
