@@ -25,7 +25,7 @@ lint: setup ## Ruff and mypy (strict).
 test: lint test-unit test-cluster ## Everything: lint, unit tests, tests on a real Slurm in the sandbox.
 
 test-unit: setup ## Tests that need neither root nor Slurm.
-	$(PYTEST) -n 3 $(SIDE_BY_SIDE) tests/unit
+	$(PYTEST) -n 4 $(SIDE_BY_SIDE) tests/unit
 
 # Sandboxes know nothing of each other, and these tests mostly wait: three files run side by side.
 test-cluster: setup ## Tests that boot a real Slurm in the sandbox (root).

@@ -1,4 +1,4 @@
-"""Tests in an interpreter of their own: those that fork often, since forks of a full pytest are slow."""
+"""Tests that fork often, in interpreters of their own: a fork of pytest with all it has collected is slow."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
-# Nearly all that is imported and collected stays until the end. Searching it for garbage takes a third of the
-# time.
+# Nearly all that is imported and collected stays: to look for garbage in it takes a third of the time.
 gc.disable()
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -48,11 +49,6 @@ def dotted(path: Path) -> str:
 NAMES = {dotted(path) for path in MODULES}
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
-
-
 def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
@@ -74,9 +70,32 @@ def imports(node: ast.AST, *, at_run_time: bool) -> Iterator[str]:
         yield from imports(child, at_run_time=at_run_time)
 
 
+class Facts(NamedTuple):
+    """What is asked about a module; its tree, of which all together fill the memory, is not kept."""
+
+    imported: frozenset[str]
+    imported_at_run_time: frozenset[str]
+    imports_torch: bool
+    reaches: list[str]
+    functions: dict[str, int]
+    """By name, and how many lines each has."""
+
+
 @cache
-def imported(path: Path, *, at_run_time: bool = False) -> frozenset[str]:
-    return frozenset(imports(parsed(path), at_run_time=at_run_time))
+def facts(path: Path) -> Facts:
+    tree = ast.parse(path.read_text(), str(path))
+    at_top = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    return Facts(
+        imported=frozenset(imports(tree, at_run_time=False)),
+        imported_at_run_time=frozenset(imports(tree, at_run_time=True)),
+        imports_torch=any(name.split(".")[0] == "torch" for name in at_top),
+        reaches=reaches(tree),
+        functions={
+            f"{node.name}, line {node.lineno}": node.end_lineno - node.lineno + 1
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+        },
+    )
 
 
 def unit_of(module: str) -> str | None:
@@ -105,7 +124,7 @@ def test_units_import_only_lower_layers() -> None:
         f"{dotted(path)} imports {other}"
         for path in MODULES
         if (unit := unit_of(dotted(path)))
-        for other in sorted(imported(path))
+        for other in sorted(facts(path).imported)
         if (other_unit := unit_of(other)) and not may_import(unit, other_unit)
     ]
     assert wrong == []
@@ -126,7 +145,7 @@ def circles(graph: dict[str, set[str]]) -> dict[str, list[str]]:
 
 def test_modules_import_each_other_in_no_circle() -> None:
     """Nor where the way back is deferred into a function, or for type checkers only."""
-    graph = {dotted(path): imported(path) & NAMES - {dotted(path)} for path in MODULES}
+    graph = {dotted(path): facts(path).imported & NAMES - {dotted(path)} for path in MODULES}
     assert circles(graph) == {}
 
 
@@ -163,7 +182,7 @@ def reaches(tree: ast.AST) -> list[str]:
 
 def test_nobody_reaches_into_the_core() -> None:
     """Stages, units and the loop use its methods: they set no attribute of it, and no private one is read."""
-    found = {dotted(path): reaches(parsed(path)) for path in sorted((PACKAGE / "controller").rglob("*.py"))}
+    found = {dotted(path): facts(path).reaches for path in sorted((PACKAGE / "controller").rglob("*.py"))}
     wrong = [f"{module}: {', '.join(attributes)}" for module, attributes in found.items() if attributes]
     assert not wrong, "\n".join(wrong)
 
@@ -185,12 +204,10 @@ def test_what_reaches_into_the_core(line: str, is_one: bool) -> None:
 
 def test_no_function_is_longer_than_a_page() -> None:
     long = [
-        f"{dotted(path)}: {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        f"{dotted(path)}: {name}: {lines} lines"
         for path in MODULES
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
+        for name, lines in facts(path).functions.items()
+        if lines > FUNCTION_LINES
     ]
     assert not long, "\n".join(long)
 
@@ -241,11 +258,9 @@ def needs_torch(path: Path) -> bool:
         if current in seen or not current.exists():
             continue
         seen.add(current)
-        for node in parsed(current).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if any(name.split(".")[0] == "torch" for name in names):
-                return True
-        queue += [ROOT / (name.replace(".", "/") + ".py") for name in imported(current, at_run_time=True)]
+        if facts(current).imports_torch:
+            return True
+        queue += [ROOT / (name.replace(".", "/") + ".py") for name in facts(current).imported_at_run_time]
     return False
 
 

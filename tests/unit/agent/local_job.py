@@ -25,7 +25,7 @@ from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
-from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, Stop
+from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, StacksTaken, Stop
 from slurm_robust.wire.sockets import ControllerSocket
 from tests.forked_python import ForkedPython
 from tests.users import run_as
@@ -49,6 +49,7 @@ class ScriptedController:
         self.epoch = record.epoch
         self.identities: dict[str, bytes] = {}
         self.heartbeats: list[tuple[float, Heartbeat]] = []
+        self.stacks: list[StacksTaken] = []
         self.silent = False
         self.answering = True
 
@@ -57,6 +58,9 @@ class ScriptedController:
         self.socket.socket.poll(20)
         while (received := self.socket.recv()) is not None:
             identity, message = received
+            if isinstance(message, StacksTaken):
+                self.stacks.append(message)
+                continue
             if isinstance(message, Pulse):
                 message = self.meant(message)
             assert isinstance(message, Heartbeat)

@@ -159,7 +159,8 @@ def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> 
         for node in ("n1", "n2"):
             heartbeat = controller.wait_for(node, lambda b: b.phase is Phase.ENDED)
             assert len(heartbeat.exits) == 2
-    assert heartbeat.timings["stop"] < 5
+    # None where the other rank of n2 had ended by itself by then.
+    assert heartbeat.timings.get("stop", 0.0) < 5
     assert heartbeat.timings["launch"] < 5
     phases = {"zygote", "launch", "worker", "imports", "process group", "first step"}
     assert phases <= heartbeat.timings.keys()

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 
 from slurm_robust.agent.network import PortHolder, bind_free, local_address, taken_by
+from tests.forked_python import run_python
 from tests.unit.agent.local_job import rival
 from tests.users import run_as
 
@@ -149,7 +148,7 @@ def test_torchs_store_listens_on_a_held_port() -> None:
         f"store = dist.TCPStore('127.0.0.1', {holder.port}, 1, True)\n"
         "store.set('key', 'value'); print(store.get('key').decode())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.stdout == "value\n", done.stderr
     holder.close()
 

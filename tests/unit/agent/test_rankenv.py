@@ -24,6 +24,8 @@ from slurm_robust.slurm.companion import OF_JOB, OF_NODES
 from slurm_robust.util import process
 from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import WorkerEnvironment
+from tests.forked_python import run_python
+from tests.later import skip_without
 from tests.unit.nodes.host_files import plant
 
 SPEC = JobSpec(
@@ -173,8 +175,8 @@ print(found.world_size, found.rank, found.local_rank, found.local_world_size)
 @pytest.mark.slow
 def test_lightning_and_accelerate_believe_in_the_right_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a node of Slurm, where the agent is the only task."""
-    pytest.importorskip("lightning")
-    pytest.importorskip("accelerate")
+    skip_without("lightning")
+    skip_without("accelerate")
     agent = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "3", "SLURM_NODEID": "1"}
     agent |= {
         "SLURM_JOB_ID": "7",
@@ -184,10 +186,7 @@ def test_lightning_and_accelerate_believe_in_the_right_world(monkeypatch: pytest
     }
     monkeypatch.setenv("SLURM_PROCID", "1")
     worker = build_spawn(SPEC, JobDirectory(Path("/job")), LAUNCH, Path("/dev/shm/x")).workers[1]
-    env = {"PATH": os.environ["PATH"], **agent, **worker.env}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WORLD], env=env, capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", WORLD, env={"PATH": os.environ["PATH"], **agent, **worker.env})
     assert done.stdout.splitlines() == ["6 3 1 1", "6 3 1 1", "6 3 1 2"], done.stderr
 
 

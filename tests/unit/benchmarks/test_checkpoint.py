@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +152,13 @@ def test_what_we_keep_and_flush_comes_back_too() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("contender", ["slurm_robust", "dcp.async_save, best"])
-def test_contenders_are_measured_in_turns(contender: str) -> None:
+@pytest.mark.parametrize(
+    ("contender", "measure"), [("slurm_robust", run), ("dcp.async_save, best", child)], ids=["ours", "dcp"]
+)
+def test_contenders_are_measured_in_turns(contender: str, measure: Callable[..., dict[str, Any]]) -> None:
     with folders() as place:
         order = {"mb": 13, "batch": 2, "turns": 2, "steps": 3, "at_once": True}
         order |= {"disk": str(place.disk), "shm": str(place.shm)}
-        found = run("blocking", contender=contender, **order)
+        found = measure("blocking", contender=contender, **order)
     assert [len(turn) for turn in found["with"] + found["without"]] == [3] * 4
     assert Blocking.of(found["with"], found["without"]).plain > 0

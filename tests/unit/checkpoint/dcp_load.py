@@ -1,6 +1,7 @@
 """Loads a checkpoint by torch.distributed.checkpoint alone: ``dcp_load.py FOLDER EXPECTED sharded|whole``.
 
-Knows nothing of slurm_robust. RANK and WORLD_SIZE as torchrun sets them.
+Knows nothing of slurm_robust: to import it fails. RANK and WORLD_SIZE are as torchrun sets them; the ranks
+meet at STORE.
 """
 
 from __future__ import annotations
@@ -50,14 +51,18 @@ def same(a: Any, b: Any) -> bool:
 
 def main() -> None:
     folder, expected_path, kind = sys.argv[1:]
+    # The process may be a fork of one that has it.
+    for name in [name for name in sys.modules if name.startswith("slurm_robust")]:
+        del sys.modules[name]
+    sys.modules["slurm_robust"] = None  # type: ignore[assignment]
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=UserWarning)
     expected = torch.load(expected_path, weights_only=True)
-    rank = int(os.environ["RANK"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(99)
     model = model_of(normed="1.running_mean" in expected["model"])
     if kind == "sharded":
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", os.environ["STORE"], rank=rank, world_size=world_size)
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
@@ -73,7 +78,6 @@ def main() -> None:
         assert same(other["rank-00001"]["model"], expected["rank-00001"])
     if kind == "sharded":
         dist.destroy_process_group()
-    assert not any(name.startswith("slurm_robust") for name in sys.modules)
 
 
 if __name__ == "__main__":

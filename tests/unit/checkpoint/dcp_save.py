@@ -26,7 +26,7 @@ def main() -> None:
     torch.manual_seed(1)
     model = model_of(normed=kind != "fsdp")
     if kind != "plain":
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", os.environ["STORE"], rank=rank, world_size=world_size)
     trained: nn.Module = model
     if kind == "ddp":
         trained = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
@@ -52,6 +52,9 @@ def main() -> None:
     again = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     for name, value in again["model"].items():
         assert torch.equal(value, expected["model"][name])
+    # Before the group: the reducer of DDP, which ends under the lock of the interpreter, would be the last to
+    # hold it, and wait for ever where a thread of gloo that needs that lock has still some work to let go.
+    del trained, entries
     if kind != "plain":
         dist.destroy_process_group()
 

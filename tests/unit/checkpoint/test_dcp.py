@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
-from tests.ranks import free_port, run_ranks
+from tests.ranks import run_ranks
 from tests.torch_features import needs_fsdp2
 from tests.unit.checkpoint import dcp_load, dcp_save
 
@@ -48,8 +49,10 @@ def as_torch(folder: Path) -> Any:
 
 def run(main: Callable[[], None], world_size: int, *arguments: str | Path) -> None:
     """Run a program as that many ranks."""
-    common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    run_ranks(main, *arguments, environs=[{**common, "RANK": str(rank)} for rank in range(world_size)])
+    with tempfile.TemporaryDirectory() as folder:
+        # Not at a port, which a process of another test could take.
+        common = {"WORLD_SIZE": str(world_size), "STORE": f"file://{folder}/store"}
+        run_ranks(main, *arguments, environs=[{**common, "RANK": str(rank)} for rank in range(world_size)])
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.later import skip_without
 from tests.torch_features import needs_fsdp2
 from tests.unit.integrations.killed_examples import Example
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# An epoch has five steps. The sixth, BOUNDARY, is the first of the second one: a kill there restores the end
-# of the first. The Trainer evaluates after the eighth.
+# An epoch has five steps. The sixth, BOUNDARY, is the first of the second one, so that what is restored after
+# a kill there is the end of the first. The Trainer evaluates after the eighth.
 BOUNDARY, IN_SECOND = 5, 8
 TRAINER = ("hf_trainer.py", "--steps", "12", "--accumulate", "1")
 LIGHTNING = ("lightning_trainer.py", "--epochs", "3")
@@ -51,7 +52,7 @@ def test_fsdp2_uses_every_sample_once_per_epoch(tmp_path: Path) -> None:
     ids=lambda value: "-".join(value[0::2]) if isinstance(value, tuple) else str(value),
 )
 def test_it_ends_bitwise_the_same(options: tuple[str, ...], ranks: int, tmp_path: Path) -> None:
-    pytest.importorskip("transformers" if "hf" in options[0] else "lightning")
+    skip_without("transformers" if "hf" in options[0] else "lightning")
     straight = Example(tmp_path / "straight", *options, *COMMON, ranks=ranks).finish()
     broken = Example(tmp_path / "broken", *options, *COMMON, ranks=ranks)
     for step, victim in (BOUNDARY, 0), (IN_SECOND, ranks - 1):

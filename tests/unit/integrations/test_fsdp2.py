@@ -14,7 +14,7 @@ import slurm_robust as sr
 from tests.torch_features import needs_fsdp2
 from tests.unit.integrations.gloo_ranks import on_ranks
 
-STEPS, BROKEN_AT = 7, 4
+STEPS, BROKEN_AT = 4, 2
 
 
 def build(replicas: int) -> nn.Module:

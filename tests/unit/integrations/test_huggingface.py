@@ -5,30 +5,22 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from slurm_robust.checkpoint.errors import WrongUse
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION, FINISHED
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.step_record import StepRecord
+from tests.later import Later, skip_without
 from tests.ranks import surroundings
 
 pytestmark = pytest.mark.slow  # for the import of transformers
-transformers = pytest.importorskip("transformers")
-integration = pytest.importorskip("slurm_robust.integrations.huggingface")
-
-
-class Line(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(2, 1)
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": self.linear(x).pow(2).mean()}
+skip_without("transformers")
+transformers = Later("transformers")
+integration = Later("slurm_robust.integrations.huggingface")
+parts = Later("tests.unit.integrations.trainer_parts")
 
 
 @pytest.fixture(autouse=True)
@@ -38,32 +30,17 @@ def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def build(*callbacks: Any, model: torch.nn.Module | None = None, **arguments: Any) -> Any:
-    options = {
-        "max_steps": 5,
-        "use_cpu": True,
-        "report_to": "none",
-        "save_strategy": "no",
-        "logging_steps": 1,
-    }
-    args = transformers.TrainingArguments(output_dir="out", disable_tqdm=True, **{**options, **arguments})
-    data = [{"x": torch.ones(2) * number} for number in range(24)]
-    return transformers.Trainer(
-        model or Line(), args, train_dataset=data, eval_dataset=data, callbacks=list(callbacks)
-    )
-
-
 def test_a_start_without_resume_is_reported() -> None:
     with pytest.raises(WrongUse, match=r"resume_from_checkpoint=robust.resume\(trainer\)"):
-        build(integration.RobustCallback()).train()
+        parts.build(integration.RobustCallback()).train()
 
 
 def test_a_checkpoint_that_was_not_given_to_the_trainer_is_reported() -> None:
     robust = integration.RobustCallback()
-    trainer = build(robust)
+    trainer = parts.build(robust)
     trainer.train(resume_from_checkpoint=robust.resume(trainer))
     again = integration.RobustCallback()
-    trainer = build(again)
+    trainer = parts.build(again)
     assert again.resume(trainer)
     with pytest.raises(WrongUse, match="begins at step 0 and the checkpoint at 4"):
         trainer.train()
@@ -73,12 +50,12 @@ def test_a_checkpoint_that_was_not_given_to_the_trainer_is_reported() -> None:
 def test_options_that_change_the_order_of_the_data_are_refused(option: str) -> None:
     robust = integration.RobustCallback()
     with pytest.raises(WrongUse, match=f"{option}=True"):
-        robust.resume(build(robust, **{option: True}))
+        robust.resume(parts.build(robust, **{option: True}))
 
 
 def test_deepspeed_is_refused() -> None:
     robust = integration.RobustCallback()
-    trainer = build(robust)
+    trainer = parts.build(robust)
     trainer.is_deepspeed_enabled = True  # it does not run in one process without a GPU
     with pytest.raises(WrongUse, match=r"does not support DeepSpeed: .*docs/frameworks\.md"):
         robust.resume(trainer)
@@ -86,7 +63,7 @@ def test_deepspeed_is_refused() -> None:
 
 def test_the_first_fsdp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     robust = integration.RobustCallback()
-    trainer = build(robust)
+    trainer = parts.build(robust)
     known = vars(trainer.accelerator.state)  # shared by all of the process
     monkeypatch.setitem(known, "fsdp_plugin", SimpleNamespace(fsdp_version=1))
     with pytest.raises(WrongUse, match=r"the first FSDP \(say fsdp_config=\{'version': 2\}\)"):
@@ -112,7 +89,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepRecord:
 
 def test_under_srobust_steps_and_losses_are_reported(record: StepRecord) -> None:
     robust = integration.RobustCallback(every=2)
-    trainer = build(robust)
+    trainer = parts.build(robust)
     trainer.train(resume_from_checkpoint=robust.resume(trainer))
     progress = record.progress(time.monotonic())
     assert (progress.step, progress.reported) == (3, True)  # of the last step nothing is kept
@@ -121,30 +98,10 @@ def test_under_srobust_steps_and_losses_are_reported(record: StepRecord) -> None
     assert progress.grad_norm is not None
 
 
-class Phases(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
-    """Notes what the record shows at some moments."""
-
-    def __init__(self, record: StepRecord) -> None:
-        self._record = record
-        self.seen: list[tuple[str, str]] = []
-
-    def note(self, moment: str) -> None:
-        self.seen.append((moment, self._record.phase.name))
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.note("step")
-
-    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        self.note("prediction")
-
-    def on_save(self, *args: Any, **kwargs: Any) -> None:
-        self.note("save")
-
-
 def test_evaluations_and_saves_are_phases(record: StepRecord) -> None:
-    phases, robust = Phases(record), integration.RobustCallback(every=2)
+    phases, robust = parts.Phases(record), integration.RobustCallback(every=2)
     steps = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 3}
-    trainer = build(phases, robust, max_steps=4, **steps)
+    trainer = parts.build(phases, robust, max_steps=4, **steps)
     trainer.train(resume_from_checkpoint=robust.resume(trainer))
     assert set(phases.seen) == {("step", ""), ("prediction", EVALUATION), ("save", CHECKPOINT)}
     assert record.phase.name == FINISHED
@@ -156,7 +113,7 @@ def test_early_stopping_goes_on_counting() -> None:
     """The Trainer restores such counters only on request; without them it would end later."""
     stopping = transformers.EarlyStoppingCallback(early_stopping_patience=3)
     robust = integration.RobustCallback()
-    trainer = build(robust, stopping)
+    trainer = parts.build(robust, stopping)
     counters = integration._Counters()
     stopping.early_stopping_patience_counter = 2
     counters.take(trainer, trainer.state, robust)

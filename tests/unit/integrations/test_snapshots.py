@@ -17,7 +17,7 @@ from tests.unit.integrations import test_deepspeed, test_fsdp2, test_megatron
 from tests.unit.integrations.gloo_ranks import on_ranks
 from tests.unit.worker.worker_node import Node
 
-STEPS, BROKEN_AT = 7, 4
+STEPS, BROKEN_AT = 4, 2
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.later import skip_without
 from tests.torch_features import needs_fsdp2
 from tests.unit.integrations.gloo_ranks import on_ranks
 
@@ -82,7 +83,7 @@ def interrupted() -> Any:
 @needs_fsdp2
 @pytest.mark.slow
 def test_two_ranks_go_on_bitwise(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
+    skip_without("transformers")
     for straight, resumed in on_ranks(2, tmp_path / "run", interrupted):
         assert (straight[0], resumed[0]) == (0, STOP_AFTER - 1)  # the last step has no snapshot
         assert resumed[1] == {step: of for step, of in straight[1].items() if step >= STOP_AFTER}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.worker.dump import DUMP_SIGNAL
+from tests.forked_python import run_python
 from tests.waiting import wait_for
 
 PREPARE = "import os, sys\nfrom slurm_robust.worker import dump\ndump.prepare(sys.argv[1])\n"
@@ -25,6 +26,11 @@ def run(code: str, record: Path, **environ: str) -> subprocess.CompletedProcess[
         check=False,
         timeout=60,
     )
+
+
+def run_fork(code: str, record: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The same in a fork with PyTorch, where the interpreter's own end is not looked at."""
+    return run_python("-c", code, record, env={**os.environ, **environ})
 
 
 def test_the_signal_has_all_calls_written_beside_the_record(tmp_path: Path) -> None:
@@ -84,7 +90,10 @@ def test_the_recorder_is_served_silently_where_there_are_collectives(
             "print('also on stderr', file=sys.stderr)\n"
         )
     )
-    found = run(code, tmp_path / "rank-00000.rec", WORLD_SIZE=world)
+    if serves:
+        found = run(code, tmp_path / "rank-00000.rec", WORLD_SIZE=world)
+    else:
+        found = run_fork(code, tmp_path / "rank-00000.rec", WORLD_SIZE=world)
     assert (found.returncode, found.stdout, found.stderr) == (0, f"{serves}\n", "also on stderr\n")
 
 
@@ -92,6 +101,6 @@ def test_the_recorder_is_served_silently_where_there_are_collectives(
 def test_a_path_too_long_for_a_socket_is_left_out(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
-    found = run("import torch\n" + PREPARE, folder / "rank-00000.rec", WORLD_SIZE="2")
+    found = run_fork("import torch\n" + PREPARE, folder / "rank-00000.rec", WORLD_SIZE="2")
     assert (found.returncode, found.stderr) == (0, "")
     assert wait_for(lambda: [file.name for file in folder.iterdir()]) == ["rank-00000.stacks"]

@@ -412,7 +412,7 @@ def test_memory_that_takes_long_is_told_as_a_phase(
     taker.settle()
     wait_for(lambda: not taker.reserving)
     taker._reserved = gate = concurrent.futures.Future()
-    monkeypatch.setattr(snapshot, "RESERVE_S", 0.01)
+    monkeypatch.setattr(snapshot, "RESERVE_S", 0.01)  # of two steps, which are to find none
     checkpointer.step(1)
     record = node.records[0]
     assert record.phase.name == RESERVE
@@ -421,6 +421,7 @@ def test_memory_that_takes_long_is_told_as_a_phase(
         assert record.phase.name == "evaluation"
     assert record.phase.name == RESERVE
     gate.set_result(None)
+    monkeypatch.setattr(snapshot, "RESERVE_S", 60.0)
     checkpointer.step(3)
     assert record.phase.name == ""
     taker.settle()

@@ -184,8 +184,10 @@ class Squares(torch.utils.data.Dataset):
     def __len__(self): return 8
     def __getitem__(self, i): return i * i
 if __name__ == "__main__":
-    for method in ("fork", "spawn"):
-        loader = torch.utils.data.DataLoader(Squares(), 4, num_workers=2, multiprocessing_context=method)
+    for method, workers in ("fork", 2), ("spawn", 1):
+        loader = torch.utils.data.DataLoader(
+            Squares(), 4, num_workers=workers, multiprocessing_context=method
+        )
         print([batch.tolist() for batch in loader])
 """,
     )

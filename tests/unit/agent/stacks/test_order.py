@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,14 +33,15 @@ def job(tmp_path: Path) -> Iterator[LocalJob]:
     job.close()
 
 
-def answer(controller: ScriptedController, timeout: float = 60.0) -> StacksTaken:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        controller.socket.socket.poll(20)
-        received = controller.socket.recv()
-        if received is not None and isinstance(received[1], StacksTaken):
-            return received[1]
-    raise AssertionError(f"no stacks within {timeout} s")
+def answer(controller: ScriptedController, order: TakeStacks) -> StacksTaken:
+    """What the agent answers to ``order``, which is repeated until then, as a controller does."""
+
+    def taken() -> list[StacksTaken]:
+        controller.send("n1", order)
+        controller.pump()
+        return controller.stacks
+
+    return wait_for(taken, 60, "the agent has sent stacks")[0]
 
 
 def test_an_agent_sends_the_stacks_of_its_workers(job: LocalJob) -> None:
@@ -57,8 +57,7 @@ def test_an_agent_sends_the_stacks_of_its_workers(job: LocalJob) -> None:
         return all(log.exists() and "up" in log.read_text() for log in logs)
 
     wait_for(all_hang, 60)
-    controller.send("n1", TakeStacks(epoch=controller.epoch, generation=1, number=1, budget_s=30.0))
-    taken = answer(controller)
+    taken = answer(controller, TakeStacks(epoch=controller.epoch, generation=1, number=1, budget_s=30.0))
     assert (taken.node, taken.generation, taken.number) == ("n1", 1, 1)
     assert [(s.rank, s.source) for s in taken.stacks] == [(0, "py-spy"), (1, "py-spy")]
     for stacks in taken.stacks:
