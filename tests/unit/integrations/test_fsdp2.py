@@ -69,6 +69,7 @@ def interrupted(replicas: int) -> Any:
     """A run that is not interrupted, and one that begins anew in the middle."""
     straight = train(replicas, STEPS, "straight")
     train(replicas, BROKEN_AT, "broken")
+    dist.barrier()  # the newest checkpoint is whole when the last rank has written its part
     return straight, train(replicas, STEPS, "broken")
 
 
