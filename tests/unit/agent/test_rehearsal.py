@@ -55,6 +55,17 @@ if os.fork() == 0:
 time.sleep(1000)
 """
 
+# Each child has a session of its own, and is not seen before it is there.
+FORKS = """
+import os, time
+print("pid", os.getpid(), flush=True)
+for _ in range(500):
+    if os.fork() == 0:
+        os.setsid()
+        break
+time.sleep(1000)
+"""
+
 
 @pytest.fixture
 def make_job(tmp_path: Path) -> Iterator[MakeJob]:
@@ -117,6 +128,19 @@ def printed_pid(job: LocalJob, *controllers: ScriptedController) -> int:
 
 def family(pid: int) -> list[int]:
     return [pid, *(child.pid for child in proc.descendants(proc.process_table(), pid))]
+
+
+def alive_in(folder: Path) -> list[int]:
+    """Rehearsals with this folder on their command line, and what they have forked."""
+    found: list[int] = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = line.read_bytes()
+        except OSError:
+            continue  # it has ended
+        if b"worker.rehearsal" in words and bytes(folder) in words:
+            found.append(int(line.parent.name))
+    return [pid for pid in found if is_alive(pid)]
 
 
 def test_a_script_makes_two_steps_alone_and_leaves_nothing(make_job: MakeJob) -> None:
@@ -280,7 +304,7 @@ def test_a_torch_without_a_fake_group_is_recognised() -> None:
 
 
 def test_one_that_needs_more_memory_than_there_is_is_ended(make_job: MakeJob, tmp_path: Path) -> None:
-    job = make_job(HANG)
+    job = make_job(FORKS)
     free = 1.0
     rehearsals = Rehearsals(job.spec, job.job, "n1", tmp_path / "rehearsal", lambda: free)
     try:
@@ -293,6 +317,6 @@ def test_one_that_needs_more_memory_than_there_is_is_ended(make_job: MakeJob, tm
         assert over.rehearsal.state is RehearsalState.FAILED
         assert "want of memory: 2.5% of the node's or the job's" in over.rehearsal.reason
         assert over.pid == pid
-        wait_for(lambda: rehearsals.read(time.monotonic()) is None and not is_alive(pid), 10)
+        wait_for(lambda: rehearsals.read(time.monotonic()) is None and not alive_in(tmp_path), 10)
     finally:
         rehearsals.close()

@@ -185,13 +185,15 @@ def test_a_users_vfork_is_not_a_process_that_cannot_be_killed(tmp_path: Path) ->
         "os.posix_spawn('/bin/true', ['true'], {}, file_actions=path)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(fifo)])
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     try:
+        # A starting interpreter waits too, for the disk.
+        wait_for(lambda: children.read_text(), message="it starts a program")
         wait_for(lambda: parent.pid in processes.gather(Host(), CONFIG).waiting, message="it waits")
         assert parent.pid not in processes.gather(Host(), CONFIG).unkillable
     finally:
         parent.kill()
-        with fifo.open("wb"):
-            pass  # lets the child go
+        os.close(os.open(fifo, os.O_RDWR))  # lets the child go, if there is one
         parent.wait()
 
 
