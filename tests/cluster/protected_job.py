@@ -20,15 +20,25 @@ USER = "alice"
 SBATCH = """#!/bin/bash
 #SBATCH --no-kill --requeue --open-mode=append --signal=B:USR1@60 --time=30 --cpus-per-task=2
 export OMP_NUM_THREADS=1
-exec srobust run {options}
+{settings}exec srobust run {options}
 """
+WITHOUT_PREPARATIONS = "export SROBUST_CONFIG_STANDBY_REHEARSE=false\n"
 _numbers = itertools.count()
 
 
 class ProtectedJob:
     """One submitted ``srobust run``. Paths are those of this machine, not of the sandbox."""
 
-    def __init__(self, sandbox: Sandbox, options: str, *, nodes: int, sbatch: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        options: str,
+        *,
+        nodes: int,
+        sbatch: tuple[str, ...] = (),
+        preparations: bool = False,
+    ) -> None:
+        """``preparations``: standbys do all that makes them ready, which takes processors from the rest."""
         self.sandbox = sandbox
         self.home = sandbox.home(USER)
         self.name = f"job{next(_numbers)}"
@@ -36,7 +46,8 @@ class ProtectedJob:
             if script.suffix == ".py":
                 shutil.copy(script, self.home / script.name)
         self.out = self.home / f"{self.name}.sha"
-        text = SBATCH.format(options=options.replace("OUT", self.out.name))
+        settings = "" if preparations else WITHOUT_PREPARATIONS
+        text = SBATCH.format(options=options.replace("OUT", self.out.name), settings=settings)
         (self.home / f"{self.name}.sbatch").write_text(text)
         command = ["sbatch", "--parsable", f"--nodes={nodes}", f"--job-name={self.name}"]
         command += [f"--output={self.name}.log", *sbatch, f"{self.name}.sbatch"]

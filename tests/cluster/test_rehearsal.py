@@ -13,6 +13,8 @@ from tests.cluster.protected_job import USER, ProtectedJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
+OPTIONS = "--out OUT --steps 5000 --step-s 0.2"
+
 
 def standby(job: ProtectedJob) -> dict[str, object]:
     """The only one, as ``srobust status`` shows it."""
@@ -23,7 +25,9 @@ def standby(job: ProtectedJob) -> dict[str, object]:
 
 
 def test_a_standby_rehearses_and_takes_the_slot_of_a_dead_node(sandbox: Sandbox) -> None:
-    job = ProtectedJob(sandbox, "--spares 1 tiny.py --out OUT --steps 5000 --step-s 0.2", nodes=3)
+    job = ProtectedJob(
+        sandbox, "--spares 1 tiny.py --out OUT --steps 5000 --step-s 0.2", nodes=3, preparations=True
+    )
     job.wait_step(5)
     (spare,) = job.state.spares
     job.wait(lambda: stages(job, spare)[-1:] == [StandbyStage.REHEARSED], 400, "end of the rehearsal")
@@ -44,7 +48,9 @@ def test_a_standby_rehearses_and_takes_the_slot_of_a_dead_node(sandbox: Sandbox)
 def test_a_script_that_cannot_rehearse_costs_nothing_but_the_rehearsal(sandbox: Sandbox) -> None:
     script = "import os; os.environ.get('SROBUST_REHEARSAL') and os.mkdir('made'); import tiny"
     (sandbox.home(USER) / "writes.py").write_text(script)
-    job = ProtectedJob(sandbox, "--spares 1 writes.py --out OUT --steps 5000 --step-s 0.2", nodes=3)
+    job = ProtectedJob(
+        sandbox, "--spares 1 writes.py --out OUT --steps 5000 --step-s 0.2", nodes=3, preparations=True
+    )
     job.wait_step(5)
     (spare,) = job.state.spares
     job.wait(lambda: stages(job, spare)[-1:] == [StandbyStage.REHEARSAL_FAILED], 400, "end of the rehearsal")
