@@ -82,11 +82,14 @@ def find_child(parent: int, fits: Callable[[Process], bool]) -> Process | None:
 
 def children(parent: int) -> tuple[Process, ...]:
     """All children, zombies too."""
-    try:
-        pids = [child.pid for child in psutil.Process(parent).children()]
-    except psutil.NoSuchProcess:
-        return ()
-    return tuple(process for pid in pids if (process := read_process(pid)) is not None)
+    # psutil would read all processes of the machine. The kernel lists the children of each thread apart.
+    pids: list[str] = []
+    for listed in Path(f"/proc/{parent}/task").glob("*/children"):
+        try:
+            pids += listed.read_text().split()
+        except OSError:
+            continue  # The thread has ended.
+    return tuple(process for pid in pids if (process := read_process(int(pid))) is not None)
 
 
 def daemon(node_init: int, name: str) -> int | None:

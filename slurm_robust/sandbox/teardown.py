@@ -88,13 +88,17 @@ def _remove_root(root: Path) -> None:
 
 
 def _rmtree(path: Path) -> bool:
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name != MADE:
-            os.unlink(entry)
-    if os.listdir(path) != [MADE]:
-        return False
+    # Another process may take down the same sandbox, so anything may vanish on the way.
+    try:
+        for entry in list(os.scandir(path)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != MADE:
+                Path(entry).unlink(missing_ok=True)
+        if os.listdir(path) != [MADE]:
+            return False
+    except FileNotFoundError:
+        return not path.exists()
     shutil.rmtree(path, ignore_errors=True)  # Last, so that what is left half-way is still known as ours.
     return not path.exists()
 

@@ -196,7 +196,7 @@ def test_a_lent_node_that_dies_is_replaced_in_its_turn(site: Site, reference: di
     (first,) = job.state.lenders
     site.sandbox.fault.power_cut(first)
     job.wait_recovered(2)
-    assert set(job.state.lenders) == {"n4", "n5"} - {first}
+    job.wait(lambda: set(job.state.lenders) == {"n4", "n5"} - {first}, 60, "the dead node's companion ends")
     assert job.wait_end() == 0
     assert job.out.read_text() == expected
 
