@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Blame, QuickTest, Symptom
+from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
 
@@ -16,24 +16,23 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 90
 DETECT = "--set detect.hang_floor_s=4 --set limits.per_hour=100 --set detect.quick_test_s=120"
-NEIGHBOURS = "--set parallel.order=tp-cp-ep-pp-dp"
 SCRIPT = f"pipelines.py --out OUT --faults faults --steps {STEPS} --step-s"
 
 
 @pytest.fixture
 def cluster(sandboxes: Callable[..., Sandbox]) -> Sandbox:
-    return sandboxes(nodes=8, slurmd_timeout_s=20, cred_expire_s=5, accounting=False)
+    return sandboxes(nodes=9, slurmd_timeout_s=20, cred_expire_s=5, accounting=False)
 
 
 class Pipelines(ProtectedJob):
-    """Three pipelines of two nodes."""
+    """Four pipelines of two nodes."""
 
     def __init__(self, sandbox: Sandbox, *, spares: int = 0, step_s: float = 0.2) -> None:
         self.faults: Path = sandbox.home(USER) / "faults"
         self.faults.mkdir(exist_ok=True)
         self.faults.chmod(0o755)
         words = f"--spares {spares} --set parallel.pp=2 {DETECT} {SCRIPT} {step_s}"
-        super().__init__(sandbox, words, nodes=6 + spares)
+        super().__init__(sandbox, words, nodes=8 + spares)
 
     def hang(self, node: str, times: int) -> list[ev.Decided]:
         """Have the card of ``node`` broken until so many hangs are over; what they led to."""
@@ -77,10 +76,10 @@ def test_a_pair_with_one_standby_loses_one_node_which_serves_again_when_another_
     job = Pipelines(cluster, spares=1)
     job.wait_step(25)
     slots = job.state.slots
-    bad, other = slots[4], slots[1]
+    bad, other = slots[5], slots[1]
     hangs = job.hang(bad, 3)
     # In place, then on other nodes: the standby for one of them, and the other one exchanges its slot.
-    assert pairs(hangs) == [{bad, other}, {bad, other}, {bad, slots[3]}]
+    assert pairs(hangs) == [{bad, other}, {bad, other}, {bad, slots[4]}]
     assert [d.verdict.blame for d in hangs if d.verdict] == [Blame.NOBODY, Blame.NOBODY, Blame.NODE]
     assert [(e.node, e.unproven) for e in job.events(ev.NodeEvicted)] == [(bad, True)]
     assert other in job.state.slots

@@ -102,21 +102,21 @@ def test_a_hang_that_stays_with_the_node_evicts_it() -> None:
 def test_of_two_groups_that_hang_the_node_that_both_have_is_evicted() -> None:
     """One standby for a pair: the bad one of the two exchanges its slot, and is in another pair then."""
     config = JobConfig(parallel=ParallelConfig(pp=2))
-    hung = Job(tuple(f"n{i}" for i in range(1, 7)), ("n7",), config, reported=True, memory=True)
+    hung = Job(tuple(f"n{i}" for i in range(1, 9)), ("n9",), config, reported=True, memory=True)
     hung.ages = True
     calls = ("recv@torch/distributed/distributed_c10d.py", "main@train.py")
     pairs = []
     for step in (30, 40, 50):
         train(hung, step)
         slots = hung.core.state.slots
-        pair = (slots.index("n5") % 3, slots.index("n5") % 3 + 3)
+        pair = (slots.index("n6") % 4, slots.index("n6") % 4 + 4)
         pairs.append({slots[rank] for rank in pair})
         hung.stacks = {rank: doing(rank, slots[rank], *calls) for rank in pair}
         next_generation(hung)
-    assert pairs == [{"n2", "n5"}, {"n2", "n5"}, {"n4", "n5"}]
-    assert evicted(hung) == {"n5"}
-    assert "n5 is what both have in common" in hung.events(ev.Decided)[-1].reason
-    assert hung.core.state.unproven == ("n5",), "suspicion alone speaks against it"
+    assert pairs == [{"n2", "n6"}, {"n2", "n6"}, {"n5", "n6"}]
+    assert evicted(hung) == {"n6"}
+    assert "n6 is what both have in common" in hung.events(ev.Decided)[-1].reason
+    assert hung.core.state.unproven == ("n6",), "suspicion alone speaks against it"
     assert "n2" in hung.core.state.slots, "the other one of the pair is used again"
 
 
