@@ -217,3 +217,15 @@ def test_a_standby_that_can_start_no_worker_is_set_aside() -> None:
     job.power_cut("n2")
     job.until(lambda: job.core.state.generation == 2)
     assert job.core.state.slots == ("n1", "n4")
+
+
+def test_a_requeue_says_why_no_standby_was_taken() -> None:
+    job = Job(spares=TWO_SPARES)
+    job.train_to(3)
+    for node in TWO_SPARES:
+        job.change(node, ready=False, fatal="torch cannot be\nimported")
+    job.pass_time(1)
+    job.power_cut("n2")
+    job.until(lambda: job.requeued != [])
+    why = "1 node to replace, 0 standbys left (not fit: n3: torch cannot be imported, n4: torch cannot be imported)"
+    assert why in job.events(ev.Decided)[-1].reason
