@@ -293,7 +293,9 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
             why = f"; it was the same with {named_ranks(others)}, so it stays with the node"
         elif others and not found.halted:
             nodes = stays
-            why = f"; it was the same with {named_ranks(others)}, and {fold(stays)} is what both have in common"
+            why = (
+                f"; it was the same with {named_ranks(others)}, and {fold(stays)} is what both have in common"
+            )
         return convict(
             _most_suspect_first(nodes, found, state),
             rules,

@@ -32,7 +32,9 @@ def wrong_clocks(sandbox: Sandbox) -> Iterator[tuple[str, ...]]:
     library = sandbox.home(USER) / "clock.so"
     compiler = shutil.which("cc")
     assert compiler, "apt-get install gcc libc6-dev"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, SOURCE, "-ldl"], check=True, timeout=60)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O2", "-o", library, SOURCE, "-ldl"], check=True, timeout=60
+    )
     ahead = "/".join(f"{node}:{seconds}" for node, seconds in AHEAD.items())
     inside = f"/home/{USER}/{library.name}"
     yield (f"--export=ALL,LD_PRELOAD={inside},CLOCK_AHEAD={ahead}", "--nodelist=n1,n2,n3")

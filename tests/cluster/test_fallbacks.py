@@ -35,7 +35,9 @@ class Site:
         """Of jobs of each user by the QOS; -1 for none."""
         self.root("sacctmgr", "--immediate", "modify", "qos", "normal", "set", f"{what}={value}")
 
-    def submit(self, *, companions: str, spares: int = 0, nodes: int = 2, step_s: float = 0.3) -> ProtectedJob:
+    def submit(
+        self, *, companions: str, spares: int = 0, nodes: int = 2, step_s: float = 0.3
+    ) -> ProtectedJob:
         """``nodes`` slots and ``spares``."""
         home = self.sandbox.home(USER)
         (home / "fallbacks.yaml").write_text(f"companions: {{{companions}}}\n")
