@@ -318,7 +318,7 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def _stays_with(place: Place, state: JobState) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The nodes with which the fault stays, and the ranks that had it there before; empty where it stays with none.
+    """The nodes with which the fault stays, and the ranks that had it there before; empty for none.
 
     Of two groups that have no rank in common, these are the nodes that both have.
     """

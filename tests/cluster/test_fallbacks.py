@@ -1,4 +1,4 @@
-"""A job gets its next node when what is tried first fails: each refusal is told, and the next fallback follows."""
+"""What is tried first for a job's next node fails: that is told, and the next fallback follows."""
 
 from __future__ import annotations
 

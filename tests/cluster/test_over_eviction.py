@@ -1,4 +1,4 @@
-"""A pair of nodes hangs, of which one is at fault, with fewer standbys than two: no requeue, the same weights."""
+"""A pair of nodes hangs, of which one is at fault, with one standby: no requeue, the same weights."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
     if found is None or not found.ranks <= scene.views.keys():
         return None
     reason = f"flight recorder: {found.reason}"
-    # Nodes whose ranks all wait in what the recorder does not show wait for each other, and one may be at fault.
+    # Nodes whose ranks all wait in what the recorder does not show wait for each other: one is at fault.
     wait = all(scene.views[rank].activity.waits for rank in found.ranks)
     if not found.exact or (wait and len(nodes_of(found.ranks, scene.layout)) > 1):
         return scene.group(found.ranks, f"{reason}; {scene.describe(found.ranks)}" if wait else reason)

@@ -1,7 +1,7 @@
 """Pipelines of two ranks each, half of the world apart, and a node whose card may break.
 
-While there is a file FAULTS/NODE, nothing comes out of that node any more, from the tenth step of a generation
-on. Its rank and the next in the pipeline wait for each other then, and all others wait for these two.
+While there is a file FAULTS/NODE, nothing comes out of that node any more, from the tenth step of a
+generation on. Its rank and the other one of its pipeline wait for each other then, and all others for them.
 """
 
 import argparse
