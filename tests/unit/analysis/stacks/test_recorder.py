@@ -212,7 +212,7 @@ def test_nodes_that_wait_for_each_other_in_what_the_recorder_does_not_show_are_a
     frames: Frames, exact: bool
 ) -> None:
     """gloo's sends and receives, say. Of two nodes that both compute, each holds the others up by itself."""
-    layout, world = ParallelLayout.fit(8, 1, {"pp": 2}, "tp-dp-pp"), tuple(range(8))
+    layout, world = ParallelLayout.fit(8, 1, {"pp": 2}, "dp-pp"), tuple(range(8))
     given = [
         rank(
             number,
