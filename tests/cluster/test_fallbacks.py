@@ -31,9 +31,9 @@ class Site:
         made = ["starttime=now", "duration=UNLIMITED", f"users={user}", f"nodes={nodes}"]
         self.root("scontrol", "create", "reservation", f"reservationname={NAME}", *made)
 
-    def limit(self, what: str, value: int) -> None:
-        """Of jobs of each user by the QOS; -1 for none."""
-        self.root("sacctmgr", "--immediate", "modify", "qos", "normal", "set", f"{what}={value}")
+    def limit_jobs(self, most: int) -> None:
+        """That each user may have submitted, by the QOS; -1 for any."""
+        self.root("sacctmgr", "--immediate", "modify", "qos", "normal", "set", f"MaxSubmitJobsPerUser={most}")
 
     def submit(
         self, *, companions: str, spares: int = 0, nodes: int = 2, step_s: float = 0.3
@@ -54,8 +54,7 @@ def site(sandboxes: Callable[..., Sandbox]) -> Iterator[Site]:
     enforced = ("AccountingStorageEnforce=associations,limits,qos",)
     found = Site(sandboxes(nodes=7, slurmd_timeout_s=20, cred_expire_s=5, slurm_conf_lines=enforced))
     yield found
-    found.limit("MaxSubmitJobsPerUser", -1)
-    found.limit("MaxJobsPerUser", -1)
+    found.limit_jobs(-1)
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +102,11 @@ def test_a_reservation_that_goes_while_its_node_is_lent_then_limits_then_a_reque
     (gone,) = refusals(job)
     assert gone[0] == f"reservation {NAME}"
     assert "reservation is invalid" in gone[1]
-    assert job.state.evicted.keys().isdisjoint({lent}), "its node did nothing wrong"
+    assert lent not in job.state.evicted, "it did nothing wrong"
+    assert "Slurm has ended what lent" in report(job, 2)
 
-    # One job of a user may run: a companion would wait for ever.
-    site.limit("MaxJobsPerUser", 2)
-    site.sandbox.exec(["sbatch", "--output=/dev/null", "--wrap=sleep 300"], user=USER, check=True)
-    # No more may be submitted.
-    site.limit("MaxSubmitJobsPerUser", 1)
+    # The job and its companion are all that the user may submit.
+    site.limit_jobs(2)
     site.sandbox.fault.power_cut(second)
     job.wait(lambda: job.state.restart_count == 1, 150, "next run of the job")
     assert job.wait_end() == 0
@@ -161,5 +158,6 @@ def test_all_standbys_die_while_they_are_woken(site: Site, references: dict[int,
     assert job.out.read_text() == expected
     assert job.state.restart_count == 0
     assert job.events(ev.RequeueStarted) == []
-    assert set(job.state.evicted) == {slot, *standbys}
+    assert slot in job.state.evicted
+    assert set(job.state.evicted) <= {slot, *standbys}, "nobody else is to blame"
     wait_for(lambda: not site.companions(), 90, "all companions have ended")
