@@ -14,7 +14,7 @@ from tests.cluster.protected_job import USER, ProtectedJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS = 90
+STEPS = 70
 DETECT = "--set detect.hang_floor_s=4 --set limits.per_hour=100 --set detect.quick_test_s=120"
 SCRIPT = f"pipelines.py --out OUT --faults faults --steps {STEPS} --step-s"
 
@@ -27,11 +27,15 @@ def cluster(sandboxes: Callable[..., Sandbox]) -> Sandbox:
 class Pipelines(ProtectedJob):
     """Four pipelines of two nodes."""
 
-    def __init__(self, sandbox: Sandbox, *, spares: int = 0, step_s: float = 0.2) -> None:
+    def __init__(
+        self, sandbox: Sandbox, *, spares: int = 0, step_s: float = 0.2, neighbours: bool = False
+    ) -> None:
         self.faults: Path = sandbox.home(USER) / "faults"
         self.faults.mkdir(exist_ok=True)
         self.faults.chmod(0o755)
         words = f"--spares {spares} --set parallel.pp=2 {DETECT} {SCRIPT} {step_s}"
+        if neighbours:
+            words = f"--set parallel.order=tp-cp-ep-pp-dp {words} --neighbours"
         super().__init__(sandbox, words, nodes=8 + spares)
 
     def hang(self, node: str, times: int) -> list[ev.Decided]:
@@ -74,7 +78,7 @@ def test_a_pair_with_one_standby_loses_one_node_which_serves_again_when_another_
     cluster: Sandbox, reference: str
 ) -> None:
     job = Pipelines(cluster, spares=1)
-    job.wait_step(25)
+    job.wait_step(12)
     slots = job.state.slots
     bad, other = slots[5], slots[1]
     hangs = job.hang(bad, 3)
@@ -97,3 +101,25 @@ def test_a_pair_with_one_standby_loses_one_node_which_serves_again_when_another_
     assert job.out.read_text() == reference
     assert job.events(ev.RequeueStarted) == []
     assert job.state.restart_count == 0
+
+
+@pytest.mark.soak
+def test_a_whole_pair_is_suspected_without_any_standby_and_goes_on_after_a_quick_test(
+    cluster: Sandbox,
+) -> None:
+    sound = Pipelines(cluster, step_s=0, neighbours=True)
+    assert sound.wait_end() == 0, sound.log
+    sound.wait_left()
+    job = Pipelines(cluster, neighbours=True)
+    job.wait_step(12)
+    pair = set(job.state.slots[4:6])
+    hangs = job.hang(job.state.slots[4], 3)
+    # They exchange their slots with the first pair, and then that hangs: it stays with these two nodes.
+    assert pairs(hangs) == [pair, pair, pair]
+    assert set(job.state.slots[:2]) == pair
+    (tested,) = job.events(ev.QuickTested)
+    assert (set(tested.passed), tested.failed, tested.silent) == (pair, {}, {})
+    assert job.events(ev.NodeEvicted) == []
+    assert job.wait_end() == 0
+    assert job.out.read_text() == sound.out.read_text()
+    assert job.events(ev.RequeueStarted) == []

@@ -1,4 +1,4 @@
-"""Pipelines of two ranks each, half of the world apart, and a node whose card may break.
+"""Pipelines of two ranks each, half of the world apart or neighbours, and a node whose card may break.
 
 While there is a file FAULTS/NODE, nothing comes out of that node any more, from the tenth step of a
 generation on. Its rank and the other one of its pipeline wait for each other then, and all others for them.
@@ -21,6 +21,7 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--step-s", type=float, default=0.05)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--faults", type=Path, required=True)
+parser.add_argument("--neighbours", action="store_true", help="ranks 0 and 1 are a pipeline, 2 and 3, ...")
 options = parser.parse_args()
 
 HEALTHY_STEPS = 10
@@ -29,6 +30,8 @@ torch.manual_seed(0)
 dist.init_process_group("gloo")
 rank, half = dist.get_rank(), dist.get_world_size() // 2
 is_first, peer = rank < half, (rank + half) % (2 * half)
+if options.neighbours:
+    is_first, peer = rank % 2 == 0, rank ^ 1
 card = options.faults / os.environ["SLURMD_NODENAME"]
 model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters())
