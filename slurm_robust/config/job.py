@@ -258,7 +258,7 @@ class DetectConfig(Section):
 
     quick_test_s: _SecondsOrNone = 60.0
     """If there are too few standbys, test the nodes against which only suspicion speaks for up to this time,
-    and use those that pass. At least 15. 0: no such test. See [spares](spares.md#fallbacks)."""
+    and use those that pass. At least 15. 0: no such test. See [fallbacks](fallbacks.md#the-quick-test)."""
 
     log_rules: Annotated[tuple[_NonEmpty, ...], Meta(examples=[["/etc/slurm-robust/log-rules"]])] = ()
     """[Log rules](log-rules.md) of the site: YAML files, or folders of them, relative to the submit

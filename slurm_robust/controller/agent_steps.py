@@ -244,4 +244,5 @@ def _witness(node: Node, held: bool) -> Witness:
     if not held:
         message += ", no longer part of the job"
     gone = node.is_down or not held
-    return Witness(node=node.name, message=message, against=gone or not node.responding, gone=gone)
+    left = not held and not node.is_down and node.responding
+    return Witness(node=node.name, message=message, against=gone or not node.responding, gone=gone, left=left)

@@ -14,6 +14,7 @@ from slurm_robust.config.job import CompanionConfig
 from slurm_robust.controller.effects import BorrowAnswer
 from slurm_robust.model.companion import Source
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.companion import Lent, companion_job, is_companion_of
 from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError, SlurmError, SlurmTimeout
 from slurm_robust.slurm.process import CommandTimeout
@@ -196,8 +197,11 @@ class Borrower:
         return None
 
     def _time_left(self) -> float | None:
+        """By slurmctld's clock, where that tells its time."""
         end = self._slurm.allocation(self._job_id).end_time
-        return None if end is None else end - self._wall()
+        if end is None:
+            return None
+        return end - (self._wall() - (clock_offset(self._slurm, self._wall) or 0.0))
 
     def _ask(
         self,

@@ -54,6 +54,8 @@ class Unstarted:
     """Nothing says why."""
     refused: dict[str, str] = field(default_factory=dict)
     """Slurm does not start the agent."""
+    left: tuple[str, ...] = ()
+    """Of ``down``, those that are up and that Slurm has taken from the job."""
 
 
 class AgentStarts:
@@ -157,7 +159,9 @@ class AgentStarts:
         found = {answer: {n: self._why(starts[n]) for n in _nodes_of(answers, answer)} for answer in _TOLD}
         if again := found[Answer.AGAIN]:
             self._start_again(again, now)
-        return Unstarted(found[Answer.DOWN], found[Answer.UNSTARTED], found[Answer.REFUSED])
+        down = found[Answer.DOWN]
+        left = tuple(node for node in down if (word := starts[node].witness) is not None and word.left)
+        return Unstarted(down, found[Answer.UNSTARTED], found[Answer.REFUSED], left)
 
     def missed(self, node: str, now: Now) -> None:
         """The agent of ``node``, which had joined, is silent: it may come back as if it were started now."""

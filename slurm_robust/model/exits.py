@@ -97,3 +97,5 @@ class Witness(Record):
     """Whether that speaks against using the node."""
     gone: bool = False
     """Slurm has given the node up, or has taken it from the job."""
+    left: bool = False
+    """The node is up, and Slurm has taken it from the job."""

@@ -286,14 +286,21 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
             allowed=0,
         )
     here = [p for p in state.places if p.symptom is place.symptom and set(p.nodes) == set(place.nodes)]
-    others = next((p.ranks for p in here if p.ranks != place.ranks), ())
+    stays, others = _stays_with(place, state)
     if found.halted or others:
-        stays = f"; it was the same with {named_ranks(others)}, so it stays with the node" if others else ""
+        nodes, why = place.nodes, ""
+        if others and set(stays) == set(nodes):
+            why = f"; it was the same with {named_ranks(others)}, so it stays with the node"
+        elif others and not found.halted:
+            nodes = stays
+            why = (
+                f"; it was the same with {named_ranks(others)}, and {fold(stays)} is what both have in common"
+            )
         return convict(
-            _most_suspect_first(place.nodes, found, state),
+            _most_suspect_first(nodes, found, state),
             rules,
             rung=4,
-            reason=reason + stays,
+            reason=reason + why,
             confidence=found.confidence,
             unproven=not (found.halted or found.exact),
         )
@@ -308,6 +315,22 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         confidence=0.5,
         allowed=rules.limits.per_signature,
     )
+
+
+def _stays_with(place: Place, state: JobState) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The nodes with which the fault stays, and the ranks that had it there before; empty for none.
+
+    Of two groups that have no rank in common, these are the nodes that both have.
+    """
+    for before in state.places:
+        if before.symptom is not place.symptom or before.ranks == place.ranks:
+            continue
+        if set(before.nodes) == set(place.nodes):
+            return place.nodes, before.ranks
+        common = tuple(node for node in place.nodes if node in before.nodes)
+        if common and not set(before.ranks) & set(place.ranks):
+            return common, before.ranks
+    return (), ()
 
 
 def _most_suspect_first(nodes: Iterable[str], found: Localisation, state: JobState) -> list[str]:
@@ -431,7 +454,7 @@ def slurm_refuses(fault: Fault, rules: Rules, state: JobState) -> Verdict | None
 
 
 def unreachable(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Many nodes fell silent together: it is not the nodes, and training goes on without them."""
+    """Many nodes fell silent together, or are lent no more: it is not the nodes, and training goes on without."""
     if not fault.unreachable or not fault.lost:
         return None
     return Verdict(

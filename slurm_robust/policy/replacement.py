@@ -27,7 +27,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.policy.rules import Rules
 from slurm_robust.policy.standbys import in_order, pair
 from slurm_robust.util.hostlist import fold
-from slurm_robust.util.text import count
+from slurm_robust.util.text import count, one_line, some_of
 
 
 def assign(
@@ -105,7 +105,7 @@ def _replace(
         taken = [f"{standby} takes the slot of {node}" for node, standby in pairs]
         kept = [f"{fold(stay)} passed a quick test and goes on"] if stay else []
         return (*swaps, Restart()), ", ".join((*taken, *kept)) or "no slot is touched"
-    short = f"{count(len(places), 'node')} to replace, {count(len(standbys), 'standby')} left"
+    short = f"{count(len(places), 'node')} to replace, {count(len(standbys), 'standby')} left{_unfit(state)}"
     found_out = _find_nodes(state, unproven, len(stay), short, fault, rules)
     if found_out is not None:
         return found_out
@@ -115,6 +115,13 @@ def _replace(
         return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason
     without = f" without {','.join(exclude)}" if exclude else ""
     return (Requeue(exclude=exclude, reason=short),), f"{short}: requeue{without}"
+
+
+def _unfit(state: JobState) -> str:
+    """Standbys that are there and cannot be taken, with the reason, in brackets; "" for none."""
+    known = {node: state.aside[node] for node in state.spares if node in state.aside}
+    unfit = [f"{node}: {one_line(aside.reason)}" for node, aside in known.items() if not aside.usable]
+    return f" (not fit: {some_of(unfit)})" if unfit else ""
 
 
 def _find_nodes(

@@ -279,6 +279,8 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
     match event:
         case ev.NodeEvicted() if event.node not in report.suspects:
             yield "evicted", f"{event.node}: {event.reason}"
+        case ev.SpareSetAside():
+            yield "set aside", f"standby {event.node}: {event.reason}"
         case ev.CompanionSubmitted() | ev.CompanionStarted() | ev.CompanionEnded() | ev.NotLent():
             yield "companion", _companion(event)
         case ev.NodeReturned():

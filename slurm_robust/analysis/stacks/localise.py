@@ -226,8 +226,10 @@ def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
     if found is None or not found.ranks <= scene.views.keys():
         return None
     reason = f"flight recorder: {found.reason}"
-    if not found.exact:
-        return scene.group(found.ranks, reason)
+    # Nodes whose ranks all wait in what the recorder does not show wait for each other: one is at fault.
+    wait = all(scene.views[rank].activity.waits for rank in found.ranks)
+    if not found.exact or (wait and len(nodes_of(found.ranks, scene.layout)) > 1):
+        return scene.group(found.ranks, f"{reason}; {scene.describe(found.ranks)}" if wait else reason)
     return scene.exact(found.ranks, 0.9, f"{reason}; {scene.describe(found.ranks)}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from slurm_robust.controller.context import RECONNECT_S, Context
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
@@ -9,6 +11,7 @@ from slurm_robust.controller.stages.stopping import before_the_end
 from slurm_robust.controller.stages.watch import conclude, is_taken_host_lost
 from slurm_robust.controller.starts import Unstarted
 from slurm_robust.controller.transitions import (
+    ToDeciding,
     ToEnding,
     ToGathering,
     ToLaunching,
@@ -163,20 +166,29 @@ class Gathering:
         reasons += [
             f"{n}: {text}" for n, text in (unable | found.down | found.silent | found.refused).items()
         ]
+        returned = self._returned(core, found, over, unable)
         fault = Fault(
             symptom=Symptom.LAUNCH_FAILED,
             detail="; ".join(reasons),
             detect_s=waited,
             generation=core.state.generation,
-            lost=tuple(lost),
+            lost=(*lost, *returned),
+            unreachable=f"Slurm has ended what lent {fold(returned)}" if returned else "",
             unable=unable,
             alive=tuple(n for n in slots if n not in over),
-            named=found.down,
+            named={node: why for node, why in found.down.items() if node not in returned},
             unstarted=found.silent,
             refused=found.refused,
         )
         core.incidents.open(fault, now)
-        return conclude(core, fault, now)
+        return ToDeciding(fault=fault) if returned else conclude(core, fault, now)
+
+    def _returned(
+        self, core: Core, found: Unstarted, over: Collection[str], unable: Collection[str]
+    ) -> tuple[str, ...]:
+        """Nodes whose companions somebody has ended, where nothing else is wrong: they did nothing wrong."""
+        left = tuple(node for node in found.left if node in core.state.lenders)
+        return left if set(left) == {*over, *unable} else ()
 
     def _missing(self, core: Core, nodes: list[str], now: Now) -> Unstarted:
         """Of ``nodes`` without an agent those for which waiting is over."""
@@ -185,7 +197,7 @@ class Gathering:
         found = core.starts.check(nodes, now)
         if found.down:
             # Whatever else is wrong, they may be why: the next check is without them.
-            return Unstarted(down=found.down)
+            return Unstarted(down=found.down, left=found.left)
         if not core.fleet.views:
             # Where not one agent comes, it is not the nodes.
             return Unstarted(refused=found.refused | found.silent)

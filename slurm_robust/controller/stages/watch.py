@@ -204,6 +204,9 @@ def watch_spares(core: Core, now: Now) -> None:
     missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
     found = core.starts.check(missing, now)
     over = found.down | found.silent | found.refused
+    ended = {node: core.state.lenders[node] for node in found.left if node in core.state.lenders}
+    for node, companion in ended.items():
+        core.companions.end((companion,), f"Slurm has ended it, and has {node} back", now)
     for node in core.state.spares:
         heartbeat = core.fleet.heartbeat(node)
         if heartbeat is not None and heartbeat.fatal:

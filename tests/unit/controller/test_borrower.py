@@ -41,7 +41,7 @@ class Site:
         assert self.slurm.job(job).is_running
         return job
 
-    def new_lender(self, job: int, lent: Lent, run_id: str = "") -> Borrower:
+    def new_lender(self, job: int, lent: Lent, run_id: str = "", ahead_s: float = 0.0) -> Borrower:
         return Borrower(
             FakeSlurm(self.cluster),
             CompanionConfig(reservation="spares", wait_s=20.0),
@@ -53,7 +53,7 @@ class Site:
             user="alice",
             environ={"SLURM_JOB_PARTITION": "main"},
             clock=self.clock,
-            wall=self.clock.time,
+            wall=lambda: self.clock.time() + ahead_s,
         )
 
     def borrow(
@@ -187,7 +187,17 @@ def test_without_slurmctld_nothing_is_lent(site: Site) -> None:
 def test_near_its_end_a_job_borrows_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path, time_limit_s=100.0)
     ((_, why),) = site.borrow().refusals
-    assert why == "only 100 s are left of the job's time"
+    assert why in ("only 100 s are left of the job's time", "only 99 s are left of the job's time")
+
+
+def test_the_time_left_is_by_slurmctlds_clock(tmp_path: Path) -> None:
+    site = Site(tmp_path, time_limit_s=300.0)
+    site.borrower = site.new_lender(site.job, site.lent, ahead_s=200.0)
+    assert site.borrow().refusals == ()
+    late = Site(tmp_path, time_limit_s=100.0)
+    late.borrower = late.new_lender(late.job, late.lent, ahead_s=-200.0)
+    ((_, why),) = late.borrow().refusals
+    assert why in ("only 100 s are left of the job's time", "only 99 s are left of the job's time")
 
 
 def test_a_job_without_a_time_limit(tmp_path: Path) -> None:

@@ -147,6 +147,31 @@ def test_a_lent_node_on_which_no_agent_comes_is_replaced() -> None:
     assert job.ended == [105]
 
 
+def test_a_node_whose_companion_somebody_ends_is_replaced_and_not_blamed() -> None:
+    class Cancelled(Borrower):
+        def join(self, node: str, agent: str = "", **changes: object) -> None:
+            if node != "n5":
+                super().join(node, agent, **changes)
+
+        def witness(self, node: str) -> Witness:
+            found = super().witness(node)
+            return structs.replace(found, against=True, gone=True, left=True) if node == "n5" else found
+
+    job = Cancelled()
+    job.lendable = ("n5", "n6")
+    job.train_to(3)
+    job.lose("n2")
+    job.until(lambda: job.core.state.generation == 2, limit=900)
+    assert job.core.state.slots == ("n1", "n6")
+    assert [event.node for event in job.events(ev.NodeEvicted)] == ["n2"]
+    assert [suspect.node for suspect in job.suspects] == ["n2"]
+    job.train_to(4)
+    job.until(lambda: "n5" not in job.core.state.lenders, limit=200)
+    assert job.core.state.spares == ()
+    assert job.ended == [105]
+    assert job.events(ev.CompanionEnded)[-1].reason == "Slurm has ended it, and has n5 back"
+
+
 def test_an_evicted_node_is_given_back_when_its_copies_are_not_needed() -> None:
     job = borrower("n5", "n6", memory=True)
     job.train_to(4)

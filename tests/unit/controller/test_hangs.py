@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from slurm_robust.config.job import DetectConfig, JobConfig
+from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.stacks import Collective, Frame, RankStacks
@@ -97,6 +97,41 @@ def test_a_hang_that_stays_with_the_node_evicts_it() -> None:
     next_generation(hung)
     assert evicted(hung) == {"n2"}
     assert "it stays with the node" in hung.events(ev.Decided)[-1].reason
+
+
+def test_of_two_groups_that_hang_the_node_that_both_have_is_evicted() -> None:
+    """One standby for a pair: the bad one of the two exchanges its slot, and is in another pair then."""
+    config = JobConfig(parallel=ParallelConfig(pp=2))
+    hung = Job(tuple(f"n{i}" for i in range(1, 9)), ("n9",), config, reported=True, memory=True)
+    hung.ages = True
+    calls = ("recv@torch/distributed/distributed_c10d.py", "main@train.py")
+    pairs = []
+    for step in (30, 40, 50):
+        train(hung, step)
+        slots = hung.core.state.slots
+        pair = (slots.index("n6") % 4, slots.index("n6") % 4 + 4)
+        pairs.append({slots[rank] for rank in pair})
+        hung.stacks = {rank: doing(rank, slots[rank], *calls) for rank in pair}
+        next_generation(hung)
+    assert pairs == [{"n2", "n6"}, {"n2", "n6"}, {"n5", "n6"}]
+    assert evicted(hung) == {"n6"}
+    assert "n6 is what both have in common" in hung.events(ev.Decided)[-1].reason
+    assert hung.core.state.unproven == ("n6",), "suspicion alone speaks against it"
+    assert "n2" in hung.core.state.slots, "the other one of the pair is used again"
+
+
+def test_two_groups_that_share_a_rank_say_nothing_of_its_node() -> None:
+    """It may be the code of that rank."""
+    config = JobConfig(parallel=ParallelConfig(tp=2, pp=2))
+    hung = Job(tuple(f"n{i}" for i in range(1, 9)), (), config, reported=True, memory=True)
+    hung.ages = True
+    calls = ("all_reduce@torch/distributed/distributed_c10d.py", "other@train.py", "main@train.py")
+    for step, pair in ((30, (0, 1)), (40, (0, 4))):
+        train(hung, step)
+        hung.stacks = {rank: doing(rank, hung.core.state.slots[rank], *calls) for rank in pair}
+        next_generation(hung)
+    assert [len(d.place.nodes) for d in hung.events(ev.Decided) if d.place] == [2, 2]
+    assert evicted(hung) == set()
 
 
 def test_a_second_hang_elsewhere_is_another_one() -> None:

@@ -217,3 +217,16 @@ def test_a_standby_that_can_start_no_worker_is_set_aside() -> None:
     job.power_cut("n2")
     job.until(lambda: job.core.state.generation == 2)
     assert job.core.state.slots == ("n1", "n4")
+
+
+def test_a_requeue_says_why_no_standby_was_taken() -> None:
+    job = Job(spares=TWO_SPARES)
+    job.train_to(3)
+    for node in TWO_SPARES:
+        job.change(node, ready=False, fatal="torch cannot be\nimported")
+    job.pass_time(1)
+    job.power_cut("n2")
+    job.until(lambda: job.requeued != [])
+    (decided,) = [event for event in job.events(ev.Decided) if event.actions]
+    why = "torch cannot be imported"
+    assert f"0 standbys left (not fit: n3: {why}, n4: {why})" in decided.reason

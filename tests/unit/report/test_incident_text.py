@@ -79,6 +79,15 @@ def test_the_timeline_says_who_lent_a_node_and_who_did_not() -> None:
     assert actions_text(asked) == "ask for 1 node from outside the allocation"
 
 
+def test_the_timeline_says_which_standby_could_not_be_taken() -> None:
+    aside = ev.SpareSetAside(
+        t=incident_journal.BEGIN + 1001, node="n5", reason="no\x1b[31m python", usable=False
+    )
+    killed = incident_journal.rank_killed()
+    (report,) = incident_reports([*incident_journal.start(), *killed[:2], aside, *killed[2:]])
+    assert [e.text for e in timeline(report) if e.what == "set aside"] == ["standby n5: no python"]
+
+
 def test_results_that_say_the_same_are_one_row_and_failures_come_first() -> None:
     def result(node: str, outcome: Outcome, value: str) -> TestResult:
         return TestResult(test="gpu", node=node, outcome=outcome, value=value, took_s=float(node[1:]))

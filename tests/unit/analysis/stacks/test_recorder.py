@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_robust.analysis.stacks import localise
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
-from tests.unit.analysis.stacks.sample_stacks import ALL_REDUCE, COMPUTE, DATA, PAPER, Frames, rank
+from tests.unit.analysis.stacks.sample_stacks import ALL_REDUCE, COMPUTE, DATA, IRECV, PAPER, Frames, rank
 from tests.unit.analysis.stacks.test_properties import layouts
 
 FOUR = ParallelLayout.fit(4, 1, {}, "dp")
@@ -205,6 +205,27 @@ def test_a_group_that_hangs_is_named_and_not_those_that_wait_for_its_ranks() -> 
     found = localise(given, layout)
     assert (found.ranks, found.exact) == ((2, 3), False)
     assert "have all begun nccl:all_reduce 7 of group tp1" in found.reason
+
+
+@pytest.mark.parametrize(("frames", "exact"), [(IRECV, False), (COMPUTE, True)])
+def test_nodes_that_wait_for_each_other_in_what_the_recorder_does_not_show_are_a_group(
+    frames: Frames, exact: bool
+) -> None:
+    """gloo's sends and receives, say. Of two nodes that both compute, each holds the others up by itself."""
+    layout, world = ParallelLayout.fit(8, 1, {"pp": 2}, "dp-pp"), tuple(range(8))
+    given = [
+        rank(
+            number,
+            frames,
+            collectives=(record(9, operation="gloo:all_reduce", state="completed", ranks=world),),
+        )
+        if number in (1, 5)
+        else rank(number, ALL_REDUCE, collectives=(record(10, operation="gloo:all_reduce", ranks=world),))
+        for number in world
+    ]
+    found = localise(given, layout)
+    assert (found.ranks, found.exact, found.group) == ((1, 5), exact, "" if exact else "pp 1,5")
+    assert "did not come to gloo:all_reduce 10" in found.reason
 
 
 def test_a_peer_of_which_nothing_is_known_is_not_at_fault() -> None:
