@@ -378,7 +378,7 @@ def _tester(
         command,
         replay,
         checkpoints,
-        PlaceDiagnoser(place, tests=TESTS, report=say),
+        partial(PlaceDiagnoser, place, tests=TESTS, report=say),
         partial(make_in_job, directory.path, plan.run_id),
     )
 

@@ -224,6 +224,7 @@ class Running:
         core.standbys.step(now)
         if core.trains and core.state.incident is None and core.config.mode == "act":
             core.giving_back.step(now)
+            core.replenishing.step(now)
         return None
 
     def _watch_steps(self, core: Core, now: Now) -> None:
