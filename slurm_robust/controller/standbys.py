@@ -66,7 +66,7 @@ class Standbys:
         heartbeats = context.fleet.heartbeats(state.spares)
         changes = [self._follow(node, heartbeat, now) for node, heartbeat in heartbeats.items()]
         if any(changes):
-            self._tell_if_alike("rehearsals", failed_alike(state), now)
+            self._tell_if_alike("rehearsals", failed_alike(context.state), now)
         if not self._may_run():
             self._generation = 0
             return

@@ -226,12 +226,7 @@ class Job:
         said = {outcome: "" if outcome is Outcome.PASS else self.quick_text for outcome in Outcome}
         return Diagnosis(
             results=tuple(
-                TestResult(
-                    test=test,
-                    node=node,
-                    outcome=outcome,
-                    text="" if outcome is Outcome.PASS else self.quick_text,
-                )
+                TestResult(test=test, node=node, outcome=outcome, text=said[outcome])
                 for node, outcome in found.items()
                 if outcome is not None
                 for test in TESTS
