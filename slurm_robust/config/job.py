@@ -314,6 +314,10 @@ class StandbyConfig(Section):
     """Time limit of the [quick test](spares.md#fallbacks) that each standby runs once, before it rehearses. A
     standby that fails is evicted before it is needed. At least 15. 0: no such test."""
 
+    learn: bool = True
+    """Have the agents import before a start what rank 0 was seen to import until its first step: standbys at
+    once, other nodes for their next restart. See [standbys](standbys.md#imports)."""
+
     replenish: Literal["reservation", "partition", "none"] = "reservation"
     """Where standbys that were used or evicted are replaced from, while training goes on. ``reservation``:
     ``companions.reservation``, if that is set. ``partition``: then free nodes of the partition, too, which

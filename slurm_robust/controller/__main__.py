@@ -317,6 +317,7 @@ def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
         copies=copies,
         inspection=inspection if detect.inspect else None,
         numa_binding=plan.config.workers.numa_binding == "node",
+        learn=plan.config.standby.learn and plan.config.mode == "act",
     )
 
 

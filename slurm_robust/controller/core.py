@@ -32,6 +32,7 @@ from slurm_robust.controller.effects import (
 from slurm_robust.controller.fleet import Heard
 from slurm_robust.controller.giveback import GivingBack
 from slurm_robust.controller.incidents import Incidents
+from slurm_robust.controller.learning import Learning
 from slurm_robust.controller.liveness import Liveness
 from slurm_robust.controller.monitor import Monitor
 from slurm_robust.controller.replenishing import Replenishing
@@ -102,6 +103,7 @@ class Core(Context):
         self.monitor: Final = Monitor(self, now)
         self.incidents: Final = Incidents(self)
         self.standbys: Final = Standbys(self)
+        self.learning: Final = Learning(self)
         self.replenishing: Final = Replenishing(self, self.companions)
         self.stacks: Final = StackBook(config.detect.stacks_s)
         self._table = table
@@ -147,6 +149,7 @@ class Core(Context):
         for text in heartbeat.notes:
             self.note(text, heartbeat.node, now)
         self._answer(heartbeat, heartbeat.seq)
+        self.learning.on_heartbeat(heartbeat, now)
         self.checkpoints.on_heartbeat(heartbeat)
 
     def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:

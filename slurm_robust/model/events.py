@@ -376,6 +376,16 @@ class StandbyTested(Event):
     took_s: float
 
 
+class ModulesLearned(Event):
+    """What the job's workers import until their first step, beside what zygotes import anyway."""
+
+    number: int
+    """Later ones hold all that earlier ones did."""
+    modules: tuple[str, ...]
+    node: str
+    """On which rank 0 was seen to import the newest of them."""
+
+
 class ReplenishBegun(Event):
     """A used or bad standby is to be replaced by another one, while training goes on."""
 
@@ -472,6 +482,7 @@ AnyEvent: TypeAlias = (
     | StandbyChanged
     | StandbyTested
     | ReplenishBegun
+    | ModulesLearned
     | IncidentClosed
     | CheckpointRequested
     | RequeueStarted

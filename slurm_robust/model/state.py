@@ -89,6 +89,8 @@ class JobState(Record, dict=True):
     """How far each node of this run that stood by is, or was, on its way to be fit."""
     standby_tests: dict[str, ev.StandbyTested] = {}
     """The quick test of each node of this run that stood by, as far as it is over; also of evicted ones."""
+    learned: ev.ModulesLearned | None = None
+    """What workers of any run were seen to import."""
     wanted_spares: int = 0
     """How many standbys the job was submitted with."""
     replenish: ev.ReplenishBegun | None = None
@@ -466,6 +468,11 @@ def _(event: ev.StandbyChanged, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.StandbyTested, state: JobState) -> JobState:
     return msgspec.structs.replace(state, standby_tests={**state.standby_tests, event.node: event})
+
+
+@apply.register
+def _(event: ev.ModulesLearned, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, learned=event)
 
 
 @apply.register
