@@ -1,4 +1,4 @@
-"""Names of Python modules that processes tell each other: which are well formed, and which are nobody's own."""
+"""Names of Python modules that processes tell each other: which are well formed, which are installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def clean_names(names: Iterable[object]) -> tuple[str, ...]:
     Those of packages come before those of their modules, and stay where there are too many.
     """
     valid = dict.fromkeys(name for name in names if isinstance(name, str) and _is_name(name))
-    found, chars = [], 0
+    found: list[str] = []
+    chars = 0
     for name in sorted(valid, key=lambda name: name.count(".")):
         chars += len(name)
         if len(found) == MOST_MODULES or chars > MOST_CHARS:
