@@ -25,9 +25,8 @@ class Learning:
         self._context = context
         self._generation = 0
         self._since = 0.0  # when this generation was first seen to train
-        self._sent: dict[
-            str, tuple[str, int, int, float]
-        ] = {}  # by node: agent, number, how often, when last
+        # By node: to which agent, which number, how often, when last.
+        self._sent: dict[str, tuple[str, int, int, float]] = {}
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: Now) -> None:
         """Write down what is new of what rank 0 has imported."""

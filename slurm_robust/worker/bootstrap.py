@@ -244,7 +244,8 @@ def _record_imports(spawn: Spawn, worker: WorkerSpec) -> ImportRecorder | None:
 def follow(record: str, on_step: Callable[[], None] | None = None) -> None:
     """Have the step record show how far the script is, whether it uses our API or not.
 
-    ``on_step`` is called once, after the first step of an optimizer; it raises nothing. Does nothing where the record cannot be opened: training comes first.
+    ``on_step`` is called once, after the first step of an optimizer; it raises nothing. Where the record
+    cannot be opened nothing is shown: training comes first.
     """
     try:
         steps = StepRecord.open(record)

@@ -29,13 +29,13 @@ class ImportRecorder:
         """``path``: where it leaves the names. ``own``: the top-level package of the user's program."""
         self._path = Path(path)
         self._never = _NEVER | {own}
-        self._environ = dict(os.environ)
+        self._environ = _environment()
         self._is_untouched = True
         self._names: list[str] = []
 
     def begin(self) -> None:
         """From now on, in this process."""
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -51,16 +51,16 @@ class ImportRecorder:
             return
         # What a package changes while it is imported, it changes in a zygote, too.
         if not _is_within_package(sys._getframe(2)):
-            self._is_untouched = dict(os.environ) == self._environ
-        elif "." not in name:
-            self._environ = dict(os.environ)
+            self._is_untouched = _environment() == self._environ
+        else:
+            self._environ = _environment()
         if self._is_untouched:
             self._names.append(name)
 
     def leave(self) -> None:
         """Leave the names for the agent; nothing is noted any more. Raises nothing."""
         with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
         with contextlib.suppress(Exception):
             beside = self._path.with_suffix(".new")
             beside.write_bytes(msgspec.json.encode(self.names()))
@@ -76,11 +76,16 @@ class ImportRecorder:
         )
 
 
+def _environment() -> dict[object, object]:
+    """The environment as it is kept: to decode it for each import would take a while."""
+    return dict(vars(os.environ).get("_data", os.environ))
+
+
 def _is_within_package(frame: FrameType | None) -> bool:
     """Whether the body of an installed module is being executed in ``frame`` or above."""
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "<module>" and is_installed_file(code.co_filename) and frame.f_back is not None:
+        if code.co_name == "<module>" and is_installed_file(code.co_filename):
             return frame.f_globals.get("__name__") != "__main__"
         frame = frame.f_back
     return False
