@@ -59,10 +59,8 @@ def is_installed_file(path: str) -> bool:
 @cache
 def _folders() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    places = {sysconfig.get_path(name) for name in names} | {
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-    }
+    places = {sysconfig.get_path(name) for name in names}
+    places |= {*site.getsitepackages(), site.getusersitepackages()}
     places |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
     both = places | {os.path.realpath(place) for place in places}
     return tuple(sorted(place.rstrip("/") + "/" for place in both))

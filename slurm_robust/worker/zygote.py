@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -251,8 +251,9 @@ def prepare(order: Prepare) -> Prepared:
         )
     with asking_nvml(os.environ):
         _import_all(order, prepared)
-        if order.learned:
-            _import_learned(order, prepared)
+        if order.learned and not prepared.is_fit:
+            raise UnfitModule("", "workers are interpreters of their own")
+        import_learned(order.learned)
     return prepared
 
 
@@ -278,17 +279,14 @@ def _import_all(order: Prepare, prepared: Prepared) -> None:
         _check_driver(prepared, name, "take it out of 'preload'")
 
 
-def _import_learned(order: Prepare, prepared: Prepared) -> None:
-    """Import what workers were seen to import. Raises :class:`UnfitModule`.
+def import_learned(names: Iterable[str]) -> None:
+    """Import what workers were seen to import, as far as it is installed. Raises :class:`UnfitModule`.
 
     What an import leaves behind besides modules is the process's own, or does not survive a fork.
     """
-    if not prepared.is_fit:
-        raise UnfitModule("", "workers are interpreters of their own")
-    before = _traces()
-    for name in order.learned:
-        if name in sys.modules:
-            continue
+    missing = [name for name in names if name not in sys.modules]
+    before = _traces() if missing else {}
+    for name in missing:
         try:
             # Here the name may mean another module than there.
             top = name.partition(".")[0]
