@@ -10,16 +10,13 @@ from slurm_robust.util.modules import MOST_CHARS, MOST_MODULES, clean_names, is_
 
 HOSTILE = [
     "", ".", "a..b", "os; import evil", "../evil", "a b", "a-b", "1a", "import", "a.class", "\x1b[31m", "é",
-    "a\n", "__main__", "__main__.x", "x" * 1000, 7, None, b"a", ["a"],
+    "a\n", "__main__", "__main__.x", "x" * 1000, 7, None, b"a",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=repr)
 def test_what_no_import_statement_could_name_is_left_out(name: object) -> None:
-    assert clean_names(["yaml", name] if not isinstance(name, list) else name + ["yaml", *name]) in (
-        ("yaml",),
-        ("a", "yaml"),
-    )
+    assert clean_names(["yaml", name]) == ("yaml",)
 
 
 def test_packages_come_first_and_stay_where_there_are_too_many() -> None:
@@ -31,9 +28,7 @@ def test_packages_come_first_and_stay_where_there_are_too_many() -> None:
     assert sum(map(len, clean_names(long))) <= MOST_CHARS
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("json", True), ("yaml", True), ("tests", False), ("sys", False)]
-)
-def test_only_installed_modules_count(name: str, expected: bool) -> None:
-    assert is_installed(importlib.util.find_spec(name)) is expected
+@pytest.mark.parametrize("name", ["json", "yaml", "tests", "sys"])
+def test_only_installed_modules_count(name: str) -> None:
+    assert is_installed(importlib.util.find_spec(name)) is (name in ("json", "yaml"))
     assert not is_installed(None)

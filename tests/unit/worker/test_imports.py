@@ -49,7 +49,7 @@ PACKAGES = {
     "later.py": "",
     "raises.py": "raise ValueError('no such\\ndriver')",
     "exits.py": "import sys\nsys.exit(3)",
-    "threads.py": "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    "threads.py": "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()",
     "forks.py": "import subprocess\nchild = subprocess.Popen(['sleep', '1'])",
     "connects.py": "import socket\nkept = socket.socket()",
     "handles.py": "import signal\nsignal.signal(signal.SIGUSR2, lambda *_: None)",
@@ -100,7 +100,7 @@ def recorded(installed: Path, tmp_path: Path, script: str) -> tuple[str, ...] | 
         ("import os\ndel os.environ['PATH']\nimport plain", ()),
         ("import mpi4py", ()),
         ("try:\n    import raises\nexcept ValueError:\n    pass", ()),
-        ("import threading\nt = threading.Thread(target=__import__, args=('plain',))\nt.start()\nt.join()", ("plain",)),
+        ("from threading import Thread as T\nT(target=__import__, args=('plain',)).start()", ("plain",)),
     ],
 )  # fmt: skip
 def test_what_is_noted(installed: Path, tmp_path: Path, script: str, expected: tuple[str, ...]) -> None:
@@ -128,6 +128,7 @@ def test_hostile_names_are_left_out(tmp_path: Path) -> None:
     assert read_names(tmp_path / "modules.json") == ("yaml",)
 
 
+@pytest.mark.slow
 def test_only_what_a_fork_can_have_is_imported_before(installed: Path) -> None:
     wanted = {
         "plain": "imported",
