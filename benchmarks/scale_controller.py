@@ -130,7 +130,7 @@ def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
             store=SharedTiers(shared_tiers({Tier.STORAGE: str(directory.checkpoints)})),
             slurm=slurm,
             shrinker=Shrinker(slurm, job_id),
-            tester=Tester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), "", FakeDiagnoser()),
+            tester=Tester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), "", FakeDiagnoser),
         )
         (folder / ".port").write_text(str(server.port))
         (folder / ".port").rename(folder / "port")

@@ -30,6 +30,7 @@ class HeartbeatState:
         self._notes: list[tuple[int, str]] = []  # with the heartbeat that first carries it
         self._base: tuple[Heartbeat, float] | None = None  # the newest heartbeat, and when it was made
         self._answered = 0
+        self._learned: tuple[int, tuple[str, ...]] = (0, ())  # with the heartbeat that first carries it
         self.address = self.data_address = ""
         self.port = self.probe_port = 0
 
@@ -38,10 +39,16 @@ class HeartbeatState:
         if len(self._notes) < _NOTES and all(text != known for _, known in self._notes):
             self._notes.append((self._seq + 1, text))
 
+    def learn(self, modules: tuple[str, ...]) -> None:
+        """What rank 0 has imported; it goes with every heartbeat until one is answered."""
+        self._learned = (self._seq + 1, modules)
+
     def on_ack(self, seq: int) -> None:
         """The heartbeat or Pulse ``seq`` has arrived, and with it all notes until then."""
         self._answered = max(self._answered, seq)
         self._notes = [(first, text) for first, text in self._notes if first > seq]
+        if self._learned[0] <= seq:
+            self._learned = (0, ())
 
     def make(
         self,
@@ -88,6 +95,8 @@ class HeartbeatState:
             still_s=still_s,
             fatal=state.fatal,
             rehearsal=state.rehearsal,
+            learned=self._learned[1],
+            loaded=state.loaded,
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

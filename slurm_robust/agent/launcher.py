@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 from slurm_robust.model.record import Record
 from slurm_robust.util import proc
+from slurm_robust.util.text import one_line
 from slurm_robust.worker import spawning
-from slurm_robust.worker.spawning import FromZygote, Prepare, Spawn, Sweep, ToZygote
+from slurm_robust.worker.spawning import (
+    Exited,
+    Fatal,
+    FromZygote,
+    Prepare,
+    Ready,
+    Spawn,
+    SpawnFailed,
+    Sweep,
+    ToZygote,
+    Unfit,
+)
 
 
 class Gone(Record):
@@ -22,7 +39,22 @@ class Gone(Record):
     reason: str
 
 
-LauncherMessage: TypeAlias = FromZygote | Gone
+class LoadOver(Record):
+    """Order ``number`` to load modules is over; ``notes`` say what could not be done."""
+
+    number: int
+    notes: tuple[str, ...] = ()
+
+
+_MOST_CHARS = 300
+
+LauncherMessage: TypeAlias = FromZygote | Gone | LoadOver
+
+LOAD_S = 300.0
+"""A zygote that has not imported everything by then is given up: storage is slow, or an import hangs."""
+
+MOST_UNFIT = 5
+"""So many modules are left out, each after a try; with more, no zygote replaces the one that is there."""
 
 
 class Launcher(Protocol):
@@ -45,6 +77,13 @@ class Launcher(Protocol):
     def spawn(self, order: Spawn, listener: socket.socket | None = None) -> None:
         """Start workers; only after Ready. ``listener`` becomes rank 0's, a duplicate of it."""
 
+    def load(self, number: int, modules: tuple[str, ...]) -> None:
+        """Have later workers begin with ``modules`` imported, those that a fork can have; then LoadOver.
+
+        ``number``: above that of the order before, which may get no answer then. Workers that live are not
+        touched, and whatever goes wrong, new ones can be started as before. Only after Ready.
+        """
+
     def sweep(self) -> None:
         """Kill what ended workers left in their groups and release their ids."""
 
@@ -61,33 +100,91 @@ class Launcher(Protocol):
         """End the launcher and kill whatever still lives of its workers."""
 
 
+class _Zygote:
+    """One process, and our end of the channel to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self.process = process
+        self.channel = channel
+
+    def recv(self) -> bytes | None:
+        """A packet; b"" at the end of the channel, None while there is nothing."""
+        try:
+            return self.channel.recv(spawning.MAX_PACKET_BYTES)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            return b""
+
+    def send(self, message: ToZygote, listener: socket.socket | None = None) -> None:
+        """Send, unless it has ended, which :meth:`recv` finds."""
+        try:
+            passed = [] if listener is None else [listener.fileno()]
+            socket.send_fds(self.channel, [spawning.encode(message)], passed)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        except BlockingIOError:
+            # It has not read for a long time: stopped, or hung in an import. End it, so that it is
+            # started again.
+            self.process.kill()
+
+    def close(self) -> None:
+        """Have it end, and its workers with it, by the end of the channel."""
+        self.channel.close()
+
+
+@dataclass
+class _Successor:
+    """A zygote that is to replace the present one; times are monotonic seconds."""
+
+    number: int
+    modules: tuple[str, ...]
+    zygote: _Zygote
+    until: float
+    left_out: dict[str, str] = field(default_factory=dict)  # modules, with the reason
+    is_up: bool = False
+
+
 class ZygoteLauncher:
     """The :class:`Launcher` that forks workers from a process of its own.
 
     A process of its own because the agent has threads (ZeroMQ's), and a fork of a process with
     threads is not fit for anything but an exec.
+
+    A zygote in which an import has failed cannot be trusted any more. So modules are loaded by a second one,
+    which replaces the first when it is up and no worker of the first is left.
     """
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
-        self._channel: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._zygote: _Zygote | None = None
+        self._successor: _Successor | None = None
+        self._ending: list[tuple[subprocess.Popen[bytes], float]] = []  # replaced, with when to kill each
+        self._news = select.epoll()
+        self._living = 0  # workers that were ordered and have not ended, as far as is known
+        self._unswept = 0
 
     @property
     def pid(self) -> int:
         """Process id of the zygote, 0 while there is none."""
-        return self._process.pid if self._process else 0
+        return self._zygote.process.pid if self._zygote else 0
 
     def start(self) -> None:
         """Start the process; Ready comes when its imports are done."""
+        self._living = self._unswept = 0
+        self._zygote = self._begin(self._prepare)
+
+    def _begin(self, prepare: Prepare) -> _Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, spawning.MAX_PACKET_BYTES)
         with theirs:
-            self._process = self._run(theirs.fileno())
+            process = self._run(theirs.fileno())
         ours.setblocking(False)
-        self._channel = ours
-        self._send(self._prepare)
+        self._news.register(ours, select.EPOLLIN)  # until it is closed
+        zygote = _Zygote(process, ours)
+        zygote.send(prepare)
+        return zygote
 
     def _run(self, channel: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -103,29 +200,121 @@ class ZygoteLauncher:
         )
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
-        return self._channel.fileno() if self._channel else -1
+        """One for the sockets of both zygotes."""
+        return self._news.fileno() if self._zygote else -1
 
     def read(self) -> list[LauncherMessage]:
-        """Messages of the zygote, and Gone when the socket has ended."""
+        """Messages of the zygote, and Gone when the socket has ended; LoadOver."""
         found: list[LauncherMessage] = []
-        while self._channel is not None:
-            try:
-                packet = self._channel.recv(spawning.MAX_PACKET_BYTES)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:
-                packet = b""
-            found.append(spawning.decode_from_zygote(packet) if packet else self._bury())
+        while self._zygote is not None and (packet := self._zygote.recv()) is not None:
+            message = spawning.decode_from_zygote(packet) if packet else self._bury()
+            if isinstance(message, Exited | SpawnFailed):
+                self._living -= 1
+                self._unswept += isinstance(message, Exited)
+            found.append(message)
+        self._end_replaced()
+        found += self._follow_successor()
         return found
 
     def spawn(self, order: Spawn, listener: socket.socket | None = None) -> None:
         """Have the zygote fork."""
-        self._send(order, listener)
+        if not self._living:
+            self._unswept = 0  # whatever they left ends with the zygote that is replaced
+            self._replace()
+        if self._zygote is not None:  # else Gone was reported; all is decided again after the next start
+            self._living += len(order.workers)
+            self._zygote.send(order, listener)
+
+    def load(self, number: int, modules: tuple[str, ...]) -> None:
+        """Start a zygote that imports them, too."""
+        self._drop_successor()
+        if self._zygote is not None and modules:
+            self._try(number, modules, time.monotonic() + LOAD_S, {})
+
+    def _try(self, number: int, modules: tuple[str, ...], until: float, left_out: dict[str, str]) -> None:
+        """Raises ``OSError``."""
+        wanted = tuple(name for name in modules if not _is_below(name, left_out))
+        zygote = self._begin(msgspec.structs.replace(self._prepare, learned=wanted))
+        self._successor = _Successor(number, modules, zygote, until, left_out)
+
+    def _follow_successor(self) -> list[LauncherMessage]:
+        """See how far it is, and let it replace the zygote."""
+        successor = self._successor
+        if successor is None or self._zygote is None:
+            return []
+        packet = successor.zygote.recv()
+        if packet is None:
+            if successor.is_up or time.monotonic() < successor.until:
+                return []
+            return self._keep(f"their imports took more than {LOAD_S:.0f} s")
+        if not packet:
+            return self._keep("a zygote that imported them ended")
+        match spawning.decode_from_zygote(packet):
+            case Ready():
+                successor.is_up = True
+                if not self._living and not self._unswept:
+                    self._replace()
+                left_out = (
+                    f"'{name}', which the job imports, is not imported before the next start: {why}"
+                    for name, why in successor.left_out.items()
+                )
+                return [LoadOver(number=successor.number, notes=tuple(left_out))]
+            case Unfit(module=module, reason=reason):
+                return self._leave_out(successor, module, reason)
+            case Fatal(reason=reason):
+                return self._keep(reason)
+        return []
+
+    def _leave_out(self, successor: _Successor, module: str, reason: str) -> list[LauncherMessage]:
+        """Try without a module."""
+        left_out = {**successor.left_out, module: reason}
+        if not module or len(left_out) > MOST_UNFIT:
+            return self._keep("; ".join(f"{name}: {why}" if name else why for name, why in left_out.items()))
+        self._drop_successor()
+        try:
+            self._try(successor.number, successor.modules, successor.until, left_out)
+        except OSError as error:
+            return [_kept(successor.number, str(error))]
+        return []
+
+    def _keep(self, why: str) -> list[LauncherMessage]:
+        """The present zygote stays."""
+        number = self._successor.number if self._successor is not None else 0
+        self._drop_successor()
+        return [_kept(number, why)]
+
+    def _replace(self) -> None:
+        """Let the successor take over, if it is up. No worker lives."""
+        successor = self._successor
+        if successor is None or not successor.is_up or self._zygote is None:
+            return
+        old, self._zygote, self._successor = self._zygote, successor.zygote, None
+        self._end(old)
+
+    def _drop_successor(self) -> None:
+        if self._successor is not None:
+            if not self._successor.is_up:
+                self._successor.zygote.process.kill()  # it may hang in an import
+            self._end(self._successor.zygote)
+            self._successor = None
+
+    def _end(self, zygote: _Zygote) -> None:
+        """Without waiting for it."""
+        zygote.close()
+        self._ending.append((zygote.process, time.monotonic() + _END_S))
+
+    def _end_replaced(self) -> None:
+        left = [(process, until) for process, until in self._ending if process.poll() is None]
+        for process, until in left:
+            if time.monotonic() > until:
+                process.kill()
+        self._ending = left
 
     def sweep(self) -> None:
         """Have the zygote sweep."""
-        self._send(Sweep())
+        self._unswept = 0
+        if self._zygote is not None:
+            self._zygote.send(Sweep())
 
     def terminate(self, pid: int) -> None:
         """TERM, or KILL for a stopped worker."""
@@ -145,38 +334,40 @@ class ZygoteLauncher:
 
     def close(self) -> None:
         """End the zygote; it kills its workers. Takes at most about 2 s."""
-        if self._channel is not None:
-            self._channel.close()  # the zygote kills its workers when it sees this
-            self._channel = None
-        if self._process is not None:
-            _await_end(self._process, 2.0)
-            self._process = None
-
-    def _send(self, message: ToZygote, listener: socket.socket | None = None) -> None:
-        if self._channel is None:
-            return  # Gone was reported; what needs doing is decided again after the next start
-        try:
-            passed = [] if listener is None else [listener.fileno()]
-            socket.send_fds(self._channel, [spawning.encode(message)], passed)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # read() will find the end of the channel
-        except BlockingIOError:
-            # It has not read for a long time: stopped, or hung in an import. End it, so that it is
-            # started again.
-            assert self._process is not None
-            self._process.kill()
+        self._drop_successor()
+        if self._zygote is not None:
+            self._zygote.close()  # the zygote kills its workers when it sees this
+            _await_end(self._zygote.process, _END_S)
+            self._zygote = None
+        for process, _ in self._ending:
+            process.kill()
+            _await_end(process, _END_S)
+        self._news.close()
 
     def _bury(self) -> Gone:
-        assert self._process is not None
-        assert self._channel is not None
-        self._channel.close()
-        self._channel = None
-        code = _await_end(self._process, 1.0)  # it closed its end, so it is about to be over
-        self._process = None
+        assert self._zygote is not None
+        zygote, self._zygote = self._zygote, None
+        zygote.close()
+        # What was loaded may be why it ended: it is begun anew as it was at first.
+        self._drop_successor()
+        code = _await_end(zygote.process, 1.0)  # it closed its end, so it is about to be over
         if code is None:
             return Gone(reason="the zygote hangs in the kernel")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return Gone(reason=f"the zygote ended by {how}; see the agent's output")
+
+
+_END_S = 2.0
+
+
+def _is_below(name: str, modules: Iterable[str]) -> bool:
+    """Whether ``name`` is one of ``modules``, or in one that is a package."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _kept(number: int, why: str) -> LoadOver:
+    note = f"modules that the job imports are not imported before the next start: {why}"
+    return LoadOver(number=number, notes=(one_line(note, _MOST_CHARS),))
 
 
 def _await_end(process: subprocess.Popen[bytes], patience_s: float) -> int | None:

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 import zmq
@@ -18,13 +19,13 @@ from slurm_robust.agent.deaths import DeathWatch, OomKills
 from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch, read_tail
 from slurm_robust.agent.gpumemory import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
-from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
+from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.liveness import Liveness
 from slurm_robust.agent.network import PortHolder, local_address, taken_by
 from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.progress import StepWatch
-from slurm_robust.agent.rehearsal import POLL_S, Rehearsals
+from slurm_robust.agent.rehearsal import POLL_S, Rehearsals, free_share
 from slurm_robust.agent.stacks.taker import StackOrders, StackTaking
 from slurm_robust.agent.state import AgentState
 from slurm_robust.agent.stimuli import (
@@ -39,6 +40,7 @@ from slurm_robust.agent.stimuli import (
     Instruction,
     Kill,
     LauncherReported,
+    LoadModules,
     OrderCame,
     ReadTail,
     RenewPort,
@@ -69,6 +71,7 @@ from slurm_robust.wire.messages import (
     DrillReply,
     FromController,
     Launch,
+    Load,
     Phase,
     Pong,
     ProbeNodes,
@@ -76,6 +79,7 @@ from slurm_robust.wire.messages import (
 )
 from slurm_robust.wire.probes import Place
 from slurm_robust.wire.sockets import AgentSocket
+from slurm_robust.worker.imports import read_names
 from slurm_robust.worker.spawning import Exited, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
@@ -83,6 +87,10 @@ TERM_GRACE_S = 10.0
 # How often records are read: until the first step often, since the recovery ends with it.
 _FIRST_STEP_POLL_S = 0.02
 _STEP_POLL_S = 0.05
+
+
+LEAST_TO_LOAD = 0.1
+"""Share of the node's memory, or of the job's, that is free where a second zygote is started."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,7 @@ class Agent:
         self._keep_copies = True
         self._flush = -1
         self._master_port = 0  # of the present workers
+        self._modules: Path | None = None  # where rank 0 leaves what it has imported, until it is read
 
     def run(self) -> None:
         """Serve until an order, or TERM from Slurm, ends it. Main thread only."""
@@ -252,6 +261,18 @@ class Agent:
         if self._steps.expects_news and now - self._polled >= self._poll_interval():
             self._polled = now
             self._heartbeat_wanted |= self._steps.has_news(now)
+        if self._modules is not None and self._steps.has_stepped:
+            self._learn(self._modules)
+
+    def _learn(self, path: Path) -> None:
+        """Rank 0, which is here, has made its first step: what has it imported?"""
+        names = read_names(path)
+        if names is None:
+            return  # it is about to leave them, or never does
+        self._modules = None
+        if names:
+            self._book.learn(names)
+            self._heartbeat_wanted = True
 
     def _follow_copies(self) -> None:
         self._copies.follow(self._state.phase, self._state.generation)
@@ -391,6 +412,8 @@ class Agent:
                 pid = self._rehearsals.end()
                 if watch:
                     self._gpus.ask((pid,) if pid else ())
+            case LoadModules(order=order):
+                self._load(order)
             case RenewPort():
                 self._renew_port()
             case ForgetRecords():
@@ -426,7 +449,16 @@ class Agent:
         # For rank 0, which listens there; the next one is held when the order is under way.
         listener = self._ports.open() if launch.master_port == self._ports.port and launch.slot == 0 else None
         order = rankenv.build_spawn(spec, job, launch, folder, self._copies.memory)
+        self._modules = next((Path(worker.modules) for worker in order.workers if worker.modules), None)
         self._launcher.spawn(order, listener)
+
+    def _load(self, order: Load) -> None:
+        if (share := free_share()) < LEAST_TO_LOAD:
+            note = f"modules are not imported before the next start: {share:.1%} of the memory is left"
+            over = LoadOver(number=order.number, notes=(note,))
+            self._take(LauncherReported(message=over))
+            return
+        self._launcher.load(order.number, order.modules)
 
     def _ask_flush(self, step: int) -> None:
         if step > self._copies.flush_over:  # else an order that was repeated before its effect was reported

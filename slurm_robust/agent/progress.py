@@ -89,6 +89,11 @@ class StepWatch:
         before, self._reported = self._reported, news
         return news != (before or [(False, False, False)] * len(news))
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether every rank was seen to have made a step."""
+        return bool(self._reported) and all(first for first, _, _ in self._reported)
+
     def _announced(self, progress: Progress) -> bool:
         # A count of optimizer steps says nothing about the numbers of the script's steps.
         return progress.step >= (self._announce if progress.reported else 0)

@@ -114,6 +114,11 @@ def record_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.rec"
 
 
+def modules_path(folder: Path) -> Path:
+    """Where rank 0 leaves the names of the modules that it has imported."""
+    return folder / "modules.json"
+
+
 def restore_tier(launch: Launch, rank: int) -> Tier:
     """Where a worker finds the parts that it restores.
 
@@ -168,6 +173,7 @@ def _worker(
         record=record,
         cpus=bound.cpus,
         memory_node=bound.node,
+        modules=str(modules_path(folder)) if rank == 0 and spec.learn else "",
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from slurm_robust.agent.launcher import Gone
+from slurm_robust.agent.launcher import Gone, LoadOver
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
     AskFlush,
@@ -25,6 +25,7 @@ from slurm_robust.agent.stimuli import (
     Instruction,
     Kill,
     LauncherReported,
+    LoadModules,
     Order,
     OrderCame,
     ReadTail,
@@ -53,6 +54,7 @@ from slurm_robust.wire.messages import (
     Flush,
     Inject,
     Launch,
+    Load,
     Pace,
     Phase,
     Rehearse,
@@ -176,6 +178,8 @@ class AgentState:
         self.workers = Workers()
         self.timings: dict[str, float] = {}  # of start phases, as far as they are not the workers' own
         self.rehearsal: Rehearsal | None = None
+        self.loaded = 0  # the newest order to load modules that is over
+        self._load_ordered = 0
         self.new_notes: list[str] = []  # the caller takes them out
         self._kill_wait_s = kill_wait_s
         self._stopped_through = 0
@@ -229,6 +233,8 @@ class AgentState:
                 return self._on_spawn_failed(failed, now)
             case LauncherReported(message=Exited() as exited, oom=oom, taken=taken):
                 return self._on_exited(exited, oom, taken, now)
+            case LauncherReported(message=LoadOver() as over):
+                return self._on_load_over(over)
             case LauncherReported(message=Gone(reason=reason)):
                 return self._on_gone(reason, now)
             case TailRead():
@@ -270,6 +276,11 @@ class AgentState:
                 return [SampleStacks(order=order, workers=pids)] if self._runs(generation) else []
             case Rehearse():
                 return self._on_rehearse(order)
+            case Load(number=number):
+                if number <= self._load_ordered or self._ending or not self.ready:
+                    return []
+                self._load_ordered = number
+                return [LoadModules(order=order)]
             case Inject(rank=rank, signal=number):
                 worker = self.workers.get(rank)
                 if worker is None or worker.pid is None or worker.exit is not None:
@@ -385,6 +396,11 @@ class AgentState:
             return []
         self.rehearsal = rehearsal
         return [*self._watch_gpus((pid,) if pid else (), now), SendHeartbeat()]
+
+    def _on_load_over(self, over: LoadOver) -> list[Instruction]:
+        self.loaded = max(self.loaded, over.number)
+        self.new_notes.extend(over.notes)
+        return [SendHeartbeat()]
 
     # -- the launcher's news -----------------------------------------------------------------------
 

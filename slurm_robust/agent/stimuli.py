@@ -11,6 +11,7 @@ from slurm_robust.wire.messages import (
     Flush,
     Inject,
     Launch,
+    Load,
     Pace,
     Rehearse,
     RequestCheckpoint,
@@ -21,7 +22,7 @@ from slurm_robust.wire.messages import (
 )
 
 Order: TypeAlias = (
-    Launch | Stop | RequestCheckpoint | Pace | Flush | Save | TakeStacks | Rehearse | Inject | Shutdown
+    Launch | Stop | RequestCheckpoint | Pace | Flush | Save | TakeStacks | Rehearse | Load | Inject | Shutdown
 )
 
 # -- stimuli --------------------------------------------------------------------------------------
@@ -174,6 +175,12 @@ class EndRehearsal(Record):
     watch_gpus: bool  # and report what it holds of the GPUs, as for WatchGpus
 
 
+class LoadModules(Record):
+    """Have the launcher import what ``order`` says; its LoadOver follows."""
+
+    order: Load
+
+
 class RenewPort(Record):
     """Hold another rendezvous port for the next launch; this one is being used now."""
 
@@ -208,6 +215,7 @@ Instruction: TypeAlias = (
     | SampleStacks
     | StartRehearsal
     | EndRehearsal
+    | LoadModules
     | RenewPort
     | ForgetRecords
     | SendHeartbeat

@@ -186,6 +186,16 @@ class CheckpointConfig(Section):
                 )
 
 
+def _too_short(key: str, seconds: float) -> Iterator[Contradiction]:
+    """Yield a quick test that ends before it begins."""
+    if 0 < seconds < LEAST_TEST_S:
+        yield Contradiction(
+            keys=(key,),
+            text=f"{key} ({seconds:g}) is less than the {LEAST_TEST_S:g} s that the start of a test takes",
+            fix=f"set {key} to {LEAST_TEST_S:g} or more, or to 0 for none",
+        )
+
+
 class DetectConfig(Section):
     """Detection of hangs, slowdowns and numerical errors, and inspection of the nodes during training."""
 
@@ -266,13 +276,7 @@ class DetectConfig(Section):
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield a quick test that ends before it begins."""
-        if 0 < self.quick_test_s < LEAST_TEST_S:
-            yield Contradiction(
-                keys=("quick_test_s",),
-                text=f"quick_test_s ({self.quick_test_s:g}) is less than the {LEAST_TEST_S:g} s that "
-                "the start of a test takes",
-                fix=f"set quick_test_s to {LEAST_TEST_S:g} or more, or to 0 for none",
-            )
+        yield from _too_short("quick_test_s", self.quick_test_s)
 
 
 class ReplayConfig(Section):
@@ -305,6 +309,23 @@ class StandbyConfig(Section):
     rehearse_writes: Annotated[tuple[AbsolutePath, ...], Meta(examples=[["/scratch/me/index"]])] = ()
     """Folders of the node, besides the usual caches, in which a rehearsal may change files: where the script
     keeps indexes of data sets, for instance."""
+
+    test_s: _SecondsOrNone = 60.0
+    """Time limit of the [quick test](spares.md#fallbacks) that each standby runs once, before it rehearses. A
+    standby that fails is evicted before it is needed. At least 15. 0: no such test."""
+
+    learn: bool = True
+    """Have the agents import before a start what rank 0 was seen to import until its first step: standbys at
+    once, other nodes for their next restart. See [standbys](standbys.md#imports)."""
+
+    replenish: Literal["reservation", "partition", "none"] = "reservation"
+    """Where standbys that were used or evicted are replaced from, while training goes on. ``reservation``:
+    ``companions.reservation``, if that is set. ``partition``: then free nodes of the partition, too, which
+    ``companions.partition`` must allow. ``none``: they are not replaced before a node is needed."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a quick test that ends before it begins."""
+        yield from _too_short("test_s", self.test_s)
 
 
 class ParallelConfig(Section):
@@ -458,6 +479,12 @@ class JobConfig(Section):
                     text=f"preload has {module!r}, which is not a module name",
                     fix='write names as in an import statement, e.g. ["transformers", "my_package.data"]',
                 )
+        if self.standby.replenish == "partition" and not self.companions.partition:
+            yield Contradiction(
+                keys=("standby.replenish", "companions.partition"),
+                text="standby.replenish is partition, but companions may not use the partition",
+                fix="set companions.partition to true, or standby.replenish to reservation",
+            )
         if self.wire.port in (self.rendezvous.ports or ()):
             yield Contradiction(
                 keys=("wire.port", "rendezvous.port_range"),

@@ -317,6 +317,7 @@ def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
         copies=copies,
         inspection=inspection if detect.inspect else None,
         numa_binding=plan.config.workers.numa_binding == "node",
+        learn=plan.config.standby.learn and plan.config.mode == "act",
     )
 
 
@@ -378,7 +379,7 @@ def _tester(
         command,
         replay,
         checkpoints,
-        PlaceDiagnoser(place, tests=TESTS, report=say),
+        partial(PlaceDiagnoser, place, tests=TESTS, report=say),
         partial(make_in_job, directory.path, plan.run_id),
     )
 

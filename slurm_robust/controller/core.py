@@ -32,8 +32,10 @@ from slurm_robust.controller.effects import (
 from slurm_robust.controller.fleet import Heard
 from slurm_robust.controller.giveback import GivingBack
 from slurm_robust.controller.incidents import Incidents
+from slurm_robust.controller.learning import Learning
 from slurm_robust.controller.liveness import Liveness
 from slurm_robust.controller.monitor import Monitor
+from slurm_robust.controller.replenishing import Replenishing
 from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.standbys import Standbys
 from slurm_robust.controller.starts import AgentStarts, StartPhases
@@ -101,6 +103,8 @@ class Core(Context):
         self.monitor: Final = Monitor(self, now)
         self.incidents: Final = Incidents(self)
         self.standbys: Final = Standbys(self)
+        self.learning: Final = Learning(self)
+        self.replenishing: Final = Replenishing(self, self.companions)
         self.stacks: Final = StackBook(config.detect.stacks_s)
         self._table = table
         self._held = False
@@ -145,6 +149,7 @@ class Core(Context):
         for text in heartbeat.notes:
             self.note(text, heartbeat.node, now)
         self._answer(heartbeat, heartbeat.seq)
+        self.learning.on_heartbeat(heartbeat, now)
         self.checkpoints.on_heartbeat(heartbeat)
 
     def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
@@ -181,6 +186,7 @@ class Core(Context):
             self._stage = self._table(following)
             self.incidents.stage(type(self._stage).__name__.lower(), now)
             self._stage.enter(self, now)
+        self.standbys.yield_to_training(now)
         self._send_for_stacks(now)
         self.witnesses.step(now)
 
@@ -280,6 +286,11 @@ class Core(Context):
         self._diagnosis = diagnosis
         return self.on_tick(now)
 
+    def on_standby_tested(self, number: int, found: Diagnosis, now: Now) -> list[Effect]:
+        """Answer to TestStandby ``number``."""
+        self.standbys.on_tested(number, found, now)
+        return self.on_tick(now)
+
     def on_nodes(self, found: tuple[Witness, ...] | None, now: Now) -> list[Effect]:
         """Answer to AskAboutNodes: Slurm's word on them; None when slurmctld does not answer."""
         self.witnesses.on_slurm(found, now)
@@ -292,7 +303,7 @@ class Core(Context):
 
     def on_lent(self, number: int, answer: BorrowAnswer, now: Now) -> list[Effect]:
         """Answer to BorrowNodes ``number``."""
-        self.companions.on_lent(number, answer, now)
+        self.starts.begin(self.companions.on_lent(number, answer, now), now)
         return self.on_tick(now)
 
     def on_requeue(self, answer: RequeueAnswer, now: Now) -> list[Effect]:

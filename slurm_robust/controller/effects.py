@@ -173,6 +173,22 @@ class TestNodes(Record):
     """Only by the quick test."""
 
 
+class TestStandby(Record):
+    """Run the quick test on a standby; answered by ``on_standby_tested`` with ``number``."""
+
+    __test__ = False
+
+    number: int
+    node: str
+    budget_s: float
+
+
+class EndStandbyTest(Record):
+    """End the quick test ``number`` on a standby, since the node is needed; its answer does not count."""
+
+    number: int
+
+
 class ReplayTraining(Record):
     """Have ``nodes`` replay the training of ``layout``; answered by ``on_tests``."""
 
@@ -244,6 +260,8 @@ Effect: TypeAlias = (
     | SaveStacks
     | SaveAlerts
     | TestNodes
+    | TestStandby
+    | EndStandbyTest
     | ReplayTraining
     | BorrowNodes
     | EndCompanions

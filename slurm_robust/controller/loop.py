@@ -174,6 +174,8 @@ class Loop:
             fx.SaveStacks: self._save_stacks,
             fx.SaveAlerts: self._save_alerts,
             fx.TestNodes: self._test_nodes,
+            fx.TestStandby: self._test_standby,
+            fx.EndStandbyTest: self._end_standby_test,
             fx.ReplayTraining: self._replay_training,
             fx.Say: self._say,
             fx.Exit: self._exit,
@@ -656,6 +658,18 @@ class Loop:
             return lambda: self._do(self._core.on_tests(found, self._now()))
 
         self._in_background("test nodes", work, self._tested_in_vain)
+
+    def _test_standby(self, effect: fx.TestStandby) -> None:
+        def answered(found: Diagnosis) -> None:
+            self._do(self._core.on_standby_tested(effect.number, found, self._now()))
+
+        def work() -> Callable[[], None]:
+            return partial(answered, self._tester.test_standby(effect.number, effect.node, effect.budget_s))
+
+        self._in_background("test standby", work, lambda text: answered(Diagnosis(reason=text)))
+
+    def _end_standby_test(self, effect: fx.EndStandbyTest) -> None:
+        self._tester.end_standby_test(effect.number)
 
     def _replay_training(self, effect: fx.ReplayTraining) -> None:
         def work() -> Callable[[], None]:

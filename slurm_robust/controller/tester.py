@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,15 +31,19 @@ class Tester:
         command: ReplayCommand,
         config: ReplayConfig,
         storage: str,
-        quick: Diagnoser,
+        make_quick: Callable[[], Diagnoser],
         make: Callable[[Path], None] = make_folder,
     ) -> None:
         """``storage``: the folder whose file system is tested, "" for none; ``make`` makes it.
 
-        ``quick`` has the quick test only.
+        ``make_quick``: a diagnoser with the quick test only.
         """
         self._diagnoser = diagnoser
-        self._quick = quick
+        self._quick = make_quick()
+        self._make_quick = make_quick
+        self._lock = threading.Lock()
+        self._standby: tuple[int, Diagnoser] | None = None  # the newest test of a standby
+        self._over_through = 0  # tests of standbys up to this number are not wanted any more
         self._replayer = replayer
         self._command = command
         self._config = config
@@ -61,6 +67,28 @@ class Tester:
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
             return _nothing(error)
 
+    def test_standby(self, number: int, node: str, budget_s: float) -> Diagnosis:
+        """The quick test of one standby within ``budget_s`` seconds, beside all else.
+
+        ``number``: above that of the one before. Blocks, raises nothing.
+        """
+        diagnoser = self._make_quick()
+        with self._lock:
+            self._standby = (number, diagnoser)
+            if number <= self._over_through:
+                diagnoser.stop()
+        try:
+            return diagnoser.diagnose((node,), bitwise=False, storage="", budget_s=budget_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+            return _nothing(error)
+
+    def end_standby_test(self, number: int) -> None:
+        """From any thread: end the test of a standby with this number, also if it has not begun."""
+        with self._lock:
+            self._over_through = max(self._over_through, number)
+            if self._standby is not None and self._standby[0] <= number:
+                self._standby[1].stop()
+
     def replay(self, nodes: Sequence[str], layout: ParallelLayout) -> Diagnosis:
         """Have ``nodes`` replay the training. Blocks, raises nothing."""
         config = self._config
@@ -76,6 +104,7 @@ class Tester:
         """From any thread: end what runs."""
         self._diagnoser.stop()
         self._quick.stop()
+        self.end_standby_test(sys.maxsize)
         self._replayer.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ class SlurmPlace:
         """``lent``: nodes of companions."""
         self._slurm = slurm
         self._lent = lent or Lent(allocation)
-        self._count = 0
+        self._numbers = itertools.count(1)  # also where several tests run at once
 
     def gpus(self, node: str) -> int:
         """See the protocol."""
@@ -90,9 +91,9 @@ class SlurmPlace:
 
     def launch(self, nodes: Sequence[str], command: tuple[str, ...], folder: Path) -> Launched:
         """See the protocol."""
-        self._count += 1
+        number = next(self._numbers)
         # A name of its own for each launch: a step that was killed may still be listed.
-        name = f"diagnose-{os.getpid()}-{self._count}"
+        name = f"diagnose-{os.getpid()}-{number}"
         steps = _Steps(self._slurm, {self._lent.holder(node).job_id for node in nodes}, name)
         try:
             for request in self._lent.steps(tuple(nodes), command, name=name, environ=os.environ):

@@ -13,6 +13,7 @@ import msgspec
 
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record, decoded
@@ -365,6 +366,35 @@ class StandbyChanged(Event):
     """That the rehearsal took, if it is over."""
 
 
+class StandbyTested(Event):
+    """The quick test of a standby is over; none is tested twice in a run."""
+
+    node: str
+    outcome: Outcome
+    """UNKNOWN convicts nobody."""
+    text: str
+    took_s: float
+
+
+class ModulesLearned(Event):
+    """What the job's workers import until their first step, beside what zygotes import anyway."""
+
+    number: int
+    """Later ones hold all that earlier ones did."""
+    modules: tuple[str, ...]
+    node: str
+    """On which rank 0 was seen to import the newest of them."""
+
+
+class ReplenishBegun(Event):
+    """A used or bad standby is to be replaced by another one, while training goes on."""
+
+    missing: int
+    attempt: int
+    """1 after the last one that got a node."""
+    reason: str
+
+
 class IncidentClosed(Event):
     """The first new step was completed."""
 
@@ -450,6 +480,9 @@ AnyEvent: TypeAlias = (
     | CompanionEnded
     | NotLent
     | StandbyChanged
+    | StandbyTested
+    | ReplenishBegun
+    | ModulesLearned
     | IncidentClosed
     | CheckpointRequested
     | RequeueStarted

@@ -84,6 +84,8 @@ class JobSpec(Record):
     """None: no inspection."""
     numa_binding: bool = True
     """Workers run beside their GPUs."""
+    learn: bool = True
+    """Rank 0 reports what it has imported, for zygotes to import it before."""
 
     def tier_places(self, directory: JobDirectory) -> dict[Tier, str]:
         """Where the tiers beyond the nodes' memory are."""

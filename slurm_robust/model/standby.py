@@ -29,10 +29,22 @@ class Rehearsal(Record):
 
 
 class StandbyStage(str, Enum):
-    """How far a standby is on its way to be fit to take a slot."""
+    """How far a standby is on its way to be fit to take a slot, and then into the world."""
 
+    PROVISIONING = "provisioning"  # a companion is to lend its node
+    STARTING = "starting"  # its agent has not reported yet
     LOADING = "loading"  # its agent is up, its zygote imports
     LOADED = "loaded"  # it can start workers at once
+    TESTING = "testing"  # the quick test runs on it
+    TEST_FAILED = "test failed"
+    TEST_UNANSWERED = "test unanswered"  # says nothing of the node
+    TESTED = "tested"
     REHEARSING = "rehearsing"
-    REHEARSED = "rehearsed"  # it sleeps, and its caches are warm
     REHEARSAL_FAILED = "rehearsal failed"
+    REHEARSED = "rehearsed"  # it sleeps, and its caches are warm
+    WOKEN = "woken"  # it has got a slot, and its workers start
+    IN_WORLD = "in the world"  # it trains
+
+
+STAGES = tuple(StandbyStage)
+"""In the order in which a standby passes through them; what goes wrong stands before what comes otherwise."""

@@ -87,6 +87,16 @@ class JobState(Record, dict=True):
     """By job id."""
     standbys: dict[str, ev.StandbyChanged] = {}
     """How far each node of this run that stood by is, or was, on its way to be fit."""
+    standby_tests: dict[str, ev.StandbyTested] = {}
+    """The quick test of each node of this run that stood by, as far as it is over; also of evicted ones."""
+    learned: ev.ModulesLearned | None = None
+    """What workers of any run were seen to import."""
+    wanted_spares: int = 0
+    """How many standbys the job was submitted with."""
+    replenish: ev.ReplenishBegun | None = None
+    """The newest of this run that has not got a node."""
+    replenished: int = 0
+    """How many there were in this run."""
     evicted: dict[str, str] = {}
     unproven: tuple[str, ...] = ()
     """Those of ``evicted`` that suspicion alone speaks against."""
@@ -208,6 +218,7 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
         run_id=event.run_id,
         job_id=event.job_id,
         nproc_per_node=event.nproc_per_node,
+        wanted_spares=event.spares,
     )
 
 
@@ -237,6 +248,9 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         aside={},
         companions={},
         standbys={},
+        standby_tests={},
+        replenish=None,
+        replenished=0,
         running=False,
         allocated=event.t,
         time_limit_s=event.time_limit_s,
@@ -429,7 +443,10 @@ def _(event: ev.CompanionStarted, state: JobState) -> JobState:
         return state
     lent = msgspec.structs.replace(known, node=event.node)
     return msgspec.structs.replace(
-        state, companions={**state.companions, event.job_id: lent}, spares=(*state.spares, event.node)
+        state,
+        companions={**state.companions, event.job_id: lent},
+        spares=(*state.spares, event.node),
+        replenish=None,
     )
 
 
@@ -446,6 +463,21 @@ def _(event: ev.CompanionEnded, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.StandbyChanged, state: JobState) -> JobState:
     return msgspec.structs.replace(state, standbys={**state.standbys, event.node: event})
+
+
+@apply.register
+def _(event: ev.StandbyTested, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, standby_tests={**state.standby_tests, event.node: event})
+
+
+@apply.register
+def _(event: ev.ModulesLearned, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, learned=event)
+
+
+@apply.register
+def _(event: ev.ReplenishBegun, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, replenish=event, replenished=state.replenished + 1)
 
 
 @apply.register

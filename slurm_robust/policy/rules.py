@@ -52,6 +52,13 @@ def sources(config: CompanionConfig) -> tuple[Source, ...]:
     return (*reserved, Source()) if config.partition else reserved
 
 
+def replenish_sources(config: CompanionConfig, choice: str) -> tuple[Source, ...]:
+    """Those of :func:`sources` from which standbys are replaced, by ``standby.replenish``."""
+    if choice == "none":
+        return ()
+    return tuple(source for source in sources(config) if source.reservation or choice == "partition")
+
+
 def convict(
     nodes: Iterable[str],
     rules: Rules,

@@ -1,24 +1,29 @@
-"""Which standby is to be taken first, and what rehearsals say of standbys. Pure."""
+"""Which standby is to be taken first, and what quick tests and rehearsals say of standbys. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from slurm_robust.model.events import StandbyChanged
+from slurm_robust.model.findings import Outcome
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
 
 SETTLED_S = 30.0
 """Training has made steps for this long before standbys rehearse: a job that fails at once needs none."""
 
+ALIKE_S = 3600.0
+"""Quick tests within this time that all fail for one reason say nothing of the nodes."""
+
 _ORDER = (StandbyStage.REHEARSED, None, StandbyStage.REHEARSAL_FAILED)
+_TEST_ORDER = (Outcome.PASS, Outcome.UNKNOWN, Outcome.FAIL)
 
 
 def in_order(state: JobState, nodes: Iterable[str]) -> list[str]:
     """``nodes`` in the order in which they are to be taken.
 
-    First those that have rehearsed, last those whose rehearsal has failed, unless all have failed alike.
+    First those that have rehearsed; behind all others those whose rehearsal has failed, those whose quick
+    test gave no answer, and those that failed it, in this order, unless all have failed alike.
     """
     return sorted(nodes, key=_preference(state))
 
@@ -42,28 +47,60 @@ def pair(
     return pairs
 
 
-def _preference(state: JobState) -> Callable[[str], tuple[bool, int]]:
+def _preference(state: JobState) -> Callable[[str], tuple[bool, int, int]]:
     """Standbys are taken in the order of this key."""
-    alike = failed_alike(state)
+    alike, test_alike = failed_alike(state), tests_fail_alike(state)
 
-    def key(node: str) -> tuple[bool, int]:
-        known = state.standbys.get(node)
+    def key(node: str) -> tuple[bool, int, int]:
+        known, test = state.standbys.get(node), state.standby_tests.get(node)
         stage = known.stage if known is not None else None
         if stage is StandbyStage.REHEARSAL_FAILED and alike:
             stage = None
-        return node in state.aside, _ORDER.index(stage) if stage in _ORDER else _ORDER.index(None)
+        outcome = test.outcome if test is not None and not test_alike else Outcome.PASS
+        rehearsed = _ORDER.index(stage) if stage in _ORDER else _ORDER.index(None)
+        return node in state.aside, _TEST_ORDER.index(outcome), rehearsed
 
     return key
+
+
+def tests_fail_alike(state: JobState) -> str:
+    """Why all quick tests of standbys failed lately, if that is one reason on two nodes or more; else ""."""
+    tests = [test for test in state.standby_tests.values() if test.outcome is not Outcome.UNKNOWN]
+    newest = max((test.t for test in tests), default=0.0)
+    lately = [test for test in tests if newest - test.t <= ALIKE_S]
+    failed = all(test.outcome is Outcome.FAIL for test in lately)
+    reasons = {_words(test.text, test.node) for test in lately}
+    return lately[0].text if len(lately) > 1 and failed and len(reasons) == 1 else ""
+
+
+def failed_tests(state: JobState, now: float) -> dict[str, str]:
+    """Standbys that are to be evicted, with what they failed in the quick test. ``now``: wall clock.
+
+    A failure counts once another standby has passed, or has failed otherwise: then the test is sound. As long
+    as another one is still to be tested, it waits, for :data:`ALIKE_S` at most.
+    """
+    if tests_fail_alike(state):
+        return {}
+    tests = state.standby_tests
+    to_come = [node for node in state.spares if node not in tests and node not in state.aside]
+    ended = sum(test.outcome is not Outcome.UNKNOWN for test in tests.values())
+    return {
+        node: test.text
+        for node, test in tests.items()
+        if node in state.spares
+        and test.outcome is Outcome.FAIL
+        and (ended > 1 or not to_come or not 0 <= now - test.t <= ALIKE_S)
+    }
 
 
 def failed_alike(state: JobState) -> str:
     """Why all rehearsals of this run have failed, if that is one reason on two nodes or more; else ""."""
     ended = [s for s in state.standbys.values() if s.stage in (_ORDER[0], _ORDER[-1])]
-    reasons = {_words(s) for s in ended}
+    reasons = {_words(s.reason, s.node) for s in ended}
     failed = all(s.stage is StandbyStage.REHEARSAL_FAILED for s in ended)
     return ended[0].reason if len(ended) > 1 and failed and len(reasons) == 1 else ""
 
 
-def _words(event: StandbyChanged) -> str:
+def _words(reason: str, node: str) -> str:
     """The reason without what differs from node to node."""
-    return re.sub(r"\d+(\.\d+)?", "#", event.reason.replace(event.node, ""))
+    return re.sub(r"\d+(\.\d+)?", "#", reason.replace(node, ""))

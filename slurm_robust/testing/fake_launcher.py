@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slurm_robust.agent.launcher import Gone, LauncherMessage
+from slurm_robust.agent.launcher import Gone, LauncherMessage, LoadOver
 from slurm_robust.model.record import Record
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned, WorkerSpec
 
@@ -50,6 +50,7 @@ class FakeLauncher:
         self._up = False
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.starts = 0
+        self.loads: list[tuple[str, ...]] = []
 
     # -- the contract ------------------------------------------------------------------------------
 
@@ -85,6 +86,12 @@ class FakeLauncher:
             self._tell(Spawned(generation=order.generation, rank=worker.rank, pid=self._next_pid))
             if behaviour.exit_code is not None:
                 self._end(self._next_pid, code=behaviour.exit_code)
+
+    def load(self, number: int, modules: tuple[str, ...]) -> None:
+        """All are imported at once."""
+        if self._up:
+            self.loads.append(modules)
+            self._tell(LoadOver(number=number))
 
     def sweep(self) -> None:
         """Forget ended workers."""

@@ -68,6 +68,8 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     still_s: float | None = None  # since killed workers that are still there last got further, if it is known
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
     rehearsal: Rehearsal | None = None  # the newest on this node
+    learned: tuple[str, ...] = ()  # modules that rank 0 has imported; until an Ack
+    loaded: int = 0  # the newest Load that is over, whatever came of it
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
@@ -212,6 +214,17 @@ class Rehearse(Record, tag_field="kind", tag="rehearse"):
     writes: tuple[str, ...] = ()  # folders in which it may change files, beside caches
 
 
+class Load(Record, tag_field="kind", tag="load"):
+    """Have later workers begin with ``modules`` imported, if they can be imported before a fork.
+
+    Answered by :attr:`Heartbeat.loaded`; an order with a lower number than one before is void.
+    """
+
+    epoch: int
+    number: int
+    modules: tuple[str, ...]
+
+
 class Inject(Record, tag_field="kind", tag="inject"):
     """A drill: send ``signal`` to the worker with global ``rank`` (asked for by the job's owner)."""
 
@@ -288,6 +301,7 @@ FromController: TypeAlias = (
     | TakeStacks
     | ProbeNodes
     | Rehearse
+    | Load
     | Inject
     | Shutdown
     | Pong

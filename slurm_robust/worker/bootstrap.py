@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from slurm_robust.util import process
 from slurm_robust.util.files import make_folder
 from slurm_robust.worker import crash, dump, rendezvous, script, spawning
 from slurm_robust.worker.environment import JOB_DIR
+from slurm_robust.worker.imports import ImportRecorder
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
 from slurm_robust.worker.step_record import Mark, RecordError, StepRecord
 
@@ -149,7 +150,8 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
     entry = script.first_path_entry(spawn.command_kind, spawn.command, spawn.cwd)
     if entry is not None:
         sys.path[0] = entry
-    follow(worker.record)
+    imports = _record_imports(spawn, worker)
+    follow(worker.record, imports.leave if imports is not None else None)
     dump.prepare(worker.record)
     if listener is not None:
         rendezvous.listen_on(listener)
@@ -229,10 +231,21 @@ def _renew_entropy() -> None:
         torch.default_generator.seed()
 
 
-def follow(record: str) -> None:
+def _record_imports(spawn: Spawn, worker: WorkerSpec) -> ImportRecorder | None:
+    """Note what the script imports, where that is wanted."""
+    if not worker.modules:
+        return None
+    own = spawn.command[0].partition(".")[0] if spawn.command_kind is CommandKind.MODULE else ""
+    imports = ImportRecorder(worker.modules, own)
+    imports.begin()
+    return imports
+
+
+def follow(record: str, on_step: Callable[[], None] | None = None) -> None:
     """Have the step record show how far the script is, whether it uses our API or not.
 
-    Does nothing where the record cannot be opened: training comes first.
+    ``on_step`` is called once, after the first step of an optimizer; it raises nothing. Where the record
+    cannot be opened nothing is shown: training comes first.
     """
     try:
         steps = StepRecord.open(record)
@@ -240,17 +253,21 @@ def follow(record: str) -> None:
         print(f"slurm_robust: steps are not counted: {error}", file=sys.stderr)
         return
     if "torch" in sys.modules:
-        _count_optimizer_steps(steps)
+        _count_optimizer_steps(steps, on_step)
         _mark_process_group(steps)
     steps.mark(Mark.SCRIPT)
 
 
-def _count_optimizer_steps(steps: StepRecord) -> None:
+def _count_optimizer_steps(steps: StepRecord, on_step: Callable[[], None] | None) -> None:
     """Count every ``step()`` of every torch optimizer of this process."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     def count(optimizer: object, args: object, kwargs: object) -> None:
+        nonlocal on_step
+        if on_step is not None:
+            first, on_step = on_step, None
+            first()
         try:
             steps.count_optimizer_step()
         except Exception:  # noqa: BLE001 - nothing here may end a training of weeks

@@ -29,6 +29,7 @@ class WorkerSpec(Record):
     record: str  # its step record, which exists already
     cpus: tuple[int, ...] = ()  # that it runs on, all where empty
     memory_node: int = -1  # the NUMA node whose memory it takes first, -1 for any
+    modules: str = ""  # where it leaves the names of modules that it has imported, "" for nowhere
 
 
 # -- agent to zygote ------------------------------------------------------------------------------
@@ -42,6 +43,7 @@ class Prepare(Record, tag_field="kind", tag="prepare"):
     cwd: str
     nproc_per_node: int
     preload: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()  # what workers of this job were seen to import; see Unfit
 
 
 class Spawn(Record, tag_field="kind", tag="spawn"):
@@ -78,6 +80,13 @@ class Fatal(Record, tag_field="kind", tag="fatal"):
     reason: str
 
 
+class Unfit(Record, tag_field="kind", tag="unfit"):
+    """A module of ``learned`` is not to be imported before a fork; the zygote ends."""
+
+    module: str  # "" where no zygote could import any
+    reason: str
+
+
 class Spawned(Record, tag_field="kind", tag="spawned"):
     """The worker lives."""
 
@@ -107,7 +116,7 @@ class Exited(Record, tag_field="kind", tag="exited"):
 
 
 ToZygote: TypeAlias = Prepare | Spawn | Sweep
-FromZygote: TypeAlias = Ready | Fatal | Spawned | SpawnFailed | Exited
+FromZygote: TypeAlias = Ready | Fatal | Unfit | Spawned | SpawnFailed | Exited
 
 _to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
 _from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)

@@ -22,11 +22,12 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slurm_robust.model.job import CommandKind
+from slurm_robust.util.modules import is_installed
 from slurm_robust.util.process import raise_file_limit
 from slurm_robust.util.text import one_line
 from slurm_robust.util.wakeup import WakeUp
@@ -42,6 +43,7 @@ from slurm_robust.worker.spawning import (
     Spawned,
     SpawnFailed,
     Sweep,
+    Unfit,
     WorkerSpec,
 )
 
@@ -63,6 +65,14 @@ _TORCH_MODULES = (
 
 class CannotPrepare(Exception):
     """The workers' imports are impossible or not fit for a fork: the message is for the user."""
+
+
+class UnfitModule(Exception):
+    """A learned module is not to be imported here; ``module`` is "" where none is."""
+
+    def __init__(self, module: str, reason: str) -> None:
+        super().__init__(reason)
+        self.module = module
 
 
 @dataclass
@@ -128,6 +138,9 @@ class Zygote:
             prepared = prepare(order)
         except CannotPrepare as error:
             self._send(Fatal(reason=str(error)))
+            return False
+        except UnfitModule as error:
+            self._send(Unfit(module=error.module, reason=str(error)))
             return False
         # Objects made so far will not be touched by the workers' garbage collections, so that their
         # memory stays shared.
@@ -216,7 +229,7 @@ class Prepared:
 
 
 def prepare(order: Prepare) -> Prepared:
-    """Import what the workers need. Raises :class:`CannotPrepare`."""
+    """Import what the workers need. Raises :class:`CannotPrepare`, :class:`UnfitModule`."""
     prepared = Prepared([])
     if order.command_kind is CommandKind.EXEC:
         return prepared
@@ -242,6 +255,9 @@ def prepare(order: Prepare) -> Prepared:
     try:
         with asking_nvml(os.environ):
             _import_all(order, prepared)
+            if order.learned and not prepared.is_fit:
+                raise UnfitModule("", "workers are interpreters of their own")
+            import_learned(order.learned)
     finally:
         gc.enable()
     return prepared
@@ -267,6 +283,55 @@ def _import_all(order: Prepare, prepared: Prepared) -> None:
             )
             threads = found
         _check_driver(prepared, name, "take it out of 'preload'")
+
+
+def import_learned(names: Iterable[str]) -> None:
+    """Import what workers were seen to import, as far as it is installed. Raises :class:`UnfitModule`.
+
+    What an import leaves behind besides modules is the process's own, or does not survive a fork.
+    """
+    missing = [name for name in names if name not in sys.modules]
+    before = _traces() if missing else {}
+    for name in missing:
+        try:
+            # Here the name may mean another module than there.
+            top = name.partition(".")[0]
+            if not is_installed(importlib.util.find_spec(top)):
+                continue
+            importlib.import_module(name)
+        except BaseException as error:  # a module may also call sys.exit()
+            said = one_line(f"{type(error).__name__}: {error}", _MOST_CHARS)
+            raise UnfitModule(name, f"its import fails: {said}") from error
+        if changed := [what for what, value in _traces().items() if value != before[what]]:
+            raise UnfitModule(name, f"its import leaves or changes {', '.join(changed)}")
+
+
+def _traces() -> dict[str, object]:
+    """What an import may leave that a fork lacks, or shares with others."""
+    handlers = [str(signal.getsignal(number)) for number in signal.valid_signals()]
+    return {
+        "threads": _threads(),
+        "child processes": _children(),
+        "sockets": sum(target.startswith("socket:") for target in _descriptors()),
+        "signal handlers": handlers,
+        "the working directory": os.getcwd(),
+        "the GPU's driver": has_started_driver(),
+    }
+
+
+def _children() -> str:
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        return file.read()
+
+
+def _descriptors() -> Iterator[str]:
+    """What this process has open."""
+    folder = "/proc/self/fd"
+    for entry in os.listdir(folder):
+        try:
+            yield os.readlink(f"{folder}/{entry}")
+        except OSError:
+            continue  # the folder's own descriptor, closed by now
 
 
 def _check_driver(prepared: Prepared, name: str, fix: str) -> None:
@@ -353,14 +418,7 @@ def asking_nvml(environ: MutableMapping[str, str]) -> Iterator[None]:
 
 
 def _uses_device() -> bool:
-    folder = "/proc/self/fd"
-    for entry in os.listdir(folder):
-        try:
-            if os.readlink(f"{folder}/{entry}") in _DEVICES:
-                return True
-        except OSError:
-            continue  # the folder's own descriptor, closed by now
-    return False
+    return any(target in _DEVICES for target in _descriptors())
 
 
 if __name__ == "__main__":

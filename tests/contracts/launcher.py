@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage
+from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawn, Spawned
 
 M = TypeVar("M", bound=LauncherMessage)
@@ -169,3 +169,28 @@ class LauncherContract:
         reader = start_ready(launcher)
         launcher.spawn(world.order(3, "exits 0"))
         assert reader.wait(Exited)[0].generation == 3
+
+    def test_modules_are_loaded_while_a_worker_lives(self, world: LauncherWorld) -> None:
+        """It goes on, and later ones start as before."""
+        launcher = world.ready()
+        reader = MessageReader(launcher)
+        launcher.spawn(world.order(1, "sleeps"))
+        (spawned,) = reader.wait(Spawned)
+        launcher.load(3, ("wave",))
+        (over,) = reader.wait(LoadOver)
+        assert (over.number, over.notes) == (3, ())
+        launcher.terminate(spawned.pid)
+        (exited,) = reader.wait(Exited)
+        assert exited.signal == signal.SIGTERM
+        launcher.sweep()
+        launcher.spawn(world.order(2, "exits 0"))
+        assert reader.wait(Exited, 2)[1].code == 0
+
+    def test_a_module_that_cannot_be_loaded_hurts_nobody(self, world: LauncherWorld) -> None:
+        """It is over, and workers start as before."""
+        launcher = world.ready()
+        reader = MessageReader(launcher)
+        launcher.load(4, ("there_is_no_such_module",))
+        assert reader.wait(LoadOver)[0].number == 4
+        launcher.spawn(world.order(1, "exits 0"))
+        assert reader.wait(Exited)[0].code == 0

@@ -222,8 +222,10 @@ class Running:
             return self._on_detected(core, fault, now)
         watch_spares(core, now)
         core.standbys.step(now)
+        core.learning.step(now)
         if core.trains and core.state.incident is None and core.config.mode == "act":
             core.giving_back.step(now)
+            core.replenishing.step(now)
         return None
 
     def _watch_steps(self, core: Core, now: Now) -> None:

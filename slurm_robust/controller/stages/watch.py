@@ -17,6 +17,7 @@ from slurm_robust.controller.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.policy.silence import Silence
+from slurm_robust.policy.standbys import failed_tests
 from slurm_robust.util.hostlist import fold
 
 # The agent of a host from which this controller has taken over, if it lives; others agree that it does not.
@@ -191,10 +192,13 @@ _NOT_YET = "it has not joined yet"
 
 def watch_spares(core: Core, now: Now) -> None:
     """Drop those that their node's inspection names (not in observe mode); set aside the silent ones."""
-    unfit = core.monitor.unfit_spares() if core.config.mode == "act" else {}
+    acts = core.config.mode == "act"
+    failed = failed_tests(core.state, now.wall) if acts else {}
+    tested = {node: f"its quick test failed: {why}" for node, why in failed.items()}
+    unfit = tested | (core.monitor.unfit_spares() if acts else {})
     for node, why in unfit.items():
         reason = f"spare {node} is not fit: {why}"
-        core.evict(node, reason, now)
+        core.evict(node, reason, now, evidence=(failed[node],) if node in failed else ())
         core.emit(Say(text=f"{reason}: it is not used any more"))
     for node in core.state.spares:
         if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, now.mono):

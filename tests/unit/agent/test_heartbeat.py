@@ -86,3 +86,17 @@ def test_without_an_answer_all_is_told_again() -> None:
     assert isinstance(book.make(state, (AT_STEP_5.aged(7.0),), 17.0), Pulse)
     book.forget()
     assert isinstance(book.make(state, (AT_STEP_5.aged(8.0),), 18.0), Heartbeat)
+
+
+def test_what_was_learned_goes_with_every_heartbeat_until_one_is_answered() -> None:
+    book, state = HeartbeatState("n1", "a", always_ready=False), AgentState(kill_wait_s=1.0)
+    book.make(state, (), 0.0)
+    book.learn(("yaml",))
+    assert [heartbeat.learned for heartbeat in (book.make(state, (), 0.0), book.make(state, (), 0.0))] == [
+        ("yaml",),
+        ("yaml",),
+    ]
+    book.on_ack(1)
+    assert book.make(state, (), 0.0).learned == ("yaml",)
+    book.on_ack(2)
+    assert book.make(state, (), 0.0).learned == ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.agent.launcher import Gone, LauncherMessage
+from slurm_robust.agent.launcher import Gone, LauncherMessage, LoadOver
 from slurm_robust.agent.state import LAUNCHER_PROVEN_S, LAUNCHER_STARTS, AgentState
 from slurm_robust.agent.stimuli import (
     AskCheckpoint,
@@ -15,6 +15,7 @@ from slurm_robust.agent.stimuli import (
     Instruction,
     Kill,
     LauncherReported,
+    LoadModules,
     Order,
     OrderCame,
     ReadTail,
@@ -32,7 +33,16 @@ from slurm_robust.agent.stimuli import (
     WatchGpus,
 )
 from slurm_robust.model.standby import Rehearsal, RehearsalState
-from slurm_robust.wire.messages import Inject, Launch, Phase, Rehearse, RequestCheckpoint, Shutdown, Stop
+from slurm_robust.wire.messages import (
+    Inject,
+    Launch,
+    Load,
+    Phase,
+    Rehearse,
+    RequestCheckpoint,
+    Shutdown,
+    Stop,
+)
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
 
 
@@ -558,3 +568,37 @@ def test_the_end_of_the_agent_ends_the_rehearsal() -> None:
     done = machine.order(Shutdown(epoch=1, grace_s=1.0))
     assert done[0] == EndRehearsal(watch_gpus=False)
     assert isinstance(done[-1], EndAgent)
+
+
+# -- modules to be imported before the next start ---------------------------------------------------
+
+
+def test_modules_are_loaded_once_and_a_late_order_cannot_undo_a_newer_one() -> None:
+    machine = Machine()
+    newer = Load(epoch=1, number=2, modules=("a", "b"))
+    assert machine.order(newer) == [LoadModules(order=newer)]
+    assert machine.order(newer) == []
+    assert machine.order(Load(epoch=1, number=1, modules=("a",))) == []
+    assert machine.state.loaded == 0
+    assert machine.say(LoadOver(number=2, notes=("'b' is left out",))) == [SendHeartbeat()]
+    assert machine.state.loaded == 2
+    assert machine.state.new_notes == ["'b' is left out"]
+    machine.say(LoadOver(number=1))
+    assert machine.state.loaded == 2
+
+
+def test_modules_are_loaded_while_workers_live_but_not_before_the_zygote_is_ready_or_at_the_end() -> None:
+    order = Load(epoch=1, number=1, modules=("a",))
+    assert Machine(ready=False).order(order) == []
+    running = Machine()
+    running.run()
+    assert running.order(order) == [LoadModules(order=order)]
+    ending = Machine()
+    ending.order(Shutdown(epoch=1, grace_s=0.0))
+    assert ending.order(order) == []
+
+
+def test_a_controller_that_was_replaced_has_nothing_loaded() -> None:
+    machine = Machine()
+    machine.order(Stop(epoch=5, generation=1, grace_s=0.0))
+    assert machine.order(Load(epoch=4, number=1, modules=("a",))) == []

@@ -114,6 +114,10 @@ class Job:
         passed = TestResult(test="gemm", node=slots[0], outcome=Outcome.PASS)
         self.diagnosis: Diagnosis | None = Diagnosis(results=(passed,), reason="all passed")  # of tests
         self.quick: dict[str, Outcome | None] = {}
+        self.quick_text = "x"  # of a failure
+        self.standby_tests: list[fx.TestStandby] = []
+        self.ended_tests: list[int] = []
+        self.answers_tests = True  # those of standbys, at once
         self.saved_stacks: list[fx.SaveStacks] = []
         self.saved_alerts: list[fx.SaveAlerts] = []
         self.stacks: dict[int, RankStacks] = {}  # of ranks that do not just wait for the others
@@ -191,6 +195,12 @@ class Job:
                     self.tested.append(effect)
                     if self.diagnosis is not None:
                         self.act(self.core.on_tests(self.quick_answer(effect.nodes), self.now()))
+                case fx.TestStandby(number=number, node=node):
+                    self.standby_tests.append(effect)
+                    if self.answers_tests:
+                        self.answer_test(number, node)
+                case fx.EndStandbyTest(number=number):
+                    self.ended_tests.append(number)
                 case fx.TestNodes():
                     self.tested.append(effect)
                     if self.diagnosis is not None:
@@ -213,14 +223,19 @@ class Job:
     def quick_answer(self, nodes: Iterable[str]) -> Diagnosis:
         """Of the quick test: each node passes, unless ``quick`` has another outcome, None for no answer."""
         found = {node: self.quick.get(node, Outcome.PASS) for node in nodes}
+        said = {outcome: "" if outcome is Outcome.PASS else self.quick_text for outcome in Outcome}
         return Diagnosis(
             results=tuple(
-                TestResult(test=test, node=node, outcome=outcome, text="" if outcome is Outcome.PASS else "x")
+                TestResult(test=test, node=node, outcome=outcome, text=said[outcome])
                 for node, outcome in found.items()
                 if outcome is not None
                 for test in TESTS
             )
         )
+
+    def answer_test(self, number: int, node: str) -> None:
+        """The quick test of a standby is over."""
+        self.act(self.core.on_standby_tested(number, self.quick_answer((node,)), self.now()))
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Do ``act`` when so much time has passed."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from slurm_robust.config.job import JobConfig, StandbyConfig
+from slurm_robust.controller.transitions import ToReconnecting
 from slurm_robust.model import events as ev
+from slurm_robust.model.findings import Outcome
 from slurm_robust.model.standby import Rehearsal, RehearsalState, StandbyStage
 from slurm_robust.policy.standbys import SETTLED_S
 from slurm_robust.wire.messages import Rehearse
@@ -159,10 +161,11 @@ def test_standbys_rehearse_one_after_the_other_when_training_has_settled() -> No
 
 
 def test_no_standby_rehearses_where_that_is_switched_off() -> None:
-    job = Job(config=JobConfig(standby=StandbyConfig(rehearse=False)))
+    job = Job(config=JobConfig(standby=StandbyConfig(rehearse=False, test_s=0)))
     train(job, SETTLED_S + 5)
     assert ordered(job) == []
     assert stages(job) == {"n3": StandbyStage.LOADED}
+    assert job.standby_tests == []
 
 
 def test_an_agent_that_takes_no_order_is_left_alone() -> None:
@@ -230,3 +233,136 @@ def test_a_requeue_says_why_no_standby_was_taken() -> None:
     (decided,) = [event for event in job.events(ev.Decided) if event.actions]
     why = "torch cannot be imported"
     assert f"0 standbys left (not fit: n3: {why}, n4: {why})" in decided.reason
+
+
+# -- quick tests ------------------------------------------------------------------------------------
+
+ONLY_TESTS = JobConfig(standby=StandbyConfig(rehearse=False))
+
+
+def under_test(job: Job) -> list[str]:
+    """Standbys whose quick test was begun."""
+    return [effect.node for effect in job.standby_tests]
+
+
+def test_each_standby_is_tested_once_when_training_has_settled_and_before_it_rehearses() -> None:
+    job = Job(spares=TWO_SPARES)
+    job.answers_tests = False
+    train(job, SETTLED_S - 5)
+    assert under_test(job) == []
+    train(job, 10)
+    assert under_test(job) == ["n3"]
+    assert stages(job) == {"n3": StandbyStage.TESTING, "n4": StandbyStage.LOADED}
+    assert ordered(job) == []
+    job.answer_test(1, "n3")
+    train(job, 3)
+    assert under_test(job) == ["n3", "n4"]
+    assert ordered(job) == [("n3", 1)]
+    job.answer_test(2, "n4")
+    rehearse(job, "n3", RehearsalState.PASSED)
+    train(job, 5)
+    assert stages(job)["n3"] is StandbyStage.REHEARSED
+    assert under_test(job) == ["n3", "n4"]
+
+
+def test_a_standby_that_fails_is_evicted_before_it_is_needed_once_the_test_is_known_to_be_sound() -> None:
+    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
+    job.quick, job.quick_text = {"n3": Outcome.FAIL}, "computes wrong results"
+    job.answers_tests = False
+    train(job, SETTLED_S + 2)
+    job.answer_test(1, "n3")
+    train(job, 2)
+    assert job.core.state.evicted == {}, "the test itself may be at fault"
+    assert stages(job)["n3"] is StandbyStage.TEST_FAILED
+    job.answer_test(2, "n4")
+    train(job, 2)
+    assert "gemm: computes wrong results" in job.core.state.evicted["n3"]
+    assert job.events(ev.IncidentOpened) == []
+    assert job.core.state.spares == ("n4",)
+
+
+def test_the_only_standby_is_evicted_when_it_fails() -> None:
+    job = Job(config=ONLY_TESTS)
+    job.quick = {"n3": Outcome.FAIL}
+    train(job, SETTLED_S + 5)
+    assert "quick test failed" in job.core.state.evicted["n3"]
+
+
+def test_quick_tests_that_fail_alike_convict_nobody() -> None:
+    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
+    job.quick = dict.fromkeys(TWO_SPARES, Outcome.FAIL)
+    train(job, SETTLED_S + 10)
+    assert job.core.state.evicted == {}
+    assert sum("quick tests fail alike" in text for text in job.said) == 1
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.state.slots == ("n1", "n3")
+
+
+def test_a_standby_that_gives_no_answer_is_taken_last_and_convicted_of_nothing() -> None:
+    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
+    job.quick = {"n3": None}
+    train(job, SETTLED_S + 10)
+    assert stages(job) == {"n3": StandbyStage.TEST_UNANSWERED, "n4": StandbyStage.TESTED}
+    assert any("n3 is taken last: its quick test gave no answer" in text for text in job.said)
+    assert job.core.state.evicted == {}
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.state.slots == ("n1", "n4")
+
+
+def test_a_test_without_an_end_is_ended_and_is_no_answer() -> None:
+    job = Job(config=ONLY_TESTS)
+    job.answers_tests = False
+    train(job, SETTLED_S + 60 + 40)
+    assert job.ended_tests == [1]
+    assert job.core.state.standby_tests["n3"].outcome is Outcome.UNKNOWN
+    job.answer_test(1, "n3")
+    assert job.core.state.standby_tests["n3"].outcome is Outcome.UNKNOWN, "too late"
+
+
+def test_a_standby_under_test_is_taken_at_once_and_what_its_test_says_then_does_not_count() -> None:
+    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
+    job.quick = {"n3": Outcome.FAIL}
+    job.answers_tests = False
+    train(job, SETTLED_S + 2)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.incident is not None)
+    assert job.ended_tests == [1]
+    job.until(lambda: job.core.state.generation == 2)
+    job.answer_test(1, "n3")
+    assert job.core.state.standby_tests == {}
+    assert job.core.state.slots == ("n1", "n3")
+    train(job, SETTLED_S + 2)
+    assert under_test(job) == ["n3", "n4"]
+
+
+def test_a_test_that_never_gets_to_its_end_is_not_begun_for_ever() -> None:
+    job = Job(config=ONLY_TESTS)
+    job.answers_tests = False
+    for generation in range(2, 7):
+        train(job, SETTLED_S + 5)
+        job.kill_rank(0)
+        job.until(lambda generation=generation: job.core.state.generation == generation)  # type: ignore[misc]
+    assert under_test(job) == ["n3"] * 3
+
+
+def test_the_next_controller_tests_no_standby_twice() -> None:
+    job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
+    train(job, SETTLED_S + 10)
+    assert under_test(job) == ["n3", "n4"]
+    agents = {node: heartbeat.agent for node, heartbeat in job.heartbeats.items()}
+    history = (*job.journal, ev.ControllerStarted(t=job.wall, epoch=2, host="n1", pid=2, port=2))
+    again = Job(history=history, config=ONLY_TESTS, first=ToReconnecting(), clock=(job.mono, job.wall))
+    again.heartbeats = dict(job.heartbeats)
+    again.until(lambda: again.stage == "Running")
+    train(again, SETTLED_S + 10)
+    assert again.standby_tests == []
+    assert agents.keys() == {"n1", "n2", *TWO_SPARES}
+
+
+def test_observing_nothing_is_tested() -> None:
+    job = Job(config=JobConfig(mode="observe"))
+    train(job, SETTLED_S + 10)
+    assert job.standby_tests == []
+    assert ordered(job) == []
