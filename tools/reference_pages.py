@@ -3,9 +3,9 @@
     python -m tools.reference_pages            write every page that is not current
     python -m tools.reference_pages --check    only name them; exit code 1 if there is any
 
-:data:`PAGES` has one generator for each page. A generator takes the text of the page as it is, empty if there is no
-page yet, and returns the text as it should be: a page that only the code writes ignores what it is given, one with a
-generated part replaces that part. Another generated page is another line of :data:`PAGES`.
+:data:`PAGES` has one generator for each page. A generator takes the text of the page as it is, empty if there
+is no page yet, and returns the text as it should be: one of a page that only the code writes ignores what it is
+given, one of a page with a generated part replaces that part. Another page is another line of :data:`PAGES`.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def exit_codes(page: str) -> str:
 CLI_HEAD = f"""# Commands
 
 {BEGIN}
-All commands of `srobust`, with all their options, as `srobust COMMAND --help` shows them. [Exit codes](../exit-codes.md)
-has the codes that all commands share, and `srobust-node(8)` the programs that Slurm calls on nodes.
+All commands of `srobust`, with all their options, as `srobust COMMAND --help` shows them.
+[Exit codes](../exit-codes.md) has the codes that all commands share, and `srobust-node(8)` the programs that
+Slurm calls on nodes.
 """
 
 
@@ -175,10 +176,10 @@ def first_sentence(text: str) -> str:
 EVENTS_HEAD = f"""# Journal events
 
 {BEGIN}
-A job's journal, `journal.jsonl` in the job's folder, has one JSON object per line, in the order in which the controller
-learned of the events. The state of a job is the fold of these events and nothing else. `event` is the name of the event.
-A field that has its default may be missing. Readers must ignore fields and events that they do not know: a later release
-may add some. Times are seconds since 1970, durations (`*_s`) are seconds of a monotonic clock.
+A job's journal, `journal.jsonl` in the job's folder, has one JSON object per line, in the order in which the
+controller learned of the events. The state of a job is the fold of these events and nothing else. `event` is
+the name of the event; `t` is for people, and durations were measured by a monotonic clock. A program of your
+own that reads a journal should ignore fields and events that it does not know: a later release may add some.
 
 Every event has these fields:
 """

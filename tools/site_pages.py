@@ -1,8 +1,8 @@
 """The hook of mkdocs.yml: pages that lie beside ``docs/``, and links that lead out of it.
 
-On the file system and in a repository's browser README.md, CHANGELOG.md and others lead to ``docs/`` and back. The
-site has them as pages too, under names of its own, and a link to one of them leads to that page. A link to a file
-that is no page (source code, the license) becomes its text.
+On the file system and in a repository's browser README.md, CHANGELOG.md and others lead to ``docs/`` and
+back. The site has them as pages too, under names of its own, and a link to one of them leads to that page. A
+link to a file that is no page (source code, the license) becomes its text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def source_of(page: str) -> str:
 
 
 def relinked(text: str, page: str) -> str:
-    """The text of ``page`` with every link to a file replaced by one to that file's page, or by its own text."""
+    """The text of ``page``: a link to a file leads to that file's page, or is only its own text."""
     folder, start = posixpath.dirname(source_of(page)), posixpath.dirname(page)
 
     def link(found: re.Match[str]) -> str:
