@@ -1,7 +1,8 @@
 """Commands in pages of the documentation, as the tests find them.
 
 A block of commands is a fence that begins with three backticks and ``bash``. Lines
-``<!-- shows: REGEX -->`` after it say what it prints.
+``<!-- shows: REGEX -->`` after it say what it prints. Commands in fences of no
+language count as well, where only their options matter.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from slurm_robust.model.record import Record
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
+_PLAIN = re.compile(r"^(?:```\n(.*?)^```$|```\w+\n.*?^```$)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```bash\n(.*?)^```\n((?:<!-- shows: [^\n]* -->\n)*)", re.MULTILINE | re.DOTALL)
 _SHOWS = re.compile(r"<!-- shows: (.*) -->")
 _SEPARATORS = {"|", "||", "&&", ";", "&"}
@@ -42,13 +44,24 @@ def blocks(page: str) -> list[Block]:
     ]
 
 
+def plain_blocks(page: str) -> list[Block]:
+    """Fences of no language: commands and what they print, or neither."""
+    return [
+        Block(line=page.count("\n", 0, found.start(1)) + 1, code=found[1], shows=())
+        for found in _PLAIN.finditer(page)
+        if found[1] is not None
+    ]
+
+
 def commands(code: str, program: str) -> Iterator[list[str]]:
     """The words of each command ``program`` in a block, without comments and redirections."""
     for line in code.replace("\\\n", " ").splitlines():
+        if not re.search(rf"(?:^|^\$ |[|;&(] *){program} ", line):
+            continue
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         words: list[str] = []
-        tokens = [*lexer, ";"]
+        tokens = [token for token in lexer if token != "$"] + [";"]
         for before, token in zip(["", *tokens], tokens, strict=False):
             if token in _SEPARATORS or set(token) <= {"(", ")"}:
                 if words[:1] == [program]:

@@ -4,8 +4,8 @@
     python -m tools.reference_pages --check    only name them; exit code 1 if there is any
 
 :data:`PAGES` has one generator for each page. A generator takes the text of the page as it is, empty if there
-is no page yet, and returns the text as it should be: one of a page that only the code writes ignores what it is
-given, one of a page with a generated part replaces that part. Another page is another line of :data:`PAGES`.
+is no page yet, and returns the text as it should be: where only the code writes the page it ignores the old
+text, else it replaces the generated part. Another page is another line of :data:`PAGES`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import yaml
 from slurm_robust.cli import run
 from slurm_robust.cli.main import make_parser
 from slurm_robust.cli.parsing import UsageError
-from tests.pages import DOCS, blocks, commands
+from tests.pages import DOCS, blocks, commands, plain_blocks
 from tools.reference_pages import BEGIN, COMMAND, END, PAGES, with_part
 from tools.site_pages import BESIDE, relinked, source_of
 
@@ -104,11 +104,11 @@ WITH_COMMANDS = ["README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in WR
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_have_options_that_there_are(page: str) -> None:
     parser = make_parser()
-    for block in blocks((CHECKOUT / page).read_text()):
+    text = (CHECKOUT / page).read_text()
+    for block in [*blocks(text), *plain_blocks(text)]:
         for _, *argv in commands(block.code, "srobust"):
-            given = (
-                [*argv[:1], *run.split_command(argv[1:])[0]] if argv[:1] in (["run"], ["replay"]) else argv
-            )
+            runs = argv[:1] in (["run"], ["replay"])
+            given = [argv[0], *run.split_command(argv[1:])[0]] if runs else argv
             if not {"--help", "--version"} & set(given):
                 try:
                     _, unknown = parser.parse_known_args(given)
@@ -123,6 +123,8 @@ def test_what_is_found_on_a_page() -> None:
     (block,) = blocks(page)
     assert (block.line, block.shows) == (3, ("\\d+",))
     assert list(commands(block.code, "srobust")) == [["srobust", "a", "b c"], ["srobust", "b", "c"]]
+    plain = plain_blocks(f"{page}```\n$ srobust d # e\nsrobust: it's\n```\n")
+    assert [list(commands(block.code, "srobust")) for block in plain] == [[], [["srobust", "d"]]]
 
 
 # -- the site ------------------------------------------------------------------------------------------------
