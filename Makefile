@@ -10,7 +10,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 SROBUST_REQUIRE_CLUSTER=$(R
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-unit test-cluster test-gpu test-slurm test-versions demo bench matrix matrix-code soak packages clean
+.PHONY: help setup lint docs test test-unit test-cluster test-gpu test-slurm test-versions demo bench matrix matrix-code soak packages clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,12 @@ setup: ## Install what is missing: Slurm packages (as root), .venv, PyTorch, thi
 lint: setup ## Ruff and mypy (strict).
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+
+# Needs no network. NO_MKDOCS_2_WARNING: the theme's notice of its own end (2027), not a warning of these pages.
+docs: setup ## Write the generated pages anew, and build the documentation as a site into build/site.
+	$(PYTHON) -m tools.reference_pages
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 test: lint test-unit test-cluster ## Everything: lint, unit tests, tests on a real Slurm in the sandbox.
 

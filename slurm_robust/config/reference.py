@@ -58,7 +58,7 @@ class Group(Record):
 
 def groups(schema: type[Section]) -> Iterator[Group]:
     """Yield the top level, then all other groups in the order of the schema."""
-    texts = _docstrings(schema)
+    texts = docstrings(schema)
     fields = msgspec.structs.fields(schema)
     single = [item for item in fields if _inner(item.type) is None]
     yield Group(
@@ -67,11 +67,11 @@ def groups(schema: type[Section]) -> Iterator[Group]:
     for item in fields:
         if (inner := _inner(item.type)) is None:
             continue
-        text, holder, prefix = _docstrings(inner)[""], "", f"{item.name}."
+        text, holder, prefix = docstrings(inner)[""], "", f"{item.name}."
         if not is_section(item.type):
             text, holder = f"{text} {texts[item.name]}", as_json(default_of(item))
             prefix = f"{item.name}.NAME." if holder == "{}" else f"{item.name}[]."
-        inner_texts = _docstrings(inner)
+        inner_texts = docstrings(inner)
         entries = tuple(_entry(field, prefix, inner_texts) for field in msgspec.structs.fields(inner))
         yield Group(name=item.name, text=text, entries=entries, holder=holder)
 
@@ -148,15 +148,18 @@ def _inner(kind: Any) -> type[Section] | None:
     return next((part for part in kinds if is_section(part)), None)
 
 
-def _docstrings(section: type[Section]) -> dict[str, str]:
-    """The text of a section under the empty name, and those of its fields."""
-    definition = _classes(section.__module__)[section.__name__]
+def docstrings(kind: type) -> dict[str, str]:
+    """The text of a section, record or enum under the empty name, and those of its fields or members."""
+    definition = _classes(kind.__module__)[kind.__name__]
     texts = {"": _joined(ast.get_docstring(definition) or "")}
     for before, after in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name):
-            said = after.value if isinstance(after, ast.Expr) else None
-            if isinstance(said, ast.Constant) and isinstance(said.value, str):
-                texts[before.target.id] = _joined(said.value)
+        if not isinstance(after, ast.Expr) or not isinstance(after.value, ast.Constant):
+            continue
+        named = before.target if isinstance(before, ast.AnnAssign) else None
+        if isinstance(before, ast.Assign):
+            named = before.targets[0]
+        if isinstance(named, ast.Name) and isinstance(after.value.value, str):
+            texts[named.id] = _joined(after.value.value)
     return texts
 
 

@@ -15,53 +15,67 @@ class ExitCode(IntEnum):
     """Codes of our own; any other code of ``srobust run`` is the training's.
 
     The training's own code passes through when its end is final (success, ``final_exit_codes``). The
-    numbers are chosen so that a script can tell "start me again" (75) from "do not" (93).
+    numbers are those of ``sysexits.h`` where it has one, and a script can tell "start me again" (75) from
+    "do not" (93). The texts are the table of ``docs/exit-codes.md``.
     """
 
     SUCCESS = 0
-    """The training ended well, or the command did what it was asked."""
+    """The training ended successfully, or the command did what it was asked."""
 
     USAGE = 64
-    """Wrong option or argument (EX_USAGE)."""
+    """Wrong option or argument. ``srobust COMMAND --help``."""
 
     JOURNAL = 65
-    """The journal of the job is damaged elsewhere than in its last line (EX_DATAERR)."""
+    """The journal of the job is damaged in a line other than the last, or another version of slurm_robust
+    wrote it. The message names the line.
+    """
 
     NO_INPUT = 66
-    """The script to run, or a job, node or file named on the command line, is not there (EX_NOINPUT)."""
+    """The script, module or program, or a job, node, partition, reservation, sandbox or file named on the
+    command line, does not exist or cannot be read.
+    """
 
     SLURM = 69
-    """Slurm does not answer, or a Slurm command failed (EX_UNAVAILABLE)."""
+    """Slurm does not answer, or a Slurm command failed. Try again; ``scontrol ping``."""
 
     INTERNAL = 70
-    """An error in srobust itself (EX_SOFTWARE)."""
+    """An error in srobust itself. The log has a traceback; please report it."""
 
     ALLOCATION = 71
-    """Not inside a Slurm job, in a heterogeneous one, or with too few nodes for what is asked (EX_OSERR)."""
+    """Not inside a Slurm job, inside a heterogeneous one, or more nodes are requested than the allocation
+    has.
+    """
 
     JOB_DIR = 73
-    """The job directory cannot be written, or is not the same on all nodes (EX_CANTCREAT)."""
+    """The job directory cannot be written, is not the same on all nodes, or others could replace it ([shared
+    folders](shared-folders.md)). Use ``--job-dir`` on shared storage. Also if storage prevents a controller
+    from starting for half an hour and no agent is left, and if an ``admin`` command cannot write.
+    """
 
     REQUEUED = 75
-    """The job was requeued and goes on in its next run (EX_TEMPFAIL)."""
+    """The job was requeued and continues in its next run. Nothing to do."""
 
     OTHER_CONTROLLER = 76
-    """Another live controller holds the job (EX_PROTOCOL)."""
+    """Another live controller holds the job."""
 
     REFUSED = 77
-    """Slurm or this machine does not do it: a right, a program or a resource is lacking (EX_NOPERM)."""
+    """Slurm or this machine does not do what was asked: a right, a program or a resource is lacking. The
+    message says which.
+    """
 
     CONFIG = 78
-    """A configuration file or value is wrong (EX_CONFIG)."""
+    """A configuration file or value is wrong. ``srobust config check FILE``."""
 
     DO_NOT_REQUEUE = 93
-    """Gave up: starting the same again cannot help. The number that NVIDIA's resiliency extension uses."""
+    """Gave up: the same start would fail again. ``srobust status JOB`` shows why. (The number is that of
+    NVIDIA's resiliency extension.)
+    """
 
     INTERRUPTED = 130
-    """Ctrl-C (128 + SIGINT)."""
+    """Ctrl-C, also in ``salloc … srobust run …``."""
 
     TERMINATED = 143
-    """Slurm or the owner ended the job (128 + SIGTERM)."""
+    """Slurm or the owner ended the job (``scancel``, time limit without requeue)."""
 
 
 class SrobustError(Exception):

@@ -29,6 +29,7 @@ class Event(Record, tag_field="event", tag=_snake, kw_only=True):
     """Base of all events; ``event`` in the JSON is the class's name in snake case."""
 
     t: float
+    """Seconds since 1970 by the controller's wall clock."""
     epoch: int = 0
     """Of the controller that wrote it; 0 where that is not known."""
 
