@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import subprocess
 import tempfile
 import threading
@@ -17,8 +18,7 @@ from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formatdate
-from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from slurm_robust.config.notify import ChannelConfig, url_problem
 from slurm_robust.model.exits import signal_name
@@ -31,6 +31,7 @@ _MOST_ANSWER = 64 << 10
 _MOST_SAID = 200  # characters of what a program or a server says, in an error
 _MOST_TEXT = 30_000  # characters; Slack takes 40,000
 _MOST_STUCK = 4
+_LOOK_S = 0.05
 _GRACE_S = 1.0  # for the end of a program that was killed
 
 Environ = Mapping[str, str]
@@ -141,43 +142,55 @@ def compose_mail(message: Message, to: Sequence[str], sender: str | None) -> byt
 
 def _run(command: Sequence[str], text: bytes, cwd: str, env: Environ, timeout_s: float) -> None:
     """Run a program with ``text`` as its input. Raises :class:`ChannelFailed`."""
-    # Files, not pipes: a child that it leaves behind may keep a pipe open for ever.
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+    name = one_line(command[0])
+    with tempfile.TemporaryFile() as given:
         given.write(text)
         given.seek(0)
-        name = one_line(command[0])
         try:
             process = subprocess.Popen(
                 list(command),
                 cwd=cwd,
                 env=dict(env),
                 stdin=given,
-                stdout=said,
-                stderr=said,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "its arguments hold a null character"
             fix = f"check that {name} is there and executable on the node of the controller"
             raise ChannelFailed(f"{name} cannot be started: {why}", fix=fix, permanent=True) from error
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            kill_tree(process.pid)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)  # else it hangs in the kernel
-            text_ = f"{name} did not end within {timeout_s:g} s and was killed"
-            raise ChannelFailed(text_, fix="see why it hangs, or set timeout_s higher", unsure=True) from None
-        if code != 0:
-            how = f"exit code {code}" if code > 0 else signal_name(-code)
-            raise ChannelFailed(f"{name}: {how}{_end_of(said)}", fix=f"run {name} by hand")
+    assert process.stdout is not None
+    with process.stdout as output:
+        code, said = _wait(process, output.fileno(), timeout_s)
+    words = f": {text_}" if (text_ := one_line(said.decode(errors="replace"), _MOST_SAID)) else ""
+    if code is None:
+        late = f"{name} did not end within {timeout_s:g} s and was killed{words}"
+        raise ChannelFailed(late, fix="see why it hangs, or set timeout_s higher", unsure=True)
+    if code != 0:
+        how = f"exit code {code}" if code > 0 else signal_name(-code)
+        raise ChannelFailed(f"{name}: {how}{words}", fix=f"run {name} by hand")
 
 
-def _end_of(said: IO[bytes]) -> str:
-    """``: <the last words of a program>``."""
-    said.seek(max(0, said.seek(0, os.SEEK_END) - _MOST_SAID))
-    text = one_line(said.read().decode(errors="replace"), _MOST_SAID)
-    return f": {text}" if text else ""
+def _wait(process: subprocess.Popen[bytes], output: int, timeout_s: float) -> tuple[int | None, bytes]:
+    """The exit code, None where the program was killed, and the end of what it printed.
+
+    Its output is read, so that it does not wait for a reader, but its end is not waited for: what the program
+    has left behind may hold the pipe open for ever.
+    """
+    until, said, is_open = time.monotonic() + timeout_s, b"", True
+    while (code := process.poll()) is None and (left := until - time.monotonic()) > 0:
+        ready, _, _ = select.select([output] if is_open else [], [], [], min(_LOOK_S, left))
+        if ready:
+            part = os.read(output, 65536)
+            said, is_open = (said + part)[-_MOST_SAID:], bool(part)
+    if code is None:
+        kill_tree(process.pid)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)  # else it hangs in the kernel
+    elif is_open and select.select([output], [], [], 0)[0]:
+        said = (said + os.read(output, 65536))[-_MOST_SAID:]
+    return code, said
 
 
 # -- webhooks -----------------------------------------------------------------------------------------------
@@ -298,8 +311,3 @@ def _refused(error: urllib.error.HTTPError, body: bytes) -> ChannelFailed:
 
 
 _DIGITS = 7
-
-
-def relative_to(cwd: str) -> str:
-    """The folder in which programs run: ``cwd``, or / where it is gone."""
-    return cwd if Path(cwd).is_dir() else "/"

@@ -61,6 +61,7 @@ class Failure(Record):
     """A message that was not sent, as far as is known."""
 
     text: str
+    fix: str = ""
     retry_after_s: float = 0.0
     """The channel asks for this patience."""
     permanent: bool = False

@@ -37,6 +37,11 @@ class Narrator:
         self._state = apply(event, self._state)
         return (*told, *self._standbys(event))
 
+    @property
+    def has_ended(self) -> bool:
+        """The journal has the end of the newest run, or its requeue."""
+        return self._state.ended is not None or self._state.requeueing is not None
+
     def restate(self, state: JobState) -> None:
         """Go on from another state: events before do not count, since another controller took over."""
         self._state = state

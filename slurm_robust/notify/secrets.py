@@ -47,7 +47,7 @@ class Secret:
 
 
 Source = Callable[[], Secret]
-"""Reads a secret anew each time, so that it can be changed while the job runs. Raises :class:`SecretError`."""
+"""Reads a secret anew each time: it may be changed while the job runs. Raises :class:`SecretError`."""
 
 
 def from_file(path: str) -> Secret:
