@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import select
 import subprocess
 import tempfile
@@ -14,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formatdate
@@ -128,9 +128,9 @@ def compose_mail(message: Message, to: Sequence[str], sender: str | None) -> byt
     """The mail as sendmail reads it, lines ending in LF. Headers are encoded by RFC 2047."""
     mail = EmailMessage(policy=SMTP.clone(linesep="\n"))
     mail["Subject"] = one_line(message.subject).encode(errors="replace").decode()
-    mail["To"] = [Address(addr_spec=address) for address in to]
+    mail["To"] = ", ".join(to)  # checked with the configuration: addresses and nothing else
     if sender is not None:
-        mail["From"] = Address(addr_spec=sender)
+        mail["From"] = sender
     mail["Date"] = formatdate(localtime=True)
     mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody's absence note answers it
     for name in ("ID", "SEVERITY", "KIND"):
@@ -227,7 +227,7 @@ class WebhookChannel:
         thread.join(timeout_s)
         if not ended:
             self._stuck.append(thread)
-            raise ChannelFailed(f"no answer within {timeout_s:g} s", fix=_REACH, unsure=True)
+            raise _late(timeout_s)
         if ended[0] is not None:
             raise ended[0]
 
@@ -255,9 +255,10 @@ _REACH = "check that the controller's node reaches the server (https_proxy in th
 
 def payload(message: Message) -> bytes:
     """The JSON that is posted. ``&``, ``<`` and ``>`` are escaped, as Slack wants it: nobody is mentioned."""
-    text = message.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    whole = message.text.encode(errors="replace").decode()
+    text = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     if len(text) > _MOST_TEXT:
-        text = text[:_MOST_TEXT].rpartition("&")[0] + "…"
+        text = re.sub(r"&[a-z]*$", "", text[:_MOST_TEXT]) + "…"
     return json.dumps({"text": text}).encode()
 
 
@@ -276,11 +277,18 @@ def _post(url: str, body: bytes, timeout_s: float) -> None:
     except urllib.error.URLError as error:
         reason = error.reason
         why = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
-        late = isinstance(reason, TimeoutError)
-        raise ChannelFailed(one_line(f"no connection: {why}"), fix=_REACH, unsure=late) from None
-    except (TimeoutError, http.client.HTTPException, ConnectionError) as error:
+        if isinstance(reason, TimeoutError):
+            raise _late(timeout_s) from None
+        raise ChannelFailed(one_line(f"no connection: {why}"), fix=_REACH) from None
+    except TimeoutError:
+        raise _late(timeout_s) from None
+    except (http.client.HTTPException, ConnectionError) as error:
         what = one_line(str(error) or type(error).__name__, _MOST_SAID)
         raise ChannelFailed(f"the server gave no whole answer: {what}", fix=_REACH, unsure=True) from None
+
+
+def _late(timeout_s: float) -> ChannelFailed:
+    return ChannelFailed(f"no answer within {timeout_s:g} s", fix=_REACH, unsure=True)
 
 
 def _drain(answer: Any, until: float) -> bytes:
