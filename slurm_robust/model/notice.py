@@ -68,16 +68,6 @@ class Notice(Record):
     """Its number; 0 without one."""
 
 
-class Sending(Record):
-    """A message that is on its way: written down before the channel gets it, so that it is known of later."""
-
-    keys: tuple[str, ...]
-    begun: float
-    """Seconds since 1970."""
-    again: bool = False
-    """An earlier try may have arrived."""
-
-
 class ChannelState(Record):
     """How far one channel is."""
 
@@ -89,7 +79,11 @@ class ChannelState(Record):
     """How many the next message says were left out."""
     sent: tuple[float, ...] = ()
     """When messages of the last hour were sent, in seconds since 1970; also those that may have arrived."""
-    sending: Sending | None = None
+    sending: float | None = None
+    """When a message was begun, in seconds since 1970: written down before the channel gets it. None: none is
+    on its way."""
+    again: bool = False
+    """A part of what waits may have arrived."""
     trouble: str = ""
     """Why the last try failed; "" after a message that arrived."""
     given_up_until: float | None = None

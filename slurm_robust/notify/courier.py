@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from slurm_robust.model.notice import ChannelState, Kind, Notice, Notified, Sending, Severity
+from slurm_robust.model.notice import ChannelState, Kind, Notice, Notified, Severity
 from slurm_robust.model.record import Record
 from slurm_robust.notify.message import MOST_NOTICES, Message, Subject, compose
 
@@ -83,7 +83,6 @@ class _Box:
     under_way: tuple[Notice, ...] = ()  # in the hands of the channel
     saying: int = 0  # how many the message under way says were left out
     is_lost: bool = False  # it failed in the last call, where another try is of no use
-    again: bool = False  # what waits first may have arrived
     suspect_until: float = 0.0  # another process may still be sending
     lines: list[str] = field(default_factory=list)
 
@@ -138,19 +137,27 @@ class Courier:
             box.lines.append(f"notifications: channel {channel} works again")
         box.failures, box.under_way, box.not_before = 0, (), now
         left_out = box.state.left_out - box.saying
-        box.state = replace(box.state, sending=None, trouble="", given_up_until=None, left_out=left_out)
+        box.state = replace(
+            box.state, sending=None, again=False, trouble="", given_up_until=None, left_out=left_out
+        )
         box.since = now if box.state.waiting else None
 
     def failed(self, channel: str, failure: Failure, now: float) -> None:
         """The message of ``channel`` goes back among those that wait."""
         box = self._boxes[channel]
         box.failures += 1
-        box.again = box.again or failure.unsure
         state = box.state
         back = box.under_way
         box.under_way = ()
         sent = state.sent if failure.unsure else state.sent[:-1]
-        state = replace(state, sent=sent, sending=None, waiting=(*back, *state.waiting), trouble=failure.text)
+        state = replace(
+            state,
+            sent=sent,
+            sending=None,
+            again=state.again or failure.unsure,
+            waiting=(*back, *state.waiting),
+            trouble=failure.text,
+        )
         wait_s = max(RETRY_S[min(box.failures, len(RETRY_S)) - 1], failure.retry_after_s)
         gives_up = failure.permanent or box.failures >= MOST_TRIES or wait_s > MOST_RETRY_AFTER_S
         if gives_up:
@@ -228,18 +235,10 @@ class Courier:
         state = box.state
         chosen, left = _choose(state.waiting)
         left_out = box.saying = state.left_out + left
-        again, box.again = box.again, False
         box.under_way = chosen
         recent = tuple(t for t in state.sent if t > now - HOUR_S)
-        keys = tuple(notice.key for notice in chosen)
-        box.state = replace(
-            state,
-            waiting=(),
-            left_out=left_out,
-            sent=(*recent, now),
-            sending=Sending(keys=keys, begun=now, again=again),
-        )
-        return compose(self._job, chosen, left_out, again=again)
+        box.state = replace(state, waiting=(), left_out=left_out, sent=(*recent, now), sending=now)
+        return compose(self._job, chosen, left_out, again=state.again)
 
 
 def _box(route: Route, before: ChannelState | None, now: float) -> _Box:
@@ -248,9 +247,8 @@ def _box(route: Route, before: ChannelState | None, now: float) -> _Box:
     state = replace(state, sent=tuple(min(t, now) for t in state.sent))
     box = _Box(route, state, set(state.told))
     if state.sending is not None:
-        box.again = True
-        box.suspect_until = min(state.sending.begun, now) + route.timeout_s
-        box.state = replace(state, sending=None)
+        box.suspect_until = min(state.sending, now) + route.timeout_s
+        box.state = replace(state, sending=None, again=True)
     if state.given_up_until is not None:
         box.not_before = min(state.given_up_until, now + GIVEN_UP_S)
     box.since = now if state.waiting else None
