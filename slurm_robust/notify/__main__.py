@@ -54,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-id", default="", help="the run that is in the job directory")
     parser.add_argument("--since", type=int, default=0, help="bytes of the journal that tell nothing new")
     parser.add_argument("--after", type=int, default=0, help="the newest epoch when the supervisor began")
+    text = "seconds for the last messages of a run"
+    parser.add_argument("--last-s", type=float, default=LAST_S, help=text)
     given = parser.parse_args(argv)
     # Slurm signals all processes of a job that ends. Handlers, since programs would inherit what is ignored.
     for number in _SIGNALS:
@@ -61,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     set_name("srobust-notify")
     directory = JobDirectory(given.job_dir)
     try:
-        teller = Teller(directory, load_plan(directory, given.run_id), given.since, given.after)
+        teller = Teller(directory, load_plan(directory, given.run_id), given.since, given.after, given.last_s)
         teller.run(sys.stdin.fileno())
         code = 0
     except SrobustError as error:
@@ -82,12 +84,13 @@ def main(argv: list[str] | None = None) -> int:
 class Teller:
     """Follows the journal of a run and tells people. Ends by itself only where another host has the job."""
 
-    def __init__(self, directory: JobDirectory, plan: Plan, since: int, after: int) -> None:
-        """``since``, ``after``: as the options. Raises ``OSError``."""
+    def __init__(self, directory: JobDirectory, plan: Plan, since: int, after: int, last_s: float) -> None:
+        """``since``, ``after``, ``last_s``: as the options. Raises ``OSError``."""
         now = time.time()
         self._directory = directory
         self._plan = plan
         self._after = after
+        self._last_s = last_s
         self._host = socket.gethostname()
         before = load(directory, plan.run_id)
         self._old = before.offset if before is not None else since
@@ -154,7 +157,8 @@ class Teller:
 
     def _last_call(self, said: bytes) -> None:
         code = int(said) if said.isdigit() else None
-        self._until = time.monotonic() + (REQUEUE_S if code == ExitCode.REQUEUED else LAST_S)
+        last_s = min(REQUEUE_S, self._last_s) if code == ExitCode.REQUEUED else self._last_s
+        self._until = time.monotonic() + last_s
         if code not in (None, int(ExitCode.REQUEUED)) and not self._narrator.has_ended:
             run, name = max(0, self._plan.restart_count), self._subject.name
             self._courier.take([supervisor_ended(name, run, code or 0, time.time())], time.time())
