@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from slurm_robust.model.exits import signal_name
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.util import proc
+from slurm_robust.util.child import kill_tree
 from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.util.files import make_folder
 from slurm_robust.util.text import one_line
@@ -37,7 +37,6 @@ LEAST_FREE = 0.05
 """Share of the node's memory, or of what the job may use of it, that a rehearsal leaves."""
 
 _REASON_CHARS = 300
-_STOP_S = 1.0  # a process on a busy node stops when it gets a processor
 _NO_PROGRAMS = "only Python scripts and modules are rehearsed, not programs"
 
 
@@ -202,10 +201,7 @@ class Rehearsals:
         return RehearsalOver(rehearsal=rehearsal, pid=self.end())
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        # Compilers and data loaders may have sessions of their own.
-        for pid in _stopped_tree(process.pid):
-            _send(os.kill, pid, signal.SIGKILL)
-        _send(os.killpg, process.pid, signal.SIGKILL)  # its id is no other group's: it is reaped later
+        kill_tree(process.pid)  # its id is no other's: it is reaped later
         self._ending.append(process)
 
 
@@ -218,27 +214,3 @@ def _exit_code(pid: int) -> int | None:
     if result is None:
         return None
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-
-
-def _stopped_tree(pid: int) -> frozenset[int]:
-    """A process and its descendants, all stopped where that is quick: a running one could fork another."""
-    stopped: frozenset[int] | None = None
-    until = time.monotonic() + _STOP_S
-    while True:
-        table = proc.process_table()
-        tree = [process for process in (table.get(pid), *proc.descendants(table, pid)) if process]
-        running = [process.pid for process in tree if process.state not in proc.STOPPED | proc.DEAD]
-        found = frozenset(process.pid for process in tree)
-        # Once is not enough: one that stops while the table is read can have forked behind the reader.
-        if found == stopped or time.monotonic() > until:
-            return found
-        stopped = found if not running else None
-        for one in running:
-            _send(os.kill, one, signal.SIGSTOP)
-
-
-def _send(kill: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:
-    try:
-        kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # it has ended meanwhile

@@ -151,12 +151,13 @@ def settings_of(args: argparse.Namespace) -> Layers[JobConfig]:
     from slurm_robust.config.job import JobConfig
     from slurm_robust.config.jobfile import add_text
     from slurm_robust.config.reader import Layers, Place
+    from slurm_robust.util.text import without_urls
 
     layers = Layers(JobConfig)
     for text in args.settings:
         key, equals, value = text.partition("=")
         if equals:
-            add_text(layers, key, value, Place(f"option --set {text}", ExitCode.USAGE))
+            add_text(layers, key, value, Place(f"option --set {without_urls(text)}", ExitCode.USAGE))
         else:
             wrong = UsageError(f"--set {text}: no value", fix=f"write --set {key}=VALUE")
             layers.problems.append(Problem.of(wrong))

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from slurm_robust.config.notify import NotifyConfig
 from slurm_robust.config.section import (
     FINITE,
     AbsolutePath,
@@ -463,6 +464,7 @@ class JobConfig(Section):
     workers: WorkersConfig = WorkersConfig()
     slurm: SlurmConfig = SlurmConfig()
     companions: CompanionConfig = CompanionConfig()
+    notify: NotifyConfig = NotifyConfig()
     wire: WireConfig = WireConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
 

@@ -19,10 +19,10 @@ import msgspec
 import yaml
 
 from slurm_robust.config.errors import ConfigError, InvalidSettings, Problem
-from slurm_robust.config.section import Contradiction, Section
+from slurm_robust.config.section import SECRET, Contradiction, Section
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.util.files import read_regular
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import one_line, without_urls
 
 Key = tuple[str, ...]
 
@@ -34,6 +34,9 @@ MOST_LEVELS = 30
 
 MOST_VALUES = 10_000
 """Values allowed in one file. Aliases of aliases turn a few lines into billions."""
+
+HIDDEN = "(hidden)"
+"""Shown in place of a secret."""
 
 S = TypeVar("S", bound=Section)
 _REJECTED = object()
@@ -140,7 +143,7 @@ def parse(text: bytes, name: str, key: Key = ()) -> Document:
         mark = getattr(error, "problem_mark", None)
         place = name if mark is None else f"{name}, line {mark.line + 1}, column {mark.column + 1}"
         parts = [getattr(error, part, None) for part in ("context", "problem", "reason")]
-        reason = ": ".join(str(part) for part in parts if part) or str(error)
+        reason = without_urls(": ".join(str(part) for part in parts if part) or str(error))
         fix = "check indentation and quotes there, and that the file is UTF-8"
         raise ConfigError(f"{place}: not valid YAML: {reason}", fix=fix) from error
     finally:
@@ -237,7 +240,7 @@ def shown(value: object) -> str:
     kinds = {int: "number", float: "number", str: "string", list: "list", dict: "mapping"}
     if type(value) not in kinds:
         return f"the {type(value).__name__} {value}"
-    return f"the {kinds[type(value)]} {one_line(repr(value), _SHOWN)}"
+    return f"the {kinds[type(value)]} {one_line(without_urls(repr(value)), _SHOWN)}"
 
 
 def types_of(kind: Any) -> list[Any]:
@@ -471,7 +474,25 @@ def as_yaml(layers: Layers[S], config: S) -> str:
         if section != opened:
             lines.append(f"{section}:")
             opened = section
-        text = as_json(getattr(getattr(config, section) if section else config, leaf))
+        text = as_json(_without_secrets(getattr(getattr(config, section) if section else config, leaf)))
         origin = layers.places.get(tuple(name.split(".")), Place("default")).text
         lines.append(f"{'  ' if section else ''}{leaf}: {text}".ljust(40) + f"  # {one_line(origin)}")
     return "\n".join(lines)
+
+
+def _without_secrets(value: object) -> object:
+    """A value for people: fields that nobody is to see say only that they are set."""
+    if isinstance(value, tuple):
+        return [_without_secrets(item) for item in value]
+    if not isinstance(value, Section):
+        return value
+    return {
+        item.name: HIDDEN if set_ is not None and _is_secret(item.type) else _without_secrets(set_)
+        for item in msgspec.structs.fields(value)
+        for set_ in [getattr(value, item.name)]
+    }
+
+
+def _is_secret(kind: Any) -> bool:
+    metas = kind.__metadata__ if get_origin(kind) is Annotated else ()
+    return any((meta.extra or {}).get(SECRET) for meta in metas)

@@ -74,6 +74,16 @@ def groups(schema: type[Section]) -> Iterator[Group]:
         inner_texts = docstrings(inner)
         entries = tuple(_entry(field, prefix, inner_texts) for field in msgspec.structs.fields(inner))
         yield Group(name=item.name, text=text, entries=entries, holder=holder)
+        for field in msgspec.structs.fields(inner) if is_section(item.type) else ():
+            if (held := _inner(field.type)) is not None:
+                yield _list(held, f"{prefix}{field.name}", as_json(default_of(field)))
+
+
+def _list(held: type[Section], name: str, holder: str) -> Group:
+    """The keys of each item of a list in a section."""
+    texts = _docstrings(held)
+    entries = tuple(_entry(field, f"{name}[].", texts) for field in msgspec.structs.fields(held))
+    return Group(name=name, text=texts[""], entries=entries, holder=holder)
 
 
 def as_yaml(schema: type[Section], header: str) -> str:

@@ -24,6 +24,9 @@ Seconds = Annotated[float, Meta(gt=0, le=FINITE, title="a number of seconds abov
 Factor = Annotated[float, Meta(ge=1, le=FINITE, title="a number of 1 or more")]
 Share = Annotated[float, Meta(ge=0, le=1, title="a share from 0 to 1 (0.1 is ten percent)")]
 Folder = Annotated[str, Meta(min_length=1, title="the name of a folder")]
+SECRET = "secret"
+"""Key in ``Meta(extra=...)`` of a field whose value is shown to nobody."""
+
 AbsolutePath = Annotated[str, Meta(pattern="^/", title="an absolute path")]
 
 

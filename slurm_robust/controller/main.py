@@ -62,7 +62,7 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     if job is not None:  # else Slurm does not answer now
         for text in slurm_times(slurm, config, allocation):
             say(f"warning: {text}")
-    return supervisor.supervise(directory.path, run_id)
+    return supervisor.supervise(directory.path, run_id, notify=bool(config.notify.channels))
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from slurm_robust.controller.notifier import Notifier
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model.errors import ExitCode
@@ -32,6 +33,7 @@ from slurm_robust.model.exits import signal_name
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import JournalDamaged, fold, read
 from slurm_robust.model.state import JobState
+from slurm_robust.util import proc
 from slurm_robust.util.process import raise_file_limit
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
@@ -117,11 +119,13 @@ def report_end(descriptor: int | None, code: int) -> None:
         os.write(descriptor, b"%d" % code)
 
 
-def supervise(directory: Path, run_id: str = "", *options: str, after: int | None = None) -> int:
+def supervise(
+    directory: Path, run_id: str = "", *options: str, after: int | None = None, notify: bool = False
+) -> int:
     """Run controllers on the ``directory`` of ``run_id`` until one reports the end; the job's exit code.
 
     ``options``: more of them for each controller; ``after``: the epoch of the controller that is replaced, by
-    default the newest there is, and none is replaced. Raises ``OSError``.
+    default the newest there is, and none is replaced; ``notify``: people are to be told. Raises ``OSError``.
     """
     raise_file_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
@@ -132,7 +136,12 @@ def supervise(directory: Path, run_id: str = "", *options: str, after: int | Non
         newest = newest_epoch(job.epochs)
         after = newest.epoch if newest is not None else 0
     others = Others(job, after)
-    return Supervisor((*command, "--run-id", run_id, *options), others=others, has_agents=has_agents).run()
+    return Supervisor(
+        (*command, "--run-id", run_id, *options),
+        others=others,
+        has_agents=has_agents,
+        notifier=Notifier(job, run_id, after) if notify else None,
+    ).run()
 
 
 class Others:
@@ -204,16 +213,18 @@ class Supervisor:
         pauses_s: Sequence[float] = PAUSES_S,
         others: Others | None = None,
         has_agents: Callable[[], bool] | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         """``pauses_s``: after the first controller that ended early, the second, ...; the last ever after.
 
-        ``has_agents``: whether any may live; by default, whether a child does.
+        ``has_agents``: whether any may live; by default, whether a child does besides ``notifier``'s process.
         """
         self._command = tuple(command)
         self._others = others
         self._controllers: set[int] = set()
         self._pauses_s = tuple(pauses_s)
-        self._has_agents = has_agents or _have_children
+        self._notifier = notifier
+        self._has_agents = has_agents or (lambda: _have_children(notifier.pid if notifier else 0))
         self._child: subprocess.Popen[bytes] | None = None
         self._given: list[int] = []  # signals that the present controller was given
         self._pending: list[int] = []  # those that the next one is to be given
@@ -230,29 +241,35 @@ class Supervisor:
         numbers = (*Signals.WATCHED, *_OTHERS, signal.SIGCHLD)
         before = {number: signal.signal(number, self._pass_on) for number in numbers}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))  # our parent may have blocked it
-        overtaken = False
         try:
-            while True:
-                if (followed := self._follow_another(overtaken)) is not None:
-                    return followed
-                started_at, end_signal = time.monotonic(), self._end_signal()
-                code, reported = self._run_once()
-                overtaken = reported == ExitCode.OTHER_CONTROLLER and self._others is not None
-                if overtaken:
-                    self._pending += [number for number in self._given if number in _ENDING]
-                    continue
-                if reported is not None:
-                    return reported
-                if end_signal is not None:
-                    return 128 + end_signal  # another controller could do no more about it
-                end = self._judge(code, time.monotonic() - started_at)
-                if end is not None:
-                    return end
+            end = self._run_to_the_end()
+            if self._notifier is not None:
+                self._notifier.finish(end)
+            return end
         finally:
             signal.set_wakeup_fd(woken_before)
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._wakeup.close()
+
+    def _run_to_the_end(self) -> int:
+        overtaken = False
+        while True:
+            if (followed := self._follow_another(overtaken)) is not None:
+                return followed
+            started_at, end_signal = time.monotonic(), self._end_signal()
+            code, reported = self._run_once()
+            overtaken = reported == ExitCode.OTHER_CONTROLLER and self._others is not None
+            if overtaken:
+                self._pending += [number for number in self._given if number in _ENDING]
+                continue
+            if reported is not None:
+                return reported
+            if end_signal is not None:
+                return 128 + end_signal  # another controller could do no more about it
+            end = self._judge(code, time.monotonic() - started_at)
+            if end is not None:
+                return end
 
     def _follow_another(self, overtaken: bool) -> int | None:
         """Wait for the end of a job that another host's controller has; None if it is ours to run one.
@@ -314,7 +331,8 @@ class Supervisor:
         """
         reported, until, watched = b"", math.inf, [self._wakeup.fileno(), report]
         while (code := self._ended(child)) is None and (left := until - time.monotonic()) > 0:
-            ready, _, _ = select.select(watched, [], [], left if reported else None)
+            left = min(left, self._notifier.keep() if self._notifier is not None else math.inf)
+            ready, _, _ = select.select(watched, [], [], left if left < math.inf else None)
             self._wakeup.clear()
             if report in ready:
                 watched.remove(report)
@@ -411,12 +429,14 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _have_children() -> bool:
-    """Whether any child lives; those that ended are reaped."""
+def _have_children(besides: int) -> bool:
+    """Whether any child lives but the process ``besides``; those that ended are reaped."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return False
         if pid == 0:
-            return True
+            break
+    parent = os.getpid()
+    return any(p.parent == parent and p.pid != besides for p in proc.process_table().values())

@@ -81,7 +81,8 @@ def take_over(
     if (code := others.end()) is None:
         threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
         options = ("--taken-from", taken_from, "--why", why)
-        code = supervise(directory.path, plan.run_id, *options, after=epoch)
+        notify = bool(plan.config.notify.channels)
+        code = supervise(directory.path, plan.run_id, *options, after=epoch, notify=notify)
     if code != ExitCode.REQUEUED:
         for number in (signal.SIGTERM, signal.SIGUSR1):  # what is left to do outlives the run
             signal.signal(number, signal.SIG_IGN)

@@ -109,6 +109,11 @@ class JobDirectory:
         return self.path / "journal.jsonl"
 
     @property
+    def notified(self) -> Path:
+        """A :class:`.notice.Notified` as JSON: what people were told of the journal."""
+        return self.path / "notified.json"
+
+    @property
     def epochs(self) -> Path:
         """One file per controller that ever took the job, named by its epoch."""
         return self.path / "epochs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from msgspec import structs
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,8 +15,10 @@ from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
-from slurm_robust.model.record import Record
+from slurm_robust.model.notice import NOTIFIED
+from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
 from slurm_robust.report.console import facts_table, seconds, show
@@ -28,6 +31,7 @@ from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold as fold_nodes
+from slurm_robust.util.ours import read_ours
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 
 MOST_LOST = 4
@@ -104,7 +108,9 @@ class Status(Record):
     """How often a checkpoint should go there, if known."""
 
     notes: tuple[str, ...]
-    start: GenerationStart | None
+    silent: dict[str, str] = {}
+    """Channels of notifications that are given up for a while, with the reason."""
+    start: GenerationStart | None = None
     """What the start of the newest generation waited for; on the screen with ``--phases``."""
 
 
@@ -181,12 +187,27 @@ def main(name: str, *, json: bool, job_dir: str | None) -> int:
 
 def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
     """The status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    events = load_events(find(name, job_dir, slurm))
+    directory = find(name, job_dir, slurm)
+    events = load_events(directory)
     view = view_of(events, slurm)
     advice = ""
     if view.job is not None:
         advice = waiting_advice(view.job) or completing_advice(slurm, view.job)
-    return status_at(events, time.time(), view.describe(), advice)
+    now = time.time()
+    status = status_at(events, now, view.describe(), advice)
+    silent = silent_channels(directory, now)
+    notes = (
+        f"channel {name} of notifications is given up for a while: {why}" for name, why in silent.items()
+    )
+    return structs.replace(status, silent=silent, notes=(*status.notes, *notes))
+
+
+def silent_channels(directory: JobDirectory, now: float) -> dict[str, str]:
+    """Channels that are given up at ``now``, with the reason; none where that cannot be read."""
+    try:
+        return NOTIFIED.decode(read_ours(directory.notified)).given_up(now)
+    except (OSError, *UNREADABLE):
+        return {}
 
 
 INCIDENT_STYLES = {
@@ -251,6 +272,10 @@ def render(status: Status) -> RenderableType:
         ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
         ("lent", "; ".join(_lent(job_id, one) for job_id, one in status.companions.items())),
         ("evicted", "; ".join(f"{node} ({why})" for node, why in status.evicted.items())),
+        (
+            "silent",
+            "; ".join(f"channel {name} of notifications ({why})" for name, why in status.silent.items()),
+        ),
         ("ETTR", _ettr(status)),
     ]
     facts = facts_table((name, one_line(value, None)) for name, value in rows if value)

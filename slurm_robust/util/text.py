@@ -82,6 +82,11 @@ def message(text: str) -> str:
     return re.sub(r"\n(?=\S)", "\n  ", visible(text))
 
 
+def without_urls(text: str) -> str:
+    """``text`` in which each URL ends behind its host, since the rest may be a secret."""
+    return re.sub(r"(\w+://)(?:[^\s/@'\"]*@)?([^\s/?#'\"]*)[^\s'\",]*", r"\1\2/…", text)
+
+
 def settled(log: str) -> str:
     """A log without what was written over: of each line of a progress bar its last state."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in log.split("\n"))

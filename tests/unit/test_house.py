@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("doctor",),
     ("controller", "integrations"),
+    ("notify",),
     ("sandbox", "admin"),
     ("cli",),
 )

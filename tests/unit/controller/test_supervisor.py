@@ -47,6 +47,17 @@ def signalled_once(text):
 supervisor.say = signalled_once
 sys.exit(supervisor.Supervisor(["/gone"], pauses_s=[0.3]).run())
 """
+TELLING = """
+import sys
+from pathlib import Path
+from slurm_robust.controller import notifier, supervisor
+from slurm_robust.model.job import JobDirectory
+supervisor.STORAGE_S, notifier.FINISH_S = 0.2, 0.2
+teller = notifier.Notifier(JobDirectory(Path(".")), "r", 0)
+teller._command = ("sleep", "60")
+command = ["bash", "-c", "echo >> starts; exit 73"]
+sys.exit(supervisor.Supervisor(command, pauses_s=[0.05], notifier=teller).run())
+"""
 WATCHING = """
 import os, select, sys
 from slurm_robust.controller.supervisor import report_end
@@ -119,6 +130,20 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_what_a_controller_says_is_the_end_is_the_end(world: World, code: int) -> None:
     assert world.run(over(code)) == (code, "")
     assert world.starts == 1
+
+
+def test_the_process_that_tells_people_is_no_agent_and_is_not_waited_for(world: World) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TELLING],
+        cwd=world.folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == ExitCode.JOB_DIR
+    assert "no agent is left" in done.stdout
+    assert "their process still runs after 0 s: it is killed" in done.stdout
 
 
 def test_an_end_reported_just_before_death_counts(world: World) -> None:

@@ -169,7 +169,7 @@ def end_with(
     plan = planned(slurm, folder)
     slurm.cluster.node_down("n1")
 
-    def supervise(*arguments: object, after: int) -> int:
+    def supervise(*arguments: object, after: int, notify: bool) -> int:
         JobDirectory(folder).journal.write_bytes(b"".join(ev.encode_event(event) + b"\n" for event in events))
         return code
 

@@ -1,0 +1,51 @@
+"""``srobust notify``: how far the notifications of a job are, and whether its channels work."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from slurm_robust.cli.parsing import UsageError, add_command, add_config_options, settings_of
+
+if TYPE_CHECKING:
+    from slurm_robust.cli.parsing import Commands
+
+
+def register(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "notify",
+        _notify,
+        "show who is told of a job's incidents, and send a test message through every channel",
+        more="Without JOB, --test takes the configuration that 'srobust run' would use here.",
+        epilog="Exit codes of --test: 0 all messages were sent, 1 a channel failed.",
+        json=True,
+    )
+    text = "Slurm's job id, an array's task as squeue shows it (38_1), or the job's folder"
+    parser.add_argument("job", metavar="JOB", nargs="?", help=text)
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
+    parser.add_argument(
+        "--test", action="store_true", help="send a test message through every channel, and report each"
+    )
+    add_config_options(parser)
+
+
+def _notify(args: argparse.Namespace) -> int:
+    from slurm_robust.notify import main
+
+    if args.job is None and not args.test:
+        raise UsageError("neither JOB nor --test was given", fix="give a job, or --test, or both")
+    own = args.config is not None or bool(args.settings)
+    if args.job is not None and own:
+        raise UsageError("JOB and --config or --set exclude each other", fix="a job has its configuration")
+    if not args.test:
+        return main.overview(args.job, args.job_dir, json=args.json)
+    if args.job is not None:
+        directory, config, cwd = main.of_job(args.job, args.job_dir)
+        return main.run_test(config.notify, cwd, directory.path.name, os.environ, json=args.json)
+    from slurm_robust.config.jobfile import collect
+
+    config = collect(args.config, os.environ, settings_of(args)).build()
+    return main.run_test(config.notify, os.getcwd(), "", os.environ, json=args.json)

@@ -1,0 +1,321 @@
+"""The ways to tell people: a program, a webhook, mail. One protocol, and errors that hold no secret."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import select
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import formatdate
+from typing import Any, Protocol
+
+from slurm_robust.config.notify import ChannelConfig, url_problem
+from slurm_robust.model.exits import signal_name
+from slurm_robust.notify.message import Message
+from slurm_robust.notify.secrets import Secret, SecretError, Source, from_environment, from_file
+from slurm_robust.util.child import kill_tree
+from slurm_robust.util.text import one_line
+
+_MOST_ANSWER = 64 << 10
+_MOST_SAID = 200  # characters of what a program or a server says, in an error
+_MOST_TEXT = 30_000  # characters; Slack takes 40,000
+_MOST_STUCK = 4
+_LOOK_S = 0.05
+_GRACE_S = 1.0  # for the end of a program that was killed
+
+Environ = Mapping[str, str]
+
+
+class ChannelFailed(Exception):
+    """The message was not sent, as far as is known. Neither text nor fix holds a secret."""
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        fix: str = "",
+        retry_after_s: float = 0.0,
+        permanent: bool = False,
+        unsure: bool = False,
+    ) -> None:
+        """``retry_after_s``: the patience that the other side asks for; ``permanent``: another try soon is of
+        no use; ``unsure``: the message may have arrived."""
+        super().__init__(text)
+        self.fix = fix
+        self.retry_after_s = retry_after_s
+        self.permanent = permanent
+        self.unsure = unsure
+
+
+class Channel(Protocol):
+    """Sends messages to people."""
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        """Send one message. Raises :class:`ChannelFailed`.
+
+        Returns or raises within ``timeout_s`` seconds and two more, whatever the other side does.
+        """
+        ...
+
+
+def make_channel(config: ChannelConfig, cwd: str, environ: Environ) -> Channel:
+    """The channel of a configuration. ``cwd``: files and programs are relative to it."""
+    if config.command:
+        return CommandChannel(config.command, cwd, environ)
+    if config.mail:
+        return MailChannel(config.mail, config.mail_from, config.sendmail, cwd, environ)
+    return WebhookChannel(_source(config, cwd, environ))
+
+
+def _source(config: ChannelConfig, cwd: str, environ: Environ) -> Source:
+    if config.url_file is not None:
+        path = os.path.join(cwd, os.path.expanduser(config.url_file))
+        return lambda: from_file(path)
+    if (name := config.url_env) is not None:
+        return lambda: from_environment(name, environ)
+    url = config.url or ""
+    return lambda: Secret(url)
+
+
+# -- programs -----------------------------------------------------------------------------------------------
+
+
+class CommandChannel:
+    """A program that gets the text on standard input, and facts in its environment."""
+
+    def __init__(self, command: Sequence[str], cwd: str, environ: Environ) -> None:
+        self._command = tuple(command)
+        self._cwd = cwd
+        self._environ = dict(environ)
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        """Run the program to its end; it and what it has started are killed when its time is over."""
+        facts = {f"SROBUST_NOTICE_{name}": value.replace("\0", "?") for name, value in message.facts.items()}
+        text = f"{message.text}\n".encode(errors="replace")
+        _run(self._command, text, self._cwd, {**self._environ, **facts}, timeout_s)
+
+
+class MailChannel:
+    """Mail by ``sendmail -t``. sendmail queues it: what it accepts may still not arrive."""
+
+    def __init__(
+        self, to: Sequence[str], sender: str | None, sendmail: str, cwd: str, environ: Environ
+    ) -> None:
+        self._to = tuple(to)
+        self._sender = sender
+        self._command = (sendmail, "-t", "-i")  # -i: a line with a single dot is no end
+        self._cwd = cwd
+        self._environ = dict(environ)
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        """Hand one mail over."""
+        mail = compose_mail(message, self._to, self._sender)
+        _run(self._command, mail, self._cwd, self._environ, timeout_s)
+
+
+def compose_mail(message: Message, to: Sequence[str], sender: str | None) -> bytes:
+    """The mail as sendmail reads it, lines ending in LF. Headers are encoded by RFC 2047."""
+    mail = EmailMessage(policy=SMTP.clone(linesep="\n"))
+    mail["Subject"] = one_line(message.subject).encode(errors="replace").decode()
+    mail["To"] = ", ".join(to)  # checked with the configuration: addresses and nothing else
+    if sender is not None:
+        mail["From"] = sender
+    mail["Date"] = formatdate(localtime=True)
+    mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody's absence note answers it
+    for name in ("ID", "SEVERITY", "KIND"):
+        if value := message.facts.get(name):
+            mail[f"X-Srobust-{name.title()}"] = one_line(value).encode(errors="replace").decode()
+    mail.set_content(message.text.encode(errors="replace").decode() + "\n", cte="quoted-printable")
+    return bytes(mail)
+
+
+def _run(command: Sequence[str], text: bytes, cwd: str, env: Environ, timeout_s: float) -> None:
+    """Run a program with ``text`` as its input. Raises :class:`ChannelFailed`."""
+    name = one_line(command[0])
+    with tempfile.TemporaryFile() as given:
+        given.write(text)
+        given.seek(0)
+        try:
+            process = subprocess.Popen(
+                list(command),
+                cwd=cwd,
+                env=dict(env),
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "its arguments hold a null character"
+            fix = f"check that {name} is there and executable on the node of the controller"
+            raise ChannelFailed(f"{name} cannot be started: {why}", fix=fix, permanent=True) from error
+    assert process.stdout is not None
+    with process.stdout as output:
+        code, said = _wait(process, output.fileno(), timeout_s)
+    words = f": {text_}" if (text_ := one_line(said.decode(errors="replace"), _MOST_SAID)) else ""
+    if code is None:
+        late = f"{name} did not end within {timeout_s:g} s and was killed{words}"
+        raise ChannelFailed(late, fix="see why it hangs, or set timeout_s higher", unsure=True)
+    if code != 0:
+        how = f"exit code {code}" if code > 0 else signal_name(-code)
+        raise ChannelFailed(f"{name}: {how}{words}", fix=f"run {name} by hand")
+
+
+def _wait(process: subprocess.Popen[bytes], output: int, timeout_s: float) -> tuple[int | None, bytes]:
+    """The exit code, None where the program was killed, and the end of what it printed.
+
+    Its output is read, so that it does not wait for a reader, but its end is not waited for: what the program
+    has left behind may hold the pipe open for ever.
+    """
+    until, said, is_open = time.monotonic() + timeout_s, b"", True
+    while (code := process.poll()) is None and (left := until - time.monotonic()) > 0:
+        ready, _, _ = select.select([output] if is_open else [], [], [], min(_LOOK_S, left))
+        if ready:
+            part = os.read(output, 65536)
+            said, is_open = (said + part)[-_MOST_SAID:], bool(part)
+    if code is None:
+        kill_tree(process.pid)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)  # else it hangs in the kernel
+    elif is_open and select.select([output], [], [], 0)[0]:
+        said = (said + os.read(output, 65536))[-_MOST_SAID:]
+    return code, said
+
+
+# -- webhooks -----------------------------------------------------------------------------------------------
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Nobody else gets what was meant for the URL that the user gave."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class WebhookChannel:
+    """A POST of ``{"text": …}``, as Slack, Mattermost, Rocket.Chat and others take it."""
+
+    def __init__(self, url: Source) -> None:
+        self._url = url
+        self._stuck: list[threading.Thread] = []
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        """Post one message. Redirects are not followed, and what is answered is read in part only."""
+        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+        if len(self._stuck) >= _MOST_STUCK:
+            fix = "check the network, the name servers and the proxy of the controller's node"
+            raise ChannelFailed(f"{len(self._stuck)} earlier messages still hang", fix=fix)
+        # A name server may hang longer than any time limit of a socket, and a server may send byte by byte.
+        ended: list[ChannelFailed | None] = []
+        thread = threading.Thread(
+            target=lambda: ended.append(self._outcome(message, timeout_s)),
+            name="srobust-webhook",
+            daemon=True,
+        )
+        thread.start()
+        thread.join(timeout_s)
+        if not ended:
+            self._stuck.append(thread)
+            raise _late(timeout_s)
+        if ended[0] is not None:
+            raise ended[0]
+
+    def _outcome(self, message: Message, timeout_s: float) -> ChannelFailed | None:
+        try:
+            url = self._url()
+        except SecretError as error:
+            return ChannelFailed(str(error), fix=error.fix, permanent=True)
+        if problem := url_problem(url.reveal()):
+            return ChannelFailed(f"the webhook's URL {problem}", fix="write the URL anew", permanent=True)
+        try:
+            _post(url.reveal(), payload(message), timeout_s)
+        except ChannelFailed as error:
+            error.args = (url.hide(str(error)),)
+            return error
+        except Exception as error:  # noqa: BLE001  # its text may hold the URL, and a thread has no other reader
+            return ChannelFailed(
+                url.hide(one_line(f"{type(error).__name__}: {error}", _MOST_SAID)), fix=_REACH
+            )
+        return None
+
+
+_REACH = "check that the controller's node reaches the server (https_proxy in the batch script?)"
+
+
+def payload(message: Message) -> bytes:
+    """The JSON that is posted. ``&``, ``<`` and ``>`` are escaped, as Slack wants it: nobody is mentioned."""
+    whole = message.text.encode(errors="replace").decode()
+    text = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    if len(text) > _MOST_TEXT:
+        text = re.sub(r"&[a-z]*$", "", text[:_MOST_TEXT]) + "…"
+    return json.dumps({"text": text}).encode()
+
+
+def _post(url: str, body: bytes, timeout_s: float) -> None:
+    """Raises :class:`ChannelFailed`, ``OSError``, ``HTTPException``, ``ValueError``."""
+    until = time.monotonic() + timeout_s
+    headers = {"Content-Type": "application/json", "User-Agent": "slurm_robust"}
+    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    opener = urllib.request.build_opener(_NoRedirect)
+    try:
+        with opener.open(request, timeout=timeout_s) as answer:
+            _drain(answer, until)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refused(error, _drain(error, until)) from None
+    except urllib.error.URLError as error:
+        reason = error.reason
+        why = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
+        if isinstance(reason, TimeoutError):
+            raise _late(timeout_s) from None
+        raise ChannelFailed(one_line(f"no connection: {why}"), fix=_REACH) from None
+    except TimeoutError:
+        raise _late(timeout_s) from None
+    except (http.client.HTTPException, ConnectionError) as error:
+        what = one_line(str(error) or type(error).__name__, _MOST_SAID)
+        raise ChannelFailed(f"the server gave no whole answer: {what}", fix=_REACH, unsure=True) from None
+
+
+def _late(timeout_s: float) -> ChannelFailed:
+    return ChannelFailed(f"no answer within {timeout_s:g} s", fix=_REACH, unsure=True)
+
+
+def _drain(answer: Any, until: float) -> bytes:
+    """The beginning of what is answered, as far as it comes in time."""
+    found = b""
+    with suppress(OSError, http.client.HTTPException):
+        while len(found) < _MOST_ANSWER and time.monotonic() < until:
+            part = answer.read1(8192)
+            if not part:
+                break
+            found += part
+    return found
+
+
+def _refused(error: urllib.error.HTTPError, body: bytes) -> ChannelFailed:
+    said = one_line(body.decode(errors="replace"), _MOST_SAID)
+    text = one_line(f"HTTP {error.code} {error.reason}") + (f": {said}" if said else "")
+    if error.code == http.HTTPStatus.TOO_MANY_REQUESTS or error.code == http.HTTPStatus.SERVICE_UNAVAILABLE:
+        after = error.headers.get("Retry-After", "") if error.headers else ""
+        wait_s = float(after) if after.isascii() and after.isdecimal() and len(after) < _DIGITS else 0.0
+        return ChannelFailed(text, fix="lower notify.per_hour", retry_after_s=wait_s)
+    if 300 <= error.code < 400:
+        fix = "give the URL to which it leads: redirects are not followed"
+        return ChannelFailed(text, fix=fix, permanent=True)
+    if 400 <= error.code < 500:
+        return ChannelFailed(text, fix="check the webhook's URL; it may have been revoked", permanent=True)
+    return ChannelFailed(text, fix="the server has trouble; it is tried again")
+
+
+_DIGITS = 7

@@ -1,0 +1,199 @@
+"""What the events of a journal mean for people. Pure: the same events make the same notices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.incident import Evict, GiveUp, Requeue, finds_out_more
+from slurm_robust.model.notice import Kind, Notice, Severity
+from slurm_robust.model.state import JobState, apply
+from slurm_robust.report.incident_text import actions_text
+from slurm_robust.util.hostlist import fold as fold_nodes
+from slurm_robust.util.text import count, duration, one_line
+
+_BY_ORDER = (ExitCode.TERMINATED, ExitCode.INTERRUPTED)
+"""Ends that Slurm or the owner wanted."""
+
+
+class Narrator:
+    """Reads the events of one job in the order of the file, and tells what people want to know of them."""
+
+    def __init__(self, name: str = "JOB") -> None:
+        """``name``: of the job, as commands of ours take it."""
+        self._name = name
+        self._state = JobState()
+        self._wanted = 0  # standbys
+        self._had = 0
+        self._changes = 0  # of their number
+        self._decisions: Counter[int] = Counter()
+        self._gave_up = False  # it was told in this run
+
+    def tell(self, event: ev.AnyEvent) -> tuple[Notice, ...]:
+        """The notices of the next event."""
+        told = tuple(self._tell(event))
+        self._state = apply(event, self._state)
+        return (*told, *self._standbys(event))
+
+    @property
+    def has_ended(self) -> bool:
+        """The journal has the end of the newest run, or its requeue."""
+        return self._state.ended is not None or self._state.requeueing is not None
+
+    def restate(self, state: JobState) -> None:
+        """Go on from another state: events before do not count, since another controller took over."""
+        self._state = state
+
+    def _tell(self, event: ev.AnyEvent) -> Iterator[Notice]:
+        match event:
+            case ev.RunStarted():
+                self._wanted = event.spares
+            case ev.IncidentOpened():
+                yield self._notice(
+                    event,
+                    f"incident/{event.incident}",
+                    Kind.INCIDENT,
+                    f"incident {event.incident}: {event.symptom.value}: {event.detail}",
+                    incident=event.incident,
+                )
+            case ev.Decided():
+                yield self._decided(event)
+            case ev.IncidentClosed():
+                took = f", {duration(event.recover_s)} after the verdict" if event.recover_s else ""
+                yield self._notice(
+                    event,
+                    f"recovery/{event.incident}/{event.generation}",
+                    Kind.RECOVERY,
+                    f"incident {event.incident} is over: step {event.step} is the first new one{took}",
+                    Severity.INFO,
+                    incident=event.incident,
+                )
+            case ev.ControllerStarted() if event.taken_from:
+                yield self._notice(
+                    event,
+                    f"takeover/{event.epoch}",
+                    Kind.TAKEOVER,
+                    f"takeover: the controller runs on {event.node or event.host} now: {event.reason}",
+                    nodes=(event.taken_from,),
+                )
+            case ev.AllocationTaken() | ev.RequeueStarted() | ev.RunEnded():
+                yield from self._of_the_run(event)
+
+    def _of_the_run(self, event: ev.AllocationTaken | ev.RequeueStarted | ev.RunEnded) -> Iterator[Notice]:
+        match event:
+            case ev.AllocationTaken(restart_count=run):
+                self._wanted = max(self._wanted, len(event.spares))
+                self._gave_up = False
+                if run > 0:
+                    text = f"run {run} begins on {count(len(event.slots), 'node')}"
+                    yield self._notice(
+                        event, f"run/{run}", Kind.REQUEUE, text, Severity.INFO, nodes=event.nodes
+                    )
+            case ev.RequeueStarted(exclude=exclude):
+                yield self._notice(
+                    event,
+                    f"requeue/{self._state.restart_count}",
+                    Kind.REQUEUE,
+                    f"requeue: {event.reason}",
+                    Severity.WARNING if event.failure else Severity.INFO,
+                    nodes=exclude,
+                    action=f"requeue without {fold_nodes(exclude)}" if exclude else "requeue",
+                    command=f"squeue -j {self._state.job_id}",
+                )
+            case ev.RunEnded(code=code):
+                told = self._gave_up and code == ExitCode.DO_NOT_REQUEUE
+                kind = Kind.GIVE_UP if code == ExitCode.DO_NOT_REQUEUE and not told else Kind.END
+                wanted = code == 0 or code in _BY_ORDER or not event.final
+                yield self._notice(
+                    event,
+                    f"end/{self._state.restart_count}/{event.epoch}",
+                    kind,
+                    f"the run is over, exit code {code}: {event.reason}",
+                    Severity.INFO if wanted else Severity.CRITICAL,
+                )
+
+    def _decided(self, event: ev.Decided) -> Notice:
+        number = event.incident
+        self._decisions[number] += 1
+        gives_up = any(isinstance(action, GiveUp) for action in event.actions)
+        verdict = event.verdict
+        named = [action.node for action in event.actions if isinstance(action, Evict)]
+        named += [node for a in event.actions if isinstance(a, Requeue) for node in a.exclude]
+        severity = Severity.INFO if finds_out_more(event.actions) else Severity.WARNING
+        if gives_up and event.carried_out:
+            self._gave_up = True
+            severity = Severity.CRITICAL
+        return self._notice(
+            event,
+            f"decision/{number}/{self._decisions[number]}",
+            Kind.GIVE_UP if gives_up else Kind.INCIDENT,
+            f"incident {number}: {event.reason}",
+            severity,
+            nodes=verdict.suspects if verdict is not None and verdict.suspects else tuple(named),
+            action=actions_text(event),
+            incident=number,
+        )
+
+    def _standbys(self, event: ev.AnyEvent) -> Iterator[Notice]:
+        """Their number has changed and is, or was, less than the job asked for."""
+        state = self._state
+        left = tuple(node for node in state.spares if node not in state.aside)
+        before, self._had = self._had, len(left)
+        if self._wanted == 0 or state.requeueing is not None or state.ended is not None:
+            return
+        if isinstance(event, ev.AllocationTaken):
+            before = self._wanted
+        if len(left) == before or min(before, len(left)) >= self._wanted:
+            return
+        self._changes += 1
+        key = f"standby/{state.restart_count}/{self._changes}"
+        of = f"of {self._wanted} that the job asked for"
+        if len(left) >= self._wanted:
+            text = f"{count(self._wanted, 'standby')} can be used again, as many as the job asked for"
+            yield self._notice(event, key, Kind.STANDBY, text, Severity.INFO, nodes=left)
+        elif left:
+            are = "standby is" if len(left) == 1 else "standbys are"
+            yield self._notice(event, key, Kind.STANDBY, f"{len(left)} {are} left {of}", nodes=left)
+        else:
+            text = f"no standby is left {of}: a node that fails now costs a companion or a requeue"
+            yield self._notice(event, key, Kind.STANDBY, text)
+
+    def _notice(
+        self,
+        event: ev.AnyEvent,
+        key: str,
+        kind: Kind,
+        text: str,
+        severity: Severity = Severity.WARNING,
+        *,
+        nodes: tuple[str, ...] = (),
+        action: str = "",
+        command: str = "",
+        incident: int = 0,
+    ) -> Notice:
+        more = f"srobust incident {self._name} {incident}" if incident else f"srobust status {self._name}"
+        return Notice(
+            key=key,
+            t=event.t,
+            kind=kind,
+            severity=severity,
+            text=one_line(text),
+            nodes=tuple(one_line(node) for node in nodes),
+            action=one_line(action),
+            command=command or more,
+            incident=incident,
+        )
+
+
+def supervisor_ended(name: str, run: int, code: int, t: float) -> Notice:
+    """The notice of a run whose supervisor ended without an end in the journal."""
+    return Notice(
+        key=f"supervisor/{run}",
+        t=t,
+        kind=Kind.END,
+        severity=Severity.INFO if code in (0, ExitCode.REQUEUED, *_BY_ORDER) else Severity.CRITICAL,
+        text=f"srobust run ended with exit code {code}, and the journal does not say why: see the job's log",
+        command=f"srobust status {name}",
+    )

@@ -1,0 +1,28 @@
+"""``notified.json``: what was told, on storage beside the journal."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_robust.model.job import JobDirectory, check_in_place
+from slurm_robust.model.notice import NOTIFIED, Notified
+from slurm_robust.model.record import UNREADABLE
+from slurm_robust.util.files import write_atomically
+from slurm_robust.util.ours import read_ours
+
+_MOST_BYTES = 16 << 20
+
+
+def load(directory: JobDirectory, run_id: str) -> Notified | None:
+    """What earlier processes have written down of this run; None if there is nothing. Raises ``OSError``."""
+    try:
+        found = NOTIFIED.decode(read_ours(directory.notified, _MOST_BYTES))
+    except (FileNotFoundError, *UNREADABLE):
+        return None
+    return found if found.run_id == run_id else None
+
+
+def save(directory: JobDirectory, notified: Notified) -> None:
+    """Write it, durably. Raises ``FolderGone``, ``OSError``."""
+    check_in_place(directory.path, notified.run_id)
+    write_atomically(directory.notified, msgspec.json.encode(notified), durable=True, mode=0o600)

@@ -1,0 +1,196 @@
+"""What people are told of the events of a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import (
+    Action,
+    Blame,
+    Diagnose,
+    Evict,
+    FaultKind,
+    GiveUp,
+    Replace,
+    Requeue,
+    Restart,
+    Signature,
+    Symptom,
+    Verdict,
+)
+from slurm_robust.model.journal import fold
+from slurm_robust.model.notice import Kind, Notice, Severity
+from slurm_robust.notify.narrate import Narrator, supervisor_ended
+from tests.unit.sample_events import run_started
+
+STARTED = run_started(job_id=7, slots=2, spares=2)
+TAKEN = ev.AllocationTaken(
+    t=2.0, restart_count=0, nodes=("n1", "n2", "n3", "n4"), slots=("n1", "n2"), spares=("n3", "n4")
+)
+OPENED = ev.IncidentOpened(
+    t=10.0,
+    incident=1,
+    generation=1,
+    symptom=Symptom.WORKER_EXIT,
+    detail="rank 3 on n2: \x1b[31mSIGSEGV\nand more",
+    detect_s=0.1,
+    best_step=4,
+)
+CLOSED = ev.IncidentClosed(t=20.0, incident=1, generation=2, step=5, recover_s=4.4)
+
+
+def decided(
+    *actions: Action, t: float = 11.0, suspects: tuple[str, ...] = (), carried_out: bool = True
+) -> ev.Decided:
+    verdict = Verdict(
+        rung=1,
+        blame=Blame.NODE if suspects else Blame.NOBODY,
+        signature=Signature(kind=FaultKind.NODE, key="n2"),
+        reason="why",
+        suspects=suspects,
+    )
+    return ev.Decided(
+        t=t, incident=1, actions=actions, reason="it was so", verdict=verdict, carried_out=carried_out
+    )
+
+
+def told(*events: ev.AnyEvent) -> list[Notice]:
+    narrator = Narrator("7")
+    return [notice for event in (STARTED, TAKEN, *events) for notice in narrator.tell(event)]
+
+
+def short(notices: Sequence[Notice]) -> list[tuple[str, str, str]]:
+    return [(notice.kind.value, notice.severity.value, notice.text) for notice in notices]
+
+
+def test_an_incident_from_its_first_sign_to_the_first_new_step() -> None:
+    notices = told(OPENED, decided(Restart()), CLOSED)
+    assert short(notices) == [
+        ("incident", "warning", "incident 1: worker exit: rank 3 on n2: SIGSEGV and more"),
+        ("incident", "warning", "incident 1: it was so"),
+        ("recovery", "info", "incident 1 is over: step 5 is the first new one, 4.4 s after the verdict"),
+    ]
+    assert [notice.action for notice in notices] == ["", "restart", ""]
+    assert {(notice.command, notice.incident) for notice in notices} == {("srobust incident 7 1", 1)}
+
+
+def test_a_decision_names_the_nodes_and_what_is_done() -> None:
+    event = decided(Evict(node="n2"), Replace(node="n2", standby="n3"), Restart(), suspects=("n2",))
+    notice = told(OPENED, event)[1]
+    assert notice.nodes == ("n2",)
+    assert notice.action == "evict n2, n3 takes its slot, restart"
+
+
+def test_tests_are_no_reason_to_worry() -> None:
+    notice = told(OPENED, decided(Diagnose(reason="x")))[1]
+    assert (notice.severity, notice.action) == (Severity.INFO, "test the nodes")
+
+
+def test_observe_mode_says_that_nothing_was_done() -> None:
+    notice = told(OPENED, decided(GiveUp(code=93, reason="x"), carried_out=False))[1]
+    assert notice.action == "observed only: give up (exit code 93)"
+    assert notice.severity is Severity.WARNING
+
+
+def test_giving_up_is_told_when_it_is_decided_and_its_end_is_another_kind() -> None:
+    notices = told(OPENED, decided(GiveUp(code=93, reason="x")), ev.RunEnded(t=30.0, code=93, reason="x"))
+    assert [notice.kind for notice in notices] == [Kind.INCIDENT, Kind.GIVE_UP, Kind.END]
+    assert [notice.severity.value for notice in notices] == ["warning", "critical", "critical"]
+
+
+def test_a_run_given_up_without_a_decision() -> None:
+    (notice,) = told(ev.RunEnded(t=30.0, code=93, reason="Slurm refuses"))
+    assert (notice.kind, notice.severity) == (Kind.GIVE_UP, Severity.CRITICAL)
+    assert notice.text == "the run is over, exit code 93: Slurm refuses"
+
+
+@pytest.mark.parametrize(("code", "severity"), [(0, "info"), (1, "critical"), (143, "info"), (130, "info")])
+def test_ends(code: int, severity: str) -> None:
+    (notice,) = told(ev.RunEnded(t=30.0, code=code, reason="x"))
+    assert (notice.kind, notice.severity.value) == (Kind.END, severity)
+
+
+def test_a_requeue_and_the_next_run() -> None:
+    requeue = ev.RequeueStarted(t=12.0, exclude=("n1", "n2"), reason="no standby", failure=True)
+    again = ev.AllocationTaken(t=90.0, restart_count=1, nodes=("n5", "n6"), slots=("n5", "n6"), spares=())
+    notices = told(requeue, again)
+    assert short(notices)[:2] == [
+        ("requeue", "warning", "requeue: no standby"),
+        ("requeue", "info", "run 1 begins on 2 nodes"),
+    ]
+    assert (notices[0].action, notices[0].command) == ("requeue without n[1-2]", "squeue -j 7")
+    assert short(notices)[2][:2] == ("standby", "warning")
+    assert told(requeue, requeue, again)[0].key == told(requeue, requeue)[1].key
+
+
+def test_a_takeover() -> None:
+    event = ev.ControllerStarted(
+        t=5.0, epoch=2, host="h2", pid=1, port=1, node="n2", taken_from="n1", reason="n1 is dead"
+    )
+    (notice,) = told(event)
+    assert short([notice]) == [("takeover", "warning", "takeover: the controller runs on n2 now: n1 is dead")]
+    assert notice.nodes == ("n1",)
+
+
+def test_a_shortage_of_standbys_is_told_once_for_each_change() -> None:
+    aside = ev.SpareSetAside(t=5.0, node="n3", reason="silent", usable=True)
+    notices = told(
+        aside,
+        aside,
+        CLOSED,
+        ev.NodeEvicted(t=6.0, node="n4", reason="x", incident=1),
+        ev.SpareAnswers(t=7.0, node="n3"),
+        ev.CompanionSubmitted(t=7.0, job_id=9, source="partition gpu"),
+        ev.CompanionStarted(t=8.0, job_id=9, node="n9"),
+    )
+    assert [text for kind, _, text in short(notices) if kind == "standby"] == [
+        "1 standby is left of 2 that the job asked for",
+        "no standby is left of 2 that the job asked for: "
+        "a node that fails now costs a companion or a requeue",
+        "1 standby is left of 2 that the job asked for",
+        "2 standbys can be used again, as many as the job asked for",
+    ]
+    assert len({notice.key for notice in notices}) == len(notices)
+
+
+def test_a_job_without_spares_lacks_none() -> None:
+    narrator = Narrator("7")
+    events = (
+        run_started(),
+        ev.AllocationTaken(t=2.0, restart_count=0, nodes=("n1",), slots=("n1",), spares=()),
+        ev.CompanionSubmitted(t=7.0, job_id=9, source="partition gpu"),
+        ev.CompanionStarted(t=8.0, job_id=9, node="n9"),
+        ev.CompanionEnded(t=9.0, job_id=9, reason="x"),
+    )
+    assert [notice for event in events for notice in narrator.tell(event)] == []
+
+
+def test_a_run_that_begins_with_too_few_spares() -> None:
+    narrator = Narrator("7")
+    narrator.tell(STARTED)
+    few = ev.AllocationTaken(t=2.0, restart_count=0, nodes=("n1", "n2"), slots=("n1", "n2"), spares=())
+    assert [notice.kind for notice in narrator.tell(few)] == [Kind.STANDBY]
+
+
+def test_the_same_events_have_the_same_keys() -> None:
+    events = (OPENED, decided(Restart()), CLOSED, decided(Requeue(exclude=("n2",), reason="x"), t=40.0))
+    assert [n.key for n in told(*events)] == [n.key for n in told(*events)]
+    assert len({n.key for n in told(*events)}) == 4
+
+
+def test_what_an_overtaken_controller_saw_does_not_count() -> None:
+    narrator = Narrator("7")
+    for event in (STARTED, TAKEN, ev.NodeEvicted(t=6.0, node="n4", reason="x", incident=1)):
+        narrator.tell(event)
+    narrator.restate(fold((STARTED, TAKEN)))
+    (notice,) = narrator.tell(ev.SpareAnswers(t=7.0, node="n3"))
+    assert (notice.severity, notice.nodes) == (Severity.INFO, ("n3", "n4"))
+
+
+def test_a_supervisor_that_ended_without_a_word_in_the_journal() -> None:
+    notice = supervisor_ended("7", 0, 70, 5.0)
+    assert notice.severity is Severity.CRITICAL
+    assert "exit code 70" in notice.text
