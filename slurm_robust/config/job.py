@@ -98,6 +98,10 @@ class Timings(Section):
     checkpoint_s: Seconds = 60.0
     """How long a job that leaves its nodes waits until its newest checkpoint is on storage."""
 
+    moment_s: _SecondsOrNone = 2.0
+    """Interval at which the controller writes ``moment.json`` into the job's folder, for
+    [srobust top](top.md). 0: never. One that is 10 s old is taken for that of a dead controller."""
+
     shutdown_s: Seconds = 10.0
     """How long the controller waits for its agents at the end of the job. At least ``stop_grace_s`` + 5."""
 

@@ -24,6 +24,7 @@ from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
+from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
@@ -156,6 +157,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
             borrower=_borrower(directory, plan, slurm, lent),
             shrinker=Shrinker(slurm, plan.job_id, own_node=state.own_node),
+            moments=MomentFile(directory, journal, plan.config.timings.moment_s),
         )
         for line in introduction(plan, directory, core.state):
             say(line)

@@ -107,6 +107,11 @@ class JobDirectory:
         return self.path / "journal.jsonl"
 
     @property
+    def moment(self) -> Path:
+        """What the controller knows right now, a :class:`.moment.JobMoment`; for those who only look."""
+        return self.path / "moment.json"
+
+    @property
     def epochs(self) -> Path:
         """One file per controller that ever took the job, named by its epoch."""
         return self.path / "epochs"
