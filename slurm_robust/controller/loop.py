@@ -208,11 +208,16 @@ class Loop:
                     effects = self._core.on_tick(self._now())
                 self._do(effects)
                 if self._moments is not None:
-                    self._moments.step(self._core, self._now())
+                    self._moments.step(self._core, self._now(), turns.longest_s)
         self._tester.stop()
         if self._moments is not None:
             self._moments.close(self._core, self._now(), ours=self._code != int(ExitCode.OTHER_CONTROLLER))
         return self._code
+
+    def report(self, text: str) -> None:
+        """Say and write down what something beside the loop has met. From any thread."""
+        say(text)
+        self._background.post(partial(self._note, text))
 
     # -- inputs ------------------------------------------------------------------------------------
 

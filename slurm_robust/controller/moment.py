@@ -14,7 +14,9 @@ from typing import NamedTuple, TypeAlias
 from slurm_robust.controller import transitions as to
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
+from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.summary import Summary
+from slurm_robust.ledger.totals import Tally
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.exits import WorkerExit
@@ -97,9 +99,13 @@ class Picture(NamedTuple):
     storage: Storage
     news: Sequence[ev.AnyEvent]
     """Events since the last picture."""
+    turn_s: float | None
+    """The longest turn of the loop lately; None where nobody has measured it."""
 
 
-def picture(core: Core, now: Now, news: Sequence[ev.AnyEvent], storage: Storage) -> Picture:
+def picture(
+    core: Core, now: Now, news: Sequence[ev.AnyEvent], storage: Storage, turn_s: float | None = None
+) -> Picture:
     """The job as it is ``now``. Only from the loop's thread."""
     agents = {
         node: Heard(view.heartbeat, view.heard, view.received, view.dead[0] if view.dead else "")
@@ -120,6 +126,7 @@ def picture(core: Core, now: Now, news: Sequence[ev.AnyEvent], storage: Storage)
         listed=core.checkpoints.listed or {},
         storage=storage,
         news=news,
+        turn_s=turn_s,
     )
 
 
@@ -139,10 +146,13 @@ class Moments:
         self._opened: ev.IncidentOpened | None = None
         self._decided: ev.Decided | None = None
         self._ettr: tuple[float, float, float] | None = None
+        self._tally = Tally()
+        self._classes: dict[TimeClass, int] = {}
 
     def on_ledger(self, found: Summary, mono: float) -> None:
         """The ledger was computed from the journal as it was at ``mono``."""
         self._ettr = found.ettr, found.ettr_window, mono
+        self._classes = found.classes
 
     def make(self, seen: Picture, missed: int = 0, *, final: bool = False) -> JobMoment:
         """The moment of a picture. ``missed``: how many before it storage did not take."""
@@ -201,6 +211,8 @@ class Moments:
             ettr=ettr,
             ettr_hour=ettr_hour,
             ettr_age_s=mono - at if self._ettr else None,
+            totals=self._tally.totals(self._classes),
+            turn_s=seen.turn_s,
             left_s=left_s,
             ending=one_line(seen.ending, MOST_TEXT),
             held=seen.held,
@@ -223,6 +235,7 @@ class Moments:
         return self._copies
 
     def _read(self, news: Sequence[ev.AnyEvent]) -> None:
+        self._tally.see(news)
         for event in news:
             if isinstance(event, ev.IncidentOpened):
                 self._opened, self._decided = event, None

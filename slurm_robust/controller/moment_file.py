@@ -15,7 +15,7 @@ from slurm_robust.controller.output import say
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.job import JobDirectory, check_in_place
-from slurm_robust.model.moment import encode
+from slurm_robust.model.moment import JobMoment, encode
 from slurm_robust.util.files import names_in, write_atomically
 
 SHARE = 100.0
@@ -50,6 +50,7 @@ class MomentFile:
         self._due = 0.0
         self._ledger_due = 0.0  # the writing thread's, as are the next three
         self._missed = 0
+        self._newest: JobMoment | None = None
         self._is_first, self._told = True, False
         self._changed = threading.Condition()  # of what follows
         self._next: Picture | None = None
@@ -58,19 +59,24 @@ class MomentFile:
         self._thread: threading.Thread | None = None
 
     @property
+    def newest(self) -> JobMoment | None:
+        """The newest moment, also if storage has not taken it; None before the first. From any thread."""
+        return self._newest
+
+    @property
     def missed(self) -> int:
         """Moments that storage did not take."""
         return self._missed
 
-    def step(self, core: Core, now: Now) -> None:
-        """Take a picture if one is due. From the loop's thread only."""
+    def step(self, core: Core, now: Now, turn_s: float | None = None) -> None:
+        """Take a picture if one is due. ``turn_s``: the loop's longest turn lately. From its thread only."""
         begun = time.monotonic()
         if not self._every_s or begun < self._due:
             return
         with self._changed:
             if self._busy or self._next is not None:
                 return  # storage is slow
-        seen = self._take(core, now)
+        seen = self._take(core, now, turn_s)
         ended = time.monotonic()
         self._due = begun + max(self._every_s, SHARE * (ended - begun))
         self._offer(seen)
@@ -90,11 +96,12 @@ class MomentFile:
         with self._changed:
             return self._changed.wait_for(lambda: self._next is None and not self._busy, timeout_s)
 
-    def _take(self, core: Core, now: Now) -> Picture:
+    def _take(self, core: Core, now: Now, turn_s: float | None = None) -> Picture:
         journal = self._journal
         known = len(journal.events)
         news, self._known = journal.events[self._known : known], known
-        return picture(core, now, news, Storage(max(0, known - journal.written), journal.trouble))
+        storage = Storage(max(0, known - journal.written), journal.trouble)
+        return picture(core, now, news, storage, turn_s)
 
     def _offer(self, seen: Picture) -> None:
         with self._changed:
@@ -128,7 +135,8 @@ class MomentFile:
         try:
             if not final:
                 self._compute_ledger(seen)
-            data = encode(self._moments.make(seen, self._missed, final=final))
+            self._newest = self._moments.make(seen, self._missed, final=final)
+            data = encode(self._newest)
             check_in_place(self._directory.path, seen.state.run_id)
             if self._is_first:
                 self._remove_unfinished()

@@ -1,60 +1,64 @@
-"""What a job has been through, counted from its journal and its ledger. Pure."""
+"""What a job has been through, counted event by event."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
 
 from slurm_robust.ledger.classes import TimeClass
-from slurm_robust.ledger.summary import Summary
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.totals import MOST_MARKS, IncidentMark, JobTotals
 
 
-def totals_of(events: Sequence[ev.AnyEvent], found: Summary) -> JobTotals:
-    """The totals of a journal; ``found`` is the summary of its ledger."""
-    counts = Counter(type(event) for event in events)
-    incidents = Counter(event.symptom for event in events if isinstance(event, ev.IncidentOpened))
-    actions = Counter(
-        action.__struct_config__.tag
-        for event in events
-        if isinstance(event, ev.Decided) and event.carried_out
-        for action in event.actions
-    )
-    return JobTotals(
-        classes={one.value: found.classes.get(one, 0) / 1000 for one in TimeClass},
-        incidents={symptom.value: incidents[symptom] for symptom in Symptom},
-        actions={str(name): number for name, number in sorted(actions.items())},
-        launches=counts[ev.GenerationLaunched],
-        evictions=counts[ev.NodeEvicted],
-        requeues=counts[ev.RequeueStarted],
-        takeovers=sum(bool(e.taken_from) for e in events if isinstance(e, ev.ControllerStarted)),
-        marks=_marks(events),
-    )
+class Tally:
+    """Counts the events of a journal, each once, in their order."""
 
+    def __init__(self) -> None:
+        self._counts: Counter[type] = Counter()
+        self._incidents: Counter[Symptom] = Counter()
+        self._actions: Counter[str] = Counter()
+        self._takeovers = 0
+        self._marks: deque[IncidentMark] = deque(maxlen=MOST_MARKS)
 
-def _marks(events: Sequence[ev.AnyEvent]) -> tuple[IncidentMark, ...]:
-    opened = [event for event in events if isinstance(event, ev.IncidentOpened)][-MOST_MARKS:]
-    blamed: dict[int, str] = {}
-    ended: dict[int, float] = {}
-    newest = 0
-    for event in events:
-        if isinstance(event, ev.IncidentOpened):
-            newest = event.incident
-        elif isinstance(event, ev.Decided) and event.verdict is not None:
-            blamed[event.incident] = event.verdict.blame.value
-        elif isinstance(event, ev.IncidentClosed):
-            ended[event.incident] = event.t
-        elif isinstance(event, ev.RunEnded) and event.final and newest:
-            ended.setdefault(newest, event.t)
-    return tuple(
-        IncidentMark(
-            number=one.incident,
-            symptom=one.symptom.value,
-            blame=blamed.get(one.incident, ""),
-            begun=one.t - one.detect_s,
-            ended=ended.get(one.incident),
+    def see(self, events: Iterable[ev.AnyEvent]) -> None:
+        """Count what is new."""
+        for event in events:
+            self._counts[type(event)] += 1
+            match event:
+                case ev.ControllerStarted():
+                    self._takeovers += bool(event.taken_from)
+                case ev.IncidentOpened():
+                    self._incidents[event.symptom] += 1
+                    begun = event.t - event.detect_s
+                    mark = IncidentMark(number=event.incident, symptom=event.symptom.value, begun=begun)
+                    self._marks.append(mark)
+                case ev.Decided():
+                    if event.carried_out:
+                        self._actions.update(str(action.__struct_config__.tag) for action in event.actions)
+                    if event.verdict is not None:
+                        self._change(event.incident, blame=event.verdict.blame.value)
+                case ev.IncidentClosed():
+                    self._change(event.incident, ended=event.t)
+                case ev.RunEnded(final=True) if self._marks and self._marks[-1].ended is None:
+                    self._change(self._marks[-1].number, ended=event.t)
+
+    def totals(self, classes: Mapping[TimeClass, int]) -> JobTotals:
+        """What was counted; ``classes``: milliseconds by the newest ledger, none as long as there is none."""
+        return JobTotals(
+            classes={one.value: classes.get(one, 0) / 1000 for one in TimeClass if classes},
+            incidents={symptom.value: self._incidents[symptom] for symptom in Symptom},
+            actions=dict(sorted(self._actions.items())),
+            launches=self._counts[ev.GenerationLaunched],
+            evictions=self._counts[ev.NodeEvicted],
+            requeues=self._counts[ev.RequeueStarted],
+            takeovers=self._takeovers,
+            marks=tuple(self._marks),
         )
-        for one in opened
-    )
+
+    def _change(self, number: int, **changes: object) -> None:
+        for place, mark in enumerate(self._marks):
+            if mark.number == number:
+                self._marks[place] = structs.replace(mark, **changes)

@@ -15,6 +15,7 @@ import msgspec
 
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.totals import JobTotals
 from slurm_robust.util.files import read_regular
 
 FORMAT = 1
@@ -204,6 +205,10 @@ class JobMoment(Record):
     """Of the last hour."""
     ettr_age_s: float | None = None
     """Since both were computed from the journal."""
+    totals: JobTotals | None = None
+    """Counted from the journal."""
+    turn_s: float | None = None
+    """The longest turn of the controller's loop in the last minute."""
     left_s: float | None = None
     """Until the time limit of this run."""
     ending: str = ""

@@ -13,19 +13,19 @@ class IncidentMark(Record):
 
     number: int
     symptom: str
-    blame: str
-    """``node``, ``code`` or ``nobody``; "" as long as nothing is decided."""
     begun: float
     """When training stopped being productive, as seen from outside."""
     ended: float | None = None
     """None while it is open."""
+    blame: str = ""
+    """``node``, ``code`` or ``nobody``; "" as long as nothing is decided."""
 
 
 class JobTotals(Record):
     """Numbers that only grow while the job lives, over all its runs and controllers."""
 
     classes: dict[str, float]
-    """Seconds of each class of the ledger."""
+    """Seconds of each class of the ledger, as of the newest ETTR; none before the first."""
     incidents: dict[str, int]
     """By symptom."""
     actions: dict[str, int]

@@ -72,8 +72,8 @@ def sample_moment(nodes: int = 3, **changes: object) -> JobMoment:
             requeues=1,
             takeovers=0,
             marks=(
-                IncidentMark(number=1, symptom="worker exit", blame="node", begun=1.0e9, ended=1.0e9 + 9),
-                IncidentMark(number=2, symptom="hang", blame="", begun=1.1e9),
+                IncidentMark(number=1, symptom="worker exit", begun=1.0e9, ended=1.0e9 + 9, blame="node"),
+                IncidentMark(number=2, symptom="hang", begun=1.1e9),
             ),
         ),
         turn_s=0.012,
