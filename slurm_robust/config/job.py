@@ -412,16 +412,15 @@ class RendezvousConfig(Section):
         return range(int(low), int(high) + 1) if low.isdecimal() and high.isdecimal() else range(0)
 
 
-_LISTEN = r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}$"
+_Listen = Annotated[
+    str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}$", title="an address HOST:PORT")
+]
 
 
 class MetricsConfig(Section):
     """The page of metrics that the controller serves for Prometheus. See [monitoring](monitoring.md)."""
 
-    listen: Annotated[
-        str | None,
-        Meta(pattern=_LISTEN, title="HOST:PORT", examples=["0.0.0.0:9480"]),
-    ] = None
+    listen: Annotated[_Listen | None, Meta(examples=["127.0.0.1:9480"])] = None
     """Address on which the controller serves ``http://HOST:PORT/metrics``. ``0.0.0.0:PORT``: on every
     interface of its node, also after a takeover; port 0: any free one. ``null``: no such page."""
 

@@ -81,7 +81,7 @@ def read_token(path: Path) -> str:
             raise NotOurs(path, f"is open to others (mode {mode:04o}): chmod 600 {path}")
         content = file.read(_MOST_TOKEN + 1)
     token = content.decode("ascii", "replace").strip()
-    if not token or len(content) > _MOST_TOKEN or not token.isprintable() or " " in token:
+    if not (token.isascii() and token.isprintable() and token) or " " in token or len(content) > _MOST_TOKEN:
         raise NotOurs(path, "holds no token: write one line of letters and digits into it")
     return token
 

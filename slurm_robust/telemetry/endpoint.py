@@ -124,7 +124,7 @@ class Endpoint:
         self._asking: dict[
             asyncio.StreamWriter, None
         ] = {}  # connections that have not asked yet, oldest first
-        self._open_now = 0
+        self._answered = 0  # connections that have asked
         self._made: tuple[float, bytes, bytes] | None = None  # when, the page, and the same compressed
         self._trouble = ""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,7 +135,7 @@ class Endpoint:
     @property
     def connections(self) -> int:
         """How many are open."""
-        return self._open_now
+        return len(self._asking) + self._answered
 
     def start(self) -> None:
         """Begin; the port opens a moment later, or as soon as it can."""
@@ -184,7 +184,7 @@ class Endpoint:
         host, port = self._address
         family = socket.AF_INET6 if ":" in host else socket.AF_UNSPEC
         return await asyncio.start_server(
-            self._serve, host, port, family=family, limit=REQUEST_BYTES, backlog=self._most
+            self._serve, host, port, family=family, limit=REQUEST_BYTES, backlog=4 * self._most
         )
 
     def _tell(self, text: str) -> None:
@@ -201,7 +201,7 @@ class Endpoint:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(0)  # what is drained is gone
-        if self._open_now >= self._most:
+        if self.connections >= self._most:
             # Whoever scrapes asks at once; who has not asked for longest, hardly ever will.
             if not self._asking:
                 writer.transport.abort()
@@ -209,25 +209,29 @@ class Endpoint:
             oldest = next(iter(self._asking))
             del self._asking[oldest]
             oldest.transport.abort()
-        self._open_now += 1
         self._asking[writer] = None
         try:
             found = await self._read(reader)
-            self._asking.pop(writer, None)
-            if found is not None:
-                await self._send(await self._answer(found) if isinstance(found, Request) else found, writer)
+            if found is None or writer not in self._asking:
+                return
+            del self._asking[writer]
+            await self._send(found, writer)
         except (OSError, asyncio.TimeoutError):
             pass  # whoever asked has gone, or takes nothing
         finally:
-            self._open_now -= 1
             self._asking.pop(writer, None)
             writer.transport.abort()
 
-    async def _send(self, answer: Answer, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer.encode())
-        await asyncio.wait_for(writer.drain(), self._request_s)
-        writer.close()
-        await asyncio.wait_for(writer.wait_closed(), self._request_s)
+    async def _send(self, found: Request | Answer, writer: asyncio.StreamWriter) -> None:
+        self._answered += 1
+        try:
+            answer = await self._answer(found) if isinstance(found, Request) else found
+            writer.write(answer.encode())
+            await asyncio.wait_for(writer.drain(), self._request_s)
+            writer.close()
+            await asyncio.wait_for(writer.wait_closed(), self._request_s)
+        finally:
+            self._answered -= 1
 
     async def _read(self, reader: asyncio.StreamReader) -> Request | Answer | None:
         """The request, else what its sender gets; None where it did not come."""
