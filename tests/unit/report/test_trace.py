@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -193,7 +191,7 @@ def test_a_collector_gets_every_span_with_its_ids_and_times(
 def test_a_collector_that_refuses_is_an_error_with_its_words(collector: Collector) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'slurm_robust[otlp]'")
     collector.status = 400
-    with pytest.raises(NotSent, match="did not take the spans: .*400"):
+    with pytest.raises(NotSent, match=r"did not take the spans: .*400"):
         send(trace_of(incident_journal.whole()), collector.url)
 
 
