@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.totals import JobTotals
-from slurm_robust.telemetry.metric import Family, Metric, Sample, render
+from slurm_robust.telemetry.metric import Family, Metric, Rendered, Sample, render, rendered
 from slurm_robust.telemetry.table import Job
 from slurm_robust.version import __version__
 
 MOST_NODES = 20_000
 """With series of their own; those that are wrong come first. Slurm's largest clusters have fewer."""
+
+MOST_KNOWN = 1 << 13
+"""Nodes and states whose lines are kept; a kilobyte each."""
 
 _STATES = tuple((state, state.value) for state in NodeState)
 _STAGES = tuple(stage.value for stage in StandbyStage)
@@ -21,7 +25,11 @@ _STAGES = tuple(stage.value for stage in StandbyStage)
 
 def page(moment: JobMoment) -> bytes:
     """The whole page."""
-    return render(families(moment), {"job_id": str(moment.job_id)})
+    return render(families(moment), _constant(str(moment.job_id)))
+
+
+def _constant(job_id: str) -> dict[str, str]:
+    return {"job_id": job_id}
 
 
 def families(moment: JobMoment) -> Iterator[Family]:
@@ -32,7 +40,7 @@ def families(moment: JobMoment) -> Iterator[Family]:
     if moment.totals is not None:
         yield from _of_the_past(moment.totals)
     yield from _of_checkpoints(moment)
-    yield from _of_nodes(_bounded(moment.nodes))
+    yield from _of_nodes(_bounded(moment.nodes), str(moment.job_id))
 
 
 def _one(metric: Metric, value: float | None) -> Family:
@@ -105,13 +113,18 @@ def _of_checkpoints(moment: JobMoment) -> Iterator[Family]:
     )
 
 
-def _of_nodes(nodes: Sequence[NodeMoment]) -> Iterator[Family]:
+@lru_cache(maxsize=MOST_KNOWN)
+def _states(job_id: str, node: str, state: NodeState) -> str:
+    """The lines of a node's state: most of a large page, and mostly as they were a moment ago."""
+    samples = [((node, name), one is state) for one, name in _STATES]
+    return rendered(Job.NODE_STATE, samples, _constant(job_id))
+
+
+def _of_nodes(nodes: Sequence[NodeMoment], job_id: str) -> Iterator[Family]:
     yield Job.NODE_HEARTBEAT, [((one.node,), one.heard_s) for one in nodes if one.heard_s is not None]
     yield Job.NODE_STEP, [((one.node,), one.step) for one in nodes if one.slot >= 0]
-    yield (
-        Job.NODE_STATE,
-        [((one.node, name), one.state is state) for one in nodes for state, name in _STATES],
-    )
+    states = "".join([_states(job_id, one.node, one.state) for one in nodes])
+    yield Job.NODE_STATE, Rendered(text=states)
     yield Job.NODE_ALERTS, [((one.node,), len(one.alerts)) for one in nodes if one.alerts]
     yield Job.NODE_FAILED, [((one.node,), one.failed) for one in nodes if one.failed]
 

@@ -51,7 +51,14 @@ UNITS = ("seconds", "bytes", "ratio")
 Sample: TypeAlias = tuple[Sequence[str], float]
 """The values of a metric's labels, in their order, and the value."""
 
-Family: TypeAlias = tuple[Metric, Iterable[Sample]]
+
+class Rendered(Record):
+    """Lines of samples that were made before, with the labels that all samples have."""
+
+    text: str
+
+
+Family: TypeAlias = tuple[Metric, Iterable[Sample] | Rendered]
 """A metric and all its samples. One that has none is left out."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -63,18 +70,32 @@ def render(families: Iterable[Family], constant: Mapping[str, str] | None = None
     numbers = _Made(number)
     lines: list[str] = []
     for metric, samples in families:
-        if found := _lines(metric, samples, always, numbers):
+        if isinstance(samples, Rendered):
+            found: Sequence[str] = [samples.text] if samples.text else ()
+        else:
+            found = _lines(metric, samples, always, numbers)
+        if found:
             lines.append(f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind.value}\n")
             lines += found
     return "".join(lines).encode()
+
+
+def rendered(metric: Metric, samples: Iterable[Sample], constant: Mapping[str, str]) -> str:
+    """Lines for :class:`Rendered`."""
+    always = [_pair(name, value) for name, value in constant.items()]
+    return "".join(_lines(metric, samples, always, _Made(number)))
 
 
 def _lines(
     metric: Metric, samples: Iterable[Sample], always: list[str], numbers: _Made[float]
 ) -> Sequence[str]:
     pairs = [_Made(partial(_pair, name)) for name in metric.labels]
-    if len(pairs) == 2 and always:  # a thousand nodes by a dozen states: four times as fast
-        head, (first, second) = f"{metric.name}{{{','.join(always)},", pairs
+    if len(pairs) in (1, 2) and always:  # a thousand nodes by a dozen states: four times as fast
+        head = f"{metric.name}{{{','.join(always)},"
+        if len(pairs) == 1:
+            (pair,) = pairs
+            return [f"{head}{pair[a]}}} {numbers[value]}\n" for (a,), value in samples]
+        first, second = pairs
         return [f"{head}{first[a]},{second[b]}}} {numbers[value]}\n" for (a, b), value in samples]
     lines = []
     for labels, value in samples:
