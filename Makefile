@@ -30,7 +30,9 @@ docs: setup ## Write the generated pages anew, and build the documentation as a 
 
 test: lint test-unit test-cluster ## Everything: lint, unit tests, tests on a real Slurm in the sandbox.
 
+# As root it installs Prometheus, which some tests ask; without it they are skipped.
 test-unit: setup ## Tests that need neither root nor Slurm.
+	@tools/setup.sh promtool prometheus
 	$(PYTEST) -n 4 $(SIDE_BY_SIDE) tests/unit
 
 # Sandboxes know nothing of each other, and these tests mostly wait: three files run side by side.

@@ -97,7 +97,7 @@ class SimulatedJob:
 
     def __init__(self, folder: Path, started: list[subprocess.Popen[bytes]]) -> None:
         """``started``: the controller first."""
-        self._folder = folder
+        self._folder = self.folder = folder
         self._started, self._controller = started, started[0]
         self._process = psutil.Process(started[0].pid)
 

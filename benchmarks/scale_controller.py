@@ -16,12 +16,14 @@ from typing import Any
 
 from benchmarks.scale_agents import NPROC
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
-from slurm_robust.config.job import JobConfig, ReplayConfig, Timings
+from slurm_robust.config.job import JobConfig, MetricsConfig, ReplayConfig, Timings
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.core import Core, Stage
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
+from slurm_robust.controller.metrics import About, MetricsServer
+from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
@@ -105,7 +107,7 @@ def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
     # All nodes are on one machine, whose silences are not what is measured.
     verdict_s = Timings().verdict_s if beacon_s else 0.0
     timings = Timings(node_dead_s=300.0, verdict_s=verdict_s, launch_s=600.0, agent_start_s=600.0)
-    config = JobConfig(timings=timings)
+    config = JobConfig(timings=timings, metrics=MetricsConfig(listen="127.0.0.1:0"))
     slurm = FakeSlurm(FakeCluster(names))
     job_id = slurm.submit(SubmitRequest(command=("job.sh",), nodes=len(names)))
     marks = Marks(folder / "marks.json")
@@ -117,6 +119,7 @@ def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
             beacons = BeaconReceiver(keys.client_public, server.port, beacon_s, overdue_s(beacon_s))
             stack.enter_context(closing(beacons))
         core = TimedCore(config, fold(journal.events), marks.build, ToGathering(start=True), read_clocks())
+        moments = MomentFile(directory, journal, timings.moment_s)
         command = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
         loop = Loop(
             core,
@@ -131,7 +134,12 @@ def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
             slurm=slurm,
             shrinker=Shrinker(slurm, job_id),
             tester=Tester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), "", FakeDiagnoser),
+            moments=moments,
         )
+        about = About(folder="7", cluster="", user="", name="")
+        metrics = MetricsServer(config.metrics, directory, lambda: moments.newest, about, loop.report)
+        stack.enter_context(closing(metrics))
+        metrics.start()
         (folder / ".port").write_text(str(server.port))
         (folder / ".port").rename(folder / "port")
         loop.run()

@@ -65,7 +65,7 @@ install_packages() {
         return 0
     fi
     if [ "$(id -u)" != 0 ]; then
-        say "missing for the sandbox (demo and cluster tests): ${packages[*]}"
+        say "missing for the sandbox (demo and cluster tests) or for other tests: ${packages[*]}"
         say "not root, so please run: sudo $words"
         return 0
     fi

@@ -20,6 +20,7 @@ def register(commands: Commands) -> None:
     _register_stacks(commands)
     _register_drill(commands)
     _register_classify(commands)
+    _register_trace(commands)
     _register_checkpoint(commands)
 
 
@@ -109,6 +110,32 @@ def _logs(args: argparse.Namespace) -> int:
         json=args.json,
     )
     return logs.main(args.job, wanted, job_dir=args.job_dir)
+
+
+# -- trace -----------------------------------------------------------------------------------------
+
+
+def _register_trace(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "trace",
+        _trace,
+        "show the life of a job as spans: starts and their phases, training, incidents and recoveries",
+        more="Also of a job that has ended. Sent twice, a span has the same id.",
+        of_job=True,
+        json=True,
+    )
+    parser.add_argument(
+        "--otlp",
+        metavar="URL",
+        help="send them to this OpenTelemetry collector by OTLP over HTTP (http://localhost:4318)",
+    )
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from slurm_robust.report import trace
+
+    return trace.main(args.job, otlp=args.otlp, json=args.json, job_dir=args.job_dir)
 
 
 # -- incidents -------------------------------------------------------------------------------------

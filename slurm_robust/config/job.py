@@ -99,6 +99,10 @@ class Timings(Section):
     checkpoint_s: Seconds = 60.0
     """How long a job that leaves its nodes waits until its newest checkpoint is on storage."""
 
+    moment_s: _SecondsOrNone = 2.0
+    """Interval at which the controller writes ``moment.json`` into the job's folder, for
+    [srobust top](top.md). 0: never. One that is 10 s old is taken for that of a dead controller."""
+
     shutdown_s: Seconds = 10.0
     """How long the controller waits for its agents at the end of the job. At least ``stop_grace_s`` + 5."""
 
@@ -430,6 +434,63 @@ class RendezvousConfig(Section):
         return range(int(low), int(high) + 1) if low.isdecimal() and high.isdecimal() else range(0)
 
 
+_Listen = Annotated[
+    str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):[0-9]{1,5}$", title="an address HOST:PORT")
+]
+
+
+class MetricsConfig(Section):
+    """The page of metrics that the controller serves for Prometheus. See [monitoring](monitoring.md)."""
+
+    listen: Annotated[_Listen | None, Meta(examples=["127.0.0.1:9480"])] = None
+    """Address on which the controller serves ``http://HOST:PORT/metrics``. ``0.0.0.0:PORT``: on every
+    interface of its node, also after a takeover; port 0: any free one. ``null``: no such page."""
+
+    token_file: Annotated[AbsolutePath | None, Meta(examples=["/home/me/.config/srobust/metrics-token"])] = (
+        None
+    )
+    """File with the bearer token that a scrape must show. It must be yours, and nobody else may read it
+    (mode 0600). ``null``: whoever reaches the address may read the page."""
+
+    public: bool = False
+    """Serve the page without a token on an address that other hosts reach."""
+
+    discovery_dir: Annotated[AbsolutePath | None, Meta(examples=["/shared/srobust-targets"])] = None
+    """Folder that gets a copy of the job's ``metrics.json``, where a Prometheus that may not read the job's
+    folder [finds it](monitoring.md#how-prometheus-finds-the-page). ``null``: none."""
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port of ``listen``."""
+        if self.listen is None:
+            return None
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield ports that do not exist, and a page that everybody could read unasked."""
+        if self.address is None:
+            return
+        host, port = self.address
+        if port > _HIGHEST_PORT:
+            yield Contradiction(
+                keys=("listen",), text=f"there is no port {port}", fix=f"use a port from 0 to {_HIGHEST_PORT}"
+            )
+        if self.token_file is None and not self.public and not _is_loopback(host):
+            yield Contradiction(
+                keys=("listen", "token_file"),
+                text=f"other hosts reach {self.listen}, and without a token everybody on them reads the page",
+                fix="set token_file, or public to true if that is meant, or listen on 127.0.0.1",
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class JobConfig(Section):
     """The configuration of a protected job."""
 
@@ -467,13 +528,14 @@ class JobConfig(Section):
     notify: NotifyConfig = NotifyConfig()
     wire: WireConfig = WireConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     final_exit_codes: tuple[_ExitCode, ...] = (2,)
     """Exit codes of the training after which a restart cannot help. 2 is the exit code of ``argparse`` for
     wrong usage; 0 is success and always final."""
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield modules that cannot be imported, and ports that collide."""
+        """Yield modules that cannot be imported, ports that collide, and metrics of nothing."""
         for module in self.preload:
             if not all(part.isidentifier() for part in module.split(".")):
                 yield Contradiction(
@@ -493,4 +555,16 @@ class JobConfig(Section):
                 text=f"wire.port ({self.wire.port}) lies in rendezvous.port_range "
                 f"({self.rendezvous.port_range}): the controller could not open it while ranks meet there",
                 fix="take the port out of the range, or set wire.port to 0 (any free port)",
+            )
+        if self.metrics.listen is not None and not self.timings.moment_s:
+            yield Contradiction(
+                keys=("metrics.listen", "timings.moment_s"),
+                text="metrics.listen is set, but with timings.moment_s 0 there is nothing to show",
+                fix="set timings.moment_s to 2, or metrics.listen to null",
+            )
+        if self.metrics.address is not None and 0 < self.metrics.address[1] == self.wire.port:
+            yield Contradiction(
+                keys=("metrics.listen", "wire.port"),
+                text=f"metrics.listen and wire.port are the same port ({self.wire.port})",
+                fix="use another port for one of them, or 0 (any free port)",
             )

@@ -449,6 +449,20 @@ class SiteCheck(Section):
             yield Contradiction(keys=("python",), text=text, fix="write module:function")
 
 
+class NodeMetrics(Section):
+    """Metrics of the node for Prometheus. See [monitoring](monitoring.md#nodes)."""
+
+    textfile_dir: str = ""
+    """Folder of node_exporter's textfile collector, into which the hooks write ``srobust_*.prom``. It and all
+    folders above it must be root's, and nobody else may write to them. Empty: none."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield a folder that depends on where a hook is started."""
+        if self.textfile_dir and not self.textfile_dir.startswith("/"):
+            text = f"textfile_dir is {self.textfile_dir!r}, but hooks start anywhere"
+            yield Contradiction(keys=("textfile_dir",), text=text, fix="write an absolute path")
+
+
 class NodeConfig(Section):
     """The configuration of a node."""
 
@@ -474,6 +488,7 @@ class NodeConfig(Section):
     kernel: KernelLimits = KernelLimits()
     services: ServiceLimits = ServiceLimits()
     baseline: BaselineLimits = BaselineLimits()
+    metrics: NodeMetrics = NodeMetrics()
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield names that two checks of the site share."""

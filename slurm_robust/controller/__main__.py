@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
+from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
@@ -62,6 +64,7 @@ from slurm_robust.util.files import write_atomically
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.process import file_shortage, raise_file_limit
 from slurm_robust.util.text import count
+from slurm_robust.util.trust import user_name
 from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import EpochRecord, is_overtaken, take_epoch
 from slurm_robust.wire.keys import load_server
@@ -135,6 +138,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents, lent)
         steps.adopt()
         core = Core(plan.config, state, build, first, read_clocks(), rules)
+        moments = MomentFile(directory, journal, plan.config.timings.moment_s)
         loop = Loop(
             core,
             config=plan.config,
@@ -156,7 +160,9 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
             borrower=_borrower(directory, plan, slurm, lent),
             shrinker=Shrinker(slurm, plan.job_id, own_node=state.own_node),
+            moments=moments,
         )
+        _serve_metrics(stack, directory, plan, moments, loop.report)
         for line in introduction(plan, directory, core.state):
             say(line)
         code = _fenced(loop.run(), journal)
@@ -167,6 +173,31 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
+
+
+def _serve_metrics(
+    stack: ExitStack,
+    directory: JobDirectory,
+    plan: Plan,
+    moments: MomentFile,
+    report: Callable[[str], None],
+) -> None:
+    """Until ``stack`` ends; nothing where none are asked for."""
+    if plan.config.metrics.listen is None:
+        return
+    # Hardly any other job needs asyncio.
+    from slurm_robust.controller.metrics import About, MetricsServer
+
+    user = user_name(os.geteuid()).partition(" (")[0]
+    about = About(
+        folder=directory.path.name,
+        cluster=plan.cluster,
+        user=user,
+        name=os.environ.get("SLURM_JOB_NAME", ""),
+    )
+    server = MetricsServer(plan.config.metrics, directory, lambda: moments.newest, about, report)
+    stack.enter_context(closing(server))
+    server.start()
 
 
 def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.output import say
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
@@ -123,8 +124,9 @@ class Loop:
         shrinker: Shrinker,
         tester: Tester,
         borrower: Borrower | None = None,
+        moments: MomentFile | None = None,
     ) -> None:
-        """``borrower``: None where no companions are configured."""
+        """``borrower``: None where no companions are configured. ``moments``: None for none."""
         self._core = core
         self._config = config
         self._directory = directory
@@ -135,7 +137,7 @@ class Loop:
         self._requeuer, self._shrinker = requeuer, shrinker
         self._store, self._slurm = store, slurm
         self._tester = tester
-        self._borrower = borrower
+        self._borrower, self._moments = borrower, moments
         self._background = Background()
         self._hold = Hold()
         self._clock = ClockWatch()
@@ -207,8 +209,17 @@ class Loop:
                 with turns.tick():
                     effects = self._core.on_tick(self._now())
                 self._do(effects)
+                if self._moments is not None:
+                    self._moments.step(self._core, self._now(), turns.longest_s)
         self._tester.stop()
+        if self._moments is not None:
+            self._moments.close(self._core, self._now(), ours=self._code != int(ExitCode.OTHER_CONTROLLER))
         return self._code
+
+    def report(self, text: str) -> None:
+        """Say and write down what something beside the loop has met. From any thread."""
+        say(text)
+        self._background.post(partial(self._note, text))
 
     # -- inputs ------------------------------------------------------------------------------------
 

@@ -41,6 +41,11 @@ class Monitor:
         self._reported: set[str] = set()
         self._reported_silent = False
 
+    @property
+    def pace(self) -> PaceHistory:
+        """What is known of the training's pace, this generation's steps included."""
+        return self._pace.history
+
     def _follow(self, now: Now) -> None:
         if self._generation != self._context.state.generation:
             self._begin(now, self._context.state.pace)

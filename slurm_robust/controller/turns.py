@@ -39,9 +39,26 @@ class Turns:
             self._news.register(source, zmq.POLLIN)
         self._urgent.register(urgent, zmq.POLLIN)
         self._rest_until = 0.0
+        self._turned = self._since = clock()
+        self._longest_s = self._before_s = 0.0  # since ``_since``, and in the half minute before
 
     def wait(self) -> None:
         """Return when it is time for the next turn."""
+        self._measure(self._clock())
+        self._wait()
+        self._turned = self._clock()
+
+    @property
+    def longest_s(self) -> float:
+        """The longest turn of the last :data:`LONGEST_OF_S`, without the rest after it."""
+        return max(self._longest_s, self._before_s)
+
+    def _measure(self, now: float) -> None:
+        self._longest_s = max(self._longest_s, now - self._turned)
+        if now - self._since >= LONGEST_OF_S / 2:
+            self._since, self._before_s, self._longest_s = now, self._longest_s, 0.0
+
+    def _wait(self) -> None:
         self._news.poll(int(1000 * LONGEST_S))
         if (rest_s := self.rest_s) > 0:
             self._urgent.poll(int(1000 * rest_s) + 1)
@@ -60,6 +77,9 @@ class Turns:
         took = ended - begun
         self._rest_until = ended + min(REST_FACTOR * took, max(REST_S, LONG_FACTOR * took))
 
+
+LONGEST_OF_S = 60.0
+"""The longest turn is the longest of the last minute."""
 
 LEAST_SET_S = 1.0
 """Less is a clock that is kept right."""

@@ -114,6 +114,16 @@ class JobDirectory:
         return self.path / "notified.json"
 
     @property
+    def moment(self) -> Path:
+        """What the controller knows right now, a :class:`.moment.JobMoment`; for those who only look."""
+        return self.path / "moment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Where Prometheus finds the controller's page of metrics, in its format ``file_sd``."""
+        return self.path / "metrics.json"
+
+    @property
     def epochs(self) -> Path:
         """One file per controller that ever took the job, named by its epoch."""
         return self.path / "epochs"

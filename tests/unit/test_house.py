@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("util",),
     ("model",),
     ("config",),
-    ("slurm", "wire", "nodes", "checkpoint"),
+    ("slurm", "wire", "nodes", "checkpoint", "telemetry"),
     ("analysis", "ledger"),
     ("policy", "worker", "nodes.live"),
     ("agent",),

@@ -95,6 +95,7 @@ class _HookRun:
         refused = is_refused(conclusion, done) or bool(drained)
         code = int(self._config.drain.mode == "act" and refused)
         self._log_run(report, conclusion, done, code)
+        self._publish(report, conclusion, code)
         return HookResult(exit_code=code, message=conclusion.reason or drained)
 
     def epilog(self, shm: Path) -> HookResult:
@@ -124,6 +125,7 @@ class _HookRun:
             self._log_acquittal(suspect, report)
         done = self._settle(report, conclusion)
         self._log_run(report, conclusion, done, 0)
+        self._publish(report, conclusion)
         return HookResult(message=conclusion.reason)
 
     def periodic(self, only: Sequence[str] = (), known: str | None = None) -> HookResult:
@@ -142,6 +144,7 @@ class _HookRun:
         if began or ended:
             self.log.write("changed", failing=began, passing=ended)
         self._log_run(report, conclusion, done, 0)
+        self._publish(report, conclusion, whole=not only)
         return HookResult(message=conclusion.reason, failing=failing)
 
     def _wait_for_gpus(self) -> None:
@@ -218,6 +221,15 @@ class _HookRun:
             wall_s=report.wall_s,
             mode=self._config.drain.mode,
         )
+
+    def _publish(self, report: Report, conclusion: Conclusion, code: int = 0, *, whole: bool = True) -> None:
+        """For Prometheus, where the site wants that."""
+        if not self._config.metrics.textfile_dir:
+            return
+        from slurm_robust.nodes.hooks.textfile import publish  # hardly any site needs it
+
+        if why := publish(self._config, self._hook.value, report, conclusion, code, whole=whole):
+            self.log.note("metrics_not_written", why=why)
 
     def _log_sweep(self, swept: Swept) -> None:
         if swept.removed:

@@ -70,6 +70,26 @@ def refused(text: str) -> str:
             "wire: {port: 29550}\nrendezvous: {port_range: 29500-29600}",
             "rendezvous.port_range (job.yaml, line 2)\n  fix: take the port out of the range",
         ),
+        (
+            "metrics: {listen: '9480'}",
+            "metrics.listen must be an address HOST:PORT or null, got the string '9480'",
+        ),
+        ("metrics: {listen: 'http://n1:9480'}", "metrics.listen must be an address HOST:PORT"),
+        ("metrics: {listen: '127.0.0.1:70000'}", "there is no port 70000"),
+        (
+            "metrics: {listen: '0.0.0.0:9480'}",
+            "other hosts reach 0.0.0.0:9480, and without a token everybody on them reads the page",
+        ),
+        ("metrics: {listen: 'n1:9480'}", "fix: set token_file, or public to true if that is meant"),
+        ("metrics: {token_file: token}", "metrics.token_file must be an absolute path or null"),
+        (
+            "metrics: {listen: 'localhost:9480'}\ntimings: {moment_s: 0}",
+            "metrics.listen is set, but with timings.moment_s 0 there is nothing to show",
+        ),
+        (
+            "metrics: {listen: '[::1]:9480'}\nwire: {port: 9480}",
+            "metrics.listen and wire.port are the same port (9480)",
+        ),
     ],
 )
 def test_values_that_cannot_work_are_refused(text: str, expected: str) -> None:
@@ -79,6 +99,23 @@ def test_values_that_cannot_work_are_refused(text: str, expected: str) -> None:
 def test_a_port_range_has_both_ends() -> None:
     assert RendezvousConfig(port_range="29500-29501").ports == range(29500, 29502)
     assert RendezvousConfig().ports is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        ({}, None),
+        ({"listen": "127.0.0.1:0"}, ("127.0.0.1", 0)),
+        ({"listen": "[::1]:9480"}, ("::1", 9480)),
+        ({"listen": "localhost:9480"}, ("localhost", 9480)),
+        ({"listen": "0.0.0.0:9480", "public": True}, ("0.0.0.0", 9480)),
+        ({"listen": "n1:9480", "token_file": "/home/me/token"}, ("n1", 9480)),
+    ],
+)
+def test_the_address_of_the_metrics(settings: dict[str, object], address: tuple[str, int] | None) -> None:
+    config = msgspec.convert({"metrics": settings}, JobConfig)
+    assert config.metrics.address == address
+    assert list(config.metrics.contradictions()) == []
 
 
 def test_a_configuration_survives_the_job_directory() -> None:

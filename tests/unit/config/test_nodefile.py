@@ -127,6 +127,10 @@ def test_drop_ins_win_in_their_order_mappings_merge_and_lists_replace(site: Site
         ("paths: {state: var}\n", ["paths.state must be an absolute path"]),
         ("suspects: {job_dirs: ['{jobid}']}\n", ["line 1: suspects.job_dirs[0]: '{jobid}'", "{job_id}"]),
         ("checks: {x: {contexts: [prologue]}}\n", ["checks.x.contexts[0] must be one of prolog"]),
+        (
+            "metrics: {textfile_dir: textfiles}\n",
+            ["metrics.textfile_dir is 'textfiles', but hooks start anywhere", "write an absolute path"],
+        ),
         ("site_checks: [{name: a}]\n", ["line 1: site_checks[0].name", "neither command nor python"]),
         ("site_checks: [{name: a, command: [/a], python: 'a:b'}]\n", ["both command and python"]),
         ("site_checks: [{name: a/b, command: [/a]}]\n", ["site_checks[0].name is 'a/b'", "use letters"]),

@@ -174,6 +174,20 @@ def test_a_good_node_gives_one_event_and_asks_slurm_nothing(machine: Machine, ho
     assert not (machine.slurm / "calls").exists()
 
 
+@pytest.mark.parametrize("hook", ["prolog", "epilog", "periodic"])
+def test_metrics_are_written_where_the_site_wants_them(machine: Machine, hook: str) -> None:
+    folder = machine.folder / "textfile"
+    machine.configure(f"metrics: {{textfile_dir: {folder}}}")
+    assert machine.run(hook) == 0
+    assert [event["event"] for event in machine.events] == ["run", "metrics_not_written"]
+    assert machine.events[-1]["why"].startswith(f"{folder}: No such file or directory")
+    folder.mkdir(mode=0o755)
+    assert machine.run(hook) == 0
+    assert f'srobust_node_fit{{hook="{hook}"}} 1' in (folder / f"srobust_{hook}.prom").read_text()
+    assert "srobust_node_drained 0" in (folder / "srobust_node.prom").read_text()
+    assert machine.events[-1]["event"] == "run"
+
+
 def test_a_prolog_refuses_a_bad_node_only_where_it_may_act(machine: Machine) -> None:
     machine.fan.write_text("0")
     (machine.slurm / "answers").touch()

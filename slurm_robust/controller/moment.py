@@ -1,0 +1,493 @@
+"""What the controller knows right now, as one record for all who only look.
+
+:func:`picture` takes in the loop's thread what may change under another one: a thousand references, in less
+than a millisecond. :class:`Moments` makes the record of it in whatever thread: it reads nothing else.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from slurm_robust.controller import transitions as to
+from slurm_robust.controller.core import Core
+from slurm_robust.controller.effects import Now
+from slurm_robust.ledger.classes import TimeClass
+from slurm_robust.ledger.summary import Summary
+from slurm_robust.ledger.totals import Tally
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.moment import (
+    FORMAT,
+    MOST_ALERTS,
+    CompanionMoment,
+    IncidentMoment,
+    JobMoment,
+    NodeMoment,
+    NodeState,
+    TierMoment,
+)
+from slurm_robust.model.progress import Progress
+from slurm_robust.model.standby import StandbyStage
+from slurm_robust.model.state import JobState
+from slurm_robust.report.incident_text import actions_text
+from slurm_robust.util.text import count, one_line
+from slurm_robust.wire.messages import Heartbeat, Phase
+
+MOST_TEXT = 300
+"""Characters of each text; the journal has all of it."""
+
+NODES_AT_ONCE = 256
+"""The copies of so many nodes are looked at for one moment, in turn: there are forty on each, and more."""
+
+_Copies: TypeAlias = Mapping[Tier, Mapping[int, int]]
+"""By tier and rank the newest copy, as a number."""
+
+_NO_COPIES: _Copies = {}
+_WINDOW = 8  # moments from which seconds per step are measured
+_GENERATION = 1 << 40  # a checkpoint as one number: its generation times this, and its step
+_ORDERED = (signal.SIGTERM, signal.SIGKILL)
+_STATES = {
+    Phase.IDLE: NodeState.IDLE,
+    Phase.FREEING: NodeState.STARTING,
+    Phase.STARTING: NodeState.STARTING,
+    Phase.RUNNING: NodeState.TRAINING,
+    Phase.STOPPING: NodeState.STOPPING,
+    Phase.ENDED: NodeState.ENDED,
+}
+
+
+# -- in the loop's thread --------------------------------------------------------------------------
+
+
+class Heard(NamedTuple):
+    """One agent, as :class:`~slurm_robust.controller.fleet.AgentView` has it at this moment."""
+
+    heartbeat: Heartbeat
+    heard: float
+    received: float
+    dead: str
+    """Why the node is known to be dead; "" for one that is not."""
+
+
+class Storage(NamedTuple):
+    """How the journal is."""
+
+    behind: int = 0
+    trouble: str = ""
+
+
+class Picture(NamedTuple):
+    """All that a moment is made of; nothing in it changes any more."""
+
+    now: Now
+    state: JobState
+    agents: Mapping[str, Heard]
+    stage: str
+    came_by: to.Transition
+    stage_since: float
+    mode: str
+    node_dead_s: float
+    usual_step_s: float
+    ending: str
+    held: bool
+    listed: Mapping[CheckpointId, Tier]
+    """What is complete on storage, by its last answer."""
+    storage: Storage
+    news: Sequence[ev.AnyEvent]
+    """Events since the last picture."""
+    turn_s: float | None
+    """The longest turn of the loop lately; None where nobody has measured it."""
+
+
+def picture(
+    core: Core, now: Now, news: Sequence[ev.AnyEvent], storage: Storage, turn_s: float | None = None
+) -> Picture:
+    """The job as it is ``now``. Only from the loop's thread."""
+    agents = {
+        node: Heard(view.heartbeat, view.heard, view.received, view.dead[0] if view.dead else "")
+        for node, view in core.fleet.views.items()
+    }
+    return Picture(
+        now=now,
+        state=core.state,
+        agents=agents,
+        stage=type(core.stage).__name__.lower(),
+        came_by=core.came_by,
+        stage_since=core.stage_since,
+        mode=core.config.mode,
+        node_dead_s=core.config.timings.node_dead_s,
+        usual_step_s=core.monitor.pace.p50_s,
+        ending=core.leaving or core.ending or "",
+        held=core.held,
+        listed=core.checkpoints.listed or {},
+        storage=storage,
+        news=news,
+        turn_s=turn_s,
+    )
+
+
+# -- in any thread ---------------------------------------------------------------------------------
+
+
+class Moments:
+    """Makes moments, one after the other; it remembers what only two of them together tell."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._generation = -1
+        self._job = _Tempo()
+        self._nodes: dict[str, _Tempo] = {}
+        self._copies: dict[str, _Copies] = {}
+        self._turn = 0  # the slot whose copies are looked at next
+        self._opened: ev.IncidentOpened | None = None
+        self._decided: ev.Decided | None = None
+        self._ettr: tuple[float, float, float] | None = None
+        self._tally = Tally()
+        self._classes: dict[TimeClass, int] = {}
+
+    def on_ledger(self, found: Summary, mono: float) -> None:
+        """The ledger was computed from the journal as it was at ``mono``."""
+        self._ettr = found.ettr, found.ettr_window, mono
+        self._classes = found.classes
+
+    def make(self, seen: Picture, missed: int = 0, *, final: bool = False) -> JobMoment:
+        """The moment of a picture. ``missed``: how many before it storage did not take."""
+        self._number += 1
+        self._read(seen.news)
+        state, mono = seen.state, seen.now.mono
+        if self._generation != state.generation:
+            self._generation, self._job, self._nodes = state.generation, _Tempo(), {}
+        copies = self._look_at_copies(seen)
+        own = [_Own(node, seen, copies.get(node, _NO_COPIES)) for node in state.slots]
+        slots = [self._node(one, slot, seen) for slot, one in enumerate(own)]
+        known = [one.last for one in own if one.last is not None]
+        # Compared by when the step was completed, since heartbeats are of different ages.
+        last = min(known, key=lambda each: (each.step, each.age_s), default=None)
+        ranks, world = sum(one.ranks for one in own), state.placement.world_size
+        whole = last is not None and ranks >= world
+        if last is not None and whole:
+            self._job.see(last.step, mono - last.age_s)
+        ettr, ettr_hour, at = self._ettr or (None, None, mono)
+        left_s = None if state.time_limit_s is None else state.allocated + state.time_limit_s - seen.now.wall
+        return JobMoment(
+            format=FORMAT,
+            t=seen.now.wall,
+            number=self._number,
+            job_id=state.job_id,
+            run_id=state.run_id,
+            run=max(0, state.restart_count),
+            epoch=state.epoch,
+            host=state.own_node,
+            mode=seen.mode,
+            generation=state.generation,
+            stage=seen.stage,
+            stage_why=one_line(why(seen.came_by, seen.ending), MOST_TEXT),
+            stage_s=max(0.0, mono - seen.stage_since),
+            world=world,
+            ranks=ranks,
+            step=last.step if last is not None and whole else -1,
+            step_age_s=last.age_s if last is not None else None,
+            step_s=self._job.seconds_per_step,
+            usual_step_s=seen.usual_step_s or None,
+            best_step=state.best_step,
+            reports=all(one.reported for one in own),
+            loss=_finite(last.loss) if last is not None else None,
+            grad_norm=_finite(last.grad_norm) if last is not None else None,
+            non_finite=any(one.non_finite for one in own),
+            restored_step=state.restored_step,
+            nodes=(*slots, *_without_slot(seen)),
+            companions=tuple(
+                CompanionMoment(job_id=job_id, source=one_line(str(one.source), MOST_TEXT), node=one.node)
+                for job_id, one in state.companions.items()
+            ),
+            opened=state.incidents,
+            closed=state.incidents - (state.incident is not None),
+            incident=self._incident(seen),
+            tiers=tuple(_tiers(own, seen)),
+            ettr=ettr,
+            ettr_hour=ettr_hour,
+            ettr_age_s=mono - at if self._ettr else None,
+            totals=self._tally.totals(self._classes),
+            turn_s=seen.turn_s,
+            left_s=left_s,
+            ending=one_line(seen.ending, MOST_TEXT),
+            held=seen.held,
+            behind=seen.storage.behind,
+            trouble=one_line(seen.storage.trouble, MOST_TEXT),
+            missed=missed,
+            final=final,
+            code=state.ended.code if state.ended is not None else None,
+        )
+
+    def _look_at_copies(self, seen: Picture) -> Mapping[str, _Copies]:
+        """The copies on nodes with slots, on :data:`NODES_AT_ONCE` as they are now, else as they were."""
+        slots, agents = seen.state.slots, seen.agents
+        self._copies = {node: self._copies[node] for node in slots if node in agents and node in self._copies}
+        for index in range(min(NODES_AT_ONCE, len(slots))):
+            node = slots[(self._turn + index) % len(slots)]
+            if node in agents:
+                self._copies[node] = _newest(agents[node].heartbeat.copies)
+        self._turn = (self._turn + NODES_AT_ONCE) % max(1, len(slots))
+        return self._copies
+
+    def _read(self, news: Sequence[ev.AnyEvent]) -> None:
+        self._tally.see(news)
+        for event in news:
+            if isinstance(event, ev.IncidentOpened):
+                self._opened, self._decided = event, None
+            elif isinstance(event, ev.Decided):
+                self._decided = event
+
+    def _node(self, own: _Own, slot: int, seen: Picture) -> NodeMoment:
+        node, last = own.node, own.last
+        state, reason = _state_of(own, seen)
+        tempo = self._nodes.setdefault(node, _Tempo())
+        if last is not None:
+            tempo.see(last.step, seen.now.mono - last.age_s)
+        return NodeMoment(
+            node=node,
+            state=state,
+            slot=slot,
+            why=one_line(reason, MOST_TEXT) if reason else "",
+            heard_s=own.heard_s,
+            step=last.step if last is not None else -1,
+            step_age_s=last.age_s if last is not None else None,
+            step_s=tempo.seconds_per_step,
+            phase=one_line(last.phase, MOST_TEXT) if last is not None and last.phase else "",
+            failed=own.failed,
+            memory_step=own.newest_step(Tier.MEMORY),
+            peer_step=own.newest_step(Tier.PEER),
+            local_step=own.newest_step(Tier.LOCAL),
+            alerts=_alerts(own.heartbeat),
+        )
+
+    def _incident(self, seen: Picture) -> IncidentMoment | None:
+        found, opened, decided = seen.state.incident, self._opened, self._decided
+        if found is None:
+            return None
+        verdict = decided.verdict if decided is not None else None
+        known = opened is not None and opened.incident == found.number
+        return IncidentMoment(
+            number=found.number,
+            symptom=found.symptom.value,
+            sign=one_line(opened.detail, MOST_TEXT) if opened is not None and known else "",
+            age_s=max(0.0, seen.now.wall - opened.t) if opened is not None and known else 0.0,
+            step=found.step,
+            reason=one_line(decided.reason, MOST_TEXT) if decided is not None else "",
+            actions=one_line(actions_text(decided), MOST_TEXT) if decided is not None else "",
+            blame=verdict.blame.value if verdict is not None else "",
+            suspects=verdict.suspects if verdict is not None else (),
+            carried_out=decided.carried_out if decided is not None else True,
+        )
+
+
+class _Tempo:
+    """Seconds per step over the last moments."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+
+    def see(self, step: int, at: float) -> None:
+        """``step`` was completed ``at`` this monotonic time."""
+        if step >= 0 and (not self._seen or step > self._seen[-1][0]):
+            self._seen.append((step, at))
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        if len(self._seen) < 2:
+            return None
+        (first, begun), (last, ended) = self._seen[0], self._seen[-1]
+        return max(0.0, ended - begun) / (last - first)
+
+
+class _Last(NamedTuple):
+    """The step record of the rank that was last, as old as it is now."""
+
+    step: int
+    age_s: float
+    loss: float | None
+    grad_norm: float | None
+    phase: str
+
+
+class _Own:
+    """What the agent of one node with a slot has reported, in figures."""
+
+    __slots__ = (
+        "checkpoint",
+        "copies",
+        "failed",
+        "heard",
+        "heard_s",
+        "heartbeat",
+        "last",
+        "node",
+        "non_finite",
+        "ranks",
+        "reported",
+    )
+
+    def __init__(self, node: str, seen: Picture, copies: _Copies = _NO_COPIES) -> None:
+        self.node, self.copies = node, copies
+        self.heard = heard = seen.agents.get(node)
+        self.heartbeat = heard.heartbeat if heard is not None else None
+        self.heard_s = max(0.0, seen.now.mono - heard.heard) if heard is not None else None
+        self.last: _Last | None = None
+        self.ranks = self.failed = 0
+        self.reported, self.non_finite, self.checkpoint = True, False, -1
+        if heard is not None and heard.heartbeat.generation == seen.state.generation:
+            self._read(heard.heartbeat, max(0.0, seen.now.mono - heard.received))
+
+    def _read(self, heartbeat: Heartbeat, older_s: float) -> None:
+        slow: Progress | None = None
+        for record in heartbeat.progress:
+            step = record.step
+            if slow is None or step < slow.step or (step == slow.step and record.age_s < slow.age_s):
+                slow = record
+            loss = record.loss
+            if loss is not None and loss - loss != 0.0:  # NaN and infinite
+                self.non_finite = True
+            if not record.reported:
+                self.reported = False
+        self.ranks = len(heartbeat.progress)
+        self.failed = len(failures(heartbeat)) if heartbeat.exits else 0
+        if slow is not None:
+            self.checkpoint = min(record.checkpoint for record in heartbeat.progress)
+            self.last = _Last(slow.step, slow.age_s + older_s, slow.loss, slow.grad_norm, slow.phase)
+
+    def newest_step(self, tier: Tier) -> int:
+        """The newest step that the copies of all ranks in ``tier`` have reached here; -1 for none."""
+        ranks = self.copies.get(tier)
+        return min(ranks.values()) % _GENERATION if ranks else -1
+
+
+def _newest(copies: Sequence[Copy]) -> _Copies:
+    found: dict[Tier, dict[int, int]] = {}
+    tier, ranks = None, dict[int, int]()
+    for copy in copies:
+        if copy.tier is not tier:
+            tier = copy.tier
+            ranks = found.setdefault(tier, {})
+        rank, number = copy.rank, copy.generation * _GENERATION + copy.step
+        if number > ranks.get(rank, -1) and rank != SHARED:
+            ranks[rank] = number
+    return found
+
+
+def _tiers(own: Sequence[_Own], seen: Picture) -> Iterator[TierMoment]:
+    world, state = seen.state.placement.world_size, seen.state
+    for tier in (Tier.MEMORY, Tier.PEER, Tier.LOCAL):
+        held = [ranks for one in own if (ranks := one.copies.get(tier))]
+        if len(set[int]().union(*held)) >= world > 0:
+            newest = min(number for ranks in held for number in ranks.values())
+            yield TierMoment(tier=tier, step=newest % _GENERATION, generation=newest // _GENERATION)
+    stored = [ref for ref, tier in seen.listed.items() if tier is Tier.STORAGE]
+    if state.stored is not None:
+        stored.append(CheckpointId(step=state.stored.step, generation=state.stored.generation))
+    published = min((one.checkpoint for one in own), default=-1)
+    if published >= 0:
+        stored.append(CheckpointId(step=published, generation=state.generation))
+    if stored:
+        best = max(stored)
+        known = state.stored is not None and (state.stored.step, state.stored.generation) == (
+            best.step,
+            best.generation,
+        )
+        age_s = max(0.0, seen.now.wall - state.stored.t) if state.stored is not None and known else None
+        yield TierMoment(tier=Tier.STORAGE, step=best.step, generation=best.generation, age_s=age_s)
+
+
+def _state_of(own: _Own, seen: Picture) -> tuple[NodeState, str]:
+    heard, heartbeat = own.heard, own.heartbeat
+    if heard is None or heartbeat is None or own.heard_s is None:
+        return NodeState.ABSENT, ""
+    if heard.dead:
+        return NodeState.DEAD, heard.dead
+    if own.heard_s > seen.node_dead_s:
+        return NodeState.SILENT, ""
+    if heartbeat.fatal:
+        return NodeState.IDLE, heartbeat.fatal
+    if heartbeat.generation != seen.state.generation:
+        return NodeState.IDLE, ""
+    state = _STATES[heartbeat.phase]
+    if state is NodeState.TRAINING and (own.last is None or own.last.step < 0):
+        state = NodeState.STARTING
+    return state, next((exit.describe() for exit in failures(heartbeat)), "") if own.failed else ""
+
+
+def _without_slot(seen: Picture) -> Iterator[NodeMoment]:
+    """Standbys, then evicted nodes."""
+    state = seen.state
+    for node in state.spares:
+        own = _Own(node, seen)
+        found, reason = _state_of(own, seen)
+        if node in state.aside:
+            found, reason = NodeState.ASIDE, state.aside[node].reason
+        elif not found.is_wrong and found is not NodeState.ABSENT:
+            found, reason = NodeState.STANDBY, _standby(state, node)
+        yield NodeMoment(
+            node=node,
+            state=found,
+            why=one_line(reason, MOST_TEXT),
+            heard_s=own.heard_s,
+            alerts=_alerts(own.heartbeat),
+        )
+    for node, reason in state.evicted.items():
+        if node not in state.slots and node not in state.spares:
+            yield NodeMoment(node=node, state=NodeState.EVICTED, why=one_line(reason, MOST_TEXT))
+
+
+def _standby(state: JobState, node: str) -> str:
+    known = state.standbys.get(node)
+    if known is None:
+        return StandbyStage.LOADING.value
+    return known.stage.value + (f": {known.reason}" if known.reason else "")
+
+
+def failures(heartbeat: Heartbeat) -> list[WorkerExit]:
+    """Workers that failed. Those that TERM or KILL ended are left out: mostly it was an order of ours."""
+    return [e for e in heartbeat.exits if e.failed and (e.signal not in _ORDERED or e.oom)]
+
+
+def _alerts(heartbeat: Heartbeat | None) -> tuple[str, ...]:
+    standing = [alert for alert in heartbeat.alerts if alert.ended_s is None] if heartbeat is not None else []
+    newest = sorted(standing, key=lambda alert: alert.age_s)[:MOST_ALERTS]
+    return tuple(one_line(f"{each.check} {each.subject}: {each.text}", MOST_TEXT) for each in newest)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and value - value == 0.0 else None
+
+
+def why(came_by: to.Transition, ending: str) -> str:
+    """What brought the job to a stage: a fault, an order, an action; "" where that is plain."""
+    match came_by:
+        case to.ToStopping(fault=None, reason=reason) | to.ToEnding(reason=reason):
+            return reason
+        case to.ToRequeueing(reason=reason, exclude=exclude):
+            return reason + (f" (without {count(len(exclude), 'node')})" if exclude else "")
+        case to.ToSaving(then=then):
+            return then.reason
+        case to.ToTesting(action=action) | to.ToBorrowing(action=action):
+            return action.reason
+        case to.ToCheckpointing():
+            return ending
+        case to.ToGathering(start=True):
+            return "agents are started"
+        case to.ToGathering():
+            return "until every slot has a node that can start workers"
+        case (
+            to.ToStopping(fault=fault)
+            | to.ToLocalising(fault=fault)
+            | to.ToObserving(fault=fault)
+            | to.ToUnreachable(fault=fault)
+            | to.ToDeciding(fault=fault)
+        ):
+            return fault.detail if fault is not None else ""
+    return ""

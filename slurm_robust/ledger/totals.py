@@ -1,0 +1,64 @@
+"""What a job has been through, counted event by event."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
+
+from slurm_robust.ledger.classes import TimeClass
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Symptom
+from slurm_robust.model.totals import MOST_MARKS, IncidentMark, JobTotals
+
+
+class Tally:
+    """Counts the events of a journal, each once, in their order."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[type] = Counter()
+        self._incidents: Counter[Symptom] = Counter()
+        self._actions: Counter[str] = Counter()
+        self._takeovers = 0
+        self._marks: deque[IncidentMark] = deque(maxlen=MOST_MARKS)
+
+    def see(self, events: Iterable[ev.AnyEvent]) -> None:
+        """Count what is new."""
+        for event in events:
+            self._counts[type(event)] += 1
+            match event:
+                case ev.ControllerStarted():
+                    self._takeovers += bool(event.taken_from)
+                case ev.IncidentOpened():
+                    self._incidents[event.symptom] += 1
+                    begun = event.t - event.detect_s
+                    mark = IncidentMark(number=event.incident, symptom=event.symptom.value, begun=begun)
+                    self._marks.append(mark)
+                case ev.Decided():
+                    if event.carried_out:
+                        self._actions.update(str(action.__struct_config__.tag) for action in event.actions)
+                    if event.verdict is not None:
+                        self._change(event.incident, blame=event.verdict.blame.value)
+                case ev.IncidentClosed():
+                    self._change(event.incident, ended=event.t)
+                case ev.RunEnded(final=True) if self._marks and self._marks[-1].ended is None:
+                    self._change(self._marks[-1].number, ended=event.t)
+
+    def totals(self, classes: Mapping[TimeClass, int]) -> JobTotals:
+        """What was counted; ``classes``: milliseconds by the newest ledger, none as long as there is none."""
+        return JobTotals(
+            classes={one.value: classes.get(one, 0) / 1000 for one in TimeClass if classes},
+            incidents={symptom.value: self._incidents[symptom] for symptom in Symptom},
+            actions=dict(sorted(self._actions.items())),
+            launches=self._counts[ev.GenerationLaunched],
+            evictions=self._counts[ev.NodeEvicted],
+            requeues=self._counts[ev.RequeueStarted],
+            takeovers=self._takeovers,
+            marks=tuple(self._marks),
+        )
+
+    def _change(self, number: int, **changes: object) -> None:
+        for place, mark in enumerate(self._marks):
+            if mark.number == number:
+                self._marks[place] = structs.replace(mark, **changes)

@@ -1,0 +1,260 @@
+"""The moment: what a controller knows of its job right now, in one file for all who only look.
+
+``srobust top`` and exporters read it. It decides nothing and recovers nothing: that is the journal's. It may
+be missing (an old release, ``timings.moment_s: 0``, a full disk) or old (a controller that has died); readers
+go by the journal then, and say so. Ages are in seconds at :attr:`JobMoment.t`. What is not known is None,
+-1 or "".
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.model.copies import Tier
+from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.totals import JobTotals
+from slurm_robust.util.files import read_regular
+
+FORMAT = 1
+"""Raised when a field changes its meaning. New fields do not: older readers leave them out."""
+
+OLD_S = 10.0
+"""A moment of a controller that lives is younger: it makes one every ``timings.moment_s``."""
+
+MOST_BYTES = 64 << 20
+"""No reader takes more; 1,200 nodes need less than 1 MB."""
+
+MOST_ALERTS = 4
+"""Of one node, the newest."""
+
+
+class NodeState(str, Enum):
+    """What a node of the job does."""
+
+    TRAINING = "training"
+    """Its workers live."""
+    STARTING = "starting"
+    STOPPING = "stopping"
+    """Its workers were ordered to end."""
+    ENDED = "ended"
+    """All its workers have ended."""
+    IDLE = "idle"
+    """It has a slot and an agent, and no workers yet."""
+    STANDBY = "standby"
+    SILENT = "silent"
+    """Its agent has not been heard for ``timings.node_dead_s``."""
+    DEAD = "dead"
+    """Nothing on it answers."""
+    ABSENT = "no agent"
+    """It was not heard yet by this controller."""
+    ASIDE = "set aside"
+    """A standby that does not answer."""
+    EVICTED = "evicted"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it is lost to the job, for now at least."""
+        return self in _WRONG
+
+
+_WRONG = frozenset({NodeState.SILENT, NodeState.DEAD, NodeState.ASIDE, NodeState.EVICTED})
+
+
+class NodeMoment(Record):
+    """One node of the job. Of its ranks, the one that was last to complete its newest step."""
+
+    node: str
+    state: NodeState
+    slot: int = -1
+    """-1: it has none."""
+    why: str = ""
+    """Why it is in this state, where that is not plain; how far a standby is."""
+    heard_s: float | None = None
+    """Since its agent was last heard."""
+    step: int = -1
+    """The newest that all its ranks have completed."""
+    step_age_s: float | None = None
+    """Since that step, or before the first since the launch."""
+    step_s: float | None = None
+    """Seconds per step lately."""
+    phase: str = ""
+    """What it does between steps (``checkpoint``, ``evaluation``, the script's own)."""
+    failed: int = 0
+    """Workers of this generation that ended with an error."""
+    memory_step: int = -1
+    """The newest step of which its memory has the snapshots of all its ranks."""
+    peer_step: int = -1
+    """The newest step of which its memory has all the copies that it keeps for other nodes."""
+    local_step: int = -1
+    """The newest step of which its own disk has the parts of all its ranks."""
+    alerts: tuple[str, ...] = ()
+    """What the inspector sees now, the newest first, :data:`MOST_ALERTS` at most."""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a person should look at it."""
+        return self.state.is_wrong or bool(self.alerts) or self.failed > 0
+
+
+class TierMoment(Record):
+    """What one tier holds of the whole world."""
+
+    tier: Tier
+    step: int
+    """The newest that the copies of all ranks have reached."""
+    generation: int
+    age_s: float | None = None
+    """Since it was written, where that is known."""
+
+
+class CompanionMoment(Record):
+    """A job of one node that lends it."""
+
+    job_id: int
+    source: str
+    """Where its node is from."""
+    node: str = ""
+    """"" while it waits."""
+
+
+class IncidentMoment(Record):
+    """The incident that is open."""
+
+    number: int
+    symptom: str
+    sign: str
+    """What was seen first."""
+    age_s: float
+    """Since it was seen."""
+    step: int
+    """Newest completed step when it began."""
+    reason: str = ""
+    """Why it was decided what to do; "" as long as nothing is."""
+    actions: str = ""
+    """What is done about it."""
+    blame: str = ""
+    """``node``, ``code`` or ``nobody``; "" as long as nothing is decided."""
+    suspects: tuple[str, ...] = ()
+    carried_out: bool = True
+    """False in observe mode."""
+
+
+class JobMoment(Record):
+    """A job as its controller sees it at ``t``."""
+
+    format: int
+    t: float
+    """Seconds since 1970, by the clock of the controller's node."""
+    number: int
+    """Counts the moments of one controller."""
+    job_id: int
+    run_id: str
+    run: int
+    """How often Slurm has started the job again."""
+    epoch: int
+    host: str
+    """The node of the controller."""
+    mode: str
+    """``act`` or ``observe``."""
+    generation: int
+    stage: str
+    """What the controller does: ``running``, ``stopping``, ``deciding`` …"""
+    stage_why: str
+    """What brought it there, "" where that is plain."""
+    stage_s: float
+    """Since it came there."""
+    world: int
+    """Ranks."""
+    ranks: int
+    """Those of them of which a step record is known."""
+    step: int
+    """The newest that all ranks have completed in this generation, -1 before the first."""
+    step_age_s: float | None
+    """Since that step, or before the first since the launch."""
+    step_s: float | None
+    """Seconds per step lately."""
+    usual_step_s: float | None
+    """The median of the job."""
+    best_step: int
+    """The newest of any generation, by the script's numbers."""
+    reports: bool
+    """Whether the script numbers its steps; else optimizer steps of the generation are counted."""
+    loss: float | None
+    """Of the rank that was last; None also where it is no number."""
+    grad_norm: float | None
+    non_finite: bool
+    """Some rank's loss is NaN or infinite."""
+    restored_step: int
+    """Of the checkpoint with which the generation began, -1 for a fresh start."""
+    nodes: tuple[NodeMoment, ...]
+    """Those with slots in order, standbys, then evicted ones."""
+    companions: tuple[CompanionMoment, ...] = ()
+    opened: int = 0
+    """Incidents so far."""
+    closed: int = 0
+    """Those of them that are over."""
+    incident: IncidentMoment | None = None
+    tiers: tuple[TierMoment, ...] = ()
+    """Nearest first; those that hold nothing whole are left out."""
+    ettr: float | None = None
+    """Since the job's first start."""
+    ettr_hour: float | None = None
+    """Of the last hour."""
+    ettr_age_s: float | None = None
+    """Since both were computed from the journal."""
+    totals: JobTotals | None = None
+    """Counted from the journal."""
+    turn_s: float | None = None
+    """The longest turn of the controller's loop in the last minute."""
+    left_s: float | None = None
+    """Until the time limit of this run."""
+    ending: str = ""
+    """Why the end of this run is near, or was ordered."""
+    held: bool = False
+    """Nothing is decided, since storage does not take the journal."""
+    behind: int = 0
+    """Events that are in memory only."""
+    trouble: str = ""
+    """Why storage does not take them."""
+    missed: int = 0
+    """Moments of this controller that storage did not take."""
+    final: bool = False
+    """The controller has ended in order; the job may be requeued."""
+    code: int | None = None
+    """With what the job ends for good."""
+
+
+class NotAMoment(ValueError):
+    """A file that holds something else: torn, foreign, or of a newer release."""
+
+
+# Made while there is one thread; see Record.
+_decoder = msgspec.json.Decoder(JobMoment)
+
+
+class _Format(Record):
+    format: int
+
+
+_formats = msgspec.json.Decoder(_Format)
+
+
+def encode(moment: JobMoment) -> bytes:
+    """One JSON object in a line."""
+    return msgspec.json.encode(moment) + b"\n"
+
+
+def decode(data: bytes) -> JobMoment:
+    """The inverse of :func:`encode`. Raises :class:`NotAMoment`."""
+    found = decoded(_formats, data, NotAMoment).format
+    if found > FORMAT:
+        raise NotAMoment(f"format {found} is of a newer release of slurm_robust; this one knows {FORMAT}")
+    return decoded(_decoder, data, NotAMoment)
+
+
+def read(path: Path) -> JobMoment:
+    """The moment of a job. Raises ``OSError``, :class:`NotAMoment`."""
+    return decode(read_regular(path, MOST_BYTES))

@@ -1,0 +1,40 @@
+"""What a job has been through since it was first started, counted from its journal."""
+
+from __future__ import annotations
+
+from slurm_robust.model.record import Record
+
+MOST_MARKS = 5
+"""Incidents that are shown one by one, the newest."""
+
+
+class IncidentMark(Record):
+    """One incident as a mark on a time line. Times are in seconds since 1970."""
+
+    number: int
+    symptom: str
+    begun: float
+    """When training stopped being productive, as seen from outside."""
+    ended: float | None = None
+    """None while it is open."""
+    blame: str = ""
+    """``node``, ``code`` or ``nobody``; "" as long as nothing is decided."""
+
+
+class JobTotals(Record):
+    """Numbers that only grow while the job lives, over all its runs and controllers."""
+
+    classes: dict[str, float]
+    """Seconds of each class of the ledger, as of the newest ETTR; none before the first."""
+    incidents: dict[str, int]
+    """By symptom."""
+    actions: dict[str, int]
+    """That answered faults and were carried out, by kind."""
+    launches: int
+    """Generations."""
+    evictions: int
+    requeues: int
+    takeovers: int
+    """Controllers that took the place of one on another node."""
+    marks: tuple[IncidentMark, ...]
+    """The newest incidents, oldest first."""

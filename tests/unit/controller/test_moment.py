@@ -1,0 +1,299 @@
+"""What the controller knows, as one record: of a job on paper, in every state that a person asks about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from slurm_robust.config.job import JobConfig
+from slurm_robust.controller import transitions as to
+from slurm_robust.controller.effects import Now
+from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.moment import Heard, Moments, Picture, Storage, picture, why
+from slurm_robust.controller.moment_file import MomentFile
+from slurm_robust.ledger.summary import Summary, summary_of
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import Copy, Tier
+from slurm_robust.model.findings import Alert
+from slurm_robust.model.incident import Fault, Symptom
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState, encode, read
+from slurm_robust.model.state import JobState
+from slurm_robust.wire.messages import Heartbeat, Phase, Progress
+from tests.unit.controller.fake_job import Job
+from tests.waiting import wait_for
+
+
+class Watched:
+    """A job on paper, and who makes its moments."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.moments = Moments()
+        self._known = 0
+
+    def look(self) -> JobMoment:
+        news, self._known = self.job.journal[self._known :], len(self.job.journal)
+        return self.moments.make(picture(self.job.core, self.job.now(), news, Storage()))
+
+    def node(self, name: str) -> NodeMoment:
+        return next(each for each in self.look().nodes if each.node == name)
+
+
+@pytest.fixture
+def trained() -> Watched:
+    job = Job(memory=True)
+    job.until(lambda: job.stage == "Running")
+    watched = Watched(job)
+    for step in range(6):
+        job.train_to(step)
+        watched.look()
+        job.pass_time(2.0)
+    return watched
+
+
+def test_a_training_shows_its_step_and_pace(trained: Watched) -> None:
+    moment = trained.look()
+    assert (moment.stage, moment.step, moment.ranks, moment.world) == ("running", 5, 2, 2)
+    assert moment.step_s == pytest.approx(2.0, abs=0.1)
+    assert [(n.node, n.slot, n.state) for n in moment.nodes] == [
+        ("n1", 0, NodeState.TRAINING),
+        ("n2", 1, NodeState.TRAINING),
+        ("n3", -1, NodeState.STANDBY),
+    ]
+    assert {tier.tier: tier.step for tier in moment.tiers} == {Tier.MEMORY: 5, Tier.PEER: 5}
+    assert moment.nodes[0].memory_step == 5
+
+
+def test_before_anything_is_known_all_is_empty() -> None:
+    job = Job()
+    moment = Watched(job).look()
+    assert (moment.step, moment.loss, moment.ettr, moment.incident) == (-1, None, None, None)
+    assert moment.stage_s >= 0
+
+
+def test_a_node_that_is_silent_is_wrong(trained: Watched) -> None:
+    trained.job.cut.add("n2")
+    trained.job.pass_time(3.0)
+    trained.job.core.fleet.declare_dead("n2", "nothing answers", trained.job.mono)
+    assert trained.node("n2").state is NodeState.DEAD
+    assert trained.node("n2").why == "nothing answers"
+    assert trained.node("n2").is_wrong
+    assert not trained.node("n1").is_wrong
+
+
+def test_an_incident_says_what_is_done_and_why(trained: Watched) -> None:
+    job = trained.job
+    job.power_cut("n2")
+    job.until(lambda: decided(job), 120)
+    moment = trained.look()
+    assert moment.incident is not None
+    assert (moment.opened, moment.closed) == (1, 0)
+    assert "n2" in moment.incident.sign
+    assert "evict n2, n3 takes its slot" in moment.incident.actions
+    assert moment.incident.reason
+    assert moment.incident.suspects == ("n2",)
+    assert [n.state for n in moment.nodes if n.node == "n2"] == [NodeState.EVICTED]
+    job.until(lambda: job.stage == "Running")
+    job.train_to(20)
+    job.pass_time(1.0)
+    assert trained.look().incident is None
+    assert trained.look().closed == 1
+
+
+def decided(job: Job) -> bool:
+    return job.core.state.incident is not None and job.core.state.incident.decided is not None
+
+
+def test_a_loss_that_is_no_number_is_told_and_can_be_written(trained: Watched) -> None:
+    job = trained.job
+    for node in ("n1", "n2"):
+        progress = tuple(structs.replace(p, loss=math.nan) for p in job.heartbeats[node].progress)
+        job.heartbeats[node] = structs.replace(job.heartbeats[node], progress=progress, seq=10**6)
+        job.core.fleet.hear(job.heartbeats[node], job.mono)
+    moment = trained.look()
+    assert moment.non_finite
+    assert moment.loss is None
+    assert b"NaN" not in encode(moment)
+
+
+def test_standing_alerts_are_shown_newest_first(trained: Watched) -> None:
+    seen = [
+        Alert(check="gpu.ecc", subject=f"gpu{number}", text="\x1b[2Jbad", number=number, age_s=9.0 - number)
+        for number in range(6)
+    ]
+    over = structs.replace(seen[5], ended_s=1.0)
+    heartbeat = structs.replace(trained.job.heartbeats["n3"], seq=10**6, alerts=(*seen[:5], over))
+    trained.job.core.fleet.hear(heartbeat, trained.job.mono)
+    found = trained.node("n3")
+    assert found.alerts[0] == "gpu.ecc gpu4: bad"
+    assert len(found.alerts) == 4
+
+
+@pytest.mark.parametrize(
+    ("came_by", "text"),
+    [
+        (to.ToStopping(reason="ordered"), "ordered"),
+        (
+            to.ToStopping(reason="x", fault=Fault(symptom=Symptom.HANG, detail="no step for 20 s")),
+            "no step for 20 s",
+        ),
+        (to.ToRequeueing(exclude=("n1",), reason="no standby", failure=True), "no standby (without 1 node)"),
+        (to.ToSaving(then=to.ToEnding(code=0, reason="done")), "done"),
+        (to.ToCheckpointing(agents={}), "time limit"),
+        (to.ToRunning(agents={}), ""),
+    ],
+)
+def test_a_stage_says_why(came_by: to.Transition, text: str) -> None:
+    assert why(came_by, "time limit") == text
+
+
+# -- a large job -----------------------------------------------------------------------------------
+
+NODES, RANKS = 300, 2
+
+
+def large(step: int) -> Picture:
+    """Of a job of more nodes than are looked at for one moment; benchmarks/top.py has one of 1,200."""
+    slots = tuple(f"gpu{i:04d}" for i in range(NODES))
+    agents = {}
+    for number, node in enumerate(slots):
+        ranks = range(number * RANKS, (number + 1) * RANKS)
+        copies = [
+            Copy(rank=r, generation=1, step=step - k, tier=Tier.MEMORY) for r in ranks for k in range(3)
+        ]
+        copies += [
+            Copy(rank=(r + RANKS) % (NODES * RANKS), generation=1, step=step - k, tier=Tier.PEER)
+            for r in ranks
+            for k in range(2)
+        ]
+        progress = tuple(Progress(rank=r, step=step, reported=True, age_s=0.1, loss=1.5) for r in ranks)
+        heartbeat = Heartbeat(
+            node=node, agent="a", seq=step, epoch=1, phase=Phase.RUNNING, generation=1,
+            progress=progress, copies=tuple(copies),
+        )  # fmt: skip
+        agents[node] = Heard(heartbeat, float(step), float(step), "")
+    state = JobState(run_id="7-abcd", job_id=7, slots=slots, generation=1, running=True, nproc_per_node=RANKS)
+    return Picture(
+        now=Now(mono=step + 0.5, wall=1.7e9 + step), state=state, agents=agents, stage="running",
+        came_by=to.ToRunning(agents={}), stage_since=0.0, mode="act", node_dead_s=5.0, usual_step_s=1.0,
+        ending="", held=False, listed={}, storage=Storage(), news=[],
+    )  # fmt: skip
+
+
+def test_a_large_job_is_looked_at_in_turns_and_is_a_small_file() -> None:
+    moments = Moments()
+    first, second = moments.make(large(10)), moments.make(large(11))
+    assert not first.tiers  # not all nodes have been looked at
+    assert {tier.tier: tier.step for tier in second.tiers} == {Tier.MEMORY: 10, Tier.PEER: 10}
+    assert len(encode(second)) < NODES * 400
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+class Written:
+    """A job on paper, and its moments in a real folder."""
+
+    def __init__(self, folder: Path, every_s: float = 0.001) -> None:
+        self.directory = JobDirectory(folder)
+        self.job = Job()
+        folder.mkdir(exist_ok=True)
+        self.directory.spec.write_text(f'{{"run_id": "{self.job.core.state.run_id}"}}')
+        self.journal = Journal(self.directory.journal)
+        self.journal.append(*self.job.journal)
+        self.computed = 0
+        self.file = MomentFile(self.directory, self.journal, every_s, self.compute)
+
+    def compute(self, events: list[ev.AnyEvent], now: float) -> Summary:
+        self.computed += 1
+        return summary_of(events, now)
+
+    def step(self) -> None:
+        self.file.step(self.job.core, self.job.now())
+        assert self.file.settle(10)
+
+    def write(self) -> JobMoment:
+        def written() -> bool:
+            self.step()
+            return self.directory.moment.exists()
+
+        wait_for(written, 10)
+        return read(self.directory.moment)
+
+    def close(self, *, ours: bool = True) -> None:
+        self.file.close(self.job.core, self.job.now(), ours=ours)
+        self.journal.close()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Written]:
+    made = Written(tmp_path / "7")
+    yield made
+    made.close(ours=False)
+
+
+def test_the_file_is_closed_to_others_and_has_the_ledger(written: Written) -> None:
+    moment = written.write()
+    assert (moment.job_id, moment.final) == (7, False)
+    assert moment.ettr is not None
+    assert written.directory.moment.stat().st_mode & 0o077 == 0
+
+
+def test_the_ledger_is_not_computed_each_time(written: Written) -> None:
+    written.write()
+    number = read(written.directory.moment).number
+
+    def newer() -> bool:
+        written.step()
+        return read(written.directory.moment).number > number + 2
+
+    wait_for(newer, 10)
+    assert written.computed == 1
+
+
+def test_the_last_one_says_that_it_is(written: Written) -> None:
+    written.write()
+    written.close()
+    assert read(written.directory.moment).final
+
+
+def test_who_was_taken_over_does_not_call_the_job_over(written: Written) -> None:
+    written.write()
+    written.close(ours=False)
+    assert not read(written.directory.moment).final
+
+
+def test_storage_that_refuses_is_counted_and_then_goes_on(written: Written) -> None:
+    written.directory.moment.mkdir()
+    written.step()
+    wait_for(lambda: written.step() or written.file.missed > 0, 10)
+    written.directory.moment.rmdir()
+    assert written.write().missed > 0
+
+
+def test_nothing_is_written_into_another_jobs_folder(written: Written) -> None:
+    written.directory.spec.write_text('{"run_id": "8-other"}')
+    wait_for(lambda: written.step() or written.file.missed > 0, 10)
+    assert not written.directory.moment.exists()
+
+
+def test_what_a_killed_controller_left_is_removed(written: Written) -> None:
+    (written.directory.path / ".moment.json.0123").write_bytes(b"half")
+    written.write()
+    assert not [path for path in written.directory.path.iterdir() if path.name.startswith(".moment")]
+
+
+def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
+    off = Written(tmp_path / "7", every_s=0.0)
+    off.step()
+    off.close()
+    assert not off.directory.moment.exists()
+
+
+def test_by_default_it_is_written_every_two_seconds() -> None:
+    assert JobConfig().timings.moment_s == 2.0

@@ -1,0 +1,43 @@
+"""What a job has been through, counted event by event."""
+
+from __future__ import annotations
+
+from slurm_robust.ledger.classes import TimeClass
+from slurm_robust.ledger.totals import Tally
+from slurm_robust.model import events as ev
+from slurm_robust.model.totals import MOST_MARKS
+from tests.unit.report import incident_journal
+
+
+def tally(*parts: list[ev.AnyEvent]) -> Tally:
+    found = Tally()
+    for part in parts:
+        found.see(part)
+    return found
+
+
+def test_a_journal_counted_in_pieces_is_the_same() -> None:
+    events = incident_journal.whole()
+    pieces = [events[i : i + 7] for i in range(0, len(events), 7)]
+    assert tally(*pieces).totals({}) == tally(events).totals({})
+
+
+def test_incidents_are_counted_by_symptom_and_marked() -> None:
+    found = tally(incident_journal.start(), incident_journal.rank_killed()).totals(
+        {TimeClass.PRODUCTIVE: 1500}
+    )
+    assert {name: number for name, number in found.incidents.items() if number} == {"worker exit": 1}
+    assert (found.classes["productive"], found.classes["idle"]) == (1.5, 0.0)
+    (mark,) = found.marks
+    assert (mark.number, mark.symptom, mark.blame) == (1, "worker exit", "nobody")
+    assert mark.ended is not None
+    assert 0 < mark.ended - mark.begun < 60
+    assert found.launches == 2
+    assert found.actions == {"restart": 1}
+
+
+def test_only_the_newest_incidents_are_marked_and_an_end_ends_the_last() -> None:
+    found = tally(incident_journal.whole()).totals({})
+    assert len(found.marks) <= MOST_MARKS
+    assert found.marks[-1].ended is not None
+    assert sum(found.incidents.values()) >= len(found.marks)
