@@ -81,7 +81,7 @@ def groups(schema: type[Section]) -> Iterator[Group]:
 
 def _list(held: type[Section], name: str, holder: str) -> Group:
     """The keys of each item of a list in a section."""
-    texts = _docstrings(held)
+    texts = docstrings(held)
     entries = tuple(_entry(field, f"{name}[].", texts) for field in msgspec.structs.fields(held))
     return Group(name=name, text=texts[""], entries=entries, holder=holder)
 
