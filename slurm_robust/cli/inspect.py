@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def register(commands: Commands) -> None:
     """Add the commands."""
     _register_status(commands)
+    _register_top(commands)
     _register_logs(commands)
     _register_incidents(commands)
     _register_stacks(commands)
@@ -50,6 +51,33 @@ def _status(args: argparse.Namespace) -> int:
     if args.generation is not None:
         raise UsageError("--generation needs --phases", fix="add --phases")
     return status.main(args.job, json=args.json, job_dir=args.job_dir)
+
+
+# -- top -------------------------------------------------------------------------------------------
+
+
+def _register_top(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "top",
+        _top,
+        "watch jobs live in a terminal: nodes, steps, what is wrong and what is done about it",
+        more="Reads the job's folder only. 's' sorts nodes, 'w' filters them, '?' shows all keys, 'q' quits.",
+        json=True,
+    )
+    parser.add_argument(
+        "jobs",
+        metavar="JOB",
+        nargs="*",
+        help="as for 'srobust status'; several make a list (default: all jobs of --job-dir)",
+    )
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
+
+
+def _top(args: argparse.Namespace) -> int:
+    from slurm_robust.report.top import command
+
+    return command.main(args.jobs, json=args.json, job_dir=args.job_dir)
 
 
 # -- logs ------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from slurm_robust.model.moment import (
     FORMAT,
     MOST_ALERTS,
     CompanionMoment,
-    IncidentMoment,
     JobMoment,
     NodeMoment,
     NodeState,
@@ -31,12 +30,9 @@ from slurm_robust.model.moment import (
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
-from slurm_robust.report.incident_text import actions_text
+from slurm_robust.report.moment import MOST_TEXT, IncidentFollower
 from slurm_robust.util.text import count, one_line
 from slurm_robust.wire.messages import Heartbeat, Phase
-
-MOST_TEXT = 300
-"""Characters of each text; the journal has all of it."""
 
 NODES_AT_ONCE = 256
 """The copies of so many nodes are looked at for one moment, in turn: there are forty on each, and more."""
@@ -136,8 +132,7 @@ class Moments:
         self._nodes: dict[str, _Tempo] = {}
         self._copies: dict[str, _Copies] = {}
         self._turn = 0  # the slot whose copies are looked at next
-        self._opened: ev.IncidentOpened | None = None
-        self._decided: ev.Decided | None = None
+        self._incident = IncidentFollower()
         self._ettr: tuple[float, float, float] | None = None
 
     def on_ledger(self, found: Summary, mono: float) -> None:
@@ -147,7 +142,8 @@ class Moments:
     def make(self, seen: Picture, missed: int = 0, *, final: bool = False) -> JobMoment:
         """The moment of a picture. ``missed``: how many before it storage did not take."""
         self._number += 1
-        self._read(seen.news)
+        for event in seen.news:
+            self._incident.read(event)
         state, mono = seen.state, seen.now.mono
         if self._generation != state.generation:
             self._generation, self._job, self._nodes = state.generation, _Tempo(), {}
@@ -196,7 +192,7 @@ class Moments:
             ),
             opened=state.incidents,
             closed=state.incidents - (state.incident is not None),
-            incident=self._incident(seen),
+            incident=self._incident.at(state, seen.now.wall),
             tiers=tuple(_tiers(own, seen)),
             ettr=ettr,
             ettr_hour=ettr_hour,
@@ -222,13 +218,6 @@ class Moments:
         self._turn = (self._turn + NODES_AT_ONCE) % max(1, len(slots))
         return self._copies
 
-    def _read(self, news: Sequence[ev.AnyEvent]) -> None:
-        for event in news:
-            if isinstance(event, ev.IncidentOpened):
-                self._opened, self._decided = event, None
-            elif isinstance(event, ev.Decided):
-                self._decided = event
-
     def _node(self, own: _Own, slot: int, seen: Picture) -> NodeMoment:
         node, last = own.node, own.last
         state, reason = _state_of(own, seen)
@@ -250,25 +239,6 @@ class Moments:
             peer_step=own.newest_step(Tier.PEER),
             local_step=own.newest_step(Tier.LOCAL),
             alerts=_alerts(own.heartbeat),
-        )
-
-    def _incident(self, seen: Picture) -> IncidentMoment | None:
-        found, opened, decided = seen.state.incident, self._opened, self._decided
-        if found is None:
-            return None
-        verdict = decided.verdict if decided is not None else None
-        known = opened is not None and opened.incident == found.number
-        return IncidentMoment(
-            number=found.number,
-            symptom=found.symptom.value,
-            sign=one_line(opened.detail, MOST_TEXT) if opened is not None and known else "",
-            age_s=max(0.0, seen.now.wall - opened.t) if opened is not None and known else 0.0,
-            step=found.step,
-            reason=one_line(decided.reason, MOST_TEXT) if decided is not None else "",
-            actions=one_line(actions_text(decided), MOST_TEXT) if decided is not None else "",
-            blame=verdict.blame.value if verdict is not None else "",
-            suspects=verdict.suspects if verdict is not None else (),
-            carried_out=decided.carried_out if decided is not None else True,
         )
 
 

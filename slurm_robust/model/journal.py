@@ -31,8 +31,8 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
     What follows that offset is a torn last line. What a controller wrote after another one had taken over is
     left out. Raises :class:`JournalDamaged` for any other line that cannot be read, with its number.
     """
-    events: list[ev.AnyEvent] = []
-    offset = newest = 0
+    found = Events()
+    offset = 0
     lines = data.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
@@ -49,13 +49,32 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
                 "from a copy, or move the job directory aside to start the job over",
             ) from error
         offset += len(line)
-        if isinstance(event, ev.ControllerStarted) and event.epoch > newest:
-            newest = event.epoch
+        found.add(event)
+    return found.events, offset
+
+
+class Events:
+    """The events of a journal that count, as it grows."""
+
+    def __init__(self) -> None:
+        self.events: list[ev.AnyEvent] = []
+        """Only to be read."""
+        self.cuts = 0
+        """How often some of them turned out not to count, so that a fold of them must begin anew."""
+        self._newest = 0
+
+    def add(self, event: ev.AnyEvent) -> bool:
+        """Take in the next line; False for one that a controller wrote after another had taken over."""
+        if isinstance(event, ev.ControllerStarted) and event.epoch > self._newest:
+            self._newest = event.epoch
             if event.known >= 0:
-                events[event.known :] = [e for e in events[event.known :] if e.epoch in (0, newest)]
-        if not 0 < event.epoch < newest:
-            events.append(event)
-    return events, offset
+                late = self.events[event.known :]
+                self.events[event.known :] = [e for e in late if e.epoch in (0, self._newest)]
+                self.cuts += len(self.events) < event.known + len(late)
+        counts = not 0 < event.epoch < self._newest
+        if counts:
+            self.events.append(event)
+        return counts
 
 
 def fold(events: Iterable[ev.AnyEvent]) -> JobState:

@@ -115,7 +115,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
     progress = [e for e in events if isinstance(e, (ev.ProgressMade, ev.FirstStep))]
     last = progress[-1] if progress else None
     launched = next((e for e in reversed(events) if isinstance(e, ev.GenerationLaunched)), None)
-    phase, reason = phase_of(events)
+    phase, reason = phase_of(events, state)
     return Status(
         job_id=state.job_id,
         command=started.command if started else (),
@@ -151,9 +151,9 @@ def _standby(state: JobState, node: str) -> StandbyRow:
     return StandbyRow(stage=known.stage.value, reason=known.reason, took_s=known.took_s)
 
 
-def phase_of(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
-    """A job's activity, and the reason for it."""
-    state = fold(events)
+def phase_of(events: Sequence[ev.AnyEvent], state: JobState | None = None) -> tuple[str, str]:
+    """A job's activity, and the reason for it. ``state``: the fold of ``events``, where it is known."""
+    state = fold(events) if state is None else state
     if state.ended is not None:
         return ("finished" if state.ended.code == 0 else "stopped"), state.ended.reason
     if state.requeueing is not None:
