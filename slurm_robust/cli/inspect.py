@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import UsageError, add_command, add_group, whole_number
+from slurm_robust.cli.parsing import UsageError, add_command, add_group, number, whole_number
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
@@ -36,6 +36,14 @@ def _register_status(commands: Commands) -> None:
         help="show instead how long each phase of a start and of a recovery took, with the slowest nodes",
     )
     parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=number(above=True),
+        nargs="?",
+        const=2.0,
+        help="show it again and again, every so many seconds (default: 2), until the job has ended",
+    )
+    parser.add_argument(
         "--generation",
         metavar="G",
         type=whole_number(1),
@@ -46,6 +54,10 @@ def _register_status(commands: Commands) -> None:
 def _status(args: argparse.Namespace) -> int:
     from slurm_robust.report import startup, status
 
+    if args.watch is not None:
+        if args.json or args.phases:
+            raise UsageError("--watch goes with neither --json nor --phases", fix="leave one of them out")
+        return status.watch(args.job, args.watch, job_dir=args.job_dir)
     if args.phases:
         return startup.main(args.job, generation=args.generation, json=args.json, job_dir=args.job_dir)
     if args.generation is not None:

@@ -6,7 +6,7 @@ A crash can tear only the last line, which is then left out. Damage anywhere els
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.state import JobState, apply
 
 _SECOND_S = 1.0  # Slurm's own resolution
+_LINES = 1000  # between two reports of how far a journal is read
 
 
 class JournalDamaged(SrobustError):
@@ -25,14 +26,17 @@ class JournalDamaged(SrobustError):
     exit_code = ExitCode.JOURNAL
 
 
-def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
+def parse(
+    data: bytes, name: str = "journal", advance: Callable[[int], None] | None = None
+) -> tuple[list[ev.AnyEvent], int]:
     """Events of a journal and the offset up to which it is whole.
 
     What follows that offset is a torn last line. What a controller wrote after another one had taken over is
-    left out. Raises :class:`JournalDamaged` for any other line that cannot be read, with its number.
+    left out. ``advance`` is told now and then how many more bytes are read. Raises :class:`JournalDamaged`
+    for any other line that cannot be read, with its number.
     """
     found = Events()
-    offset = 0
+    offset = told = 0
     lines = data.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
@@ -50,6 +54,9 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
             ) from error
         offset += len(line)
         found.add(event)
+        if advance is not None and number % _LINES == 0:
+            advance(offset - told)
+            told = offset
     return found.events, offset
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +20,7 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
-from slurm_robust.report.console import facts_table, seconds, show
+from slurm_robust.report.console import Bar, Screen, facts_table, seconds, show
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
@@ -32,6 +34,9 @@ from slurm_robust.util.text import count, date_and_time, duration, one_line
 
 MOST_LOST = 4
 """Classes of lost time on the screen, the greatest first; ``--json`` has all."""
+
+WATCH_SHARE = 4.0
+"""``--watch`` rests at least so many times as long as it has worked."""
 
 
 class StandbyRow(Record):
@@ -179,14 +184,48 @@ def main(name: str, *, json: bool, job_dir: str | None) -> int:
     return 0
 
 
-def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
-    """The status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    events = load_events(find(name, job_dir, slurm))
-    view = view_of(events, slurm)
-    advice = ""
-    if view.job is not None:
-        advice = waiting_advice(view.job) or completing_advice(slurm, view.job)
-    return status_at(events, time.time(), view.describe(), advice)
+def watch(name: str, every_s: float, *, job_dir: str | None) -> int:
+    """Show the status again every ``every_s`` seconds, until the job has ended or Ctrl-C.
+
+    In place where the cursor can be moved, else one below the other.
+    Raises ``NoSuchJob``, ``JournalDamaged``.
+    """
+    slurm, screen = make_slurm(), Screen()
+    in_place = screen.is_terminal and not screen.is_dumb_terminal
+    with Live(
+        console=screen, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False,
+        redirect_stderr=False,
+    ) if in_place else nullcontext() as live:  # fmt: skip
+        while True:
+            begun = time.monotonic()
+            status = status_of(name, job_dir, slurm, quiet=True)
+            shown = Group(
+                Text(f"{date_and_time(time.time())}, every {every_s:g} s", style="dim"), render(status)
+            )
+            if live is not None:
+                live.update(shown, refresh=True)
+            else:
+                screen.print(shown, "")
+                screen.file.flush()
+            if status.exit_code is not None:
+                return 0
+            # To read the journal of a job of months takes seconds.
+            time.sleep(max(every_s, WATCH_SHARE * (time.monotonic() - begun)))
+
+
+def status_of(name: str, job_dir: str | None, slurm: SlurmClient, *, quiet: bool = False) -> Status:
+    """The status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``.
+
+    ``quiet``: without a bar where it takes long.
+    """
+    events = load_events(find(name, job_dir, slurm), quiet=quiet)
+    with Bar("asking Slurm", quiet=quiet) as bar:
+        view = view_of(events, slurm)
+        advice = ""
+        if view.job is not None:
+            advice = waiting_advice(view.job) or completing_advice(slurm, view.job)
+        bar.say("adding up the ledger")
+        return status_at(events, time.time(), view.describe(), advice)
 
 
 INCIDENT_STYLES = {
