@@ -132,10 +132,10 @@ class Rate(ProgressColumn):
 
 
 class Bar:
-    """How far a command is: on standard error if that is a terminal, from :data:`LATE_S` on. Use it in ``with``.
+    """How far a command is: on standard error, if that is a terminal, from :data:`LATE_S` on
 
-    It is gone when the command has ended, and never among what a script reads. One at a time: nothing else may
-    be printed meanwhile.
+    It is gone when the command has ended, and never among what a script reads. One at a time, and nothing
+    else may be printed meanwhile.
     """
 
     def __init__(self, what: str, total: float | None = None, unit: str = "", *, quiet: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -36,7 +37,10 @@ MOST_LOST = 4
 """Classes of lost time on the screen, the greatest first; ``--json`` has all."""
 
 WATCH_SHARE = 4.0
-"""``--watch`` rests at least so many times as long as it has worked."""
+"""``--watch`` rests at least so many times as long as it has worked: a journal of months takes seconds."""
+
+SLURM_EVERY_S = 15.0
+"""Between two questions of ``--watch`` to Slurm, which has others to answer."""
 
 
 class StandbyRow(Record):
@@ -191,41 +195,49 @@ def watch(name: str, every_s: float, *, job_dir: str | None) -> int:
     Raises ``NoSuchJob``, ``JournalDamaged``.
     """
     slurm, screen = make_slurm(), Screen()
+    directory = find(name, job_dir, slurm)
     in_place = screen.is_terminal and not screen.is_dumb_terminal
-    with Live(
-        console=screen, auto_refresh=False, vertical_overflow="crop", redirect_stdout=False,
+    live = Live(
+        console=screen,
+        auto_refresh=False,
+        vertical_overflow="crop",
+        redirect_stdout=False,
         redirect_stderr=False,
-    ) if in_place else nullcontext() as live:  # fmt: skip
+    )
+    asked, says, advice = -math.inf, "", ""
+    with live if in_place else nullcontext():
         while True:
             begun = time.monotonic()
-            status = status_of(name, job_dir, slurm, quiet=True)
-            shown = Group(
-                Text(f"{date_and_time(time.time())}, every {every_s:g} s", style="dim"), render(status)
-            )
-            if live is not None:
+            events = load_events(directory, quiet=True)
+            if begun - asked >= SLURM_EVERY_S:
+                asked, (says, advice) = begun, _ask(events, slurm)
+            status = status_at(events, time.time(), says, advice)
+            title = f"{date_and_time(time.time())}, every {every_s:g} s"
+            shown = Group(Text(title, style="dim"), render(status), "")
+            if in_place:
                 live.update(shown, refresh=True)
             else:
-                screen.print(shown, "")
+                screen.print(shown)
                 screen.file.flush()
             if status.exit_code is not None:
                 return 0
-            # To read the journal of a job of months takes seconds.
             time.sleep(max(every_s, WATCH_SHARE * (time.monotonic() - begun)))
 
 
-def status_of(name: str, job_dir: str | None, slurm: SlurmClient, *, quiet: bool = False) -> Status:
-    """The status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``.
-
-    ``quiet``: without a bar where it takes long.
-    """
-    events = load_events(find(name, job_dir, slurm), quiet=quiet)
-    with Bar("asking Slurm", quiet=quiet) as bar:
-        view = view_of(events, slurm)
-        advice = ""
-        if view.job is not None:
-            advice = waiting_advice(view.job) or completing_advice(slurm, view.job)
+def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
+    """The status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    events = load_events(find(name, job_dir, slurm))
+    with Bar("asking Slurm") as bar:
+        says, advice = _ask(events, slurm)
         bar.say("adding up the ledger")
-        return status_at(events, time.time(), view.describe(), advice)
+        return status_at(events, time.time(), says, advice)
+
+
+def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[str, str]:
+    """What Slurm says of the job, and what the job waits for."""
+    view = view_of(events, slurm)
+    waits = "" if view.job is None else waiting_advice(view.job) or completing_advice(slurm, view.job)
+    return view.describe(), waits
 
 
 INCIDENT_STYLES = {

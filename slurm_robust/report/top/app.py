@@ -193,7 +193,7 @@ class Page(Screen[None]):
 
     def action_back(self) -> None:
         """Leave this screen, unless it is the first."""
-        if len(self.app.screen_stack) > self.top.first:
+        if self is not self.top.page:
             self.app.pop_screen()
 
     def action_help(self) -> None:
@@ -254,7 +254,7 @@ class JobPage(Page):
         """With what is switched on."""
         shown = "wrong" if self._wrong else "all"
         return f"q quit  s sort: {self._order.value}  w show: {shown}  i incidents  ? help" + (
-            "  Esc jobs" if self.top.first == 1 else ""
+            "  Esc jobs" if len(self.top.names) > 1 else ""
         )
 
     def draw(self) -> None:
@@ -402,8 +402,8 @@ class Top(App[None]):
         self._views: dict[int, JobView] = {}
         self._every_s = every_s
         self._looker = Looker(feeds, lambda number, view: self._tell(number, view), every_s)
-        self.first = 1 if len(feeds) > 1 else 2
-        """So many screens stay: the empty one of every app, and of one job its own."""
+        self.page: Page = JobsPage() if len(feeds) > 1 else JobPage(0)
+        """The first, to which all others come back."""
 
     @property
     def views(self) -> Mapping[int, JobView]:
@@ -412,8 +412,7 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         """The app runs."""
-        self.push_screen(JobsPage() if len(self.names) > 1 else JobPage(0))
-        self.first = len(self.screen_stack) + 1
+        self.push_screen(self.page)
         self._looker.start()
         self.set_interval(SLOW_S / 2, self._watch)
 

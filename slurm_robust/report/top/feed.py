@@ -155,7 +155,7 @@ class JobFeed:
         self._wall, self._mono = wall, mono
         self._journal = Follower(directory.journal)
         self._seen: tuple[int, int] = (-1, -1)  # epoch and number of the newest moment
-        self._changed = -1.0  # when that was new, by the monotonic clock
+        self._changed: float | None = None  # when that was new, by the monotonic clock
         self._incidents: tuple[IncidentRow, ...] = ()
         self._incidents_due = False
         self._progress: ev.ProgressMade | ev.FirstStep | None = None
@@ -181,7 +181,7 @@ class JobFeed:
             age_s = max(0.0, now - self._newest_t) if self._newest_t else 0.0
             moment = self._by_journal(state, now)
         else:
-            age_s = mono - self._changed
+            age_s = mono - (self._changed or mono)
         phase, reason = phase_of(self._journal.events, state)
         return JobView(
             folder=str(self.directory.path),
@@ -210,7 +210,7 @@ class JobFeed:
         except NotAMoment as error:
             return None, f"{path.name} is not understood: {one_line(str(error))}"
         mono = self._mono()
-        if self._changed < 0:
+        if self._changed is None:
             # Only one look so far: the clocks of two machines have to do.
             self._changed = mono - max(0.0, self._wall() - found.t)
         elif (found.epoch, found.number) != self._seen:

@@ -135,7 +135,7 @@ def _labelled(label: str, text: str, width: int, style: str) -> list[Line]:
 def _title(view: JobView, width: int) -> Line:
     moment = view.moment
     name = f"job {moment.job_id}" if moment.job_id else view.folder
-    state = view.state + (f" (exit code {moment.code})" if moment.code is not None else "")
+    state = plain(view.state) + (f" (exit code {moment.code})" if moment.code is not None else "")
     fresh = f"live, {age(view.age_s)} s ago" if view.age_s < 9.95 else f"live, {age(view.age_s)} ago"
     right = fresh if view.live else "by the journal alone"
     more = f"generation {moment.generation}, run {moment.run}"
@@ -447,10 +447,10 @@ def incident_lines(rows: Sequence[IncidentRow], width: int) -> list[Line]:
 
 
 HELP: tuple[Line, ...] = tuple(
-    ((fit(key, 16), "strong"), (text, ""))
+    ((fit(key, 20), "strong"), (text, ""))
     for key, text in (
         ("arrows, j k", "select a node, or a job"),
-        ("PgUp PgDn", "a page up or down; Home and End go to the first and the last"),
+        ("PgUp PgDn", "a page up or down; Home, End: the first, the last"),
         ("Enter", "in the list of jobs: open the selected one"),
         ("Esc", "back"),
         ("s", "sort nodes: slot, wrong first, step, age of step, s/step, name"),
@@ -458,11 +458,11 @@ HELP: tuple[Line, ...] = tuple(
         ("i", "incidents"),
         ("q, Ctrl-C", "quit"),
         ("", ""),
-        ("age", "since the node's last rank completed its newest step"),
+        ("age", "since its last rank completed its newest step"),
         ("heard", "since the controller heard the node's agent"),
-        ("memory, peer, disk", "newest step of the copies on the node: its own, of others, on its disk"),
+        ("memory, peer, disk", "newest step of copies: own, of others, on disk"),
         ("", ""),
-        ("", "times: 0.4 and 12 are seconds, 5m minutes, 3h hours, 4d days"),
+        ("", "0.4 and 12 are seconds, 5m minutes, 3h hours, 4d days"),
         ("", "'srobust incident JOB N' has the report on an incident"),
     )
 )
