@@ -160,7 +160,7 @@ def _training(moment: JobMoment) -> Line:
     if moment.step_age_s is not None:
         parts[0] += f", {duration(moment.step_age_s)} ago"
     if moment.step_s is not None or moment.usual_step_s is not None:
-        usual = f" (usually {moment.usual_step_s:.3g})" if moment.usual_step_s is not None else ""
+        usual = f" (p50 {moment.usual_step_s:.3g})" if moment.usual_step_s is not None else ""
         now = f"{moment.step_s:.3g}" if moment.step_s is not None else "-"
         parts.append(f"{now} s/step{usual}")
     line: list[Piece] = [(fit("training", _LABEL) + " ", "label"), (", ".join(parts), "")]
@@ -169,7 +169,7 @@ def _training(moment: JobMoment) -> Line:
     elif moment.loss is not None:
         line.append((f", loss {moment.loss:.4g}", ""))
     if moment.grad_norm is not None:
-        line.append((f", grad norm {moment.grad_norm:.3g}", ""))
+        line.append((f", grad {moment.grad_norm:.3g}", ""))
     return tuple(line)
 
 

@@ -75,7 +75,7 @@ def test_the_head_answers_what_is_asked() -> None:
     text = shown(head(view(moment, state="recovering"), 80))
     for part in (
         "job 4711  recovering", "generation 5, run 2", "live, 1.2 s ago", "step 1,200",
-        "1.25 s/step (usually 1.2)",
+        "1.25 s/step (p50 1.2)",
         "loss 2.123", "97.3%, of the last hour 99.1%", "stopping for 12 min: gpu0007 is silent",
         "incident 4 for 12 s: node lost", "evict gpu0007, sp1 takes its slot", "memory 1,200, peer 1,196",
         "storage 1,000 (4 min ago)", "4: 3 training, 1 silent", "standbys: 1 rehearsed",
