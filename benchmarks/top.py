@@ -26,9 +26,12 @@ from msgspec import structs
 from rich.table import Table
 
 from benchmarks import common
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import transitions as to
+from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
-from slurm_robust.controller.moment import Heard, Moments, Picture, Storage
+from slurm_robust.controller.moment import Moments, Storage, picture
+from slurm_robust.controller.stages.table import build
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.job import JobDirectory
@@ -66,36 +69,34 @@ def heartbeat(node: str, first: int, step: int, world: int) -> Heartbeat:
     )  # fmt: skip
 
 
-def picture_of(nodes: int, step: int) -> Picture:
-    """Of a job of so many nodes at ``step``, as new as a controller's."""
+def core_of(nodes: int) -> Core:
+    """A controller's core whose generation runs."""
     slots = tuple(f"gpu{number:04d}" for number in range(nodes))
-    world = nodes * RANKS
-    agents = {
-        node: Heard(heartbeat(node, slot * RANKS, step, world), float(step), float(step), "")
-        for slot, node in enumerate(slots)
-    }
     state = JobState(
         run_id=RUN, job_id=4711, epoch=1, slots=slots, generation=1, running=True, nproc_per_node=RANKS
     )
-    return Picture(
-        now=Now(mono=step + 0.5, wall=time.time()), state=state, agents=agents, stage="running",
-        came_by=to.ToRunning(agents={}), stage_since=0.0, mode="act", node_dead_s=5.0, usual_step_s=1.0,
-        ending="", held=False, listed={}, storage=Storage(), news=[],
-    )  # fmt: skip
+    now = Now(mono=0.0, wall=time.time())
+    return Core(JobConfig(), state, build, to.ToRunning(agents={node: f"{node}-1" for node in slots}), now)
 
 
 def controller_side(nodes: int, reps: int) -> tuple[dict[str, object], JobMoment]:
-    """Milliseconds of CPU for one moment, and its size."""
-    moments, makes, encodes = Moments(), [], []
+    """Milliseconds of CPU for one moment: of the loop, and of the thread beside it; and its size."""
+    core, moments = core_of(nodes), Moments()
+    pictures, makes, encodes = [], [], []
     for step in range(100, 100 + reps):
-        seen = picture_of(nodes, step)
+        for slot, node in enumerate(core.state.slots):
+            core.fleet.hear(heartbeat(node, slot * RANKS, step, nodes * RANKS), float(step))
         begun = time.thread_time()
+        seen = picture(core, Now(mono=step + 0.5, wall=time.time()), (), Storage())
+        taken = time.thread_time()
         moment = moments.make(seen)
         made = time.thread_time()
         data = encode(moment)
-        makes.append(1e3 * (made - begun))
+        pictures.append(1e3 * (taken - begun))
+        makes.append(1e3 * (made - taken))
         encodes.append(1e3 * (time.thread_time() - made))
     facts: dict[str, object] = {
+        "picture_ms": statistics.median(pictures),
         "make_ms": statistics.median(makes),
         "encode_ms": statistics.median(encodes),
         "bytes": len(data),

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from msgspec import structs
+
 from slurm_robust.controller import transitions as to
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
@@ -19,9 +21,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.moment import (
-    FORMAT,
     MOST_ALERTS,
-    CompanionMoment,
     JobMoment,
     NodeMoment,
     NodeState,
@@ -30,7 +30,7 @@ from slurm_robust.model.moment import (
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
-from slurm_robust.report.moment import MOST_TEXT, IncidentFollower
+from slurm_robust.report.moment import MOST_TEXT, IncidentFollower, of_state
 from slurm_robust.util.text import count, one_line
 from slurm_robust.wire.messages import Heartbeat, Phase
 
@@ -150,61 +150,51 @@ class Moments:
         copies = self._look_at_copies(seen)
         own = [_Own(node, seen, copies.get(node, _NO_COPIES)) for node in state.slots]
         slots = [self._node(one, slot, seen) for slot, one in enumerate(own)]
-        known = [one.last for one in own if one.last is not None]
-        # Compared by when the step was completed, since heartbeats are of different ages.
-        last = min(known, key=lambda each: (each.step, each.age_s), default=None)
-        ranks, world = sum(one.ranks for one in own), state.placement.world_size
-        whole = last is not None and ranks >= world
-        if last is not None and whole:
-            self._job.see(last.step, mono - last.age_s)
         ettr, ettr_hour, at = self._ettr or (None, None, mono)
-        left_s = None if state.time_limit_s is None else state.allocated + state.time_limit_s - seen.now.wall
-        return JobMoment(
-            format=FORMAT,
-            t=seen.now.wall,
+        moment = structs.replace(
+            of_state(state, seen.now.wall),
             number=self._number,
-            job_id=state.job_id,
-            run_id=state.run_id,
-            run=max(0, state.restart_count),
-            epoch=state.epoch,
-            host=state.own_node,
             mode=seen.mode,
-            generation=state.generation,
             stage=seen.stage,
             stage_why=one_line(why(seen.came_by, seen.ending), MOST_TEXT),
             stage_s=max(0.0, mono - seen.stage_since),
-            world=world,
-            ranks=ranks,
-            step=last.step if last is not None and whole else -1,
-            step_age_s=last.age_s if last is not None else None,
-            step_s=self._job.seconds_per_step,
             usual_step_s=seen.usual_step_s or None,
-            best_step=state.best_step,
-            reports=all(one.reported for one in own),
-            loss=_finite(last.loss) if last is not None else None,
-            grad_norm=_finite(last.grad_norm) if last is not None else None,
-            non_finite=any(one.non_finite for one in own),
-            restored_step=state.restored_step,
             nodes=(*slots, *_without_slot(seen)),
-            companions=tuple(
-                CompanionMoment(job_id=job_id, source=one_line(str(one.source), MOST_TEXT), node=one.node)
-                for job_id, one in state.companions.items()
-            ),
-            opened=state.incidents,
-            closed=state.incidents - (state.incident is not None),
             incident=self._incident.at(state, seen.now.wall),
             tiers=tuple(_tiers(own, seen)),
             ettr=ettr,
             ettr_hour=ettr_hour,
             ettr_age_s=mono - at if self._ettr else None,
-            left_s=left_s,
             ending=one_line(seen.ending, MOST_TEXT),
             held=seen.held,
             behind=seen.storage.behind,
             trouble=one_line(seen.storage.trouble, MOST_TEXT),
             missed=missed,
             final=final,
-            code=state.ended.code if state.ended is not None else None,
+        )
+        return self._with_training(moment, own, mono)
+
+    def _with_training(self, moment: JobMoment, own: Sequence[_Own], mono: float) -> JobMoment:
+        """``moment`` with what all ranks report together."""
+        # Compared by when the step was completed, since heartbeats are of different ages.
+        known = [one.last for one in own if one.last is not None]
+        last = min(known, key=lambda each: (each.step, each.age_s), default=None)
+        ranks = sum(one.ranks for one in own)
+        if last is None:
+            return moment
+        whole = ranks >= moment.world
+        if whole:
+            self._job.see(last.step, mono - last.age_s)
+        return structs.replace(
+            moment,
+            ranks=ranks,
+            step=last.step if whole else -1,
+            step_age_s=last.age_s,
+            step_s=self._job.seconds_per_step,
+            reports=all(one.reported for one in own),
+            loss=_finite(last.loss),
+            grad_norm=_finite(last.grad_norm),
+            non_finite=any(one.non_finite for one in own),
         )
 
     def _look_at_copies(self, seen: Picture) -> Mapping[str, _Copies]:

@@ -1,15 +1,42 @@
-"""The incident that is open, as a moment tells of it: followed event by event."""
+"""What of a moment follows from the journal alone: the job's state, and the incident that is open."""
 
 from __future__ import annotations
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.moment import IncidentMoment
+from slurm_robust.model.moment import FORMAT, CompanionMoment, IncidentMoment, JobMoment
 from slurm_robust.model.state import JobState
 from slurm_robust.report.incident_text import actions_text
 from slurm_robust.util.text import one_line
 
 MOST_TEXT = 300
 """Characters of each text; the journal has all of it."""
+
+
+def of_state(state: JobState, now: float) -> JobMoment:
+    """What ``state`` knows of a job at wall-clock time ``now``; nothing of its nodes."""
+    return JobMoment(
+        format=FORMAT,
+        t=now,
+        job_id=state.job_id,
+        run_id=state.run_id,
+        run=max(0, state.restart_count),
+        epoch=state.epoch,
+        host=state.own_node,
+        generation=state.generation,
+        world=state.placement.world_size,
+        best_step=state.best_step,
+        reports=state.reports,
+        usual_step_s=state.pace.p50_s or None,
+        restored_step=state.restored_step,
+        companions=tuple(
+            CompanionMoment(job_id=job_id, source=one_line(str(one.source), MOST_TEXT), node=one.node)
+            for job_id, one in state.companions.items()
+        ),
+        opened=state.incidents,
+        closed=state.incidents - (state.incident is not None),
+        left_s=None if state.time_limit_s is None else state.allocated + state.time_limit_s - now,
+        code=state.ended.code if state.ended is not None else None,
+    )
 
 
 class IncidentFollower:

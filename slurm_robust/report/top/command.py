@@ -9,11 +9,11 @@ from pathlib import Path
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
+from slurm_robust.report.console import show as print_json
 from slurm_robust.report.find import NoSuchJob, find
 from slurm_robust.report.slurmview import make_slurm
-from slurm_robust.report.top.feed import JobFeed
+from slurm_robust.report.top.feed import JobFeed, JobView
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.util.text import as_json
 
 MOST_JOBS = 200
 """Of a folder, those whose journal has changed last."""
@@ -36,13 +36,13 @@ def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
     feeds = [JobFeed(directory, slurm) for directory in directories(names, job_dir, slurm)]
     if json:
         views = [look_through(feed) for feed in feeds]
-        print(as_json(views[0] if len(names) == 1 else views))
+        print_json(views[0] if len(names) == 1 else views, lambda _: "", json=True)
         return 0
     show(feeds)
     return 0
 
 
-def look_through(feed: JobFeed) -> object:
+def look_through(feed: JobFeed) -> JobView:
     """One view, of the whole journal."""
     view = feed.look()
     while feed.is_behind:
@@ -72,7 +72,7 @@ def check_terminal(names: Sequence[str]) -> None:
     job = names[0] if names else "JOB"
     instead = f"srobust status {job} --watch"
     # Textual writes to standard error.
-    streams = {"input": sys.__stdin__, "output": sys.__stdout__, "error": sys.__stderr__}
+    streams = {"input": sys.stdin, "output": sys.stdout, "error": sys.stderr}
     for name, stream in streams.items():
         if stream is None or not stream.isatty():
             raise NoScreen(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
@@ -15,9 +16,7 @@ from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import Events, fold
 from slurm_robust.model.moment import (
-    FORMAT,
     OLD_S,
-    CompanionMoment,
     JobMoment,
     NodeMoment,
     NodeState,
@@ -28,7 +27,7 @@ from slurm_robust.model.moment import (
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.report.incident_text import IncidentRow, incident_rows
-from slurm_robust.report.moment import IncidentFollower
+from slurm_robust.report.moment import IncidentFollower, of_state
 from slurm_robust.report.slurmview import view_of
 from slurm_robust.report.status import phase_of
 from slurm_robust.slurm.client import SlurmClient
@@ -246,46 +245,20 @@ class JobFeed:
         ledger = self._summary(now)
         last = self._progress
         phase, reason = phase_of(self._journal.events, state)
-        return JobMoment(
-            format=FORMAT,
-            t=now,
-            number=0,
-            job_id=state.job_id,
-            run_id=state.run_id,
-            run=max(0, state.restart_count),
-            epoch=state.epoch,
-            host=state.own_node,
-            mode="",
-            generation=state.generation,
+        return structs.replace(
+            of_state(state, now),
             stage=phase,
             stage_why=one_line(reason),
-            stage_s=0.0,
-            world=state.placement.world_size,
-            ranks=0,
             step=last.step if last is not None else -1,
             step_age_s=max(0.0, now - last.t) if last is not None else None,
-            step_s=None,
-            usual_step_s=state.pace.p50_s or None,
-            best_step=state.best_step,
-            reports=state.reports,
             loss=last.loss if isinstance(last, ev.ProgressMade) else None,
             grad_norm=last.grad_norm if isinstance(last, ev.ProgressMade) else None,
-            non_finite=False,
-            restored_step=state.restored_step,
             nodes=tuple(_nodes(state)),
-            companions=tuple(
-                CompanionMoment(job_id=job_id, source=one_line(str(one.source)), node=one.node)
-                for job_id, one in state.companions.items()
-            ),
-            opened=state.incidents,
-            closed=state.incidents - (state.incident is not None),
             incident=self._incident.at(state, now),
             tiers=_stored(state, now),
             ettr=ledger.ettr if ledger is not None else None,
             ettr_hour=ledger.ettr_window if ledger is not None else None,
-            left_s=None,
             final=state.ended is not None,
-            code=state.ended.code if state.ended is not None else None,
         )
 
     def _summary(self, now: float) -> Summary | None:
