@@ -168,6 +168,8 @@ class Page(Screen[None]):
 
     KEYS = "q quit  Esc back"
 
+    _is_built = False
+
     @property
     def top(self) -> Top:
         """The app."""
@@ -178,18 +180,24 @@ class Page(Screen[None]):
         """The line of keys."""
         return self.KEYS
 
+    def redraw(self) -> None:
+        """Show what is known now, if there is something to show it on yet."""
+        if self._is_built:
+            self.draw()
+
     def draw(self) -> None:
         """Show what is known now."""
         self.query_one("#keys", Lines).show([((f" {self.keys()}", "label"),)])
 
     def on_mount(self) -> None:
         """The screen is there."""
+        self._is_built = True
         self.query_one(Rows).focus()
         self.draw()
 
     def on_resize(self, event: events.Resize) -> None:
         """The window has another size."""
-        self.draw()
+        self.redraw()
 
     def action_back(self) -> None:
         """Leave this screen, unless it is the first."""
@@ -435,9 +443,9 @@ class Top(App[None]):
         self._views[message.number] = message.view
         shown = self.screen
         if isinstance(shown, JobsPage) or (isinstance(shown, JobPage) and shown.number == message.number):
-            shown.draw()
+            shown.redraw()
 
     def _watch(self) -> None:
         """Storage may hang."""
         if self.trouble() and isinstance(self.screen, Page):
-            self.screen.draw()
+            self.screen.redraw()
