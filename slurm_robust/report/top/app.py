@@ -15,6 +15,7 @@ from rich.style import Style
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.geometry import Size
 from textual.message import Message
 from textual.screen import Screen
@@ -168,8 +169,6 @@ class Page(Screen[None]):
 
     KEYS = "q quit  Esc back"
 
-    _is_built = False
-
     @property
     def top(self) -> Top:
         """The app."""
@@ -181,9 +180,11 @@ class Page(Screen[None]):
         return self.KEYS
 
     def redraw(self) -> None:
-        """Show what is known now, if there is something to show it on yet."""
-        if self._is_built:
+        """Show what is known now, unless the screen is still being built, or taken down already."""
+        try:
             self.draw()
+        except NoMatches:
+            pass  # of a part that is not there
 
     def draw(self) -> None:
         """Show what is known now."""
@@ -191,7 +192,6 @@ class Page(Screen[None]):
 
     def on_mount(self) -> None:
         """The screen is there."""
-        self._is_built = True
         self.query_one(Rows).focus()
         self.draw()
 
@@ -441,11 +441,12 @@ class Top(App[None]):
     def on_top_seen(self, message: Seen) -> None:
         """A job was looked at."""
         self._views[message.number] = message.view
-        shown = self.screen
-        if isinstance(shown, JobsPage) or (isinstance(shown, JobPage) and shown.number == message.number):
-            shown.redraw()
+        for shown in self.screen_stack[-1:]:  # none, while the app ends
+            if isinstance(shown, JobsPage) or (isinstance(shown, JobPage) and shown.number == message.number):
+                shown.redraw()
 
     def _watch(self) -> None:
         """Storage may hang."""
-        if self.trouble() and isinstance(self.screen, Page):
-            self.screen.redraw()
+        for shown in self.screen_stack[-1:]:
+            if self.trouble() and isinstance(shown, Page):
+                shown.redraw()

@@ -70,9 +70,9 @@ def folder(tmp_path: Path) -> FakeFolder:
 
 def test_it_shows_moves_sorts_and_filters(folder: FakeFolder) -> None:
     async def test(pilot: Pilot[None], app: Top) -> None:
-        text = await until(pilot, app, "gpu0000")
+        await until(pilot, app, "gpu0000")
+        text = await until(pilot, app, "1,200: 1,199 training, 1 silent; standbys: 1 rehearsed")
         assert len(text.splitlines()) == 24
-        assert "1,200: 1,199 training, 1 silent; standbys: 1 rehearsed" in text
         await pilot.press("down", "down")
         await until(pilot, app, "gpu0002  slot 2, ranks 16-23")
         await pilot.press("end")
