@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from rich import box
@@ -188,13 +188,20 @@ def main(name: str, *, json: bool, job_dir: str | None) -> int:
     return 0
 
 
-def watch(name: str, every_s: float, *, job_dir: str | None) -> int:
+def watch(
+    name: str,
+    every_s: float,
+    *,
+    job_dir: str | None,
+    slurm: SlurmClient | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> int:
     """Show the status again every ``every_s`` seconds, until the job has ended or Ctrl-C.
 
-    In place where the cursor can be moved, else one below the other.
+    In place where the cursor can be moved, else one below the other. ``pause`` waits for so many seconds.
     Raises ``NoSuchJob``, ``JournalDamaged``.
     """
-    slurm, screen = make_slurm(), Screen()
+    slurm, screen = slurm or make_slurm(), Screen()
     directory = find(name, job_dir, slurm)
     in_place = screen.is_terminal and not screen.is_dumb_terminal
     live = Live(
@@ -221,7 +228,7 @@ def watch(name: str, every_s: float, *, job_dir: str | None) -> int:
                 screen.file.flush()
             if status.exit_code is not None:
                 return 0
-            time.sleep(max(every_s, WATCH_SHARE * (time.monotonic() - begun)))
+            pause(max(every_s, WATCH_SHARE * (time.monotonic() - begun)))
 
 
 def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.standby import StandbyStage
-from slurm_robust.report.status import render, status_at, status_of
+from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.sample_events import run_started
@@ -191,29 +190,29 @@ def test_phases_by_the_command_line(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_watched_job_is_shown_until_it_has_ended(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looks = iter((False, True))
+    pauses: list[float] = []
 
-    def then(seconds: float) -> None:
-        assert seconds >= 5.0
-        assert next(looks) is False
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
         with (folder / "journal.jsonl").open("ab") as file:
             file.write(ev.encode_event(ev.RunEnded(t=3.0, code=0, reason="done", final=True)) + b"\n")
 
-    monkeypatch.setattr(time, "sleep", then)
-    assert main(["status", str(folder), "--watch", "5"]) == 0
+    assert watch(str(folder), 5.0, job_dir=None, slurm=slurm, pause=pause) == 0
     shown = capsys.readouterr().out
+    assert len(pauses) == 1
+    assert pauses[0] >= 5.0
     assert shown.count("every 5 s") == 2
     assert shown.index("starting") < shown.index("finished")
 
 
-def test_ctrl_c_ends_watching_as_any_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_watching_as_it_ends_any_command(folder: Path, slurm: FakeSlurm) -> None:
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", interrupt)
-    assert main(["status", str(folder), "--watch"]) == ExitCode.INTERRUPTED
+    with pytest.raises(KeyboardInterrupt):  # which main() turns into exit code 130
+        watch(str(folder), 1.0, job_dir=None, slurm=slurm, pause=interrupt)
 
 
 @pytest.mark.parametrize("other", ["--json", "--phases"])
