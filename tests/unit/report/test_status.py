@@ -15,7 +15,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.standby import StandbyStage
-from slurm_robust.report.status import render, status_at, status_of
+from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.sample_events import run_started
@@ -184,3 +184,37 @@ def test_phases_by_the_command_line(folder: Path, capsys: pytest.CaptureFixture[
     assert main(["status", str(folder), "--phases", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["generation"], shown["phases"]) == (2, [])
+
+
+# -- watching ----------------------------------------------------------------------------------------
+
+
+def test_a_watched_job_is_shown_until_it_has_ended(
+    folder: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        with (folder / "journal.jsonl").open("ab") as file:
+            file.write(ev.encode_event(ev.RunEnded(t=3.0, code=0, reason="done", final=True)) + b"\n")
+
+    assert watch(str(folder), 5.0, job_dir=None, slurm=slurm, pause=pause) == 0
+    shown = capsys.readouterr().out
+    assert len(pauses) == 1
+    assert pauses[0] >= 5.0
+    assert shown.count("every 5 s") == 2
+    assert shown.index("starting") < shown.index("finished")
+
+
+def test_ctrl_c_ends_watching_as_it_ends_any_command(folder: Path, slurm: FakeSlurm) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # which main() turns into exit code 130
+        watch(str(folder), 1.0, job_dir=None, slurm=slurm, pause=interrupt)
+
+
+@pytest.mark.parametrize("other", ["--json", "--phases"])
+def test_watching_goes_with_no_other_form(folder: Path, other: str) -> None:
+    assert main(["status", str(folder), "--watch", "1", other]) == ExitCode.USAGE
