@@ -454,7 +454,7 @@ def slurm_refuses(fault: Fault, rules: Rules, state: JobState) -> Verdict | None
 
 
 def unreachable(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """Many nodes fell silent together, or are lent no more: it is not the nodes, and training goes on without."""
+    """Many nodes fell silent together, or are lent no more: it is not the nodes, and training goes on."""
     if not fault.unreachable or not fault.lost:
         return None
     return Verdict(

@@ -151,6 +151,7 @@ def test_slurm_as_the_witness_of_nodes(world: Steps) -> None:
     assert second.message == "DOWN+NOT_RESPONDING (Not responding), no longer part of the job"
     assert second.against
     assert other.against  # it is idle, but not ours
+    assert [one.left for one in (first, second, other)] == [False, False, True]
 
 
 def test_at_the_end_of_the_run_no_srun_is_left_not_even_one_that_an_earlier_controller_started(

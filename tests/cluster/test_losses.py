@@ -1,0 +1,90 @@
+"""More nodes die than there are standbys, at once or while these are woken: the next fallback follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.sandbox import Sandbox
+from tests.cluster.protected_job import USER, ProtectedJob
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+
+NAME = "srobust_spares"
+
+
+@pytest.fixture
+def cluster(sandboxes: Callable[..., Sandbox]) -> Sandbox:
+    return sandboxes(nodes=7, slurmd_timeout_s=20, cred_expire_s=5, accounting=False)
+
+
+def submit(
+    cluster: Sandbox, slots: int, spares: int = 0, companions: str = "", step_s: float = 0.3
+) -> ProtectedJob:
+    (cluster.home(USER) / "losses.yaml").write_text(f"companions: {{{companions}}}\n")
+    options = f"--config losses.yaml --nproc-per-node 1 --spares {spares}"
+    return ProtectedJob(
+        cluster, f"{options} tiny.py --out OUT --steps 50 --step-s {step_s}", nodes=slots + spares
+    )
+
+
+def weights(cluster: Sandbox, slots: int) -> str:
+    """Hash of the final weights without a fault."""
+    job = submit(cluster, slots, step_s=0)
+    assert job.wait_end() == 0, job.log
+    job.wait_left()
+    return job.out.read_text()
+
+
+def report(job: ProtectedJob) -> str:
+    """On the first incident."""
+    command = ["srobust", "incident", str(job.id), "1"]
+    return job.sandbox.exec(command, user=USER, timeout_s=30.0, check=True).stdout
+
+
+def test_two_nodes_at_once_with_one_standby_and_a_reservation_of_others(cluster: Sandbox) -> None:
+    expected = weights(cluster, 3)
+    made = ["starttime=now", "duration=UNLIMITED", "users=bob", "nodes=n7", f"reservationname={NAME}"]
+    cluster.exec(["scontrol", "create", "reservation", *made], user="root", check=True)
+    job = submit(cluster, 3, 1, f"reservation: {NAME}")
+    job.wait_step(5)
+    lost = job.state.slots[1:]
+    for node in lost:
+        cluster.fault.power_cut(node)
+    job.wait(lambda: job.events(ev.RequeueStarted), 120, "requeue")
+    # Four nodes are left, and the job needs all of them.
+    cluster.exec(["scontrol", "delete", f"reservationname={NAME}"], user="root", check=True)
+    job.wait(lambda: job.state.restart_count == 1, 150, "next run of the job")
+    assert job.wait_end() == 0
+    assert job.out.read_text() == expected
+    (refused,) = job.events(ev.NotLent)
+    assert "Access denied to requested reservation" in refused.reason
+    assert not set(lost) & {*job.state.slots, *job.state.spares}
+    told = report(job)
+    assert "2 nodes to replace, 1 standby left" in told
+    assert "Access denied to requested reservation" in told
+
+
+def test_all_standbys_die_while_they_are_woken(cluster: Sandbox) -> None:
+    expected = weights(cluster, 2)
+    job = submit(cluster, 2, 2, "partition: true")
+    job.wait_step(5)
+    standbys, slot = job.state.spares, job.state.slots[1]
+    cluster.fault.power_cut(slot)
+    job.wait(lambda: job.state.slots[1] in standbys, 60, "a standby is to take the slot")
+    for node in standbys:
+        cluster.fault.power_cut(node)
+    job.wait(lambda: job.state.slots[1] in job.state.lenders, 150, "a node of the partition")
+    job.wait_recovered(1)
+    assert job.wait_end() == 0
+    assert job.out.read_text() == expected
+    assert job.events(ev.RequeueStarted) == []
+    assert slot in job.state.evicted
+    assert set(job.state.evicted) <= {slot, *standbys}, "nobody else is to blame"
+    assert "from the partition" in report(job)
+    left = "srobust-companion-"
+    names = ["squeue", "--noheader", "--format=%j"]
+    wait_for(lambda: left not in cluster.exec(names, user="root").stdout, 90, "all companions have ended")
