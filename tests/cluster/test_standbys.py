@@ -50,7 +50,7 @@ def end(job: ProtectedJob) -> None:
     job.wait_left()
 
 
-def tests_of(job: ProtectedJob) -> dict[str, Outcome]:
+def outcomes(job: ProtectedJob) -> dict[str, Outcome]:
     return {event.node: event.outcome for event in job.events(ev.StandbyTested)}
 
 
@@ -61,13 +61,13 @@ def test_a_bad_standby_and_a_used_one_are_replaced_before_they_are_needed(site: 
     network_link.configure(site, bad, BROKEN)
     job.wait(lambda: bad in job.state.evicted, 200, "end of the bad standby")
     assert "health: " in job.state.evicted[bad]
-    assert tests_of(job) == {bad: Outcome.FAIL}
+    assert outcomes(job) == {bad: Outcome.FAIL}
     assert job.events(ev.IncidentOpened) == []
     job.wait(lambda: job.state.spares, 60, "another standby")
     (lent,) = job.state.spares
     assert lent in SHARED
-    job.wait(lambda: lent in tests_of(job), 120, "its quick test")
-    assert tests_of(job)[lent] is Outcome.PASS
+    job.wait(lambda: lent in outcomes(job), 120, "its quick test")
+    assert outcomes(job)[lent] is Outcome.PASS
     learned = job.state.learned
     assert learned is not None
     assert "xmlrpc.client" in learned.modules
