@@ -145,9 +145,11 @@ class Standbys:
         """Whether anything has changed."""
         found = self._seen(node, heartbeat, now)
         known = self._context.state.standbys.get(node)
-        if known is not None and (known.stage, known.reason) == (found.stage, found.reason):
+        if known is not None and _shown(known) == _shown(found):
             return False
         self._context.record(found)
+        if known is not None and known.stage is found.stage:
+            return True
         if found.stage is StandbyStage.REHEARSED:
             self._context.emit(Say(text=f"standby {node} has rehearsed in {found.took_s:.0f} s"))
         elif found.stage is StandbyStage.REHEARSAL_FAILED:
@@ -172,7 +174,9 @@ class Standbys:
                 reason, took_s = test.text, test.took_s
         else:
             stage = StandbyStage.LOADED
-        return ev.StandbyChanged(t=now.wall, node=node, stage=stage, reason=reason, took_s=took_s)
+        return ev.StandbyChanged(
+            t=now.wall, node=node, stage=stage, reason=reason, took_s=took_s, loaded=heartbeat.loaded
+        )
 
     def _tell_if_alike(self, what: str, reason: str, now: Now) -> None:
         if reason and what not in self._told:
@@ -214,6 +218,11 @@ class Standbys:
             limit_s=config.rehearse_s,
             writes=config.rehearse_writes,
         )
+
+
+def _shown(event: ev.StandbyChanged) -> tuple[StandbyStage, str, int]:
+    """What is written down when it changes."""
+    return event.stage, event.reason, event.loaded
 
 
 def _rehearses(heartbeat: Heartbeat) -> bool:

@@ -365,6 +365,8 @@ class StandbyChanged(Event):
     """Of a rehearsal that failed or was not possible."""
     took_s: float = 0.0
     """That the rehearsal took, if it is over."""
+    loaded: int = 0
+    """The newest :class:`ModulesLearned` by which its zygote was told what to import, 0 for none."""
 
 
 class StandbyTested(Event):

@@ -22,7 +22,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.notice import NOTIFIED
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.model.standby import StandbyStage
+from slurm_robust.model.standby import STAGES, StandbyStage
 from slurm_robust.model.state import JobState
 from slurm_robust.report.console import Bar, Screen, facts_table, seconds, show
 from slurm_robust.report.find import find, load_events
@@ -48,24 +48,38 @@ SLURM_EVERY_S = 15.0
 
 
 class StandbyRow(Record):
-    """A spare on its way to be fit to take a slot."""
+    """A standby on its way into the world."""
 
     stage: str
-    """``starting``, ``loading``, ``loaded``, ``rehearsing``, ``rehearsed`` or ``rehearsal failed``."""
+    """One of the stages of [standbys](standbys.md), in their order."""
 
     reason: str = ""
-    """Why the rehearsal failed, or was not possible."""
+    """Why the quick test or the rehearsal failed, gave no answer, or was not possible."""
 
     took_s: float = 0.0
-    """That the rehearsal took, if it is over."""
+    """That the quick test or the rehearsal took, if it is over."""
+
+    test: str = ""
+    """``pass``, ``fail`` or ``unknown``, "" as long as the quick test is not over."""
+
+    imports: bool = False
+    """Its zygote was told to import what the job was seen to import."""
 
     def describe(self) -> str:
-        """``rehearsed in 12 s, asleep``."""
+        """``rehearsed in 12 s, asleep, with the job's imports``."""
+        with_imports = ", with the job's imports" if self.imports else ""
         if self.stage == StandbyStage.REHEARSED.value:
-            return f"rehearsed in {self.took_s:.0f} s, asleep"
-        if self.stage == StandbyStage.REHEARSAL_FAILED.value:
-            return f"rehearsal failed, taken last: {self.reason}"
-        return self.stage + (f", not rehearsed: {self.reason}" if self.reason else "")
+            told = "" if self.test in ("", "pass") else "; taken last: its quick test did not pass"
+            return f"rehearsed in {self.took_s:.0f} s, asleep{with_imports}{told}"
+        if self.stage in _TAKEN_LAST:
+            return f"{self.stage}, taken last: {self.reason}"
+        return self.stage + with_imports + (f", not rehearsed: {self.reason}" if self.reason else "")
+
+
+_TAKEN_LAST = tuple(
+    stage.value
+    for stage in (StandbyStage.TEST_FAILED, StandbyStage.TEST_UNANSWERED, StandbyStage.REHEARSAL_FAILED)
+)
 
 
 class Status(Record):
@@ -98,7 +112,7 @@ class Status(Record):
     companions: dict[int, Companion]
     """By job id."""
     standbys: dict[str, StandbyRow]
-    """How far each spare is on its way to be fit to take a slot."""
+    """How far each standby is on its way into the world, also after it has got a slot; the last come last."""
 
     evicted: dict[str, str]
     """Nodes that were given up, with the reason."""
@@ -147,7 +161,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
         spares=state.spares,
         aside={node: why.reason for node, why in state.aside.items() if node in state.spares},
         companions=dict(state.companions),
-        standbys={node: _standby(state, node) for node in state.spares},
+        standbys=_standbys(state),
         evicted=dict(state.evicted),
         incidents=incident_rows(events),
         ledger=summary_of(events, now),
@@ -159,11 +173,36 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
     )
 
 
+def _standbys(state: JobState) -> dict[str, StandbyRow]:
+    """Spares and nodes that were some in this run, by how far they are."""
+    rows = {
+        f"companion {job_id}": StandbyRow(stage=StandbyStage.PROVISIONING.value) for job_id in _coming(state)
+    }
+    rows |= {node: _standby(state, node) for node in state.spares}
+    taken = [node for node in state.slots if node in state.standbys]
+    is_up = state.running and state.steps_here >= 0
+    stage = StandbyStage.IN_WORLD if is_up else StandbyStage.WOKEN
+    rows |= {node: StandbyRow(stage=stage.value) for node in taken}
+    order = [stage.value for stage in STAGES]
+    return dict(sorted(rows.items(), key=lambda row: order.index(row[1].stage)))
+
+
+def _coming(state: JobState) -> list[int]:
+    """Companions that are to lend a node."""
+    return [job_id for job_id, companion in state.companions.items() if not companion.node]
+
+
 def _standby(state: JobState, node: str) -> StandbyRow:
-    known = state.standbys.get(node)
+    known, test = state.standbys.get(node), state.standby_tests.get(node)
     if known is None:
-        return StandbyRow(stage="starting")
-    return StandbyRow(stage=known.stage.value, reason=known.reason, took_s=known.took_s)
+        return StandbyRow(stage=StandbyStage.STARTING.value)
+    return StandbyRow(
+        stage=known.stage.value,
+        reason=known.reason,
+        took_s=known.took_s,
+        test=test.outcome.value if test is not None else "",
+        imports=state.learned is not None and known.loaded >= state.learned.number,
+    )
 
 
 def phase_of(events: Sequence[ev.AnyEvent], state: JobState | None = None) -> tuple[str, str]:

@@ -22,7 +22,9 @@ SBATCH = """#!/bin/bash
 export OMP_NUM_THREADS=1
 {settings}exec srobust run {options}
 """
-WITHOUT_PREPARATIONS = "export SROBUST_CONFIG_STANDBY_REHEARSE=false\n"
+WITHOUT_PREPARATIONS = """export SROBUST_CONFIG_STANDBY_TEST_S=0
+export SROBUST_CONFIG_STANDBY_REHEARSE=false
+"""
 _numbers = itertools.count()
 
 

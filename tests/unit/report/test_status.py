@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from slurm_robust.cli.main import main
@@ -13,6 +14,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.report.status import render, status_at, status_of, watch
@@ -147,6 +149,33 @@ def test_how_far_each_standby_is() -> None:
         "n5 starting",
     ):
         assert words in text
+
+
+def test_standbys_are_shown_in_the_order_of_their_stages_until_they_are_in_the_world() -> None:
+    taken = ev.AllocationTaken(
+        t=0.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2", "n3", "n4", "n5")
+    )
+    changes: list[ev.AnyEvent] = [
+        ev.ModulesLearned(t=1.0, number=2, modules=("yaml",), node="n1"),
+        ev.StandbyChanged(t=1.0, node="n2", stage=StandbyStage.TESTED, loaded=2),
+        ev.StandbyChanged(t=1.0, node="n3", stage=StandbyStage.TEST_UNANSWERED, reason="gemm: no answer"),
+        ev.StandbyTested(t=1.0, node="n4", outcome=Outcome.UNKNOWN, text="gemm: no answer", took_s=1.0),
+        ev.StandbyChanged(t=1.0, node="n4", stage=StandbyStage.REHEARSED, took_s=12.0, loaded=1),
+        ev.CompanionSubmitted(t=1.0, job_id=9, source=Source(reservation="spares")),
+    ]
+    rows = status_at([taken, *changes], 60.0).standbys
+    assert list(rows) == ["companion 9", "n5", "n3", "n2", "n4"]
+    assert [row.describe() for row in rows.values()] == [
+        "provisioning",
+        "starting",
+        "test unanswered, taken last: gemm: no answer",
+        "tested, with the job's imports",
+        "rehearsed in 12 s, asleep; taken last: its quick test did not pass",
+    ]
+    woken = structs.replace(launched(), slots=("n2",))
+    assert status_at([taken, *changes, woken], 60.0).standbys["n2"].stage == "woken"
+    step = ev.FirstStep(t=2.0, generation=woken.generation, step=1, reported=True)
+    assert status_at([taken, *changes, woken, step], 60.0).standbys["n2"].stage == "in the world"
 
 
 def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:
