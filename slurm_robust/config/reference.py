@@ -165,8 +165,10 @@ def docstrings(kind: type) -> dict[str, str]:
     for before, after in zip(definition.body, definition.body[1:], strict=False):
         if not isinstance(after, ast.Expr) or not isinstance(after.value, ast.Constant):
             continue
-        named = before.target if isinstance(before, ast.AnnAssign) else None
-        if isinstance(before, ast.Assign):
+        named: ast.expr | None = None
+        if isinstance(before, ast.AnnAssign):
+            named = before.target
+        elif isinstance(before, ast.Assign):
             named = before.targets[0]
         if isinstance(named, ast.Name) and isinstance(after.value.value, str):
             texts[named.id] = _joined(after.value.value)

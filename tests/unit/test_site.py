@@ -63,6 +63,18 @@ def test_only_the_generated_part_of_a_page_is_replaced() -> None:
         with_part("a page without the marks", "new")
 
 
+@pytest.mark.parametrize("file", [*BESIDE, *(f"docs/{page}" for page in WRITTEN)])
+def test_lists_and_tables_are_what_they_look_like(file: str) -> None:
+    """Python-Markdown, unlike others, wants an empty line before them, and four spaces within a list."""
+    text = re.sub(r"^```.*?^```$", "```", (CHECKOUT / file).read_text(), flags=re.MULTILINE | re.DOTALL)
+    lists = r"^(?![*|#>-]|\d+\. |  )\S.*\n(?:[*-]|\d+\.) .*"
+    tables = r"^[^|\n].*\n\|.*"
+    within = r"^ {1,3}(?:[*-] |\d+\. |```).*"
+    assert [
+        found[0] for rule in (lists, tables, within) for found in re.finditer(rule, text, re.MULTILINE)
+    ] == []
+
+
 # -- links that leave docs/ ----------------------------------------------------------------------------------
 
 
@@ -164,6 +176,7 @@ def test_the_site_is_built_without_a_warning_and_needs_no_other_host(tmp_path: P
         found |= {(page, url) for url in parser.urls if re.match(r"\s*['\"]?(?:[a-z]+:)?//", url)}
         # What the theme's script would fetch from elsewhere: diagrams.
         assert 'class="mermaid"' not in text, page
+        assert not re.search(r"^[*-] .*</p>", text, re.MULTILINE), f"{page}: a list that is none"
     for path in site.rglob("*.css"):
         urls = re.findall(r"(?:url\(|@import)\s*['\"]?((?:[a-z]+:)?//[^'\")]+)", path.read_text())
         found |= {(path.name, url) for url in urls}
