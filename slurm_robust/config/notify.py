@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from slurm_robust.config.section import SECRET, Contradiction, Folder, Positive, Seconds, Section
 from slurm_robust.model.notice import Kind, Severity
+from slurm_robust.util.text import without_urls
 
 _NonEmpty = Annotated[str, Meta(min_length=1, title="a string that is not empty")]
 _MARKS = str.maketrans("", "", "._-")
@@ -64,11 +65,11 @@ class ChannelConfig(Section):
         """Yield what makes a channel impossible to name or to use."""
         if not (self.name.isascii() and self.name.translate(_MARKS).isalnum()):
             yield Contradiction(
-                keys=("name",), text=f"name is {self.name!r}", fix="use letters, digits and . _ -"
+                keys=("name",), text=f"name is {_shown(self.name)}", fix="use letters, digits and . _ -"
             )
         ways = [key for key in ("command", "url_file", "url_env", "url", "mail") if getattr(self, key)]
         if len(ways) != 1:
-            text = f"channel {self.name!r} has {' and '.join(ways) or 'no way to send anything'}"
+            text = f"channel {_shown(self.name)} has {' and '.join(ways) or 'no way to send anything'}"
             fix = "give exactly one of command, url_file, url_env, url and mail"
             yield Contradiction(keys=("name",), text=text, fix=fix)
         if self.timeout_s > _MOST_TIMEOUT_S:
@@ -112,7 +113,7 @@ class NotifyConfig(Section):
             if name in names[:index]:
                 yield Contradiction(
                     keys=(f"channels.{index}.name",),
-                    text=f"two channels have the name {name!r}",
+                    text=f"two channels have the name {_shown(name)}",
                     fix="give each a name of its own",
                 )
 
@@ -141,6 +142,10 @@ def _unfit(url: str) -> str:
     host = parts.hostname or ""
     known = any(host == one or host.endswith(f".{one}") for one in _SECRET_HOSTS)
     return "holds a secret" if known or parts.username or parts.password or parts.query else ""
+
+
+def _shown(name: str) -> str:
+    return without_urls(repr(name))
 
 
 def _is_address(text: str) -> bool:

@@ -22,7 +22,7 @@ from slurm_robust.controller.preflight import Plan, load_plan
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import Notified
-from slurm_robust.notify.channels import make_channel
+from slurm_robust.notify.channels import make_channel, missing
 from slurm_robust.notify.courier import Courier, Route
 from slurm_robust.notify.follow import Follower
 from slurm_robust.notify.message import Subject
@@ -120,6 +120,9 @@ class Teller:
 
     def run(self, supervisor: int) -> None:
         """Work until the descriptor ``supervisor`` is closed at its other end, and a bounded time longer."""
+        for config in self._plan.config.notify.channels:
+            if trouble := missing(config, self._plan.cwd, os.environ):
+                say(f"notifications: warning: channel {config.name} will not work: {trouble}")
         said = b""
         watched = [supervisor, self._sender.results.fileno()]
         while not self._is_over():
@@ -136,12 +139,13 @@ class Teller:
                 if not part:
                     watched.remove(supervisor)
                     self._last_call(said)
-            if self._is_ours():
-                if self._is_away:
-                    return  # the next one knows what the other host has told
-                self._dispatch()
-            else:
-                self._is_away = True
+            if self._is_away or self._has_work():
+                if not self._is_ours():
+                    self._is_away = True
+                elif self._is_away:
+                    return  # the next process knows what the other host has told
+                else:
+                    self._dispatch()
             for line in self._courier.lines():
                 say(line)
         for channel, number in () if self._is_away else self._courier.untold().items():
@@ -178,6 +182,15 @@ class Teller:
         newest = newest_epoch(self._directory.epochs)
         return newest is None or newest.epoch <= self._after or newest.host == self._host
 
+    def _has_work(self) -> bool:
+        """Whether anything is to be written down or sent."""
+        at = self._courier.next_at(time.time())
+        return (at is not None and at <= time.time()) or self._is_changed(self._courier.record(self._offset))
+
+    def _is_changed(self, record: Notified) -> bool:
+        # Not for a later offset alone, which steps of the training move on: what has a key is known anyway.
+        return self._written is None or record.channels != self._written.channels
+
     def _dispatch(self) -> None:
         orders = self._courier.due(time.time()) if self._save() else []
         if orders:
@@ -188,7 +201,7 @@ class Teller:
     def _save(self) -> bool:
         """Write down what has changed; whether messages may go out."""
         record = self._courier.record(self._offset)
-        if record == self._written:
+        if not self._is_changed(record):
             return True
         try:
             save(self._directory, record)

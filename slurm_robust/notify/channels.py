@@ -7,6 +7,7 @@ import json
 import os
 import re
 import select
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -76,6 +77,20 @@ def make_channel(config: ChannelConfig, cwd: str, environ: Environ) -> Channel:
     if config.mail:
         return MailChannel(config.mail, config.mail_from, config.sendmail, cwd, environ)
     return WebhookChannel(_source(config, cwd, environ))
+
+
+def missing(config: ChannelConfig, cwd: str, environ: Environ) -> str:
+    """What a channel lacks on this node, with the fix, before there is anything to send; "" if nothing."""
+    if config.command or config.mail:
+        program = config.command[0] if config.command else config.sendmail
+        path = os.path.join(cwd, program) if "/" in program else program
+        there = shutil.which(path, path=environ.get("PATH"))
+        return "" if there else f"there is no program {one_line(program)} on this node"
+    try:
+        _source(config, cwd, environ)()
+    except SecretError as error:
+        return f"{error}; {error.fix}"
+    return ""
 
 
 def _source(config: ChannelConfig, cwd: str, environ: Environ) -> Source:

@@ -126,6 +126,7 @@ class Courier:
         """The messages to send now. They count as being sent from now on: write that down first."""
         orders = []
         for name, box in self._boxes.items():
+            _set_clock(box, now)
             if now >= self._due_at(box, now):
                 orders.append(Order(channel=name, message=self._begin(box, now)))
         return orders
@@ -190,8 +191,9 @@ class Courier:
 
     def next_at(self, now: float) -> float | None:
         """When something is due next, if nothing happens; None if nothing waits."""
-        times = [self._due_at(box, now) for box in self._boxes.values()]
-        found = min(times, default=float("inf"))
+        for box in self._boxes.values():
+            _set_clock(box, now)
+        found = min((self._due_at(box, now) for box in self._boxes.values()), default=float("inf"))
         return found if found < float("inf") else None
 
     def untold(self) -> dict[str, int]:
@@ -233,8 +235,8 @@ class Courier:
 
     def _begin(self, box: _Box, now: float) -> Message:
         state = box.state
-        chosen, left = _choose(state.waiting)
-        left_out = box.saying = state.left_out + left
+        chosen = _most_urgent(state.waiting, MOST_NOTICES)
+        left_out = box.saying = state.left_out + len(state.waiting) - len(chosen)
         box.under_way = chosen
         recent = tuple(t for t in state.sent if t > now - HOUR_S)
         box.state = replace(state, waiting=(), left_out=left_out, sent=(*recent, now), sending=now)
@@ -243,16 +245,24 @@ class Courier:
 
 def _box(route: Route, before: ChannelState | None, now: float) -> _Box:
     state = before or ChannelState()
-    # A clock that was set back must not keep a channel silent.
-    state = replace(state, sent=tuple(min(t, now) for t in state.sent))
     box = _Box(route, state, set(state.told))
     if state.sending is not None:
         box.suspect_until = min(state.sending, now) + route.timeout_s
         box.state = replace(state, sending=None, again=True)
     if state.given_up_until is not None:
-        box.not_before = min(state.given_up_until, now + GIVEN_UP_S)
+        box.not_before = state.given_up_until
     box.since = now if state.waiting else None
     return box
+
+
+def _set_clock(box: _Box, now: float) -> None:
+    """A clock that was set back must not keep a channel silent."""
+    if box.since is not None:
+        box.since = min(box.since, now)
+    box.not_before = min(box.not_before, now + GIVEN_UP_S)
+    box.suspect_until = min(box.suspect_until, now + box.route.timeout_s)
+    if any(t > now for t in box.state.sent):
+        box.state = replace(box.state, sent=tuple(min(t, now) for t in box.state.sent))
 
 
 def _written(box: _Box) -> ChannelState:
@@ -260,16 +270,14 @@ def _written(box: _Box) -> ChannelState:
     return replace(box.state, waiting=(*box.under_way, *box.state.waiting))
 
 
-def _choose(waiting: Sequence[Notice]) -> tuple[tuple[Notice, ...], int]:
-    """The notices of one message, in order, and how many it leaves out: the least urgent, then the oldest."""
-    ranked = sorted(range(len(waiting)), key=lambda i: (-waiting[i].severity.rank, -i))
-    chosen = sorted(ranked[:MOST_NOTICES])
-    return tuple(waiting[i] for i in chosen), len(waiting) - len(chosen)
+def _most_urgent(notices: Sequence[Notice], most: int) -> tuple[Notice, ...]:
+    """So many of them in their order, without the least urgent and of these without the oldest."""
+    ranked = sorted(range(len(notices)), key=lambda i: (-notices[i].severity.rank, -i))
+    return tuple(notices[i] for i in sorted(ranked[:most]))
 
 
 def _shorten(box: _Box) -> None:
     waiting = box.state.waiting
     if len(waiting) > MOST_WAITING:
-        ranked = sorted(range(len(waiting)), key=lambda i: (-waiting[i].severity.rank, -i))
-        kept = tuple(waiting[i] for i in sorted(ranked[:MOST_WAITING]))
+        kept = _most_urgent(waiting, MOST_WAITING)
         box.state = replace(box.state, waiting=kept, left_out=box.state.left_out + len(waiting) - len(kept))

@@ -38,6 +38,8 @@ class Follower:
     def read(self) -> Iterator[Followed]:
         """What is new. Raises ``OSError``."""
         try:
+            if os.stat(self._path).st_size == self._offset:
+                return
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._offset = self._count = self._newest = 0  # another file: what has a key is told once

@@ -22,6 +22,7 @@ from slurm_robust.notify.channels import (
     WebhookChannel,
     compose_mail,
     make_channel,
+    missing,
     payload,
 )
 from slurm_robust.notify.secrets import Secret, SecretError, from_environment, from_file
@@ -325,6 +326,26 @@ def test_a_secret_shows_itself_to_nobody() -> None:
     assert secret.hide(f"x {secret.reveal()} T0SECRET key=0123456789") == "x (hidden) (hidden) (hidden)"
     with pytest.raises(SecretError, match="URL is not set"):
         from_environment("URL", {})
+
+
+def test_what_a_channel_lacks_is_known_before_it_is_needed(tmp_path: Path) -> None:
+    script(tmp_path / "here", "")
+    environ = {"PATH": "/usr/bin:/bin", "HOOK": "https://example.org/"}
+    lacks = {
+        "there is no program ./gone": ChannelConfig(name="a", command=("./gone",)),
+        "there is no program gone": ChannelConfig(name="a", mail=("a@b",), sendmail="gone"),
+        "cannot be read": ChannelConfig(name="a", url_file="gone"),
+        "GONE is not set": ChannelConfig(name="a", url_env="GONE"),
+    }
+    for words, config in lacks.items():
+        assert words in missing(config, str(tmp_path), environ)
+    for config in (
+        ChannelConfig(name="a", command=("./here",)),
+        ChannelConfig(name="a", mail=("a@b",), sendmail="cat"),
+        ChannelConfig(name="a", url_env="HOOK"),
+        ChannelConfig(name="a", url="https://example.org/"),
+    ):
+        assert missing(config, str(tmp_path), environ) == ""
 
 
 def test_a_configuration_makes_the_channel(tmp_path: Path, server: Server) -> None:

@@ -237,6 +237,9 @@ def test_a_clock_that_was_set_back_silences_nobody_for_long() -> None:
     it = courier(before=before, now=0.0, batch_s=0.0)
     it.take([notice(1)], 0.0)
     assert it.next_at(0.0) == HOUR_S
+    it = courier()
+    it.take([notice(1)], 1e9)
+    assert it.next_at(0.0) == BATCH_S
 
 
 # -- any interleaving ---------------------------------------------------------------------------------------
