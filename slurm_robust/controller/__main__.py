@@ -185,8 +185,7 @@ def _serve_metrics(
     """Until ``stack`` ends; nothing where none are asked for."""
     if plan.config.metrics.listen is None:
         return
-    # Hardly any other job needs asyncio.
-    from slurm_robust.controller.metrics import About, MetricsServer
+    from slurm_robust.controller.metrics import About, MetricsServer  # asyncio, which few jobs need
 
     user = user_name(os.geteuid()).partition(" (")[0]
     about = About(
@@ -196,8 +195,12 @@ def _serve_metrics(
         name=os.environ.get("SLURM_JOB_NAME", ""),
     )
     server = MetricsServer(plan.config.metrics, directory, lambda: moments.newest, about, report)
+    try:
+        server.start()
+    except RuntimeError as error:  # no thread can be started
+        report(f"no metrics are served on {plan.config.metrics.listen}: {error}")
+        return
     stack.enter_context(closing(server))
-    server.start()
 
 
 def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str]:

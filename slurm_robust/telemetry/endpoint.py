@@ -181,10 +181,12 @@ class Endpoint:
 
     async def _open(self) -> asyncio.Server:
         self._secret = self._token()
-        host, port = self._address
-        family = socket.AF_INET6 if ":" in host else socket.AF_UNSPEC
+        # Asked here: asyncio would ask a name server in a thread that the end of the process waits for.
+        kind, *_, address = socket.getaddrinfo(
+            *self._address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         return await asyncio.start_server(
-            self._serve, host, port, family=family, limit=REQUEST_BYTES, backlog=4 * self._most
+            self._serve, address[0], address[1], family=kind, limit=REQUEST_BYTES, backlog=4 * self._most
         )
 
     def _tell(self, text: str) -> None:
