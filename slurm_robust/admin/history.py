@@ -15,7 +15,7 @@ from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.verdict import TAG
-from slurm_robust.report.console import show
+from slurm_robust.report.console import Bar, show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
@@ -245,7 +245,8 @@ def main(
     config = load(config_file or FILE)
     files = logs or own_log(Path(config.paths.log))
     slurm = slurm or CliSlurmClient(SLURMDBD_S)
-    history = gather(slurm, files, days, time.time())
+    with Bar("asking slurmdbd", quiet=json):
+        history = gather(slurm, files, days, time.time())
 
     def is_chosen(name: str) -> bool:
         return not names or name in names

@@ -30,7 +30,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.nodes.hooks.drain import is_tagged, untouchable
 from slurm_robust.nodes.hooks.log import EventLog, Log
 from slurm_robust.nodes.verdict import TAG
-from slurm_robust.report.console import show
+from slurm_robust.report.console import Bar, show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ReservationExists, SlurmCommandError
 from slurm_robust.slurm.records import Node
@@ -314,7 +314,8 @@ def main(nodes: Sequence[str], *, once: bool, json: bool, config_file: Path | No
         Path(config.paths.state) / "quarantine",
         runs=1 if once else config.drain.pass_runs,
     )
-    results = quarantine.run(nodes)
+    with Bar("testing drained nodes", quiet=json):
+        results = quarantine.run(nodes)
     show(results, _text, json=json)
     return 0 if all(result.returned for result in results) else 1
 

@@ -24,6 +24,7 @@ from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.runner import node_name
 from slurm_robust.nodes.site import checks
+from slurm_robust.report.console import Bar
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused
 from slurm_robust.slurm.errors import ControllerUnreachable, InvalidNode, SlurmCommandError, SlurmTimeout
@@ -56,17 +57,22 @@ def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
         why = "hooks run with the defaults, which only observe"
         points = [Point(good=False, what=problem, why=why, fix=error.fix) for problem in error.problems]
     known = (*CHECKS, *checks(site.config, Host(site.tree.root)))
-    points += rule_points(site.config, [check.name for check in known])
-    points += file_points(site)
-    try:
-        live = site.live.read()
-    except ConfigurationRefused as error:
-        points.append(Point(good=False, what=f"Slurm: {error}", why="hooks ask Slurm", fix="scontrol ping"))
-    else:
-        points += cluster_points(live, site.config, timer=site.has_timer)
-        points += pattern_points(live, site.tree)
-        points += allocation_points(live, site, os.uname().nodename)
-        points += turn_points(site.slurm, node_name(os.environ))
+    with Bar("looking at this node") as bar:
+        points += rule_points(site.config, [check.name for check in known])
+        points += file_points(site)
+        bar.say("asking Slurm for its configuration")
+        try:
+            live = site.live.read()
+        except ConfigurationRefused as error:
+            points.append(
+                Point(good=False, what=f"Slurm: {error}", why="hooks ask Slurm", fix="scontrol ping")
+            )
+        else:
+            points += cluster_points(live, site.config, timer=site.has_timer)
+            points += pattern_points(live, site.tree)
+            points += allocation_points(live, site, os.uname().nodename)
+            bar.say("taking the turn to drain, and giving it back")
+            points += turn_points(site.slurm, node_name(os.environ))
     return report(points)
 
 

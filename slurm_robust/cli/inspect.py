@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import UsageError, add_command, add_group, whole_number
+from slurm_robust.cli.parsing import UsageError, add_command, add_group, number, whole_number
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def register(commands: Commands) -> None:
     """Add the commands."""
     _register_status(commands)
+    _register_top(commands)
     _register_logs(commands)
     _register_incidents(commands)
     _register_stacks(commands)
@@ -36,6 +37,14 @@ def _register_status(commands: Commands) -> None:
         help="show instead how long each phase of a start and of a recovery took, with the slowest nodes",
     )
     parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=number(above=True),
+        nargs="?",
+        const=2.0,
+        help="show it again and again, every so many seconds (default: 2), until the job has ended",
+    )
+    parser.add_argument(
         "--generation",
         metavar="G",
         type=whole_number(1),
@@ -46,11 +55,42 @@ def _register_status(commands: Commands) -> None:
 def _status(args: argparse.Namespace) -> int:
     from slurm_robust.report import startup, status
 
+    if args.watch is not None:
+        if args.json or args.phases:
+            raise UsageError("--watch goes with neither --json nor --phases", fix="leave one of them out")
+        return status.watch(args.job, args.watch, job_dir=args.job_dir)
     if args.phases:
         return startup.main(args.job, generation=args.generation, json=args.json, job_dir=args.job_dir)
     if args.generation is not None:
         raise UsageError("--generation needs --phases", fix="add --phases")
     return status.main(args.job, json=args.json, job_dir=args.job_dir)
+
+
+# -- top -------------------------------------------------------------------------------------------
+
+
+def _register_top(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "top",
+        _top,
+        "watch jobs live in a terminal: nodes, steps, what is wrong and what is done about it",
+        more="Reads the job's folder only. 's' sorts nodes, 'w' filters them, '?' shows all keys, 'q' quits.",
+        json=True,
+    )
+    parser.add_argument(
+        "jobs",
+        metavar="JOB",
+        nargs="*",
+        help="as for 'srobust status'; several make a list (default: all jobs of --job-dir)",
+    )
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
+
+
+def _top(args: argparse.Namespace) -> int:
+    from slurm_robust.report.top import command
+
+    return command.main(args.jobs, json=args.json, job_dir=args.job_dir)
 
 
 # -- logs ------------------------------------------------------------------------------------------

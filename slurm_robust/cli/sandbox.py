@@ -124,14 +124,14 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
-    """A spinner that names the phase on a terminal, one line per phase elsewhere."""
+    """On a terminal the phase and how long all takes, one line per phase elsewhere."""
     if not sys.stderr.isatty():
         # Several threads report, and print() would write text and line end apart.
         return nullcontext(), lambda phase: print(f"starting {phase}\n", end="", file=sys.stderr, flush=True)
-    from slurm_robust.report.console import Screen
+    from slurm_robust.report.console import Bar
 
-    status = Screen(stderr=True).status("starting")
-    return status, lambda phase: status.update(f"starting {phase}")
+    bar = Bar("starting")
+    return bar, lambda phase: bar.say(f"starting {phase}")
 
 
 def _register_down(commands: Commands) -> None:
@@ -143,13 +143,15 @@ def _register_down(commands: Commands) -> None:
 
 
 def _down(args: argparse.Namespace) -> int:
+    from slurm_robust.report.console import Bar
     from slurm_robust.sandbox.database import remove_cache
     from slurm_robust.sandbox.sandbox import check_root, sandbox_names
     from slurm_robust.sandbox.teardown import take_down
 
     check_root()
     for name in sandbox_names() if args.all else (args.name,):
-        take_down(name)
+        with Bar(f"shutting {name} down"):
+            take_down(name)
         print(f"sandbox {name!r} is down")
     if args.cache:
         remove_cache()

@@ -138,7 +138,6 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents, lent)
         steps.adopt()
         core = Core(plan.config, state, build, first, read_clocks(), rules)
-        moments = MomentFile(directory, journal, plan.config.timings.moment_s)
         loop = Loop(
             core,
             config=plan.config,
@@ -160,7 +159,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
             borrower=_borrower(directory, plan, slurm, lent),
             shrinker=Shrinker(slurm, plan.job_id, own_node=state.own_node),
-            moments=moments,
+            moments=(moments := MomentFile(directory, journal, plan.config.timings.moment_s)),
         )
         _serve_metrics(stack, directory, plan, moments, loop.report)
         for line in introduction(plan, directory, core.state):

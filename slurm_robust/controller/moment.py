@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from msgspec import structs
+
 from slurm_robust.controller import transitions as to
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now
@@ -21,10 +23,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.moment import (
-    FORMAT,
     MOST_ALERTS,
-    CompanionMoment,
-    IncidentMoment,
     JobMoment,
     NodeMoment,
     NodeState,
@@ -33,12 +32,9 @@ from slurm_robust.model.moment import (
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
-from slurm_robust.report.incident_text import actions_text
+from slurm_robust.report.moment import MOST_TEXT, IncidentFollower, of_state
 from slurm_robust.util.text import count, one_line
 from slurm_robust.wire.messages import Heartbeat, Phase
-
-MOST_TEXT = 300
-"""Characters of each text; the journal has all of it."""
 
 NODES_AT_ONCE = 256
 """The copies of so many nodes are looked at for one moment, in turn: there are forty on each, and more."""
@@ -99,7 +95,7 @@ class Picture(NamedTuple):
     storage: Storage
     news: Sequence[ev.AnyEvent]
     """Events since the last picture."""
-    turn_s: float | None
+    turn_s: float | None = None
     """The longest turn of the loop lately; None where nobody has measured it."""
 
 
@@ -143,8 +139,7 @@ class Moments:
         self._nodes: dict[str, _Tempo] = {}
         self._copies: dict[str, _Copies] = {}
         self._turn = 0  # the slot whose copies are looked at next
-        self._opened: ev.IncidentOpened | None = None
-        self._decided: ev.Decided | None = None
+        self._incident = IncidentFollower()
         self._ettr: tuple[float, float, float] | None = None
         self._tally = Tally()
         self._classes: dict[TimeClass, int] = {}
@@ -157,70 +152,62 @@ class Moments:
     def make(self, seen: Picture, missed: int = 0, *, final: bool = False) -> JobMoment:
         """The moment of a picture. ``missed``: how many before it storage did not take."""
         self._number += 1
-        self._read(seen.news)
+        self._tally.see(seen.news)
+        for event in seen.news:
+            self._incident.read(event)
         state, mono = seen.state, seen.now.mono
         if self._generation != state.generation:
             self._generation, self._job, self._nodes = state.generation, _Tempo(), {}
         copies = self._look_at_copies(seen)
         own = [_Own(node, seen, copies.get(node, _NO_COPIES)) for node in state.slots]
         slots = [self._node(one, slot, seen) for slot, one in enumerate(own)]
-        known = [one.last for one in own if one.last is not None]
-        # Compared by when the step was completed, since heartbeats are of different ages.
-        last = min(known, key=lambda each: (each.step, each.age_s), default=None)
-        ranks, world = sum(one.ranks for one in own), state.placement.world_size
-        whole = last is not None and ranks >= world
-        if last is not None and whole:
-            self._job.see(last.step, mono - last.age_s)
         ettr, ettr_hour, at = self._ettr or (None, None, mono)
-        left_s = None if state.time_limit_s is None else state.allocated + state.time_limit_s - seen.now.wall
-        return JobMoment(
-            format=FORMAT,
-            t=seen.now.wall,
+        moment = structs.replace(
+            of_state(state, seen.now.wall),
             number=self._number,
-            job_id=state.job_id,
-            run_id=state.run_id,
-            run=max(0, state.restart_count),
-            epoch=state.epoch,
-            host=state.own_node,
             mode=seen.mode,
-            generation=state.generation,
             stage=seen.stage,
             stage_why=one_line(why(seen.came_by, seen.ending), MOST_TEXT),
             stage_s=max(0.0, mono - seen.stage_since),
-            world=world,
-            ranks=ranks,
-            step=last.step if last is not None and whole else -1,
-            step_age_s=last.age_s if last is not None else None,
-            step_s=self._job.seconds_per_step,
             usual_step_s=seen.usual_step_s or None,
-            best_step=state.best_step,
-            reports=all(one.reported for one in own),
-            loss=_finite(last.loss) if last is not None else None,
-            grad_norm=_finite(last.grad_norm) if last is not None else None,
-            non_finite=any(one.non_finite for one in own),
-            restored_step=state.restored_step,
             nodes=(*slots, *_without_slot(seen)),
-            companions=tuple(
-                CompanionMoment(job_id=job_id, source=one_line(str(one.source), MOST_TEXT), node=one.node)
-                for job_id, one in state.companions.items()
-            ),
-            opened=state.incidents,
-            closed=state.incidents - (state.incident is not None),
-            incident=self._incident(seen),
+            incident=self._incident.at(state, seen.now.wall),
             tiers=tuple(_tiers(own, seen)),
             ettr=ettr,
             ettr_hour=ettr_hour,
             ettr_age_s=mono - at if self._ettr else None,
             totals=self._tally.totals(self._classes),
             turn_s=seen.turn_s,
-            left_s=left_s,
             ending=one_line(seen.ending, MOST_TEXT),
             held=seen.held,
             behind=seen.storage.behind,
             trouble=one_line(seen.storage.trouble, MOST_TEXT),
             missed=missed,
             final=final,
-            code=state.ended.code if state.ended is not None else None,
+        )
+        return self._with_training(moment, own, mono)
+
+    def _with_training(self, moment: JobMoment, own: Sequence[_Own], mono: float) -> JobMoment:
+        """``moment`` with what all ranks report together."""
+        # Compared by when the step was completed, since heartbeats are of different ages.
+        known = [one.last for one in own if one.last is not None]
+        last = min(known, key=lambda each: (each.step, each.age_s), default=None)
+        ranks = sum(one.ranks for one in own)
+        if last is None:
+            return moment
+        whole = ranks >= moment.world
+        if whole:
+            self._job.see(last.step, mono - last.age_s)
+        return structs.replace(
+            moment,
+            ranks=ranks,
+            step=last.step if whole else -1,
+            step_age_s=last.age_s,
+            step_s=self._job.seconds_per_step,
+            reports=all(one.reported for one in own),
+            loss=_finite(last.loss),
+            grad_norm=_finite(last.grad_norm),
+            non_finite=any(one.non_finite for one in own),
         )
 
     def _look_at_copies(self, seen: Picture) -> Mapping[str, _Copies]:
@@ -233,14 +220,6 @@ class Moments:
                 self._copies[node] = _newest(agents[node].heartbeat.copies)
         self._turn = (self._turn + NODES_AT_ONCE) % max(1, len(slots))
         return self._copies
-
-    def _read(self, news: Sequence[ev.AnyEvent]) -> None:
-        self._tally.see(news)
-        for event in news:
-            if isinstance(event, ev.IncidentOpened):
-                self._opened, self._decided = event, None
-            elif isinstance(event, ev.Decided):
-                self._decided = event
 
     def _node(self, own: _Own, slot: int, seen: Picture) -> NodeMoment:
         node, last = own.node, own.last
@@ -263,25 +242,6 @@ class Moments:
             peer_step=own.newest_step(Tier.PEER),
             local_step=own.newest_step(Tier.LOCAL),
             alerts=_alerts(own.heartbeat),
-        )
-
-    def _incident(self, seen: Picture) -> IncidentMoment | None:
-        found, opened, decided = seen.state.incident, self._opened, self._decided
-        if found is None:
-            return None
-        verdict = decided.verdict if decided is not None else None
-        known = opened is not None and opened.incident == found.number
-        return IncidentMoment(
-            number=found.number,
-            symptom=found.symptom.value,
-            sign=one_line(opened.detail, MOST_TEXT) if opened is not None and known else "",
-            age_s=max(0.0, seen.now.wall - opened.t) if opened is not None and known else 0.0,
-            step=found.step,
-            reason=one_line(decided.reason, MOST_TEXT) if decided is not None else "",
-            actions=one_line(actions_text(decided), MOST_TEXT) if decided is not None else "",
-            blame=verdict.blame.value if verdict is not None else "",
-            suspects=verdict.suspects if verdict is not None else (),
-            carried_out=decided.carried_out if decided is not None else True,
         )
 
 

@@ -6,7 +6,7 @@ A crash can tear only the last line, which is then left out. Damage anywhere els
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.state import JobState, apply
 
 _SECOND_S = 1.0  # Slurm's own resolution
+_LINES = 1000  # between two reports of how far a journal is read
 
 
 class JournalDamaged(SrobustError):
@@ -25,14 +26,17 @@ class JournalDamaged(SrobustError):
     exit_code = ExitCode.JOURNAL
 
 
-def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
+def parse(
+    data: bytes, name: str = "journal", advance: Callable[[int], None] | None = None
+) -> tuple[list[ev.AnyEvent], int]:
     """Events of a journal and the offset up to which it is whole.
 
     What follows that offset is a torn last line. What a controller wrote after another one had taken over is
-    left out. Raises :class:`JournalDamaged` for any other line that cannot be read, with its number.
+    left out. ``advance`` is told now and then how many more bytes are read. Raises :class:`JournalDamaged`
+    for any other line that cannot be read, with its number.
     """
-    events: list[ev.AnyEvent] = []
-    offset = newest = 0
+    found = Events()
+    offset = told = 0
     lines = data.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
@@ -49,13 +53,35 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
                 "from a copy, or move the job directory aside to start the job over",
             ) from error
         offset += len(line)
-        if isinstance(event, ev.ControllerStarted) and event.epoch > newest:
-            newest = event.epoch
+        found.add(event)
+        if advance is not None and number % _LINES == 0:
+            advance(offset - told)
+            told = offset
+    return found.events, offset
+
+
+class Events:
+    """The events of a journal that count, as it grows."""
+
+    def __init__(self) -> None:
+        self.events: list[ev.AnyEvent] = []
+        """Only to be read."""
+        self.cuts = 0
+        """How often some of them turned out not to count, so that a fold of them must begin anew."""
+        self._newest = 0
+
+    def add(self, event: ev.AnyEvent) -> bool:
+        """Take in the next line; False for one that a controller wrote after another had taken over."""
+        if isinstance(event, ev.ControllerStarted) and event.epoch > self._newest:
+            self._newest = event.epoch
             if event.known >= 0:
-                events[event.known :] = [e for e in events[event.known :] if e.epoch in (0, newest)]
-        if not 0 < event.epoch < newest:
-            events.append(event)
-    return events, offset
+                late = self.events[event.known :]
+                self.events[event.known :] = [e for e in late if e.epoch in (0, self._newest)]
+                self.cuts += len(self.events) < event.known + len(late)
+        counts = not 0 < event.epoch < self._newest
+        if counts:
+            self.events.append(event)
+        return counts
 
 
 def fold(events: Iterable[ev.AnyEvent]) -> JobState:

@@ -142,14 +142,14 @@ class IncidentMoment(Record):
     """False in observe mode."""
 
 
-class JobMoment(Record):
+class JobMoment(Record, kw_only=True):
     """A job as its controller sees it at ``t``."""
 
     format: int
     t: float
     """Seconds since 1970, by the clock of the controller's node."""
-    number: int
-    """Counts the moments of one controller."""
+    number: int = 0
+    """Counts the moments of one controller; 0 for one that was made from the journal."""
     job_id: int
     run_id: str
     run: int
@@ -157,39 +157,39 @@ class JobMoment(Record):
     epoch: int
     host: str
     """The node of the controller."""
-    mode: str
+    mode: str = ""
     """``act`` or ``observe``."""
     generation: int
-    stage: str
+    stage: str = ""
     """What the controller does: ``running``, ``stopping``, ``deciding`` …"""
-    stage_why: str
+    stage_why: str = ""
     """What brought it there, "" where that is plain."""
-    stage_s: float
+    stage_s: float = 0.0
     """Since it came there."""
-    world: int
+    world: int = 0
     """Ranks."""
-    ranks: int
+    ranks: int = 0
     """Those of them of which a step record is known."""
-    step: int
+    step: int = -1
     """The newest that all ranks have completed in this generation, -1 before the first."""
-    step_age_s: float | None
+    step_age_s: float | None = None
     """Since that step, or before the first since the launch."""
-    step_s: float | None
+    step_s: float | None = None
     """Seconds per step lately."""
-    usual_step_s: float | None
+    usual_step_s: float | None = None
     """The median of the job."""
-    best_step: int
+    best_step: int = -1
     """The newest of any generation, by the script's numbers."""
-    reports: bool
+    reports: bool = False
     """Whether the script numbers its steps; else optimizer steps of the generation are counted."""
-    loss: float | None
+    loss: float | None = None
     """Of the rank that was last; None also where it is no number."""
-    grad_norm: float | None
-    non_finite: bool
+    grad_norm: float | None = None
+    non_finite: bool = False
     """Some rank's loss is NaN or infinite."""
-    restored_step: int
+    restored_step: int = -1
     """Of the checkpoint with which the generation began, -1 for a fresh start."""
-    nodes: tuple[NodeMoment, ...]
+    nodes: tuple[NodeMoment, ...] = ()
     """Those with slots in order, standbys, then evicted ones."""
     companions: tuple[CompanionMoment, ...] = ()
     opened: int = 0

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -35,7 +34,7 @@ from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
-from slurm_robust.report.console import Screen, show
+from slurm_robust.report.console import BYTES, Bar, show, track
 from slurm_robust.report.find import NoSuchJob, find, load_events
 from slurm_robust.util.text import count, one_line
 from slurm_robust.wire.keys import load_client
@@ -163,7 +162,8 @@ def list_checkpoints(job: JobHere, now: float) -> Listing:
     here: dict[CheckpointId, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for copy in copies:
         here[copy.checkpoint][copy.tier.value].append(copy.rank)
-    stored = {ref: _stored(job.store, ref, now) for ref in job.store.present()}
+    present = track(list(job.store.present()), "listing", "checkpoints")
+    stored = {ref: _stored(job.store, ref, now) for ref in present}
     notes = _notes(job.events)
     plan = would_restore(job, copies, [ref for ref, one in stored.items() if one.complete])
     latest = job.store.latest()
@@ -285,8 +285,7 @@ def verify(job: JobHere, *, quiet: bool) -> Verified:
     files = list(files_of(job))
     whole = nbytes = 0
     damaged: list[tuple[str, str]] = []
-    with bar(quiet=quiet) as progress:
-        task = progress.add_task("verifying", total=sum(size for _, size in files))
+    with Bar("verifying", sum(size for _, size in files), BYTES, quiet=quiet) as bar:
         for path, size in files:
             try:
                 verify_file(path)
@@ -297,7 +296,7 @@ def verify(job: JobHere, *, quiet: bool) -> Verified:
                     damaged.append((str(path), str(missing)))
             except CheckpointError as error:
                 damaged.append((str(path), str(error)))
-            progress.advance(task, size)
+            bar.advance(size)
     return Verified(files=whole, nbytes=nbytes, damaged=tuple(damaged))
 
 
@@ -331,20 +330,6 @@ def verify_file(path: Path) -> None:
         image.verify()
     finally:
         image.close()
-
-
-def bar(*, quiet: bool) -> Progress:
-    """A bar of bytes on the terminal; nothing where there is none."""
-    console = Screen(stderr=True)
-    columns = ("{task.description}", BarColumn(), DownloadColumn())
-    return Progress(
-        *columns,
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    )
 
 
 def size_of(path: Path) -> int:

@@ -26,7 +26,7 @@ from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import Memory, record_baseline
 from slurm_robust.nodes.runner import all_checks, baseline_facts, contexts_of, failing_runs, inspect
 from slurm_robust.nodes.verdict import Conclusion, Report, conclude, rule_of
-from slurm_robust.report.console import STYLES, show
+from slurm_robust.report.console import STYLES, Bar, show
 from slurm_robust.util.text import count, one_line
 
 BUDGET_S = 60.0
@@ -68,16 +68,17 @@ def main(*, only: Sequence[str], deep: bool, json: bool, config_file: Path | Non
     host = Host()
     _named(all_checks(config, host), only)
     memory = Memory(Path(config.paths.state))
-    report = inspect(
-        config,
-        Context.DEEP if deep else Context.PERSON,
-        host=host,
-        memory=memory,
-        now=time.time(),
-        budget_s=BUDGET_S,
-        job_gone=partial(no_other_job, host),
-        only=only,
-    )
+    with Bar("checking this node", quiet=json):
+        report = inspect(
+            config,
+            Context.DEEP if deep else Context.PERSON,
+            host=host,
+            memory=memory,
+            now=time.time(),
+            budget_s=BUDGET_S,
+            job_gone=partial(no_other_job, host),
+            only=only,
+        )
     conclusion = conclude(report, config, failing_runs(report, memory))
     whole = Whole(report=report, conclusion=conclusion)
     show(whole, partial(render, is_root=os.geteuid() == 0), json=json)

@@ -22,7 +22,7 @@ from slurm_robust.analysis.logs.text import HEAD, TAIL
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Cause, Remedy
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.report.console import show
+from slurm_robust.report.console import show, track
 
 STDIN = "-"
 
@@ -104,7 +104,8 @@ def main(files: Sequence[str], *, stream: str, rules: Sequence[Path], json: bool
 def answer_file(source: str, out: Path, *, rules: Sequence[Path]) -> int:
     """Classify each record of a file of JSON lines. Raises :class:`NoLog`, ``InvalidSettings``."""
     known = with_site_rules(rules)
-    answers = [msgspec.json.encode(answer(record, known)) for record in _records(source)]
+    records = track(list(_records(source)), "classifying", "records")
+    answers = [msgspec.json.encode(answer(record, known)) for record in records]
     try:
         out.write_bytes(b"".join(line + b"\n" for line in answers))
     except OSError as error:

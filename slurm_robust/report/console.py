@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
 from typing import TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -94,3 +109,76 @@ def facts_table(facts: Iterable[tuple[str, str]], indent: str = "") -> Table:
 def seconds(value: float | None) -> str:
     """A duration for a table: ``1.2``, ``-`` when unknown."""
     return "-" if value is None else f"{value:.1f}"
+
+
+# -- what takes long -------------------------------------------------------------------------------
+
+LATE_S = 2.0
+"""A command that takes longer shows what it does."""
+
+BYTES = "bytes"
+
+
+class Rate(ProgressColumn):
+    """``12.3 parts/s``."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        """The rate so far."""
+        return Text(f"{task.speed:.3g} {self._unit}/s" if task.speed is not None else "")
+
+
+class Bar:
+    """How far a command is: on standard error, if that is a terminal, from :data:`LATE_S` on
+
+    It is gone when the command has ended, and never among what a script reads. One at a time, and nothing
+    else may be printed meanwhile.
+    """
+
+    def __init__(self, what: str, total: float | None = None, unit: str = "", *, quiet: bool = False) -> None:
+        """``total``: of ``unit`` (a plural, or :data:`BYTES`); None where nobody knows how much there is."""
+        console = Screen(stderr=True)
+        columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
+        if total is None:
+            columns = [SpinnerColumn(), *columns, TimeElapsedColumn()]
+        elif unit == BYTES:
+            columns += [BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
+        else:
+            columns += [BarColumn(), MofNCompleteColumn(), Rate(unit), TimeRemainingColumn()]
+        self._is_shown = not quiet and console.is_terminal
+        self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
+        self._task = self._progress.add_task(one_line(what), total=total)
+        self._timer = threading.Timer(LATE_S, self._progress.start)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Bar:
+        if self._is_shown:
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._is_shown:
+            self._timer.join()
+            self._progress.stop()
+
+    def advance(self, by: float = 1.0) -> None:
+        """So much more is done. From any thread."""
+        self._progress.advance(self._task, by)
+
+    def say(self, what: str) -> None:
+        """What is done now. From any thread."""
+        self._progress.update(self._task, description=one_line(what))
+
+
+def track(things: Sequence[T], what: str, unit: str, *, quiet: bool = False) -> Iterator[T]:
+    """``things``, one after the other, with a :class:`Bar` that counts them."""
+    with Bar(what, len(things), unit, quiet=quiet) as bar:
+        for thing in things:
+            yield thing
+            bar.advance()

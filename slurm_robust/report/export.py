@@ -19,8 +19,8 @@ from slurm_robust.checkpoint.store import METADATA, CheckpointStore
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
-from slurm_robust.report.checkpoints import JobHere, bar, friendly, open_job, would_restore
-from slurm_robust.report.console import show
+from slurm_robust.report.checkpoints import JobHere, friendly, open_job, would_restore
+from slurm_robust.report.console import show, track
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import named_ranks, one_line
 
@@ -110,10 +110,9 @@ def export(job: JobHere, ref: CheckpointId, to: Path, *, quiet: bool) -> Exporte
     written: list[int] = []
     damaged: list[str] = []
     todo = [rank for rank in range(world_size) if not target.part_path(ref, rank, world_size).exists()]
-    with bar(quiet=quiet) as progress:
-        for rank in progress.track(todo, description="exporting"):
-            if _export_rank(job, ref, rank, world_size, target, damaged):
-                written.append(rank)
+    for rank in track(todo, "exporting", "parts", quiet=quiet):
+        if _export_rank(job, ref, rank, world_size, target, damaged):
+            written.append(rank)
     missing = tuple(rank for rank in todo if rank not in written)
     if not missing:
         from slurm_robust.checkpoint.disk import write_metadata

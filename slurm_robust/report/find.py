@@ -12,7 +12,8 @@ import msgspec
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
-from slurm_robust.model.journal import read
+from slurm_robust.model.journal import parse, read_bytes
+from slurm_robust.report.console import BYTES, Bar
 from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
@@ -162,10 +163,15 @@ def _no_such_id(name: str) -> NoSuchJob:
     return NoSuchJob(text, fix=fix)
 
 
-def load_events(directory: JobDirectory) -> list[AnyEvent]:
-    """The journal's events. Raises :class:`NoSuchJob` when it may not be read, ``JournalDamaged``."""
+def load_events(directory: JobDirectory, *, quiet: bool = False) -> list[AnyEvent]:
+    """The journal's events. Raises :class:`NoSuchJob` when it may not be read, ``JournalDamaged``.
+
+    That of a job of months takes seconds; ``quiet``: without a bar.
+    """
     try:
-        return read(directory.journal)
+        data = read_bytes(directory.journal)
+        with Bar("reading the journal", len(data), BYTES, quiet=quiet) as bar:
+            return parse(data, str(directory.journal), bar.advance)[0]
     except PermissionError as error:
         raise _unreadable(directory.path, error) from error
 

@@ -22,7 +22,7 @@ from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.report import incident_text
 from slurm_robust.report import stacks as stack_text
 from slurm_robust.report.bundle import SavedAlerts, alerts_text, folder_of, wanted_ranks
-from slurm_robust.report.console import STYLES, facts_table, indented, section, show
+from slurm_robust.report.console import STYLES, Bar, facts_table, indented, section, show
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import IncidentRow, incident_rows
 from slurm_robust.report.incidents import IncidentReport, incident_reports
@@ -69,7 +69,8 @@ def _load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEven
     directory = find(name, job_dir, slurm)
     events = load_events(directory)
     phase, _ = phase_of(events)
-    state = view_of(events, slurm).state
+    with Bar("asking Slurm"):
+        state = view_of(events, slurm).state
     return directory, events, f"{phase}; Slurm: {state}" if state else phase
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +21,7 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
-from slurm_robust.report.console import facts_table, seconds, show
+from slurm_robust.report.console import Bar, Screen, facts_table, seconds, show
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
@@ -32,6 +35,12 @@ from slurm_robust.util.text import count, date_and_time, duration, one_line
 
 MOST_LOST = 4
 """Classes of lost time on the screen, the greatest first; ``--json`` has all."""
+
+WATCH_SHARE = 4.0
+"""``--watch`` rests at least so many times as long as it has worked: a journal of months takes seconds."""
+
+SLURM_EVERY_S = 15.0
+"""Between two questions of ``--watch`` to Slurm, which has others to answer."""
 
 
 class StandbyRow(Record):
@@ -115,7 +124,7 @@ def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice
     progress = [e for e in events if isinstance(e, (ev.ProgressMade, ev.FirstStep))]
     last = progress[-1] if progress else None
     launched = next((e for e in reversed(events) if isinstance(e, ev.GenerationLaunched)), None)
-    phase, reason = phase_of(events)
+    phase, reason = phase_of(events, state)
     return Status(
         job_id=state.job_id,
         command=started.command if started else (),
@@ -151,9 +160,9 @@ def _standby(state: JobState, node: str) -> StandbyRow:
     return StandbyRow(stage=known.stage.value, reason=known.reason, took_s=known.took_s)
 
 
-def phase_of(events: Sequence[ev.AnyEvent]) -> tuple[str, str]:
-    """A job's activity, and the reason for it."""
-    state = fold(events)
+def phase_of(events: Sequence[ev.AnyEvent], state: JobState | None = None) -> tuple[str, str]:
+    """A job's activity, and the reason for it. ``state``: the fold of ``events``, where it is known."""
+    state = fold(events) if state is None else state
     if state.ended is not None:
         return ("finished" if state.ended.code == 0 else "stopped"), state.ended.reason
     if state.requeueing is not None:
@@ -179,14 +188,56 @@ def main(name: str, *, json: bool, job_dir: str | None) -> int:
     return 0
 
 
+def watch(name: str, every_s: float, *, job_dir: str | None) -> int:
+    """Show the status again every ``every_s`` seconds, until the job has ended or Ctrl-C.
+
+    In place where the cursor can be moved, else one below the other.
+    Raises ``NoSuchJob``, ``JournalDamaged``.
+    """
+    slurm, screen = make_slurm(), Screen()
+    directory = find(name, job_dir, slurm)
+    in_place = screen.is_terminal and not screen.is_dumb_terminal
+    live = Live(
+        console=screen,
+        auto_refresh=False,
+        vertical_overflow="crop",
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    asked, says, advice = -math.inf, "", ""
+    with live if in_place else nullcontext():
+        while True:
+            begun = time.monotonic()
+            events = load_events(directory, quiet=True)
+            if begun - asked >= SLURM_EVERY_S:
+                asked, (says, advice) = begun, _ask(events, slurm)
+            status = status_at(events, time.time(), says, advice)
+            title = f"{date_and_time(time.time())}, every {every_s:g} s"
+            shown = Group(Text(title, style="dim"), render(status), "")
+            if in_place:
+                live.update(shown, refresh=True)
+            else:
+                screen.print(shown)
+                screen.file.flush()
+            if status.exit_code is not None:
+                return 0
+            time.sleep(max(every_s, WATCH_SHARE * (time.monotonic() - begun)))
+
+
 def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
     """The status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
     events = load_events(find(name, job_dir, slurm))
+    with Bar("asking Slurm") as bar:
+        says, advice = _ask(events, slurm)
+        bar.say("adding up the ledger")
+        return status_at(events, time.time(), says, advice)
+
+
+def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[str, str]:
+    """What Slurm says of the job, and what the job waits for."""
     view = view_of(events, slurm)
-    advice = ""
-    if view.job is not None:
-        advice = waiting_advice(view.job) or completing_advice(slurm, view.job)
-    return status_at(events, time.time(), view.describe(), advice)
+    waits = "" if view.job is None else waiting_advice(view.job) or completing_advice(slurm, view.job)
+    return view.describe(), waits
 
 
 INCIDENT_STYLES = {

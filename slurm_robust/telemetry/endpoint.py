@@ -118,9 +118,9 @@ class Endpoint:
         """``address``: host and port, 0 for any free one.
 
         All functions are called in the thread of the endpoint and must not block: ``page`` makes the page,
-        None as long as there is nothing to show, and the same object where it is the same; ``token`` gives the token that a request must show, None
+        None as long as there is nothing to show; ``token`` gives the token that a request must show, None
         for none, or raises ``OSError``, and then the port stays closed; ``report`` gets each new trouble,
-        once; ``opened`` gets the port.
+        once; ``opened`` gets the port. A page that is the same object as before is not compressed again.
         """
         self._address = address
         self._page, self._token = page, token
@@ -191,11 +191,10 @@ class Endpoint:
     async def _open(self) -> asyncio.Server:
         self._secret = self._token()
         # Asked here: asyncio would ask a name server in a thread that the end of the process waits for.
-        kind, *_, address = socket.getaddrinfo(
-            *self._address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        host, port = self._address
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         return await asyncio.start_server(
-            self._serve, address[0], address[1], family=kind, limit=REQUEST_BYTES, backlog=4 * self._most
+            self._serve, str(found[0][4][0]), port, limit=REQUEST_BYTES, backlog=4 * self._most
         )
 
     def _tell(self, text: str) -> None:

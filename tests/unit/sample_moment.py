@@ -23,7 +23,7 @@ def node_moment(slot: int, **changes: object) -> NodeMoment:
     return structs.replace(node, **changes)
 
 
-def job_moment(nodes: int = 4, **changes: object) -> JobMoment:
+def job_moment(count: int = 4, **changes: object) -> JobMoment:
     moment = JobMoment(
         format=FORMAT,
         t=1.7e9,
@@ -38,8 +38,8 @@ def job_moment(nodes: int = 4, **changes: object) -> JobMoment:
         stage="running",
         stage_why="",
         stage_s=740.0,
-        world=8 * nodes,
-        ranks=8 * nodes,
+        world=8 * count,
+        ranks=8 * count,
         step=1200,
         step_age_s=0.3,
         step_s=1.25,
@@ -50,7 +50,7 @@ def job_moment(nodes: int = 4, **changes: object) -> JobMoment:
         grad_norm=0.7,
         non_finite=False,
         restored_step=1100,
-        nodes=tuple(node_moment(slot) for slot in range(nodes)),
+        nodes=tuple(node_moment(slot) for slot in range(count)),
         opened=3,
         closed=3,
         tiers=(

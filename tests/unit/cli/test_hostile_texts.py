@@ -32,6 +32,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from slurm_robust.model.moment import encode
 from slurm_robust.nodes.hooks.log import EventLog
 from slurm_robust.report import console as report_console
 from slurm_robust.report import diagnosis
@@ -49,6 +50,7 @@ from tests.contracts.replayer import run as replayed
 from tests.unit.controller.fake_job import Job, doing
 from tests.unit.report import incident_journal, test_live
 from tests.unit.report.test_logs import STARTED
+from tests.unit.sample_moment import job_moment
 
 MARK = "FORGED"
 """A line that begins with it has not been written by us."""
@@ -185,6 +187,26 @@ def test_a_job_and_its_incidents(job: JobDirectory, slurm: Answers, text: str) -
         command = [argv[0], str(job.path), *argv[1:]]
         output_of(*command)
         output_of(*command, "--json")
+
+
+@fuzz
+@given(HOSTILE)
+def test_a_job_as_spans(job: JobDirectory, text: str) -> None:
+    journal(job, [poisoned(event, text) for event in incident_journal.whole()])
+    output_of("trace", str(job.path))
+    output_of("trace", str(job.path), "--json")
+
+
+@fuzz
+@given(HOSTILE)
+def test_what_top_shows(job: JobDirectory, slurm: Answers, text: str) -> None:
+    journal(job, [poisoned(event, text) for event in incident_journal.whole()])
+    slurm.say("scontrol", f"JobId=4711 JobName=a{text}\n   JobState=RUNNING Reason=x{text}\n")
+    job.moment.write_bytes(encode(poisoned(job_moment(), text)))
+    output_of("top", str(job.path), "--json")  # its screen: tests/unit/report/top
+    job.moment.unlink()
+    output_of("top", str(job.path), "--json")
+    output_of("status", str(job.path), "--watch", "60")  # this job has ended
 
 
 @fuzz

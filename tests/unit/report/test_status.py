@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,37 @@ def test_phases_by_the_command_line(folder: Path, capsys: pytest.CaptureFixture[
     assert main(["status", str(folder), "--phases", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["generation"], shown["phases"]) == (2, [])
+
+
+# -- watching ----------------------------------------------------------------------------------------
+
+
+def test_a_watched_job_is_shown_until_it_has_ended(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter((False, True))
+
+    def then(seconds: float) -> None:
+        assert seconds >= 5.0
+        assert next(looks) is False
+        with (folder / "journal.jsonl").open("ab") as file:
+            file.write(ev.encode_event(ev.RunEnded(t=3.0, code=0, reason="done", final=True)) + b"\n")
+
+    monkeypatch.setattr(time, "sleep", then)
+    assert main(["status", str(folder), "--watch", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("every 5 s") == 2
+    assert shown.index("starting") < shown.index("finished")
+
+
+def test_ctrl_c_ends_watching_as_any_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    assert main(["status", str(folder), "--watch"]) == ExitCode.INTERRUPTED
+
+
+@pytest.mark.parametrize("other", ["--json", "--phases"])
+def test_watching_goes_with_no_other_form(folder: Path, other: str) -> None:
+    assert main(["status", str(folder), "--watch", "1", other]) == ExitCode.USAGE

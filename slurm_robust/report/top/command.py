@@ -1,0 +1,112 @@
+"""``srobust top``: finds the jobs, and shows them if there is a terminal that can."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
+from slurm_robust.report.console import show as print_json
+from slurm_robust.report.find import NoSuchJob, find
+from slurm_robust.report.slurmview import make_slurm
+from slurm_robust.report.top.feed import JobFeed, JobView
+from slurm_robust.slurm.client import SlurmClient
+
+MOST_JOBS = 200
+"""Of a folder, those whose journal has changed last."""
+
+DUMB = ("", "dumb", "unknown")
+"""Terminals that cannot move their cursor."""
+
+
+class NoScreen(SrobustError):
+    """There is nothing on which ``top`` could be shown."""
+
+    exit_code = ExitCode.USAGE
+
+
+def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
+    """Show jobs until the user quits. Raises ``NoSuchJob``, :class:`NoScreen`."""
+    if not json:
+        check_terminal(names)
+    slurm = make_slurm()
+    feeds = [JobFeed(directory, slurm) for directory in directories(names, job_dir, slurm)]
+    if json:
+        views = [look_through(feed) for feed in feeds]
+        print_json(views[0] if len(names) == 1 else views, lambda _: "", json=True)
+        return 0
+    show(feeds)
+    return 0
+
+
+def look_through(feed: JobFeed) -> JobView:
+    """One view, of the whole journal."""
+    view = feed.look()
+    while feed.is_behind:
+        view = feed.look()
+    return view
+
+
+def show(feeds: Sequence[JobFeed]) -> None:
+    """Run the screen. Raises :class:`NoScreen` without Textual."""
+    try:
+        from slurm_robust.report.top.app import Top
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "textual":
+            raise
+        raise NoScreen(
+            "srobust top needs Textual, which is not installed",
+            fix="pip install 'slurm_robust[top]'; without it: srobust status JOB --watch",
+        ) from error
+    app = Top(feeds)
+    app.run(mouse=False)
+    if app.return_code:
+        raise NoScreen("the screen has failed, see above", fix="srobust status JOB --watch needs less")
+
+
+def check_terminal(names: Sequence[str]) -> None:
+    """Raise :class:`NoScreen` where the cursor cannot be moved."""
+    job = names[0] if names else "JOB"
+    instead = f"srobust status {job} --watch"
+    # Textual writes to standard error.
+    streams = {"input": sys.stdin, "output": sys.stdout, "error": sys.stderr}
+    for name, stream in streams.items():
+        if stream is None or not stream.isatty():
+            raise NoScreen(
+                f"standard {name} is no terminal",
+                fix=f"run srobust top in a terminal (ssh -t); for a script: srobust top {job} --json",
+            )
+    term = os.environ.get("TERM", "")
+    if term in DUMB:
+        raise NoScreen(f"this terminal cannot move its cursor (TERM={term or 'unset'})", fix=instead)
+
+
+def directories(names: Sequence[str], job_dir: str | None, slurm: SlurmClient) -> list[JobDirectory]:
+    """The folders of the jobs that a person named, else of all here. Raises :class:`NoSuchJob`."""
+    if names:
+        return [find(name, job_dir, slurm) for name in names]
+    root = Path(job_dir) if job_dir else Path.cwd() / JOBS_FOLDER
+    try:
+        folders = [JobDirectory(path) for path in root.iterdir()]
+    except OSError as error:
+        raise NoSuchJob(
+            f"{root} cannot be read: {error.strerror}",
+            fix="name a job, run this where jobs were submitted, or give --job-dir as 'srobust run' had it",
+        ) from error
+    ages = {directory: changed for directory in folders if (changed := _changed(directory)) is not None}
+    found = sorted(ages, key=lambda directory: ages[directory], reverse=True)[:MOST_JOBS]
+    if not found:
+        raise NoSuchJob(f"no job has a journal in {root}", fix="name a job, or give its --job-dir")
+    return found
+
+
+def _changed(directory: JobDirectory) -> float | None:
+    """When the journal was last written, None without one that may be read."""
+    try:
+        info = directory.journal.stat()
+    except OSError:
+        return None
+    return info.st_mtime if info.st_size else None

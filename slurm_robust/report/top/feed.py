@@ -1,0 +1,305 @@
+"""What ``srobust top`` shows of a job: the controller's moment while it is live, else the journal alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from slurm_robust.ledger.summary import Summary, summary_of
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import Tier
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import Events, fold
+from slurm_robust.model.moment import (
+    OLD_S,
+    JobMoment,
+    NodeMoment,
+    NodeState,
+    NotAMoment,
+    TierMoment,
+    read,
+)
+from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState, apply
+from slurm_robust.report.incident_text import IncidentRow, incident_rows
+from slurm_robust.report.moment import IncidentFollower, of_state
+from slurm_robust.report.slurmview import view_of
+from slurm_robust.report.status import phase_of
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.util.ours import open_plain
+from slurm_robust.util.text import one_line
+
+CHUNK = 4 << 20
+"""Bytes of a journal that one look reads at most, so that none takes long."""
+
+MOST_LINE = 64 << 20
+"""Of a journal; no event is as long."""
+
+MOST_INCIDENTS = 100
+"""The newest; ``srobust incidents`` has all."""
+
+LEDGER_S, SLURM_S = 30.0, 30.0
+"""Between two computations of ETTR, and two questions to Slurm, where the moment does not tell."""
+
+SHARE = 50.0
+"""The ledger is computed for no more than this part of the time."""
+
+_MOVES = (ev.IncidentOpened, ev.SymptomAdded, ev.Decided, ev.IncidentClosed, ev.GenerationEnded, ev.RunEnded)
+
+
+class JobView(Record):
+    """All that the screen shows of one job, and ``--json`` prints."""
+
+    folder: str
+    live: bool
+    """``moment`` is the controller's own; else it was made from the journal."""
+    source: str
+    """"" where it is live, else why not."""
+    age_s: float
+    """Since the controller wrote the moment, or anything into the journal."""
+    state: str
+    """``training``, ``recovering``, …, as ``srobust status`` says it."""
+    reason: str
+    slurm: str
+    """Slurm's own state of the job; "" where it is live, or has ended."""
+    moment: JobMoment
+    incidents: tuple[IncidentRow, ...]
+    trouble: str = ""
+    """Why the journal is not read, or not read to its end."""
+
+
+class Follower:
+    """A journal as it grows. A look reads :data:`CHUNK` at most, and only what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        self._found = Events()
+        self._cuts = 0
+        self._offset = 0
+        self._file = (0, 0)
+        self._chunk = CHUNK
+        self.state = JobState()
+        self.trouble = ""
+        self.is_behind = False
+        """There is more to read at once."""
+
+    @property
+    def events(self) -> Sequence[ev.AnyEvent]:
+        """Those that were read so far and count."""
+        return self._found.events
+
+    def look(self) -> Sequence[ev.AnyEvent]:
+        """Read on; the new events. Never raises: :attr:`trouble` says why nothing comes."""
+        try:
+            data = self._read()
+        except OSError as error:
+            self.is_behind = False
+            self.trouble = f"{self._path} cannot be read: {error.strerror or error}"
+            return ()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.is_behind = len(data) >= self._chunk
+        if not whole and self.is_behind:
+            self._chunk = min(2 * self._chunk, MOST_LINE)
+        return self._take(whole)
+
+    def _read(self) -> bytes:
+        with os.fdopen(open_plain(self._path), "rb") as file:
+            info = os.fstat(file.fileno())
+            if (info.st_dev, info.st_ino) != self._file or info.st_size < self._offset:
+                self._begin()
+                self._file = info.st_dev, info.st_ino
+            self.trouble = ""
+            file.seek(self._offset)
+            return file.read(self._chunk)
+
+    def _take(self, whole: bytes) -> Sequence[ev.AnyEvent]:
+        new: list[ev.AnyEvent] = []
+        for line in whole.splitlines(keepends=True):
+            try:
+                event = ev.decode_event(line)
+            except msgspec.DecodeError as error:
+                self.trouble = f"{self._path}, byte {self._offset}: {one_line(str(error))}"
+                break
+            self._offset += len(line)
+            if self._found.add(event):
+                new.append(event)
+                self.state = apply(event, self.state)
+        if self._found.cuts != self._cuts:
+            self._cuts, self.state = self._found.cuts, fold(self.events)
+        return new
+
+
+class JobFeed:
+    """Looks at one job again and again. Every look is bounded, but may hang with the storage."""
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        slurm: SlurmClient | None = None,
+        *,
+        wall: Callable[[], float] = time.time,
+        mono: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``slurm``: is asked for a job whose controller is silent; None: nobody is."""
+        self.directory = directory
+        self._slurm = slurm
+        self._wall, self._mono = wall, mono
+        self._journal = Follower(directory.journal)
+        self._seen: tuple[int, int] = (-1, -1)  # epoch and number of the newest moment
+        self._changed: float | None = None  # when that was new, by the monotonic clock
+        self._incidents: tuple[IncidentRow, ...] = ()
+        self._incidents_due = False
+        self._progress: ev.ProgressMade | ev.FirstStep | None = None
+        self._incident = IncidentFollower()
+        self._newest_t = 0.0
+        self._ledger: Summary | None = None
+        self._ledger_due = self._slurm_due = 0.0
+        self._says = ""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether another look should follow at once."""
+        return self._journal.is_behind
+
+    def look(self) -> JobView:
+        """The job as it is now. Never raises."""
+        self._follow()
+        state = self._journal.state
+        moment, source = self._read_moment(state)
+        live = moment is not None and not source
+        now, mono = self._wall(), self._mono()
+        if moment is None or source:
+            age_s = max(0.0, now - self._newest_t) if self._newest_t else 0.0
+            moment = self._by_journal(state, now)
+        else:
+            age_s = mono - (self._changed or mono)
+        phase, reason = phase_of(self._journal.events, state)
+        return JobView(
+            folder=str(self.directory.path),
+            live=live,
+            source=source,
+            age_s=age_s,
+            state=phase,
+            reason=one_line(reason),
+            slurm="" if live or state.ended is not None else self._ask_slurm(mono),
+            moment=moment,
+            incidents=self._incidents,
+            trouble=one_line(self._journal.trouble),
+        )
+
+    # -- the moment --------------------------------------------------------------------------------
+
+    def _read_moment(self, state: JobState) -> tuple[JobMoment | None, str]:
+        """The controller's moment, and why it is not what counts."""
+        path = self.directory.moment
+        try:
+            found = read(path)
+        except FileNotFoundError:
+            return None, f"there is no {path.name}"
+        except OSError as error:
+            return None, f"{path.name} cannot be read: {one_line(error.strerror or str(error))}"
+        except NotAMoment as error:
+            return None, f"{path.name} is not understood: {one_line(str(error))}"
+        mono = self._mono()
+        if self._changed is None:
+            # Only one look so far: the clocks of two machines have to do.
+            self._changed = mono - max(0.0, self._wall() - found.t)
+        elif (found.epoch, found.number) != self._seen:
+            self._changed = mono
+        self._seen = found.epoch, found.number
+        if state.run_id and found.run_id != state.run_id:
+            return found, f"{path.name} is of another job"
+        if found.epoch < state.epoch:
+            return found, "the newest controller has written no moment yet"
+        if found.final or state.ended is not None:
+            return found, "the controller has ended"
+        if mono - self._changed > OLD_S:
+            return found, f"the controller has written no moment for {mono - self._changed:.0f} s"
+        return found, ""
+
+    # -- the journal -------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        for event in self._journal.look():
+            self._newest_t = max(self._newest_t, event.t)
+            match event:
+                case ev.ProgressMade() | ev.FirstStep():
+                    self._progress = event
+                case ev.GenerationLaunched():
+                    self._progress = None
+            self._incident.read(event)
+            self._incidents_due |= isinstance(event, _MOVES)
+        if self._incidents_due and not self._journal.is_behind:
+            self._incidents_due = False
+            self._incidents = incident_rows(self._journal.events)[-MOST_INCIDENTS:]
+
+    def _by_journal(self, state: JobState, now: float) -> JobMoment:
+        ledger = self._summary(now)
+        last = self._progress
+        phase, reason = phase_of(self._journal.events, state)
+        return structs.replace(
+            of_state(state, now),
+            stage=phase,
+            stage_why=one_line(reason),
+            step=last.step if last is not None else -1,
+            step_age_s=max(0.0, now - last.t) if last is not None else None,
+            loss=last.loss if isinstance(last, ev.ProgressMade) else None,
+            grad_norm=last.grad_norm if isinstance(last, ev.ProgressMade) else None,
+            nodes=tuple(_nodes(state)),
+            incident=self._incident.at(state, now),
+            tiers=_stored(state, now),
+            ettr=ledger.ettr if ledger is not None else None,
+            ettr_hour=ledger.ettr_window if ledger is not None else None,
+            final=state.ended is not None,
+        )
+
+    def _summary(self, now: float) -> Summary | None:
+        begun = self._mono()
+        if self._journal.is_behind or not self._journal.events or begun < self._ledger_due:
+            return self._ledger
+        self._ledger = summary_of(self._journal.events, now)
+        self._ledger_due = begun + max(LEDGER_S, SHARE * (self._mono() - begun))
+        return self._ledger
+
+    def _ask_slurm(self, mono: float) -> str:
+        if self._slurm is not None and mono >= self._slurm_due and not self._journal.is_behind:
+            self._says = one_line(view_of(self._journal.events, self._slurm).describe())
+            self._slurm_due = self._mono() + SLURM_S
+        return self._says
+
+
+def _nodes(state: JobState) -> list[NodeMoment]:
+    """What the journal knows of nodes: where they are, not how they are."""
+    if state.ended is not None or state.requeueing is not None:
+        working = NodeState.ENDED
+    elif state.running:
+        working = NodeState.TRAINING if state.steps_here >= 0 else NodeState.STARTING
+    else:
+        working = NodeState.IDLE
+    found = [NodeMoment(node=node, state=working, slot=slot) for slot, node in enumerate(state.slots)]
+    for node in state.spares:
+        aside, known = state.aside.get(node), state.standbys.get(node)
+        how = aside.reason if aside is not None else known.stage.value if known is not None else ""
+        standing = NodeState.ASIDE if aside is not None else NodeState.STANDBY
+        found.append(NodeMoment(node=node, state=standing, why=one_line(how)))
+    gone = (node for node in state.evicted if node not in state.slots and node not in state.spares)
+    found += [
+        NodeMoment(node=node, state=NodeState.EVICTED, why=one_line(state.evicted[node])) for node in gone
+    ]
+    return found
+
+
+def _stored(state: JobState, now: float) -> tuple[TierMoment, ...]:
+    stored = state.stored
+    if stored is None:
+        return ()
+    age_s = max(0.0, now - stored.t)
+    return (TierMoment(tier=Tier.STORAGE, step=stored.step, generation=stored.generation, age_s=age_s),)

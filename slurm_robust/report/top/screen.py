@@ -1,0 +1,468 @@
+"""The lines of ``srobust top``, for a width: pure, and without a library for terminals.
+
+A line is made of pieces, each a text and the name of its style. No style is needed to understand a line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import TypeAlias
+
+from rich.cells import cell_len, set_cell_size
+
+from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState
+from slurm_robust.report.incident_text import IncidentRow
+from slurm_robust.report.incidents import IncidentStatus
+from slurm_robust.report.top.feed import JobView
+from slurm_robust.util.text import count, date_and_time, duration, one_line
+
+Piece: TypeAlias = tuple[str, str]
+"""A text, and one of :data:`STYLES` or ""."""
+
+Line: TypeAlias = tuple[Piece, ...]
+
+STYLES = {
+    "": "",
+    "label": "dim",
+    "strong": "bold",
+    "good": "green",
+    "doing": "cyan",
+    "warn": "yellow",
+    "bad": "bold red",
+    "heads": "bold underline",
+}
+"""Names of styles, as rich and its colors of 16 have them."""
+
+MOST_TEXT = 600
+"""Characters of one text."""
+
+_LABEL = 9
+_MOST_WRAPPED = 2
+_NODE_STYLES = {
+    NodeState.TRAINING: "good",
+    NodeState.STANDBY: "doing",
+    NodeState.SILENT: "warn",
+    NodeState.DEAD: "bad",
+    NodeState.ASIDE: "warn",
+    NodeState.EVICTED: "bad",
+}
+_STATE_STYLES = {"training": "good", "finished": "good", "stopped": "bad", "recovering": "warn"}
+
+
+# -- pieces ----------------------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """``text`` in one line, :data:`MOST_TEXT` characters at most, without anything that a terminal obeys."""
+    text = text[:MOST_TEXT]
+    return text if text.isprintable() else one_line(text)
+
+
+def fit(text: str, width: int, *, right: bool = False) -> str:
+    """``text`` in exactly ``width`` columns; ``…`` marks a cut."""
+    text = plain(text)
+    if cell_len(text) > width:
+        text = set_cell_size(text, max(0, width - 1)) + "…"[:width]
+    gap = " " * (width - cell_len(text))
+    return gap + text if right else text + gap
+
+
+def wrapped(text: str, width: int, most: int = _MOST_WRAPPED) -> list[str]:
+    """``text`` in up to ``most`` lines of ``width`` columns, cut at spaces where there are some."""
+    lines, words = [""], plain(text).split(" ")
+    while words:
+        word = words.pop(0)
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        elif len(lines) < most:
+            lines.append(word)
+        else:
+            lines[-1] = " ".join((longer, *words))
+            break
+    return [fit(line, width).rstrip() for line in lines]
+
+
+def age(seconds: float | None) -> str:
+    """``0.4``, ``12``, ``5m``, ``3h``, ``4d``: in up to four columns; ``-`` for what is not known."""
+    if seconds is None:
+        return "-"
+    if seconds < 9.95:
+        return f"{seconds:.1f}"
+    for limit, unit, each in ((600, "", 1), (6000, "m", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / each:.0f}{unit}"
+    return f"{seconds / 86_400:.0f}d"
+
+
+def _step(step: int) -> str:
+    return f"{step:,}" if step >= 0 else "-"
+
+
+def _percent(value: float | None) -> str:
+    return f"{value:.1%}" if value is not None else "-"
+
+
+# -- the head of one job ---------------------------------------------------------------------------
+
+
+def head(view: JobView, width: int, trouble: str = "") -> list[Line]:
+    """All about the job as a whole; ``trouble``: of the reader, such as storage that does not answer."""
+    moment = view.moment
+    lines = [_title(view, width), _training(moment), _times(moment)]
+    lines += _labelled("doing", _doing(view), width, "")
+    lines += _wrong(view, width)
+    if moment.incident is not None:
+        answer = ": ".join(filter(None, (moment.incident.actions, moment.incident.reason)))
+        lines += _labelled("answer", answer or "nothing is decided yet", width, "doing")
+    lines += _labelled("copies", _copies(moment), width, "")
+    lines += _labelled("nodes", _nodes(moment), width, "")
+    for text in filter(None, (trouble, _source(view), view.trouble)):
+        lines += _labelled("note", text, width, "warn")
+    return lines
+
+
+def _labelled(label: str, text: str, width: int, style: str) -> list[Line]:
+    rows = wrapped(text, width - _LABEL - 1)
+    return [
+        ((fit(label if not number else "", _LABEL) + " ", "label"), (row, style))
+        for number, row in enumerate(rows)
+    ]
+
+
+def _title(view: JobView, width: int) -> Line:
+    moment = view.moment
+    name = f"job {moment.job_id}" if moment.job_id else view.folder
+    state = plain(view.state) + (f" (exit code {moment.code})" if moment.code is not None else "")
+    fresh = f"live, {age(view.age_s)} s ago" if view.age_s < 9.95 else f"live, {age(view.age_s)} ago"
+    right = fresh if view.live else "by the journal alone"
+    more = f"generation {moment.generation}, run {moment.run}"
+    if moment.host:
+        more += f", controller {moment.epoch} on {moment.host}"
+    if moment.mode == "observe":
+        more += ", observe mode"
+    room = max(0, width - cell_len(plain(name)) - cell_len(state) - cell_len(right) - 6)
+    return (
+        (plain(name), "strong"),
+        ("  ", ""),
+        (state, _STATE_STYLES.get(view.state, "doing")),
+        ("  ", ""),
+        (fit(more, room), ""),
+        ("  ", ""),
+        (right, "good" if view.live else "warn"),
+    )
+
+
+def _training(moment: JobMoment) -> Line:
+    parts = [f"step {_step(moment.step)}"]
+    if moment.step_age_s is not None:
+        parts[0] += f", {duration(moment.step_age_s)} ago"
+    if moment.step_s is not None or moment.usual_step_s is not None:
+        usual = f" (p50 {moment.usual_step_s:.3g})" if moment.usual_step_s is not None else ""
+        now = f"{moment.step_s:.3g}" if moment.step_s is not None else "-"
+        parts.append(f"{now} s/step{usual}")
+    line: list[Piece] = [(fit("training", _LABEL) + " ", "label"), (", ".join(parts), "")]
+    if moment.non_finite:
+        line.append((", loss NaN or infinite", "bad"))
+    elif moment.loss is not None:
+        line.append((f", loss {moment.loss:.4g}", ""))
+    if moment.grad_norm is not None:
+        line.append((f", grad {moment.grad_norm:.3g}", ""))
+    return tuple(line)
+
+
+def _times(moment: JobMoment) -> Line:
+    text = "-"
+    if moment.ettr is not None:
+        text = f"{_percent(moment.ettr)}, of the last hour {_percent(moment.ettr_hour)}"
+    if moment.left_s is not None:
+        left = duration(moment.left_s) if moment.left_s > 0 else "nothing"
+        text += f"; time left: {left}"
+    return (fit("ETTR", _LABEL) + " ", "label"), (text, "")
+
+
+def _doing(view: JobView) -> str:
+    moment = view.moment
+    text = moment.stage + (f" for {duration(moment.stage_s)}" if view.live else "")
+    if moment.stage_why:
+        text += f": {moment.stage_why}"
+    if moment.ending and moment.ending != moment.stage_why:
+        text += f"; {moment.ending}"
+    return text
+
+
+def _wrong(view: JobView, width: int) -> list[Line]:
+    moment = view.moment
+    texts = []
+    if (incident := moment.incident) is not None:
+        texts.append(f"incident {incident.number} for {duration(incident.age_s)}: {incident.symptom}")
+        texts[-1] += f": {incident.sign}" if incident.sign else ""
+    if moment.held:
+        texts.append("nothing is decided, since storage does not take the journal")
+    if moment.trouble:
+        texts.append(f"journal: {moment.trouble} ({count(moment.behind, 'event')} in memory only)")
+    if moment.missed:
+        texts.append(f"{count(moment.missed, 'moment')} could not be written")
+    if texts:
+        return _labelled("wrong", "; ".join(texts), width, "bad")
+    past = f"; {count(moment.closed, 'incident')} over" if moment.closed else ""
+    if view.state == "stopped":
+        return _labelled("wrong", view.reason or "the job ended", width, "bad")
+    return _labelled("wrong", f"nothing{past}", width, "")
+
+
+def _copies(moment: JobMoment) -> str:
+    found = [
+        f"{tier.tier.value} {_step(tier.step)}"
+        + (f" ({duration(tier.age_s)} ago)" if tier.age_s is not None else "")
+        for tier in moment.tiers
+    ]
+    restored = f"; restored {_step(moment.restored_step)}" if moment.restored_step >= 0 else ""
+    return (", ".join(found) or "none yet") + restored
+
+
+def _nodes(moment: JobMoment) -> str:
+    """``1,200 with slots: 1,199 training, 1 silent; 2 standbys: 1 rehearsed; 1 evicted``."""
+    slots = Counter(node.state.value for node in moment.nodes if node.slot >= 0)
+    text = f"{sum(slots.values()):,}"
+    if slots:
+        text += f": {_counts(slots)}"
+    standbys = [n for n in moment.nodes if n.slot < 0 and n.state is not NodeState.EVICTED]
+    how = Counter(_standby(node) for node in standbys)
+    text += f"; standbys: {_counts(how)}" if standbys else "; no standby"
+    evicted = sum(node.state is NodeState.EVICTED for node in moment.nodes)
+    if evicted:
+        text += f"; {evicted} evicted"
+    if alerted := sum(bool(node.alerts) for node in moment.nodes):
+        text += f"; {alerted} with alerts"
+    for companion in moment.companions:
+        where = f"lends {companion.node}" if companion.node else f"waits for a node from {companion.source}"
+        text += f"; companion {companion.job_id} {where}"
+    return text
+
+
+def _standby(node: NodeMoment) -> str:
+    """How far it is (``rehearsed``), without the reason."""
+    return node.why.partition(":")[0] if node.state is NodeState.STANDBY and node.why else node.state.value
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{number:,} {name}" for name, number in counts.most_common())
+
+
+def _source(view: JobView) -> str:
+    if view.live:
+        return ""
+    text = view.source
+    if view.moment.nodes and view.source != "the controller has ended":
+        text += "; states of nodes are what the journal says"
+    if view.age_s:
+        text += f"; its newest event is {duration(view.age_s)} old"
+    return text + (f"; Slurm: {view.slurm}" if view.slurm else "")
+
+
+# -- the table of nodes ----------------------------------------------------------------------------
+
+
+class Order(str, Enum):
+    """By what nodes are sorted."""
+
+    SLOT = "slot"
+    WRONG = "wrong first"
+    STEP = "step"
+    AGE = "age of step"
+    PACE = "s/step"
+    NAME = "name"
+
+    @property
+    def next(self) -> Order:
+        """The one after it; the first after the last."""
+        orders = tuple(Order)
+        return orders[(orders.index(self) + 1) % len(orders)]
+
+
+def _slot(node: NodeMoment) -> int:
+    return node.slot if node.slot >= 0 else 1 << 40
+
+
+_KEYS: dict[Order, Callable[[NodeMoment], tuple[object, ...]]] = {
+    Order.SLOT: lambda n: (_slot(n),),
+    Order.WRONG: lambda n: (not n.is_wrong, _slot(n)),
+    Order.STEP: lambda n: (n.slot < 0, n.step, _slot(n)),
+    Order.AGE: lambda n: (n.step_age_s is None, -(n.step_age_s or 0.0), _slot(n)),
+    Order.PACE: lambda n: (n.step_s is None, -(n.step_s or 0.0), _slot(n)),
+    Order.NAME: lambda n: (n.node,),
+}
+
+
+def arranged(nodes: Sequence[NodeMoment], order: Order, *, wrong: bool) -> list[NodeMoment]:
+    """``nodes`` in ``order``; ``wrong``: only those that a person should look at."""
+    return sorted((node for node in nodes if node.is_wrong or not wrong), key=_KEYS[order])
+
+
+class Columns:
+    """Which columns of the table of nodes there is room for."""
+
+    def __init__(self, nodes: Sequence[NodeMoment], width: int) -> None:
+        longest = max((cell_len(plain(n.node)) for n in nodes), default=4)
+        self._name = min(max(longest, 6), 16 if width < 100 else 28)
+        self._width = width
+        self._extra = [
+            (title, attribute)
+            for title, attribute, least in (("peer", "peer_step", 92), ("disk", "local_step", 104))
+            if width >= least
+        ]
+
+    def heads(self) -> Line:
+        """The line above the table."""
+        cells = [fit("slot", 5, right=True), fit("node", self._name), fit("state", 9)]
+        cells += [fit(title, 9, right=True) for title in ("step",)]
+        cells += [fit("age", 4, right=True), fit("s/step", 6, right=True), fit("heard", 5, right=True)]
+        cells += [fit("memory", 9, right=True), *(fit(title, 9, right=True) for title, _ in self._extra)]
+        return ((fit(" ".join((*cells, "what it does, what is wrong")), self._width), "heads"),)
+
+    def row(self, node: NodeMoment) -> Line:
+        """One node."""
+        slot = str(node.slot) if node.slot >= 0 else "-"
+        style = _NODE_STYLES.get(node.state, "doing")
+        figures = [
+            fit(_step(node.step), 9, right=True),
+            fit(age(node.step_age_s), 4, right=True),
+            fit(f"{node.step_s:.3g}" if node.step_s is not None else "-", 6, right=True),
+            fit(age(node.heard_s), 5, right=True),
+            fit(_step(node.memory_step), 9, right=True),
+            *(fit(_step(getattr(node, attribute)), 9, right=True) for _, attribute in self._extra),
+        ]
+        before = f"{fit(slot, 5, right=True)} {fit(node.node, self._name)} "
+        after = f" {' '.join(figures)} "
+        text = "; ".join(told(node))
+        room = max(0, self._width - cell_len(before) - 9 - cell_len(after))
+        return (
+            (before, "strong" if node.is_wrong else ""),
+            (fit(node.state.value, 9), style),
+            (after, ""),
+            (fit(text, room), "bad" if node.is_wrong else ""),
+        )
+
+
+def told(node: NodeMoment) -> Iterator[str]:
+    """What there is to say of a node, the most important first."""
+    if node.failed:
+        yield f"{count(node.failed, 'worker')} failed"
+    yield from filter(None, (*node.alerts, node.why, node.phase))
+
+
+def foot(node: NodeMoment | None, moment: JobMoment, width: int, lines: int = 3) -> list[Line]:
+    """All about the selected node."""
+    if node is None:
+        return [(("no node is selected", "label"),)]
+    where = f"slot {node.slot}" if node.slot >= 0 else "no slot"
+    if node.slot >= 0 and (slots := sum(each.slot >= 0 for each in moment.nodes)):
+        each = moment.world // slots
+        where += (
+            f", ranks {node.slot * each}-{node.slot * each + each - 1}" if each > 1 else f", rank {node.slot}"
+        )
+    heard = f"heard {duration(node.heard_s)} ago" if node.heard_s is not None else "not heard"
+    held = ", ".join(
+        f"{name} {_step(step)}"
+        for name, step in (("memory", node.memory_step), ("peer", node.peer_step), ("disk", node.local_step))
+        if step >= 0
+    )
+    first = (
+        (plain(node.node), "strong"),
+        (f"  {where}: ", ""),
+        (node.state.value, _NODE_STYLES.get(node.state, "doing")),
+        (f"; {heard}", ""),
+    )
+    text = "; ".join((*told(node), *((f"copies: {held}",) if held else ())))
+    rest = wrapped(text, width - 2, lines - 1) if text else []
+    return [first, *((("  " + row, "bad" if node.is_wrong else ""),) for row in rest)]
+
+
+# -- other screens ---------------------------------------------------------------------------------
+
+
+def job_heads(width: int) -> Line:
+    """The line above the list of jobs."""
+    cells = [fit("job", 10), fit("state", 11), fit("nodes", 6, right=True), fit("step", 11, right=True)]
+    cells += [fit("s/step", 6, right=True), fit("loss", 8, right=True), fit("ETTR", 6, right=True)]
+    return ((fit(" ".join((*cells, "what is wrong, what is done")), width), "heads"),)
+
+
+def job_row(view: JobView, width: int) -> Line:
+    """One job."""
+    moment, incident = view.moment, view.moment.incident
+    figures = [
+        fit(f"{sum(node.slot >= 0 for node in moment.nodes):,}", 6, right=True),
+        fit(_step(moment.step), 11, right=True),
+        fit(f"{moment.step_s:.3g}" if moment.step_s is not None else "-", 6, right=True),
+        fit(
+            "NaN" if moment.non_finite else f"{moment.loss:.4g}" if moment.loss is not None else "-",
+            8,
+            right=True,
+        ),
+        fit(_percent(moment.ettr), 6, right=True),
+    ]
+    if incident is not None:
+        text = f"incident {incident.number}: {incident.actions or incident.sign or incident.symptom}"
+    elif view.trouble:
+        text = view.trouble
+    elif wrong := sum(node.is_wrong for node in moment.nodes):
+        text = f"{count(wrong, 'node')} wrong"
+    else:
+        text = view.reason
+    if not view.live and moment.code is None:
+        text = f"not live{': ' + text if text else ''}" + (f" (Slurm: {view.slurm})" if view.slurm else "")
+    name = view.folder.rpartition("/")[2] or str(moment.job_id)
+    before, after = f"{fit(name, 10)} ", f" {' '.join(figures)} "
+    room = max(0, width - cell_len(before) - 11 - cell_len(after))
+    return (
+        (before, "strong"),
+        (fit(view.state, 11), _STATE_STYLES.get(view.state, "doing")),
+        (after, ""),
+        (fit(text, room), "warn" if incident is not None or not view.live else ""),
+    )
+
+
+def incident_lines(rows: Sequence[IncidentRow], width: int) -> list[Line]:
+    """The incidents, the newest first, each in a few lines."""
+    lines: list[Line] = []
+    for row in reversed(rows):
+        style = {IncidentStatus.OPEN: "warn", IncidentStatus.ENDED: "bad"}.get(row.status, "good")
+        took = f", recovered in {duration(row.recover_s)}" if row.recover_s is not None else ""
+        lines.append(
+            (
+                (f"{row.number:>4}  {date_and_time(row.t)}  ", "strong"),
+                (row.status.value, style),
+                (f"  blamed: {plain(row.blamed)}{took}", ""),
+            )
+        )
+        for label, text in (("seen", f"{row.symptom}: {row.signs[0]}"), ("done", row.done or "nothing yet")):
+            for number, part in enumerate(wrapped(text, width - 12)):
+                lines.append(((f"      {label if not number else '':<4}  ", "label"), (part, "")))
+        lines.append(())
+    return lines or [(("no incident so far", "label"),)]
+
+
+HELP: tuple[Line, ...] = tuple(
+    ((fit(key, 20), "strong"), (text, ""))
+    for key, text in (
+        ("arrows, j k", "select a node, or a job"),
+        ("PgUp PgDn", "a page up or down; Home, End: the first, the last"),
+        ("Enter", "in the list of jobs: open the selected one"),
+        ("Esc", "back"),
+        ("s", "sort: slot, wrong first, step, age of step, s/step, name"),
+        ("w", "only nodes with which something is wrong, or all"),
+        ("i", "incidents"),
+        ("q, Ctrl-C", "quit"),
+        ("", ""),
+        ("age", "since its last rank completed its newest step"),
+        ("heard", "since the controller heard the node's agent"),
+        ("memory, peer, disk", "newest step of copies: own, of others, on disk"),
+        ("", ""),
+        ("", "0.4 and 12 are seconds, 5m minutes, 3h hours, 4d days"),
+        ("", "'srobust incident JOB N' has the report on an incident"),
+    )
+)

@@ -1,0 +1,66 @@
+"""What takes long shows how far it is: on a terminal only, late, and gone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+
+import pytest
+
+from slurm_robust.report import console
+from slurm_robust.report.console import BYTES, Bar, track
+from tests.waiting import wait_for
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal that keeps what it gets."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "LATE_S", 0.0)
+    return Terminal()
+
+
+def test_a_bar_shows_bytes_and_their_rate(terminal: Terminal) -> None:
+    with contextlib.redirect_stderr(terminal), Bar("verifying", 1e7, BYTES) as bar:
+        bar.advance(5e6)
+        wait_for(lambda: "5.0/10.0 MB" in terminal.getvalue(), 10)
+    assert terminal.getvalue().endswith("\x1b[2K")  # the line is empty again
+
+
+def test_things_are_counted_with_their_rate(terminal: Terminal) -> None:
+    with contextlib.redirect_stderr(terminal):
+        for number in track(range(4), "exporting", "parts"):
+            if number == 3:
+                wait_for(lambda: "3/4" in terminal.getvalue() and "parts/s" in terminal.getvalue(), 10)
+
+
+def test_what_nobody_can_count_says_what_it_does(terminal: Terminal) -> None:
+    with contextlib.redirect_stderr(terminal), Bar("asking") as bar:
+        bar.say("\x1b[2Jmore [bold]x[/]")
+        wait_for(lambda: "more [bold]x[/]" in terminal.getvalue(), 10)
+    assert "\x1b[2J" not in terminal.getvalue()
+
+
+def test_nothing_is_shown_of_what_is_quick() -> None:
+    terminal, threads = Terminal(), threading.active_count()
+    with contextlib.redirect_stderr(terminal), Bar("quick"):
+        pass
+    assert terminal.getvalue() == ""
+    assert threading.active_count() == threads
+
+
+@pytest.mark.usefixtures("terminal")
+def test_nothing_is_shown_where_there_is_no_terminal(terminal: Terminal) -> None:
+    plain = io.StringIO()
+    with contextlib.redirect_stderr(plain), Bar("verifying", 10, BYTES) as bar:
+        bar.advance(5)
+    with contextlib.redirect_stderr(terminal), Bar("verifying", 10, BYTES, quiet=True) as bar:
+        bar.advance(5)
+    assert (plain.getvalue(), terminal.getvalue()) == ("", "")

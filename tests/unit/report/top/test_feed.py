@@ -1,0 +1,259 @@
+"""What top shows of a job: the moment while it is live, else the journal, and it says which."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from slurm_robust.cli.main import main
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.incident import Blame, Evict, FaultKind, Restart, Signature, Symptom, Verdict
+from slurm_robust.model.journal import fold, read
+from slurm_robust.model.moment import FORMAT, OLD_S, NodeState
+from slurm_robust.report.top import feed as feed_module
+from slurm_robust.report.top.feed import Follower, JobFeed
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.report.top.fake_folder import FakeFolder, T
+
+
+class Clock:
+    """Both clocks, which only the test moves."""
+
+    def __init__(self) -> None:
+        self.past_s = 0.0
+
+    def wall(self) -> float:
+        return T + self.past_s
+
+    def mono(self) -> float:
+        return 1000.0 + self.past_s
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> FakeFolder:
+    return FakeFolder(tmp_path / "4711")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def feed(folder: FakeFolder, clock: Clock) -> JobFeed:
+    return JobFeed(folder.directory, wall=clock.wall, mono=clock.mono)
+
+
+def test_a_moment_that_is_new_is_shown(folder: FakeFolder, feed: JobFeed) -> None:
+    written = folder.show(t=T - 1.5)
+    view = feed.look()
+    assert view.live
+    assert view.moment == written
+    assert view.age_s == pytest.approx(1.5)
+    assert view.state == "training"
+
+
+def test_a_moment_that_gets_old_gives_way_to_the_journal(
+    folder: FakeFolder, feed: JobFeed, clock: Clock
+) -> None:
+    folder.show(t=T)
+    assert feed.look().live
+    clock.past_s = OLD_S + 1
+    view = feed.look()
+    assert not view.live
+    assert view.source == "the controller has written no moment for 11 s"
+    assert (view.moment.step, view.moment.loss) == (1190, 2.5)
+    assert view.age_s == pytest.approx(16)
+    folder.show()
+    assert feed.look().live  # by its number: whatever the other machine's clock says
+
+
+def test_clocks_that_differ_do_not_matter_from_the_second_look_on(folder: FakeFolder, feed: JobFeed) -> None:
+    folder.show(t=T - 3600)
+    assert not feed.look().live
+    folder.show(t=T - 3598)
+    assert feed.look().live
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "there is no moment.json"),
+        (b"", "not understood"),
+        (b'{"format": 1, "t"', "not understood"),
+        (b'{"format": %d}' % (FORMAT + 1), "newer release"),
+        (b"[" * 100_000, "not understood"),
+        (b"\xff\xfe", "not understood"),
+    ],
+)
+def test_without_a_moment_it_goes_by_the_journal(
+    folder: FakeFolder, feed: JobFeed, content: bytes | None, says: str
+) -> None:
+    if content is not None:
+        folder.directory.moment.write_bytes(content)
+    view = feed.look()
+    assert not view.live
+    assert says in view.source
+    assert [node.state for node in view.moment.nodes] == [NodeState.TRAINING] * 4 + [NodeState.STANDBY]
+    assert view.moment.ettr is not None
+
+
+def test_a_moment_of_another_job_or_controller_does_not_count(folder: FakeFolder, feed: JobFeed) -> None:
+    folder.show(t=T, run_id="4711-other")
+    assert "another job" in feed.look().source
+    folder.show(t=T, run_id="4711-abcd", epoch=2)
+    assert "newest controller" in feed.look().source
+
+
+def test_the_last_moment_is_not_live(folder: FakeFolder, feed: JobFeed) -> None:
+    folder.show(t=T, final=True)
+    folder.append(ev.RunEnded(t=T, code=0, reason="every rank ended with code 0", final=True))
+    view = feed.look()
+    assert (view.live, view.state, view.moment.code) == (False, "finished", 0)
+    assert view.source == "the controller has ended"
+
+
+def opened(number: int) -> ev.IncidentOpened:
+    return ev.IncidentOpened(
+        t=T, incident=number, generation=5, symptom=Symptom.NODE_LOST, detail="gpu0001 is silent",
+        detect_s=1.0, best_step=1190,
+    )  # fmt: skip
+
+
+def decided(number: int) -> ev.Decided:
+    verdict = Verdict(
+        rung=1,
+        blame=Blame.NODE,
+        signature=Signature(kind=FaultKind.NODE),
+        reason="dead",
+        suspects=("gpu0001",),
+    )
+    actions = (Evict(node="gpu0001"), Restart())
+    return ev.Decided(t=T + 1, incident=number, actions=actions, reason="it is dead", verdict=verdict)
+
+
+def test_incidents_come_as_they_are_written(folder: FakeFolder, feed: JobFeed, clock: Clock) -> None:
+    assert feed.look().incidents == ()
+    folder.append(opened(1), decided(1))
+    clock.past_s = 5.0
+    view = feed.look()
+    assert [row.number for row in view.incidents] == [1]
+    assert view.state == "recovering"
+    incident = view.moment.incident
+    assert incident is not None
+    assert (incident.sign, incident.actions) == ("gpu0001 is silent", "evict gpu0001, restart")
+    assert (incident.reason, incident.blame, incident.age_s) == ("it is dead", "node", 5.0)
+
+
+def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFolder, clock: Clock) -> None:
+    slurm = FakeSlurm()
+    job_id = slurm.submit(SubmitRequest(command=("x",)))
+    folder.directory.journal.write_bytes(b"")
+    folder.append(ev.RunStarted(
+        t=T, run_id="4711-abcd", job_id=job_id, kind="script", command=("x",), cwd="/", slots=1, spares=0,
+        nproc_per_node=1, version="0",
+    ))  # fmt: skip
+    feed = JobFeed(folder.directory, slurm, wall=clock.wall, mono=clock.mono)
+    folder.show(t=T)
+    assert feed.look().slurm == ""
+    clock.past_s = 60.0
+    assert feed.look().slurm == "RUNNING"
+
+
+# -- the journal as it grows -----------------------------------------------------------------------
+
+
+def test_it_reads_only_what_is_new_and_only_whole_lines(folder: FakeFolder) -> None:
+    follower = Follower(folder.directory.journal)
+    assert len(follower.look()) == 6
+    assert follower.look() == []
+    line = ev.encode_event(opened(1)) + b"\n"
+    with folder.directory.journal.open("ab") as file:
+        file.write(line[:30])
+    assert follower.look() == []
+    with folder.directory.journal.open("ab") as file:
+        file.write(line[30:])
+    assert [type(event) for event in follower.look()] == [ev.IncidentOpened]
+    assert follower.state == fold(read(folder.directory.journal))
+
+
+def test_a_look_is_bounded(folder: FakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "CHUNK", 200)  # the longest line is longer
+    follower, looks = Follower(folder.directory.journal), 0
+    while follower.look() or follower.is_behind:
+        looks += 1
+    assert looks > 2
+    assert follower.state == fold(read(folder.directory.journal))
+
+
+def test_a_torn_end_that_a_controller_cuts_off_is_forgotten(folder: FakeFolder) -> None:
+    follower, journal = Follower(folder.directory.journal), folder.directory.journal
+    follower.look()
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"kind": "torn')
+    follower.look()
+    journal.write_bytes(whole)
+    folder.append(opened(1))
+    assert len(follower.look()) == 1
+
+
+def test_what_a_controller_wrote_after_a_takeover_does_not_count(folder: FakeFolder) -> None:
+    follower = Follower(folder.directory.journal)
+    follower.look()
+    known = len(follower.events)
+    folder.append(structs.replace(opened(1), epoch=3))
+    follower.look()
+    assert follower.state.incident is not None
+    folder.append(ev.ControllerStarted(t=T, epoch=4, host="h", pid=1, port=1, known=known))
+    folder.append(structs.replace(opened(1), epoch=3))
+    follower.look()
+    assert follower.state.incident is None
+    assert follower.state == fold(read(folder.directory.journal))
+
+
+def test_a_damaged_journal_is_told_and_shown_as_far_as_it_goes(folder: FakeFolder, feed: JobFeed) -> None:
+    with folder.directory.journal.open("ab") as file:
+        file.write(b"\x1b[2Jnonsense\n")
+    view = feed.look()
+    assert "byte" in view.trouble
+    assert view.moment.step == 1190
+
+
+def test_a_folder_that_disappears_is_told(folder: FakeFolder, feed: JobFeed) -> None:
+    feed.look()
+    folder.directory.path.rename(folder.directory.path.with_name("gone"))
+    view = feed.look()
+    assert "cannot be read" in view.trouble
+    assert view.moment.job_id == 4711
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_json_prints_one_moment(folder: FakeFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.show(t=T)
+    assert main(["top", str(folder.directory.path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["live"], shown["moment"]["job_id"]) == (False, 4711)
+
+
+def test_json_of_a_folder_is_a_list(folder: FakeFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder.directory.path.parent / "empty").mkdir()
+    assert main(["top", "--job-dir", str(folder.directory.path.parent), "--json"]) == 0
+    assert [view["moment"]["job_id"] for view in json.loads(capsys.readouterr().out)] == [4711]
+
+
+def test_without_a_terminal_it_says_so(folder: FakeFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", str(folder.directory.path)]) == ExitCode.USAGE
+    assert "--json" in capsys.readouterr().err
+
+
+def test_no_job_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--job-dir", str(tmp_path)], ["--job-dir", str(tmp_path / "none")], ["99"]):
+        assert main(["top", *words, "--json"]) == ExitCode.NO_INPUT
+    assert "fix" in capsys.readouterr().err
