@@ -28,6 +28,8 @@ _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 _NonEmpty = Annotated[str, Meta(min_length=1, title="a string that is not empty")]
 _Rate = Annotated[float, Meta(gt=0, le=FINITE, title="a number above 0")]
 _SecondsOrNone = Annotated[float, Meta(ge=0, le=FINITE, title="a number of seconds, or 0 for none")]
+# Readers take a moment that is twice as old for that of a dead controller.
+_Often = Annotated[float, Meta(ge=0, le=5, title="a number of seconds up to 5, or 0 for none")]
 # Eight beacons; a network that is only busy delays them by tens of milliseconds.
 _LEAST_VERDICT_S = 0.4
 LEAST_TEST_S = 15.0
@@ -98,9 +100,9 @@ class Timings(Section):
     checkpoint_s: Seconds = 60.0
     """How long a job that leaves its nodes waits until its newest checkpoint is on storage."""
 
-    moment_s: _SecondsOrNone = 2.0
+    moment_s: _Often = 2.0
     """Interval at which the controller writes ``moment.json`` into the job's folder, for
-    [srobust top](top.md). 0: never. One that is 10 s old is taken for that of a dead controller."""
+    [srobust top](top.md). 0: never."""
 
     shutdown_s: Seconds = 10.0
     """How long the controller waits for its agents at the end of the job. At least ``stop_grace_s`` + 5."""

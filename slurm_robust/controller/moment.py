@@ -59,7 +59,7 @@ _STATES = {
 # -- in the loop's thread --------------------------------------------------------------------------
 
 
-class Heard(NamedTuple):
+class AgentPicture(NamedTuple):
     """One agent, as :class:`~slurm_robust.controller.fleet.AgentView` has it at this moment."""
 
     heartbeat: Heartbeat
@@ -81,7 +81,7 @@ class Picture(NamedTuple):
 
     now: Now
     state: JobState
-    agents: Mapping[str, Heard]
+    agents: Mapping[str, AgentPicture]
     stage: str
     came_by: to.Transition
     stage_since: float
@@ -104,7 +104,7 @@ def picture(
 ) -> Picture:
     """The job as it is ``now``. Only from the loop's thread."""
     agents = {
-        node: Heard(view.heartbeat, view.heard, view.received, view.dead[0] if view.dead else "")
+        node: AgentPicture(view.heartbeat, view.heard, view.received, view.dead[0] if view.dead else "")
         for node, view in core.fleet.views.items()
     }
     return Picture(

@@ -21,8 +21,8 @@ from slurm_robust.util.files import names_in, write_atomically
 SHARE = 100.0
 """The loop takes no picture, and nobody computes the ledger, for more than this part of the time."""
 
-LEDGER_S = 30.0
-"""Between two computations of ETTR."""
+LEDGER_S = 10.0
+"""Between two computations of ETTR; of a job of months they take seconds, and come less often."""
 
 CLOSE_S = 2.0
 """For the last moment."""

@@ -15,6 +15,7 @@ from rich.style import Style
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.geometry import Size
 from textual.message import Message
 from textual.screen import Screen
@@ -178,6 +179,13 @@ class Page(Screen[None]):
         """The line of keys."""
         return self.KEYS
 
+    def redraw(self) -> None:
+        """Show what is known now, unless the screen is still being built, or taken down already."""
+        try:
+            self.draw()
+        except NoMatches:
+            pass  # of a part that is not there
+
     def draw(self) -> None:
         """Show what is known now."""
         self.query_one("#keys", Lines).show([((f" {self.keys()}", "label"),)])
@@ -189,7 +197,7 @@ class Page(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         """The window has another size."""
-        self.draw()
+        self.redraw()
 
     def action_back(self) -> None:
         """Leave this screen, unless it is the first."""
@@ -433,11 +441,12 @@ class Top(App[None]):
     def on_top_seen(self, message: Seen) -> None:
         """A job was looked at."""
         self._views[message.number] = message.view
-        shown = self.screen
-        if isinstance(shown, JobsPage) or (isinstance(shown, JobPage) and shown.number == message.number):
-            shown.draw()
+        for shown in self.screen_stack[-1:]:  # none, while the app ends
+            if isinstance(shown, JobsPage) or (isinstance(shown, JobPage) and shown.number == message.number):
+                shown.redraw()
 
     def _watch(self) -> None:
         """Storage may hang."""
-        if self.trouble() and isinstance(self.screen, Page):
-            self.screen.draw()
+        for shown in self.screen_stack[-1:]:
+            if self.trouble() and isinstance(shown, Page):
+                shown.redraw()

@@ -182,6 +182,8 @@ class JobFeed:
         else:
             age_s = mono - (self._changed or mono)
         phase, reason = phase_of(self._journal.events, state)
+        if live:
+            phase, reason = _phase_at(moment, phase, reason)
         return JobView(
             folder=str(self.directory.path),
             live=live,
@@ -274,6 +276,15 @@ class JobFeed:
             self._says = one_line(view_of(self._journal.events, self._slurm).describe())
             self._slurm_due = self._mono() + SLURM_S
         return self._says
+
+
+def _phase_at(moment: JobMoment, phase: str, reason: str) -> tuple[str, str]:
+    """The job's activity when the moment was made; the journal's may be two seconds newer."""
+    if moment.incident is not None:
+        return "recovering", f"incident {moment.incident.number}: {moment.incident.symptom}"
+    if phase == "recovering":
+        return ("training" if moment.step >= 0 else "starting"), ""
+    return phase, reason
 
 
 def _nodes(state: JobState) -> list[NodeMoment]:

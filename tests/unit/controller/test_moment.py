@@ -13,7 +13,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import transitions as to
 from slurm_robust.controller.effects import Now
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.moment import Heard, Moments, Picture, Storage, picture, why
+from slurm_robust.controller.moment import AgentPicture, Moments, Picture, Storage, picture, why
 from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
@@ -194,7 +194,7 @@ def large(step: int) -> Picture:
             node=node, agent="a", seq=step, epoch=1, phase=Phase.RUNNING, generation=1,
             progress=progress, copies=tuple(copies),
         )  # fmt: skip
-        agents[node] = Heard(heartbeat, float(step), float(step), "")
+        agents[node] = AgentPicture(heartbeat, float(step), float(step), "")
     state = JobState(run_id="7-abcd", job_id=7, slots=slots, generation=1, running=True, nproc_per_node=RANKS)
     return Picture(
         now=Now(mono=step + 0.5, wall=1.7e9 + step), state=state, agents=agents, stage="running",

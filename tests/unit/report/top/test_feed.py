@@ -13,7 +13,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Blame, Evict, FaultKind, Restart, Signature, Symptom, Verdict
 from slurm_robust.model.journal import fold, read
-from slurm_robust.model.moment import FORMAT, OLD_S, NodeState
+from slurm_robust.model.moment import FORMAT, OLD_S, IncidentMoment, NodeState
 from slurm_robust.report.top import feed as feed_module
 from slurm_robust.report.top.feed import Follower, JobFeed
 from slurm_robust.slurm.requests import SubmitRequest
@@ -163,6 +163,15 @@ def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFol
     assert feed.look().slurm == ""
     clock.past_s = 60.0
     assert feed.look().slurm == "RUNNING"
+
+
+def test_a_moment_that_is_live_is_shown_as_it_was(folder: FakeFolder, feed: JobFeed) -> None:
+    folder.append(opened(1))
+    folder.show(t=T)
+    assert feed.look().state == "training"  # though the journal knows more by now
+    incident = IncidentMoment(number=1, symptom="hang", sign="", age_s=1.0, step=1)
+    folder.show(t=T, incident=incident)
+    assert (feed.look().state, feed.look().reason) == ("recovering", "incident 1: hang")
 
 
 # -- the journal as it grows -----------------------------------------------------------------------
