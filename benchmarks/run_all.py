@@ -20,6 +20,7 @@ NAMES = (
     "detection",
     "stacks",
     "controller_scale",
+    "metrics",
     "top",
     "port_flood",
     "drain_storm",

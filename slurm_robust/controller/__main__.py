@@ -138,7 +138,6 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents, lent)
         steps.adopt()
         core = Core(plan.config, state, build, first, read_clocks(), rules)
-        moments = MomentFile(directory, journal, plan.config.timings.moment_s)
         loop = Loop(
             core,
             config=plan.config,
@@ -160,7 +159,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
             borrower=_borrower(directory, plan, slurm, lent),
             shrinker=Shrinker(slurm, plan.job_id, own_node=state.own_node),
-            moments=moments,
+            moments=(moments := MomentFile(directory, journal, plan.config.timings.moment_s)),
         )
         _serve_metrics(stack, directory, plan, moments, loop.report)
         for line in introduction(plan, directory, core.state):
@@ -185,8 +184,7 @@ def _serve_metrics(
     """Until ``stack`` ends; nothing where none are asked for."""
     if plan.config.metrics.listen is None:
         return
-    # Hardly any other job needs asyncio.
-    from slurm_robust.controller.metrics import About, MetricsServer
+    from slurm_robust.controller.metrics import About, MetricsServer  # asyncio, which few jobs need
 
     user = user_name(os.geteuid()).partition(" (")[0]
     about = About(
@@ -196,8 +194,12 @@ def _serve_metrics(
         name=os.environ.get("SLURM_JOB_NAME", ""),
     )
     server = MetricsServer(plan.config.metrics, directory, lambda: moments.newest, about, report)
+    try:
+        server.start()
+    except RuntimeError as error:  # no thread can be started
+        report(f"no metrics are served on {plan.config.metrics.listen}: {error}")
+        return
     stack.enter_context(closing(server))
-    server.start()
 
 
 def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str]:

@@ -101,6 +101,7 @@ class MetricsServer:
         assert config.address is not None
         self._config, self._directory, self._about = config, directory, about
         self._newest, self._report = newest, report
+        self._shown: tuple[JobMoment | None, bytes | None] = None, None
         self._known: dict[Path, bytes] = {}  # files that lead here, and what we wrote into them
         self._lock = threading.Lock()
         self._closed = False
@@ -119,7 +120,9 @@ class MetricsServer:
 
     def _page(self) -> bytes | None:
         moment = self._newest()
-        return page(moment) if moment is not None else None
+        if moment is not None and moment is not self._shown[0]:
+            self._shown = moment, page(moment)
+        return self._shown[1]
 
     def _token(self) -> str | None:
         return read_token(Path(self._config.token_file)) if self._config.token_file is not None else None

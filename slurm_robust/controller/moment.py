@@ -95,7 +95,7 @@ class Picture(NamedTuple):
     storage: Storage
     news: Sequence[ev.AnyEvent]
     """Events since the last picture."""
-    turn_s: float | None
+    turn_s: float | None = None
     """The longest turn of the loop lately; None where nobody has measured it."""
 
 

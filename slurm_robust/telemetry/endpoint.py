@@ -28,8 +28,14 @@ MOST_CONNECTIONS = 32
 RETRY_S = 10.0
 """Between two attempts to open the port."""
 
-CACHED_S = 1.0
+FRESH_S = 1.0
+"""As long as somebody scrapes, the page is looked after this often, so that a scrape only has to send it."""
+
+CACHED_S = 3.0
 """A page that is not older is shown again."""
+
+WANTED_S = 300.0
+"""Somebody scrapes as long as the last request is not older."""
 
 FIRST_S = 2.0
 """How long the first request waits until there is something to show."""
@@ -114,7 +120,7 @@ class Endpoint:
         All functions are called in the thread of the endpoint and must not block: ``page`` makes the page,
         None as long as there is nothing to show; ``token`` gives the token that a request must show, None
         for none, or raises ``OSError``, and then the port stays closed; ``report`` gets each new trouble,
-        once; ``opened`` gets the port.
+        once; ``opened`` gets the port. A page that is the same object as before is not compressed again.
         """
         self._address = address
         self._page, self._token = page, token
@@ -126,6 +132,7 @@ class Endpoint:
         ] = {}  # connections that have not asked yet, oldest first
         self._answered = 0  # connections that have asked
         self._made: tuple[float, bytes, bytes] | None = None  # when, the page, and the same compressed
+        self._asked_at = -WANTED_S
         self._trouble = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -175,16 +182,19 @@ class Endpoint:
             self._trouble = ""
             self._opened(server.sockets[0].getsockname()[1])
             async with server:
-                await self._stop.wait()
+                while not self._stop.is_set():
+                    await self._pause(FRESH_S)
+                    self._look_after_page()
             for writer in tuple(self._asking):
                 writer.transport.abort()
 
     async def _open(self) -> asyncio.Server:
         self._secret = self._token()
+        # Asked here: asyncio would ask a name server in a thread that the end of the process waits for.
         host, port = self._address
-        family = socket.AF_INET6 if ":" in host else socket.AF_UNSPEC
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         return await asyncio.start_server(
-            self._serve, host, port, family=family, limit=REQUEST_BYTES, backlog=4 * self._most
+            self._serve, str(found[0][4][0]), port, limit=REQUEST_BYTES, backlog=4 * self._most
         )
 
     def _tell(self, text: str) -> None:
@@ -263,22 +273,37 @@ class Endpoint:
             headers=(f"Content-Type: {CONTENT_TYPE}", *(("Content-Encoding: gzip",) if packs else ())),
         )
 
-    def _make(self) -> bytes | None:
+    async def _current(self) -> tuple[float, bytes, bytes] | None:
+        """The newest page; None where nothing is to be shown yet."""
+        self._asked_at = time.monotonic()
+        until = self._asked_at + FIRST_S
+        while self._made is None or time.monotonic() - self._made[0] >= CACHED_S:
+            if self._make():
+                break
+            if time.monotonic() >= until:
+                return None
+            await asyncio.sleep(_POLL_S)
+        return self._made
+
+    def _look_after_page(self) -> None:
+        if time.monotonic() - self._asked_at >= WANTED_S:
+            return
         try:
-            return self._page()
+            self._make()
+        except Exception:  # noqa: BLE001 - it was reported; whoever asks is refused
+            self._made = None
+
+    def _make(self) -> bool:
+        """Make the page anew; False where there is nothing to show yet. Raises what ``page`` raises."""
+        try:
+            page = self._page()
         except Exception as error:
             self._tell(f"the page of metrics could not be made: {error!r}")
             raise
-
-    async def _current(self) -> tuple[float, bytes, bytes] | None:
-        """The page, made anew where the last one is too old; None where nothing is to be shown yet."""
-        until = time.monotonic() + FIRST_S
-        while self._made is None or time.monotonic() - self._made[0] >= CACHED_S:
-            page = self._make()
-            if page is not None:
-                self._made = time.monotonic(), page, gzip.compress(page, _GZIP_LEVEL)
-            elif time.monotonic() >= until:
-                return None
-            else:
-                await asyncio.sleep(_POLL_S)
-        return self._made
+        if page is None:
+            return False
+        # Compressed only where it has changed.
+        known = self._made is not None and self._made[1] is page
+        packed = self._made[2] if self._made is not None and known else gzip.compress(page, _GZIP_LEVEL)
+        self._made = time.monotonic(), page, packed
+        return True

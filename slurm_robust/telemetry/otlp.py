@@ -137,7 +137,7 @@ def send(trace: Trace, url: str) -> None:
                     f"{endpoint} did not take the spans: {why}", fix="see whether the collector runs there"
                 )
     finally:
-        exporter.shutdown()
+        exporter.shutdown()  # type: ignore[no-untyped-call]
         logger.removeHandler(said)
         logger.propagate = before
 

@@ -77,9 +77,9 @@ class Job:
         "srobust_job_ettr_ratio", "Effective training time ratio since Slurm first started the job."
     )
     ETTR_HOUR: Final = _gauge("srobust_job_ettr_1h_ratio", "Effective training time ratio of the last hour.")
-    TIME: Final = _counter(
-        "srobust_job_time_seconds_total",
-        "Where the time of the job went, by the classes of the ledger.",
+    TIME: Final = _gauge(
+        "srobust_job_time_seconds",
+        "Where the time of the job went, by the classes of the ledger; what is known later may move some.",
         "class",
     )
     INCIDENTS: Final = _counter("srobust_job_incidents_total", "Incidents by what was seen first.", "symptom")

@@ -66,7 +66,7 @@ def test_a_job_is_scraped_while_it_trains_and_its_page_ends_with_it(sandbox: San
     assert page["srobust_job_incident_open"] == 0
     assert page['srobust_job_node_state{node="n1",state="training"}'] == 1
     refused = sandbox.exec(
-        [sys.executable, "-c", SCRAPE, f"http://{job.place()}/metrics", "Bearer x"], user=USER
+        [sys.executable, "-c", SCRAPE, f"http://{job.place()}/metrics", "Bearer x"], user=USER, check=False
     )
     assert "401" in refused.stderr
 

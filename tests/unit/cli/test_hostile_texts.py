@@ -191,6 +191,14 @@ def test_a_job_and_its_incidents(job: JobDirectory, slurm: Answers, text: str) -
 
 @fuzz
 @given(HOSTILE)
+def test_a_job_as_spans(job: JobDirectory, text: str) -> None:
+    journal(job, [poisoned(event, text) for event in incident_journal.whole()])
+    output_of("trace", str(job.path))
+    output_of("trace", str(job.path), "--json")
+
+
+@fuzz
+@given(HOSTILE)
 def test_what_top_shows(job: JobDirectory, slurm: Answers, text: str) -> None:
     journal(job, [poisoned(event, text) for event in incident_journal.whole()])
     slurm.say("scontrol", f"JobId=4711 JobName=a{text}\n   JobState=RUNNING Reason=x{text}\n")

@@ -105,6 +105,24 @@ def test_an_incident_says_what_is_done_and_why(trained: Watched) -> None:
     assert trained.look().closed == 1
 
 
+def test_totals_count_what_the_journal_holds(trained: Watched) -> None:
+    job = trained.job
+    before = trained.look().totals
+    assert before is not None
+    assert (before.launches, before.evictions, sum(before.incidents.values())) == (1, 0, 0)
+    assert before.classes == {}  # until the ledger was computed
+    job.power_cut("n2")
+    job.until(lambda: decided(job), 120)
+    trained.moments.on_ledger(summary_of(job.journal, job.now().wall), job.mono)
+    totals = trained.look().totals
+    assert totals is not None
+    assert (totals.incidents["node lost"], totals.evictions, totals.actions["evict"]) == (1, 1, 1)
+    assert [(mark.number, mark.symptom, mark.blame, mark.ended) for mark in totals.marks] == [
+        (1, "node lost", "node", None)
+    ]
+    assert totals.classes["productive"] > 0
+
+
 def decided(job: Job) -> bool:
     return job.core.state.incident is not None and job.core.state.incident.decided is not None
 

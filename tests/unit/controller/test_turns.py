@@ -49,6 +49,28 @@ def test_a_signal_ends_the_rest(pipe: tuple[int, int]) -> None:
     assert turns.rest_s == pytest.approx(REST_S)
 
 
+def test_the_longest_turn_is_that_of_the_last_minute_without_its_rest(pipe: tuple[int, int]) -> None:
+    clock = FakeClock()
+    turns = Turns((pipe[0],), pipe[0], clock.monotonic)
+    os.write(pipe[1], b"x")  # there is always news, so no wait takes time
+
+    def turn(seconds: float) -> float:
+        turns.wait()
+        clock.advance(seconds)
+        turns.wait()
+        return turns.longest_s
+
+    assert turn(0.01) == pytest.approx(0.01)
+    assert turn(3.0) == pytest.approx(3.0)
+    assert turn(0.01) == pytest.approx(3.0)
+    for _ in range(3):
+        longest = turn(29.0)
+    assert longest == pytest.approx(29.0)
+    for _ in range(70):
+        longest = turn(1.0)
+    assert longest == pytest.approx(1.0)
+
+
 # -- While the journal is behind nothing is decided, and no deadline comes nearer ------------------
 
 

@@ -38,7 +38,7 @@ def test_a_job_in_figures() -> None:
         'srobust_job_step{job_id="42"} 120',
         'srobust_job_step_age_seconds{job_id="42"} 1.5',
         'srobust_job_ettr_ratio{job_id="42"} 0.97',
-        'srobust_job_time_seconds_total{job_id="42",class="productive"} 3600.5',
+        'srobust_job_time_seconds{job_id="42",class="productive"} 3600.5',
         'srobust_job_incidents_total{job_id="42",symptom="worker exit"} 1',
         'srobust_job_nodes{job_id="42",state="training"} 3',
         'srobust_job_nodes{job_id="42",state="evicted"} 1',
