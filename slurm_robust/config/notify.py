@@ -90,7 +90,9 @@ class ChannelConfig(Section):
 class NotifyConfig(Section):
     """Notifications of a job's incidents, its end and its standbys. See [notifications](notifications.md)."""
 
-    channels: tuple[ChannelConfig, ...] = ()
+    channels: Annotated[
+        tuple[ChannelConfig, ...], Meta(examples=[[{"name": "mail", "mail": ["me@example.org"]}]])
+    ] = ()
     """Where notices go. None: nobody is told."""
 
     on: tuple[Kind, ...] = _KINDS

@@ -53,7 +53,7 @@ def compose(job: Subject, notices: Sequence[Notice], left_out: int = 0, *, again
     first = most_urgent(notices)
     more = f" (and {len(notices) - 1} more)" if len(notices) > 1 else ""
     subject = one_line(f"srobust: {job}: {first.text}{more}", MOST_SUBJECT)
-    lines = [f"srobust: {job}" + (f", {one_line(job.command, 100)}" if job.command else "")]
+    lines = [one_line(f"srobust: {job}") + (f", {one_line(job.command, 100)}" if job.command else "")]
     if again:
         lines.append("A part of this may have been sent before.")
     for notice in notices:

@@ -182,7 +182,7 @@ class Narrator:
             text=one_line(text),
             nodes=tuple(one_line(node) for node in nodes),
             action=one_line(action),
-            command=command or more,
+            command=one_line(command or more, None),
             incident=incident,
         )
 

@@ -34,6 +34,7 @@ from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.model.moment import encode
 from slurm_robust.nodes.hooks.log import EventLog
+from slurm_robust.notify import main as notify
 from slurm_robust.report import console as report_console
 from slurm_robust.report import diagnosis
 from slurm_robust.report.console import Screen
@@ -370,9 +371,22 @@ def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str)
         ["sandbox", "status", "--name", text], ["admin", text], ["admin", "quarantine", text],
         ["version", text], ["checkpoint", "ls", text], ["spares", "plan", "--nodes", text],
         ["spares", "status"], ["spares", "create", "--count", "1", "--users", text],
-        ["spares", "remove", "--name", text], ["doctor", text], ["doctor", "--state", text],
+        ["spares", "remove", "--name", text], ["doctor", text], ["doctor", "--state", text], ["notify", text],
     ):  # fmt: skip
         output_of(*argv)
+
+
+@fuzz
+@given(HOSTILE)
+def test_notifications(text: str) -> None:
+    tested = notify.Tested(channel="a", way="mail", ok=False, took_s=0.1, error="x", fix="y")
+    row = notify.ChannelRow(
+        channel="a", way="mail", kinds=("end",), min_severity="info", sent_last_hour=1, waiting=0, left_out=0,
+        trouble="x", given_up_until=1.0,
+    )  # fmt: skip
+    report = poisoned(notify.TestReport(job="7", channels=(tested,)), text)
+    printed(lambda: Screen().print(notify.render_test(report)))
+    printed(lambda: Screen().print(notify.render(poisoned(notify.Overview(job="7", channels=(row,)), text))))
 
 
 @fuzz

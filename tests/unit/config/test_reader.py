@@ -75,7 +75,7 @@ checkpoint:
         ("limits.total: 4", "line 1: unknown key limits.total; did you mean total (under limits:)?"),
         ("timings: {spares: 1}", "unknown key timings.spares; did you mean spares (top level)?"),
         ("wire:\n  zzz: 1", "line 2: unknown key wire.zzz; known keys here: port"),
-        ("on: 3", "line 1: unknown key on; known keys here: nodes"),
+        ("yes: 3", "line 1: unknown key yes; known keys here: nodes"),
         ("[1, 2]: 3", "line 1, column 1: not valid YAML: a key must be a single word"),
     ],
 )
