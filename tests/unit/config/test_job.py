@@ -58,7 +58,7 @@ def refused(text: str) -> str:
         ("replay: {budget_s: 0}", "replay.budget_s must be a number of seconds above 0"),
         ("standby: {test_s: 5}", "test_s (5) is less than the 15 s that the start of a test takes"),
         ("standby: {replenish: always}", "standby.replenish must be"),
-        ("standby: {replenish: partition}", "companions may not use the partition\n  fix: set companions.part"),
+        ("standby: {replenish: partition}", "but companions may not use the partition"),
         ("parallel: {tp: 0}", "parallel.tp must be an integer of 1 or more"),
         ("parallel: {order: tp-tp-ep-dp-pp}", "parallel.order is 'tp-tp-ep-dp-pp'\n  fix: name each of tp"),
         ("slurm: {timeout_s: -1}", "slurm.timeout_s must be a number of seconds above 0"),
