@@ -82,6 +82,8 @@ class Launcher(Protocol):
 
         ``number``: above that of the order before, which may get no answer then. Workers that live are not
         touched, and whatever goes wrong, new ones can be started as before. Only after Ready.
+
+        Raises ``OSError``.
         """
 
     def sweep(self) -> None:

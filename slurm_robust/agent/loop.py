@@ -453,12 +453,17 @@ class Agent:
         self._launcher.spawn(order, listener)
 
     def _load(self, order: Load) -> None:
+        why = ""
         if (share := free_share()) < LEAST_TO_LOAD:
-            note = f"modules are not imported before the next start: {share:.1%} of the memory is left"
-            over = LoadOver(number=order.number, notes=(note,))
-            self._take(LauncherReported(message=over))
-            return
-        self._launcher.load(order.number, order.modules)
+            why = f"{share:.1%} of the memory is left"
+        else:
+            try:
+                self._launcher.load(order.number, order.modules)
+            except OSError as error:
+                why = str(error)
+        if why:
+            note = f"modules that the job imports are not imported before the next start: {why}"
+            self._take(LauncherReported(message=LoadOver(number=order.number, notes=(note,))))
 
     def _ask_flush(self, step: int) -> None:
         if step > self._copies.flush_over:  # else an order that was repeated before its effect was reported

@@ -320,8 +320,11 @@ def _traces() -> dict[str, object]:
 
 
 def _children() -> str:
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-        return file.read()
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""  # a kernel without CONFIG_PROC_CHILDREN
 
 
 def _descriptors() -> Iterator[str]:
