@@ -58,18 +58,18 @@ class Entry(Record):
     """With cluster and job id it tells jobs apart, since Slurm gives out job ids again."""
     uid: int
     user: str
-    array_task: str = ""
     started: float
-    ended: float | None = None
-    exit_code: int | None = None
     wall_s: float
     since_start_s: float
     effective_s: float
     nodes: int
     generations: int
-    write_s: float | None = None
     verified: bool
     """Slurm's accounting has confirmed nodes and times of :attr:`work`."""
+    array_task: str = ""
+    ended: float | None = None
+    exit_code: int | None = None
+    write_s: float | None = None
     work: tuple[NodeWork, ...] = ()
     incidents: tuple[IncidentSummary, ...] = ()
     left_out: int = 0

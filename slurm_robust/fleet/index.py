@@ -287,7 +287,7 @@ class _Adding:
                 {
                     "job": number,
                     "number": one.number,
-                    "t": one.t,
+                    "seen": one.t,
                     "user_name": entry.user,
                     "symptom": one.symptom,
                     "cause": one.cause,
@@ -298,7 +298,7 @@ class _Adding:
                 }
             )
             self._blames += (
-                {"job": number, "number": one.number, "node": self._nodes[entry.cluster, name], "t": one.t}
+                {"job": number, "number": one.number, "node": self._nodes[entry.cluster, name], "seen": one.t}
                 for name in one.nodes
             )
 

@@ -47,16 +47,16 @@ def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, .
     asked = sa.select(
         incident, job.c.cluster, job.c.job_id, job.c.array_task
     ).join_from(incident, job, job.c.id == incident.c.job)  # fmt: skip
-    asked = asked.where(incident.c.t >= wanted.since)
+    asked = asked.where(incident.c.seen >= wanted.since)
     if wanted.until is not None:
-        asked = asked.where(incident.c.t <= wanted.until)
+        asked = asked.where(incident.c.seen <= wanted.until)
     if wanted.cause:
         asked = asked.where(incident.c.cause == wanted.cause)
     if wanted.user:
         asked = asked.where(incident.c.user_name == wanted.user)
     if wanted.nodes:
         asked = asked.where(_blames(_ids(connection, wanted.nodes), wanted.since))
-    newest = asked.order_by(incident.c.t.desc(), incident.c.job, incident.c.number)
+    newest = asked.order_by(incident.c.seen.desc(), incident.c.job, incident.c.number)
     found = connection.execute(newest.limit(max(0, min(wanted.limit, MOST_ROWS))))
     return tuple(
         IncidentRow(
@@ -65,7 +65,7 @@ def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, .
             array_task=row.array_task,
             user=row.user_name,
             number=row.number,
-            t=row.t,
+            t=row.seen,
             symptom=row.symptom,
             cause=row.cause,
             nodes=row.nodes,
@@ -110,7 +110,7 @@ def totals(connection: sa.Connection, since: float) -> Totals:
             sa.func.count().label("many"),
             sa.func.sum(incident.c.lost_node_s).label("lost"),
             sa.func.avg(incident.c.recover_s).label("recover_s"),
-        ).where(incident.c.t >= since)
+        ).where(incident.c.seen >= since)
     ).one()
     days = schema.node_day
     work_s = connection.execute(
@@ -139,7 +139,7 @@ def causes(connection: sa.Connection, since: float, node_hours: float) -> tuple[
             lost.label("lost"),
             sa.func.avg(incident.c.recover_s).label("recover_s"),
         )
-        .where(incident.c.t >= since)
+        .where(incident.c.seen >= since)
         .group_by(incident.c.cause)
         .order_by(lost.desc())
     )
@@ -223,13 +223,13 @@ def accusations(connection: sa.Connection, since: float) -> tuple[tuple[str, int
     Of one user one: who can write more than one summary must not count for more.
     """
     blame, job, node, incident = schema.blame, schema.job, schema.node, schema.incident
-    first = sa.func.min(blame.c.t)
+    first = sa.func.min(blame.c.seen)
     rows = connection.execute(
         sa.select(node.c.name, job.c.uid, first)
         .join_from(blame, job, job.c.id == blame.c.job)
         .join(node, node.c.id == blame.c.node)
         .join(incident, sa.and_(incident.c.job == blame.c.job, incident.c.number == blame.c.number))
-        .where(blame.c.t >= since, incident.c.cause == "node")
+        .where(blame.c.seen >= since, incident.c.cause == "node")
         .group_by(node.c.name, job.c.uid)
     )
     return tuple((name, uid, t) for name, uid, t in rows)
@@ -278,5 +278,5 @@ def _ids(connection: sa.Connection, names: Collection[str]) -> list[int]:
 
 def _blames(ids: Collection[int], since: float) -> sa.ColumnElement[Any]:
     blame, incident = schema.blame, schema.incident
-    pairs = sa.select(blame.c.job, blame.c.number).where(blame.c.node.in_(ids), blame.c.t >= since)
+    pairs = sa.select(blame.c.job, blame.c.number).where(blame.c.node.in_(ids), blame.c.seen >= since)
     return sa.tuple_(incident.c.job, incident.c.number).in_(pairs)

@@ -64,7 +64,7 @@ incident = sa.Table(
     metadata,
     sa.Column("job", sa.Integer, sa.ForeignKey(job.c.id), primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("t", sa.Float, nullable=False),
+    sa.Column("seen", sa.Float, nullable=False),
     sa.Column("user_name", sa.String, nullable=False),
     sa.Column("symptom", sa.String, nullable=False),
     sa.Column("cause", sa.String, nullable=False),
@@ -72,9 +72,9 @@ incident = sa.Table(
     sa.Column("detail", sa.String, nullable=False),
     sa.Column("recover_s", sa.Float),
     sa.Column("lost_node_s", sa.Float, nullable=False),
-    sa.Index("srobust_incident_sums", "t", "cause", "lost_node_s", "recover_s"),
-    sa.Index("srobust_incident_cause", "cause", "t"),
-    sa.Index("srobust_incident_user", "user_name", "t"),
+    sa.Index("srobust_incident_sums", "seen", "cause", "lost_node_s", "recover_s"),
+    sa.Index("srobust_incident_cause", "cause", "seen"),
+    sa.Index("srobust_incident_user", "user_name", "seen"),
 )
 
 blame = sa.Table(
@@ -83,8 +83,8 @@ blame = sa.Table(
     sa.Column("job", sa.Integer, primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("node", sa.Integer, sa.ForeignKey(node.c.id), primary_key=True),
-    sa.Column("t", sa.Float, nullable=False),
-    sa.Index("srobust_blame_node", "node", "t"),
+    sa.Column("seen", sa.Float, nullable=False),
+    sa.Index("srobust_blame_node", "node", "seen"),
 )
 
 node_day = sa.Table(

@@ -120,10 +120,9 @@ class _HookRun:
     def _spool_summary(self) -> None:
         from slurm_robust.nodes.hooks import summaries  # where a site collects them only
 
-        if self.left_s() < summaries.READ_S + summaries.WRITE_S:
-            self.log.write("summary_ignored", job=self.job, why="no time was left for it")
-            return
-        found = summaries.spool_summary(self._config, self._environ, self.node, self._now)
+        found = summaries.spool_summary(
+            self._config, self._environ, self.node, self._now, max(0.1, self.left_s())
+        )
         if isinstance(found, summaries.Kept):
             self.log.note("summary_kept", job=self.job, bytes=found.bytes)
         elif found is not None:

@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import MOST_TEXT
@@ -64,18 +65,19 @@ def spool_folder(config: NodeConfig) -> str:
 
 
 def spool_summary(
-    config: NodeConfig, environ: Mapping[str, str], node: str, now: float
+    config: NodeConfig, environ: Mapping[str, str], node: str, now: float, limit_s: float = READ_S + WRITE_S
 ) -> Kept | NotKept | Ignored | None:
     """Put the summary of the ended job into the spool; None where there is none for this node.
 
-    ``environ`` is that of the epilog, ``now`` seconds since 1970. Raises nothing, takes :data:`READ_S` and
-    :data:`WRITE_S` at most.
+    ``environ`` is that of the epilog, ``now`` seconds since 1970. Raises nothing and takes ``limit_s`` seconds
+    at most.
     """
     job = job_of(environ)
     if not config.fleet.collect or job is None:
         return None
     task = partial(read_as_user, job, config.suspects.job_dirs, ("summary.json",), MOST_BYTES)
-    answer = call({"summary": task}, {"summary": READ_S}, READ_S)["summary"]
+    read_s, write_s = min(READ_S, limit_s / 2), min(WRITE_S, limit_s / 2)
+    answer = call({"summary": task}, {"summary": read_s}, read_s)["summary"]
     if answer.value is None:
         return Ignored(why=ascii_line(answer.error, MOST_TEXT))
     if not answer.value:
@@ -85,7 +87,7 @@ def spool_summary(
         return found
     data = encode(found)
     write = partial(_put, spool_folder(config), _name(found), data, config.fleet.spool_mb * 2**20)
-    written = call({"spool": write}, {"spool": WRITE_S}, WRITE_S)["spool"]
+    written = call({"spool": write}, {"spool": write_s}, write_s)["spool"]
     return NotKept(why=written.error) if written.value is None else Kept(bytes=len(data))
 
 
@@ -126,8 +128,6 @@ def _name(spooled: SpooledSummary) -> str:
 
 def _put(folder: str, name: str, data: bytes, most_bytes: int) -> bytes:
     """Raises ``OSError``, ``RuntimeError``."""
-    from pathlib import Path
-
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if os.geteuid() == 0 and (why := distrust(folder)):
         raise RuntimeError(f"{why}: the spool must be root's alone")
