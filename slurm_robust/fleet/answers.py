@@ -132,5 +132,6 @@ def advise(totals: Totals, sizes: tuple[int, ...] = (8, 64, 512)) -> tuple[Advic
         return ()
     mtbf_s = totals.node_hours * HOUR_S / totals.incidents
     return tuple(
-        Advice(nodes=size, mtbf_s=mtbf_s / size, every_s=daly(totals.write_s, mtbf_s / size)) for size in sizes
+        Advice(nodes=size, mtbf_s=mtbf_s / size, every_s=daly(totals.write_s, mtbf_s / size))
+        for size in sizes
     )

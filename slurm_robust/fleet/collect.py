@@ -72,7 +72,9 @@ def collect(folder: Path, index: FleetIndex, slurm: SlurmClient, *, rack: str, n
     return total
 
 
-def _collect_some(part: Sequence[Waiting | Unusable], index: FleetIndex, site: _Site, now: float) -> Collected:
+def _collect_some(
+    part: Sequence[Waiting | Unusable], index: FleetIndex, site: _Site, now: float
+) -> Collected:
     entries: list[Entry] = []
     taken: list[Waiting] = []
     late = 0

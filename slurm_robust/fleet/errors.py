@@ -11,7 +11,9 @@ class NoLibrary(SrobustError):
     exit_code = ExitCode.REFUSED
 
     def __init__(self, name: str, extra: str) -> None:
-        super().__init__(f"the fleet index needs {name}, which is not installed", fix=f"pip install '{extra}'")
+        super().__init__(
+            f"the fleet index needs {name}, which is not installed", fix=f"pip install '{extra}'"
+        )
 
 
 class NoIndex(SrobustError):

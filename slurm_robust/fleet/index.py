@@ -73,12 +73,14 @@ class FleetIndex:
         *,
         create: bool = False,
         patience_s: float = PATIENCE_S,
+        lock_s: float = LOCK_S,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """``url``: of SQLite or PostgreSQL, or the path of a file. ``create``: make what is not there.
 
-        ``patience_s``: how long a database may be away. Raises the errors of :mod:`.errors`.
+        ``patience_s``: how long a database may be away; ``lock_s``: how long one attempt waits for the turn of
+        another writer. Raises the errors of :mod:`.errors`.
         """
         self._url = _url(url)
         self.name = self._url.render_as_string(hide_password=True)
@@ -86,7 +88,7 @@ class FleetIndex:
         self._patience_s, self._clock, self._pause = patience_s, clock, pause
         if not self.is_postgresql and not create and not os.path.exists(self._url.database or ""):
             raise self._missing()
-        self._engine = _engine(self._url, create=create)
+        self._engine = _engine(self._url, lock_s, create=create)
         try:
             if create:
                 self.write(self._create)
@@ -436,17 +438,17 @@ def _bad_url() -> BadIndexUrl:
     )
 
 
-def _engine(url: sa.URL, *, create: bool) -> sa.Engine:
+def _engine(url: sa.URL, lock_s: float, *, create: bool) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
         options = {
             "statement_timeout": f"{ANSWER_S:g}s",
-            "lock_timeout": f"{LOCK_S:g}s",
+            "lock_timeout": f"{lock_s:g}s",
             "idle_in_transaction_session_timeout": f"{ANSWER_S:g}s",
         }
         words = " ".join(f"-c {name}={value}" for name, value in options.items())
         arguments = {"connect_timeout": 5, "options": words, "application_name": "srobust"}
         return sa.create_engine(url, connect_args=arguments, pool_size=1, max_overflow=0)
-    engine = sa.create_engine(url, connect_args={"timeout": LOCK_S}, pool_size=1, max_overflow=0)
+    engine = sa.create_engine(url, connect_args={"timeout": lock_s}, pool_size=1, max_overflow=0)
 
     @sa.event.listens_for(engine, "connect")
     def _connected(connection: Any, _: object) -> None:

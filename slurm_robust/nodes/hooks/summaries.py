@@ -149,7 +149,9 @@ def _make_sure_of_room(folder: str, name: str, size: int, most_bytes: int) -> No
     own = [each for each in names if each.startswith(user)]
     is_much = sum(sizes[each] for each in own) + size > USER_SHARE * most_bytes
     if is_much or len(own) >= USER_SHARE * MOST_FILES:
-        raise RuntimeError(f"{folder} has no more room for jobs of this user: run srobust admin fleet collect")
+        raise RuntimeError(
+            f"{folder} has no more room for jobs of this user: run srobust admin fleet collect"
+        )
 
 
 def _size(path: str) -> int:

@@ -84,5 +84,3 @@ def test_other_tables_of_the_database_are_left_alone(server: Server) -> None:
         index.write(lambda c: c.exec_driver_sql("INSERT INTO theirs VALUES (1)"))
     with FleetIndex(url, create=True) as index:
         assert index.read(lambda c: c.exec_driver_sql("SELECT n FROM theirs").scalar()) == 1
-
-

@@ -52,7 +52,9 @@ def test_an_empty_file_is_no_index_yet(tmp_path: Path) -> None:
         assert index.add([entry()]).new == 1
 
 
-@pytest.mark.parametrize("url", ["fleet.sqlite", "mysql://u:secret@h/d", "sqlite://", "sqlite:///relative", "::"])
+@pytest.mark.parametrize(
+    "url", ["fleet.sqlite", "mysql://u:secret@h/d", "sqlite://", "sqlite:///relative", "::"]
+)
 def test_what_names_no_index(url: str) -> None:
     with pytest.raises(BadIndexUrl) as told:
         FleetIndex(url, create=True)
@@ -67,11 +69,11 @@ def test_a_writer_that_keeps_its_turn_is_waited_for_with_a_bound(tmp_path: Path)
         paused.append(seconds)
         now[0] += seconds
 
-    with FleetIndex(str(file), create=True, patience_s=7, clock=lambda: now[0], pause=pause) as index:
-        index.read(lambda c: c.exec_driver_sql("PRAGMA busy_timeout=1"))
+    with FleetIndex(
+        str(file), create=True, patience_s=7, lock_s=0.01, clock=lambda: now[0], pause=pause
+    ) as index:
         holder = sqlite3.connect(file, isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")
-        index._engine.dispose()
         with pytest.raises(IndexAway) as told:
             index.write(lambda c: None)
         assert "locked" in str(told.value)
