@@ -1,4 +1,6 @@
-"""``srobust nodes``: each node with its state in Slurm, its failures and how its rate compares with the fleet's."""
+"""``srobust nodes``: each node with its state in Slurm, its failures and how its rate compares with the
+fleet's.
+"""
 
 from __future__ import annotations
 

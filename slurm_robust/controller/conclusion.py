@@ -1,7 +1,7 @@
 """What a controller leaves behind when its run ends: the job's summary, and a line in Slurm's job comment.
 
-Neither is needed by the job, so neither holds up its end: a thread does both, and is left behind where storage or
-Slurm does not answer in time.
+Neither is needed by the job, so neither holds up its end: a thread does both, and is left behind where
+storage or Slurm does not answer in time.
 """
 
 from __future__ import annotations

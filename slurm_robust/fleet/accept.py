@@ -1,9 +1,9 @@
 """What of a summary counts, once Slurm has been asked about the job. Pure.
 
-A summary is the word of a user. It can only lie about that user's own job: which job it is, whose, and which nodes
-the job held comes from Slurm; everything else is clamped to what is possible for that job. Where Slurm's
-accounting does not answer, nodes and times are the job's own word within these bounds, and the entry says so
-(``verified``).
+A summary is the word of a user. It can only lie about that user's own job: which job it is, whose, and which
+nodes the job held comes from Slurm; everything else is clamped to what is possible for that job. Where
+Slurm's accounting does not answer, nodes and times are the job's own word within these bounds, and the entry
+says so (``verified``).
 """
 
 from __future__ import annotations
@@ -123,8 +123,9 @@ def accept(
 ) -> Entry:
     """The entry of a job.
 
-    ``held``: by :func:`held_by`, None where accounting does not answer. ``known``: all nodes of Slurm that the
-    job may have held, None where Slurm does not answer. ``now``: seconds since 1970 by the collector's clock.
+    ``held``: by :func:`held_by`, None where accounting does not answer. ``known``: all nodes of Slurm that
+    the job may have held, None where Slurm does not answer. ``now``: seconds since 1970 by the collector's
+    clock.
     """
     said = spooled.summary
     t = min(spooled.t, now + CLOCKS_S)

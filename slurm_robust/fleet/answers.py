@@ -93,7 +93,9 @@ class NodeRow(Record):
 
 
 class Advice(Record):
-    """How often a job of so many nodes writes a checkpoint to storage, by Daly (:mod:`slurm_robust.report.interval`)."""
+    """How often a job of so many nodes writes a checkpoint to storage, by Daly
+    (:mod:`slurm_robust.report.interval`).
+    """
 
     nodes: int
     mtbf_s: float
@@ -127,7 +129,9 @@ def ratio(own: int, hours: float, all_failures: int, all_hours: float) -> float 
 
 
 def advise(totals: Totals, sizes: tuple[int, ...] = (8, 64, 512)) -> tuple[Advice, ...]:
-    """The interval for jobs of some sizes, by the incidents of the whole fleet; ``()`` where nothing is measured."""
+    """The interval for jobs of some sizes, by the incidents of the whole fleet; ``()`` where nothing is
+    measured.
+    """
     if not totals.write_s or not totals.incidents or not totals.node_hours:
         return ()
     mtbf_s = totals.node_hours * HOUR_S / totals.incidents

@@ -1,7 +1,8 @@
 """From the spool into the index: ``srobust admin fleet collect``, which cron runs every few minutes.
 
-A file leaves the spool only when the index has it. So whatever fails on the way (the database is away, Slurm does
-not answer, this process is killed), the next collection does it again, and doing it twice changes nothing.
+A file leaves the spool only when the index has it. So whatever fails on the way (the database is away, Slurm
+does not answer, this process is killed), the next collection does it again, and doing it twice changes
+nothing.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def _collect_some(
                 entries.append(entry)
                 taken.append(one)
     added = index.add(entries, site.places) if entries else None
-    for done in (*taken, *(one for one in unusable if not one.keep)):
-        remove(done)
+    done: list[Waiting | Unusable] = [*taken, *(one for one in unusable if not one.keep)]
+    for one in done:
+        remove(one)
     return Collected(
         new=added.new if added else 0,
         renewed=added.renewed if added else 0,

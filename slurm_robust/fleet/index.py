@@ -1,8 +1,9 @@
 """The fleet index in a database: SQLite in a file, or PostgreSQL. Needs SQLAlchemy; see :mod:`.opening`.
 
-Every write is one transaction that may be repeated: a job replaces what was known of it, by cluster, job id and
-submit time. Writers take turns (``BEGIN IMMEDIATE``, an advisory lock), so that several may collect at once. A
-database that is away is asked again for a bounded time, and no single answer is waited for without limit.
+Every write is one transaction that may be repeated: a job replaces what was known of it, by cluster, job id
+and submit time. Writers take turns (``BEGIN IMMEDIATE``, an advisory lock), so that several may collect at
+once. A database that is away is asked again for a bounded time, and no single answer is waited for without
+limit.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ from slurm_robust.util.text import one_line
 
 PATIENCE_S = 10.0
 """For a person at a screen."""
-
-COLLECT_PATIENCE_S = 120.0
-"""For a collection: longer than the restart of a database takes."""
 
 ANSWER_S = 120.0
 """Of one statement."""
@@ -79,8 +77,8 @@ class FleetIndex:
     ) -> None:
         """``url``: of SQLite or PostgreSQL, or the path of a file. ``create``: make what is not there.
 
-        ``patience_s``: how long a database may be away; ``lock_s``: how long one attempt waits for the turn of
-        another writer. Raises the errors of :mod:`.errors`.
+        ``patience_s``: how long a database may be away; ``lock_s``: how long one attempt waits for the turn
+        of another writer. Raises the errors of :mod:`.errors`.
         """
         self._url = _url(url)
         self.name = self._url.render_as_string(hide_password=True)
@@ -140,11 +138,11 @@ class FleetIndex:
     @contextmanager
     def _transaction(self, writes: bool) -> Iterator[sa.Connection]:
         options: dict[str, Any] = {"srobust_writes": writes}
-        with self._engine.connect().execution_options(**options) as connection, _bounded(connection):
-            with connection.begin():
-                if writes and self.is_postgresql:
-                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_TURN)))
-                yield connection
+        connected = self._engine.connect().execution_options(**options)
+        with connected as connection, _bounded(connection), connection.begin():
+            if writes and self.is_postgresql:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_TURN)))
+            yield connection
 
     # -- the tables --------------------------------------------------------------------------------
 
@@ -259,7 +257,8 @@ class _Adding:
             return "older"
         values = {**_row(entry), "entry": packed}
         if known is None:
-            number = connection.execute(sa.insert(job).values(values)).inserted_primary_key[0]
+            added = sa.insert(job).values(values).returning(job.c.id)
+            number = connection.execute(added).scalar_one()
         else:
             number = known.id
             self._take_away(entry.cluster, number, known.entry)

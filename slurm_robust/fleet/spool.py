@@ -51,8 +51,8 @@ def waiting_in(folder: Path) -> Iterator[Waiting | Unusable]:
     if not folder.is_dir():
         raise NoIndex(
             f"there is no spool at {folder}",
-            fix="set fleet.collect in the nodes' configuration, and fleet.spool_dir to a folder that this node "
-            "sees; or name the folder with --spool",
+            fix="set fleet.collect in the nodes' configuration, and fleet.spool_dir to a folder that this "
+            "node sees; or name the folder with --spool",
         )
     for name in sorted(names_in(folder)):
         if re.fullmatch(SPOOLED_NAME, name) and (found := _read(folder / name)) is not None:

@@ -1,8 +1,9 @@
 """A job in a few kilobytes: what its controller leaves in ``summary.json`` for the fleet index of the site.
 
-The file belongs to the job's user. The epilog of the controller's node reads it as data, adds what Slurm says of
-the job, and puts both into its spool as a :class:`SpooledSummary`, from which ``srobust admin fleet collect``
-fills the index. Everything inside :class:`JobSummary` is the word of a user; everything beside it is root's.
+The file belongs to the job's user. The epilog of the controller's node reads it as data, adds what Slurm says
+of the job, and puts both into its spool as a :class:`SpooledSummary`, from which ``srobust admin fleet
+collect`` fills the index. Everything inside :class:`JobSummary` is the word of a user; everything beside it
+is root's.
 """
 
 from __future__ import annotations

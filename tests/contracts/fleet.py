@@ -1,6 +1,7 @@
 """The contract of the fleet index as tests: SQLite and PostgreSQL must both pass it.
 
-Derive a class from :class:`FleetIndexContract` in a pytest module and give it a fixture ``url``, of an empty place.
+Derive a class from :class:`FleetIndexContract` in a pytest module and give it a fixture ``url``, of an empty
+place.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class FleetIndexContract:
         assert (first.node, first.failures, first.rack) == ("n2", 1, "r1")
         assert first.per_node_day is not None
         assert first.per_node_day.low < first.per_node_day.rate < first.per_node_day.high
-        assert first.ratio is not None and first.ratio > 1
+        assert first.ratio is not None
+        assert first.ratio > 1
         assert [advice.nodes for advice in found.advice] == [8, 64, 512]
 
     def test_incidents_by_all_that_can_be_asked(self, index: FleetIndex) -> None:

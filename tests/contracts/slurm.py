@@ -278,13 +278,9 @@ class SlurmContract:
         """It is one line, replaces the one before it, and a job without one has an empty one."""
         with running_job(world, 1) as job:
             client = world.client
-            for text, seen in (
-                ("srobust: ETTR 97.1 %, 2 incidents", None),
-                ("a\nb = c", "a b = c"),
-                ("", ""),
-            ):
+            for text in ("srobust: ETTR 97.1 %, 2 incidents", "a\nb = c", ""):
                 client.set_comment(job.job_id, text)
-                assert client.job(job.job_id).comment == (text if seen is None else seen)
+                assert client.job(job.job_id).comment == text.replace("\n", " ")
         with refused(errors.JobNotFound):
             world.client.set_comment(NO_SUCH_JOB, "x")
 

@@ -1,8 +1,8 @@
 """Takes the summary that a job's controller left and puts it into the spool of the fleet, for the epilog.
 
-The file is the user's: a child that has become the job's user reads it, as with suspects. What it says is decoded
-and written anew beside what Slurm told this epilog of the job; nothing else of it reaches root. Only the epilog
-of the controller's node does so, and of each job the spool keeps one file.
+The file is the user's: a child that has become the job's user reads it, as with suspects. What it says is
+decoded and written anew beside what Slurm told this epilog of the job; nothing else of it reaches root. Only
+the epilog of the controller's node does so, and of each job the spool keeps one file.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def spool_summary(
 ) -> Kept | NotKept | Ignored | None:
     """Put the summary of the ended job into the spool; None where there is none for this node.
 
-    ``environ`` is that of the epilog, ``now`` seconds since 1970. Raises nothing and takes ``limit_s`` seconds
-    at most.
+    ``environ`` is that of the epilog, ``now`` seconds since 1970. Raises nothing and takes ``limit_s``
+    seconds at most.
     """
     job = job_of(environ)
     if not config.fleet.collect or job is None:
