@@ -22,6 +22,7 @@ NAMES = (
     "controller_scale",
     "port_flood",
     "drain_storm",
+    "fleet",
 )
 
 
