@@ -171,9 +171,7 @@ def main() -> int:
             filled = fill(index, given.incidents)
             backend = "postgresql" if index.is_postgresql else "sqlite"
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
-        print(
-            f"{backend}: {filled['incidents']:,} incidents added at {filled['incidents_per_s']:,.0f} per second"
-        )
+        print(f"{backend}: {filled['incidents']:,} incidents, {filled['incidents_per_s']:,.0f} per second")
         answers = ask(url, given.reps)
     worst = max(answer["median_s"] for answer in answers.values())
     result = {

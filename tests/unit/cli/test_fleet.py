@@ -26,6 +26,7 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.fleet.samples import HOUR, NODES, entry, incident
 
 NOW = time.time()
+OURS = "srobust: ETTR 97.1 %"
 HOSTILE = "\x1b[31m[bold]=1+1\nsrobust: error"
 
 
@@ -38,7 +39,10 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         entry(
             number, submitted=int(recent), started=recent, ended=recent + 12 * HOUR,
             work=(NodeWork(nodes=NODES, start=recent, end=recent + 12 * HOUR),),
-            incidents=(incident(t=recent + HOUR), incident(2, t=recent + 2 * HOUR, detail=HOSTILE, cause="code", nodes=())),
+            incidents=(
+                incident(t=recent + HOUR),
+                incident(2, t=recent + 2 * HOUR, detail=HOSTILE, cause="code", nodes=()),
+            ),
         )
         for number in range(1, 31)
     ]  # fmt: skip
@@ -161,6 +165,6 @@ def test_what_only_users_say_makes_no_lemon() -> None:
 def test_the_comment_of_a_job_is_nobody_elses(before: str, after: str) -> None:
     slurm = FakeSlurm(FakeCluster(nodes=["n1"]))
     job_id = slurm.submit(SubmitRequest(command=("x",), nodes=1, comment=before))
-    comment(slurm, job_id, "srobust: ETTR 97.1 %")
+    comment(slurm, job_id, OURS)
     assert slurm.job(job_id).comment == after
     comment(slurm, 99, "no such job: nothing happens")

@@ -222,7 +222,7 @@ def test_no_summary_says_what_cannot_be(
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\n", b"{", encode(summary())[:-40], b"[]", b'"x"', b"\xff\xfe{}", b"[" * 100_000, b'{"format": 1}',
+    [b"", b"\n", b"{", encode(summary())[:-40], b"[]", b'"x"', b"\xff\xfe{}", b"[" * 100_000, b'{"format":1}',
      b'{"format": 0}', b'{"format": 1e400}', encode(summary()).replace(b'"job_id":7', b'"job_id":NaN')],
 )  # fmt: skip
 def test_torn_empty_and_foreign_files_are_refused(data: bytes) -> None:
