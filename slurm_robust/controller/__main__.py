@@ -165,14 +165,8 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         journal.abandon()
     else:
         steps.kill()
-        conclude(
-            directory,
-            journal.events,
-            slurm,
-            job_id=plan.job_id,
-            node=state.own_node,
-            comments=plan.config.slurm.job_comment and plan.config.mode != "observe",
-        )
+        comments = plan.config.slurm.job_comment and plan.config.mode != "observe"
+        conclude(directory, journal.events, slurm, plan.job_id, state.own_node, comments=comments)
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code

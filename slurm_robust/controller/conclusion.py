@@ -35,9 +35,9 @@ def conclude(
     directory: JobDirectory,
     events: Sequence[ev.AnyEvent],
     slurm: SlurmClient,
-    *,
     job_id: int,
     node: str,
+    *,
     comments: bool,
     limit_s: float = CONCLUDE_S,
 ) -> None:

@@ -157,8 +157,8 @@ def test_what_only_users_say_makes_no_lemon() -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("", "srobust: ETTR 97.1 %"),
-        ("srobust: ETTR 3.0 %", "srobust: ETTR 97.1 %"),
+        ("", OURS),
+        ("srobust: ETTR 3.0 %", OURS),
         ("grant 4711", "grant 4711"),
     ],
 )
