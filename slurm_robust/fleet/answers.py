@@ -69,12 +69,8 @@ class GroupRow(Record):
     """The same with cause ``network``."""
     per_node_day: Measured | None
     """Both together, per node-day of work."""
-
-    @property
-    def mttf_hours(self) -> float | None:
-        """Mean time to failure of one node; None without a failure."""
-        many = self.failures + self.network
-        return self.node_hours / many if many else None
+    mttf_hours: float | None
+    """Mean time to failure of one node; None without a failure."""
 
 
 class NodeRow(Record):

@@ -171,17 +171,21 @@ def groups(connection: sa.Connection, since: float, by: str) -> tuple[GroupRow, 
         .group_by(node.c[by])
         .order_by(work_s.desc())
     )
-    return tuple(
-        GroupRow(
-            name=row.name,
-            nodes=row.nodes,
-            node_hours=row.work_s / HOUR_S,
-            failures=int(row.failures),
-            network=int(row.network),
-            per_node_day=rated(int(row.failures) + int(row.network), row.work_s / HOUR_S),
+    found = []
+    for row in rows:
+        many, hours = int(row.failures) + int(row.network), row.work_s / HOUR_S
+        found.append(
+            GroupRow(
+                name=row.name,
+                nodes=row.nodes,
+                node_hours=hours,
+                failures=int(row.failures),
+                network=int(row.network),
+                per_node_day=rated(many, hours),
+                mttf_hours=hours / many if many else None,
+            )
         )
-        for row in rows
-    )
+    return tuple(found)
 
 
 def nodes(

@@ -7,7 +7,6 @@ import pytest
 from slurm_robust.fleet import summarise
 from slurm_robust.fleet.summarise import comment_of, save, summary_of_job, work_of
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Source
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.jobsummary import MOST_BYTES, MOST_INCIDENTS, NodeWork, decode_summary
 from tests.unit.fleet.samples import incident, summary
@@ -38,7 +37,6 @@ def test_nodes_that_come_and_go() -> None:
     journal = Journal().controller(0).allocation(10, nodes=("n1", "n2", "n3"))
     journal.add(ev.NodeGivenBack(t=at(50), node="n3", how="shrunk"))
     journal.add(ev.CompanionStarted(t=at(60), job_id=9, node="n7"))
-    journal.add(ev.CompanionSubmitted(t=at(61), job_id=10, source=Source.PARTITION))
     journal.add(ev.CompanionEnded(t=at(80), job_id=9, reason=""))
     journal.add(ev.RequeueStarted(t=at(90), exclude=("n3",), reason="", failure=True))
     journal.allocation(200, 1, nodes=("n1", "n4"))
