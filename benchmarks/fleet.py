@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +132,13 @@ def questions() -> dict[str, Callable[[sa.Connection], Any]]:
     }
     for name, since in (("28 days", month), ("a year", year)):
         found |= {
-            f"totals, {name}": lambda c, since=since: queries.totals(c, since),
-            f"by cause, {name}": lambda c, since=since: queries.causes(c, since, 1e6),
-            f"by type, {name}": lambda c, since=since: queries.groups(c, since, "type"),
-            f"by rack, {name}": lambda c, since=since: queries.groups(c, since, "rack"),
-            f"worst nodes, {name}": lambda c, since=since: queries.nodes(c, since, limit=10),
-            f"all nodes, {name}": lambda c, since=since: queries.nodes(c, since),
-            f"rate for spares, {name}": lambda c, since=since: queries.node_failures(c, since, None),
+            f"totals, {name}": partial(queries.totals, since=since),
+            f"by cause, {name}": partial(queries.causes, since=since, node_hours=1e6),
+            f"by type, {name}": partial(queries.groups, since=since, by="type"),
+            f"by rack, {name}": partial(queries.groups, since=since, by="rack"),
+            f"worst nodes, {name}": partial(queries.nodes, since=since, limit=10),
+            f"all nodes, {name}": partial(queries.nodes, since=since),
+            f"rate for spares, {name}": partial(queries.node_failures, since=since, names=None),
         }
     found["who blames whom, 28 days"] = lambda c: queries.accusations(c, month)
     return found

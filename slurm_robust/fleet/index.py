@@ -24,7 +24,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
 
 from slurm_robust.fleet import schema
-from slurm_robust.fleet.accept import Entry, NodePlace, shares_of
+from slurm_robust.fleet.accept import DAY_S, Entry, NodePlace, shares_of
 from slurm_robust.fleet.errors import BadIndexUrl, IndexAway, IndexRefused, NoIndex
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.util.hostlist import fold
@@ -207,15 +207,23 @@ class FleetIndex:
         return self.write(lambda connection: _Adding(connection, places or {}).add(entries))
 
     def forget(self, before: float) -> int:
-        """Remove what ended before ``before`` (seconds since 1970), and the node-days; how many jobs."""
+        """Remove jobs that ended before the four weeks of ``before`` (seconds since 1970) began; how many.
+
+        With them goes what was summed up of that time.
+        """
+        block = int(before // DAY_S) // schema.BLOCK_DAYS
+        day = block * schema.BLOCK_DAYS
 
         def work(connection: sa.Connection) -> int:
             job = schema.job
-            old = sa.select(job.c.id).where(job.c["last"] < before)
+            is_old = job.c["last"] < day * DAY_S
             for table in (schema.blame, schema.incident):
+                old = sa.select(job.c.id).where(is_old)
                 connection.execute(sa.delete(table).where(table.c.job.in_(old)))
-            connection.execute(sa.delete(schema.node_day).where(schema.node_day.c.day < int(before // 86400)))
-            return connection.execute(sa.delete(job).where(job.c["last"] < before)).rowcount
+            for table in (schema.node_day, schema.cause_day):
+                connection.execute(sa.delete(table).where(table.c.day < day))
+            connection.execute(sa.delete(schema.node_block).where(schema.node_block.c.block < block))
+            return connection.execute(sa.delete(job).where(is_old)).rowcount
 
         return self.write(work)
 
@@ -229,6 +237,8 @@ class _Adding:
         self._nodes: dict[tuple[str, str], int] = {}
         self._change: dict[tuple[int, int], list[float]] = {}
         """By day and node: what is to be added to work, failures and network."""
+        self._costs: dict[tuple[int, str], list[float]] = {}
+        """By day and cause: what is to be added to incidents, lost time, recoveries and their time."""
         self._incidents: list[dict[str, Any]] = []
         self._blames: list[dict[str, Any]] = []
 
@@ -281,6 +291,12 @@ class _Adding:
             change = self._change.setdefault((day, self._nodes[entry.cluster, name]), [0.0, 0, 0])
             for place, value in enumerate((share.work_s, share.failures, share.network)):
                 change[place] += sign * value
+        for one in entry.incidents:
+            cost = self._costs.setdefault((int(one.t // DAY_S), one.cause), [0, 0.0, 0, 0.0])
+            lost_s = sum(one.lost_node_s.values())
+            recovered = one.recover_s is not None
+            for place, value in enumerate((1, lost_s, recovered, one.recover_s or 0.0)):
+                cost[place] += sign * value
 
     def _collect_incidents(self, number: int, entry: Entry) -> None:
         for one in entry.incidents:
@@ -304,24 +320,34 @@ class _Adding:
             )
 
     def _flush(self) -> None:
-        connection, node_day = self._connection, schema.node_day
+        connection = self._connection
         for table, rows in ((schema.incident, self._incidents), (schema.blame, self._blames)):
             for part in _parts(rows):
                 connection.execute(sa.insert(table), part)
-        insert = self._insert()(node_day)
+        blocks: dict[tuple[int, int], list[float]] = {}
+        for (day, node), change in self._change.items():
+            whole = blocks.setdefault((day // schema.BLOCK_DAYS, node), [0.0, 0, 0])
+            for place, value in enumerate(change):
+                whole[place] += value
+        self._add_up(schema.node_day, self._change)
+        self._add_up(schema.node_block, blocks)
+        self._add_up(schema.cause_day, self._costs)
+
+    def _add_up(self, table: sa.Table, changes: Mapping[tuple[int, Any], Sequence[float]]) -> None:
+        """Add to the rows of a table of sums, whose first two columns are the key."""
+        keys, sums = [column.name for column in table.c][:2], [column.name for column in table.c][2:]
+        insert = self._insert()(table)
         added = insert.on_conflict_do_update(
-            index_elements=[node_day.c.day, node_day.c.node],
-            set_={
-                name: node_day.c[name] + insert.excluded[name] for name in ("work_s", "failures", "network")
-            },
+            index_elements=[table.c[name] for name in keys],
+            set_={name: table.c[name] + insert.excluded[name] for name in sums},
         )
         rows = [
-            {"day": day, "node": node, "work_s": work_s, "failures": failures, "network": network}
-            for (day, node), (work_s, failures, network) in sorted(self._change.items())
-            if work_s or failures or network
+            dict(zip((*keys, *sums), (*key, *values), strict=True))
+            for key, values in sorted(changes.items())
+            if any(values)
         ]
         for part in _parts(rows):
-            connection.execute(added, part)
+            self._connection.execute(added, part)
 
     def _learn_nodes(self, entries: Iterable[Entry]) -> None:
         """The ids of all nodes of the entries, and what is new of their places."""

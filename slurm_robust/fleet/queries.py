@@ -94,7 +94,7 @@ def report(connection: sa.Connection, since: float, until: float) -> FleetReport
 
 def totals(connection: sa.Connection, since: float) -> Totals:
     """All jobs that did anything since ``since``."""
-    job, incident = schema.job, schema.incident
+    job = schema.job
     ours = job.c["last"] >= since
     jobs = connection.execute(
         sa.select(
@@ -105,51 +105,53 @@ def totals(connection: sa.Connection, since: float) -> Totals:
             sa.func.avg(job.c.write_s).label("write_s"),
         ).where(ours)
     ).one()
-    costs = connection.execute(
+    costs = schema.cause_day
+    cost = connection.execute(
         sa.select(
-            sa.func.count().label("many"),
-            sa.func.sum(incident.c.lost_node_s).label("lost"),
-            sa.func.avg(incident.c.recover_s).label("recover_s"),
-        ).where(incident.c.seen >= since)
+            sa.func.sum(costs.c.incidents).label("many"),
+            sa.func.sum(costs.c.lost_node_s).label("lost"),
+            sa.func.sum(costs.c.recovered).label("recovered"),
+            sa.func.sum(costs.c.recover_s).label("recover_s"),
+        ).where(costs.c.day >= int(since // DAY_S))
     ).one()
-    days = schema.node_day
-    work_s = connection.execute(
-        sa.select(sa.func.sum(days.c.work_s)).where(days.c.day >= int(since // DAY_S))
-    ).scalar()
+    sums = _sums(since)
+    work_s = connection.execute(sa.select(sa.func.sum(sums.c.work_s))).scalar()
     return Totals(
         jobs=jobs.jobs,
         unverified=int(jobs.unverified or 0),
         node_hours=(work_s or 0.0) / HOUR_S,
         ettr=jobs.effective / jobs.lived if jobs.lived else None,
-        incidents=costs.many,
-        lost_node_hours=(costs.lost or 0.0) / HOUR_S,
-        recover_s=costs.recover_s,
+        incidents=int(cost.many or 0),
+        lost_node_hours=(cost.lost or 0.0) / HOUR_S,
+        recover_s=cost.recover_s / cost.recovered if cost.recovered else None,
         write_s=jobs.write_s,
     )
 
 
 def causes(connection: sa.Connection, since: float, node_hours: float) -> tuple[CauseRow, ...]:
     """By cause, the most expensive first."""
-    incident = schema.incident
-    lost = sa.func.sum(incident.c.lost_node_s)
+    costs = schema.cause_day
+    many, lost = sa.func.sum(costs.c.incidents), sa.func.sum(costs.c.lost_node_s)
     rows = connection.execute(
         sa.select(
-            incident.c.cause,
-            sa.func.count().label("many"),
+            costs.c.cause,
+            many.label("many"),
             lost.label("lost"),
-            sa.func.avg(incident.c.recover_s).label("recover_s"),
+            sa.func.sum(costs.c.recovered).label("recovered"),
+            sa.func.sum(costs.c.recover_s).label("recover_s"),
         )
-        .where(incident.c.seen >= since)
-        .group_by(incident.c.cause)
-        .order_by(lost.desc())
+        .where(costs.c.day >= int(since // DAY_S))
+        .group_by(costs.c.cause)
+        .having(many > 0)
+        .order_by(lost.desc(), costs.c.cause)
     )
     return tuple(
         CauseRow(
             cause=row.cause,
-            incidents=row.many,
+            incidents=int(row.many),
             lost_node_hours=row.lost / HOUR_S,
-            recover_s=row.recover_s,
-            per_node_day=rated(row.many, node_hours),
+            recover_s=row.recover_s / row.recovered if row.recovered else None,
+            per_node_day=rated(int(row.many), node_hours),
         )
         for row in rows
     )
@@ -243,12 +245,10 @@ def node_failures(
     connection: sa.Connection, since: float, names: Collection[str] | None
 ) -> tuple[int, float]:
     """Failures with cause ``node``, and node-hours of work, of all nodes or of ``names``."""
-    days = schema.node_day
-    asked = sa.select(sa.func.sum(days.c.failures), sa.func.sum(days.c.work_s)).where(
-        days.c.day >= int(since // DAY_S)
-    )
+    sums = _sums(since)
+    asked = sa.select(sa.func.sum(sums.c.failures), sa.func.sum(sums.c.work_s))
     if names is not None:
-        asked = asked.where(days.c.node.in_(_ids(connection, names)))
+        asked = asked.where(sums.c.node.in_(_ids(connection, names)))
     failures, work_s = connection.execute(asked).one()
     return int(failures or 0), (work_s or 0.0) / HOUR_S
 
@@ -257,19 +257,18 @@ def node_failures(
 
 
 def _sums(since: float) -> sa.Subquery:
-    """By node, before anything is joined: there are many more days than nodes."""
-    days = schema.node_day
-    return (
-        sa.select(
-            days.c.node,
-            sa.func.sum(days.c.work_s).label("work_s"),
-            sa.func.sum(days.c.failures).label("failures"),
-            sa.func.sum(days.c.network).label("network"),
-        )
-        .where(days.c.day >= int(since // DAY_S))
-        .group_by(days.c.node)
-        .subquery("sums")
-    )
+    """By node, before anything is joined: whole blocks where they fit, and the days before the first one."""
+    day = int(since // DAY_S)
+    block = -(-day // schema.BLOCK_DAYS)
+    days, blocks = schema.node_day, schema.node_block
+    names = ("node", "work_s", "failures", "network")
+    before = sa.and_(days.c.day >= day, days.c.day < block * schema.BLOCK_DAYS)
+    parts = sa.union_all(
+        sa.select(*(days.c[name] for name in names)).where(before),
+        sa.select(*(blocks.c[name] for name in names)).where(blocks.c.block >= block),
+    ).subquery("parts")
+    summed = (sa.func.sum(parts.c[name]).label(name) for name in names[1:])
+    return sa.select(parts.c.node, *summed).group_by(parts.c.node).subquery("sums")
 
 
 def _ids(connection: sa.Connection, names: Collection[str]) -> list[int]:

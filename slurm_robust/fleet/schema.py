@@ -72,7 +72,7 @@ incident = sa.Table(
     sa.Column("detail", sa.String, nullable=False),
     sa.Column("recover_s", sa.Float),
     sa.Column("lost_node_s", sa.Float, nullable=False),
-    sa.Index("srobust_incident_sums", "seen", "cause", "lost_node_s", "recover_s"),
+    sa.Index("srobust_incident_seen", "seen"),
     sa.Index("srobust_incident_cause", "cause", "seen"),
     sa.Index("srobust_incident_user", "user_name", "seen"),
 )
@@ -98,3 +98,30 @@ node_day = sa.Table(
     sqlite_with_rowid=False,
 )
 """What all jobs together add to the account of one node on one day (UTC, counted from 1970)."""
+
+BLOCK_DAYS = 28
+
+node_block = sa.Table(
+    "srobust_node_block",
+    metadata,
+    sa.Column("block", sa.Integer, primary_key=True),
+    sa.Column("node", sa.Integer, sa.ForeignKey(node.c.id), primary_key=True),
+    sa.Column("work_s", sa.Float, nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("network", sa.Integer, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The same in blocks of four weeks (day // 28), so that a year is no more to read than a month."""
+
+cause_day = sa.Table(
+    "srobust_cause_day",
+    metadata,
+    sa.Column("day", sa.Integer, primary_key=True),
+    sa.Column("cause", sa.String, primary_key=True),
+    sa.Column("incidents", sa.Integer, nullable=False),
+    sa.Column("lost_node_s", sa.Float, nullable=False),
+    sa.Column("recovered", sa.Integer, nullable=False),
+    sa.Column("recover_s", sa.Float, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""What incidents of one cause have cost on one day; ``recover_s`` of the ``recovered`` ones together."""

@@ -65,7 +65,7 @@ def test_a_job_gets_from_its_folder_into_the_index(sandboxes: Callable[..., Sand
     wait_for(is_in, 60, str(collected[-1:]))
     assert collected[-1]["unverified"] == 0, collected[-1]
     (incident,) = json.loads(root("srobust", "incidents", "--all", *given))
-    assert (incident["job_id"], incident["user"], incident["symptom"]) == (job.id, USER, "crash")
+    assert (incident["job_id"], incident["user"], incident["symptom"]) == (job.id, USER, "worker exit")
     report = json.loads(root("srobust", "fleet", *given))
     assert (report["totals"]["jobs"], report["totals"]["unverified"]) == (1, 0)
     assert 0 < report["totals"]["ettr"] < 1

@@ -183,6 +183,8 @@ NAMES = (
     "order to a zygote",
     "word of a zygote",
     "journal",
+    "summary",
+    "spooled summary",
     "suspect",
     "kernel's record",
     "nodes of Slurm",
