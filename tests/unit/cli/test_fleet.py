@@ -106,8 +106,10 @@ def test_without_an_index_the_fix_is_named(words: list[str], capsys: pytest.Capt
 def test_a_spool_that_is_empty_and_an_index_that_grows_old(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["admin", "fleet", "forget", "--days", "1"]) == 0
-    assert "removed 30 jobs" in capsys.readouterr().out
+    with FleetIndex(url) as index:
+        index.add([entry(99), entry(98)])  # of 2024
+    assert main(["admin", "fleet", "forget", "--days", "60"]) == 0
+    assert "removed 2 jobs that ended before the four weeks" in capsys.readouterr().out
     assert main(["admin", "fleet", "collect", "--spool", str(tmp_path / "none")]) == ExitCode.NO_INPUT
     assert "fleet.collect" in capsys.readouterr().err
 
