@@ -43,7 +43,7 @@ def collect(
 
 
 def forget(url: str, days: float) -> int:
-    """Remove jobs that ended before the four weeks of the day ``days`` days ago; 0. Raises as :func:`collect`."""
+    """Remove what ended before the four weeks of the day ``days`` days ago; 0. Raises as :func:`collect`."""
     with open_index(url, patience_s=COLLECT_PATIENCE_S) as index:
         many = index.forget(time.time() - days * DAY_S)
     print(f"removed {count(many, 'job')} that ended before the four weeks of {days:g} days ago")
