@@ -24,6 +24,7 @@ NAMES = (
     "top",
     "port_flood",
     "drain_storm",
+    "fleet",
 )
 
 

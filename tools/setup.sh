@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up everything that the demo and the tests need, and only what is missing:
-#   1. Debian packages for the sandbox (Slurm, munge, MariaDB, ip, unshare, cc, bindfs), by apt-get, when root;
+#   1. Debian packages for the sandbox (Slurm, munge, MariaDB, PostgreSQL, ip, unshare, cc, bindfs), by apt-get, when root;
 #   2. a virtual environment in .venv with PyTorch and this package in editable mode.
 # Words name more commands, each with its package: tools/setup.sh rpmbuild rpm
 # A second run costs a few milliseconds: a stamp tells that nothing has changed.
@@ -39,6 +39,7 @@ slurmdbd slurmdbd
 srun slurm-client
 munged munge
 mariadbd mariadb-server
+pg_createcluster postgresql
 ip iproute2
 bindfs bindfs
 mkfs.ext4 e2fsprogs
@@ -88,7 +89,7 @@ install_packages() {
     fi
     if [ -d /run/systemd/system ]; then
         say "the services of these packages were not started, but systemd will start them at the next boot;"
-        say "the sandbox does not need them: systemctl disable munge mariadb slurmctld slurmd slurmdbd"
+        say "the sandbox does not need them: systemctl disable munge mariadb postgresql slurmctld slurmd slurmdbd"
     fi
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
+from slurm_robust.fleet.opening import open_index
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.verdict import TAG
@@ -90,6 +91,8 @@ class History(Record):
     """Our own events as they are in the logs, with a node and a time."""
 
     until: float
+    blamed: tuple[tuple[str, int, float], ...] = ()
+    """Node, uid and time of what jobs blamed, by the fleet index; each user once for each node."""
 
 
 def gather(slurm: SlurmClient, logs: Iterable[Path], days: float, now: float) -> History:
@@ -185,6 +188,11 @@ def failures_of(history: History) -> list[Failure]:
         Failure(t=at, nodes=(node,), kind="suspected by a job", in_job=False)
         for (node, _), at in said.items()
     ]
+    found += [
+        Failure(t=at, nodes=(node,), kind="blamed by a job", in_job=False, is_hearsay=True)
+        for node, uid, at in history.blamed
+        if (node, str(uid)) not in said
+    ]
     return pinned(found, PINNED_S)
 
 
@@ -235,9 +243,13 @@ def main(
     json: bool,
     config_file: Path | None,
     logs: Sequence[Path] = (),
+    url: str = "",
     slurm: SlurmClient | None = None,
 ) -> int:
-    """Print the history or the scores; 0, also when there are lemons. Raises ``InvalidNode``."""
+    """Print the history or the scores; 0, also when there are lemons. Raises ``InvalidNode``.
+
+    ``url``: of the fleet index, whose incidents count for scores; "" for none.
+    """
     from slurm_robust.config.nodefile import FILE, load
     from slurm_robust.slurm.cli_client import CliSlurmClient
 
@@ -254,6 +266,8 @@ def main(
     if lemons:
         # The whole fleet is compared, whatever is shown of it.
         since = history.until - days * DAY_S
+        if url:
+            history = msgspec.structs.replace(history, blamed=_blamed(url, since))
         every = score(work_of(history), failures_of(history), since, history.until)
         scores = [s for s in every if is_chosen(s.node)]
         _must_be_known(slurm, names - {s.node for s in scores})
@@ -263,6 +277,14 @@ def main(
         _must_be_known(slurm, names - entries.keys())
         show(entries, _timeline_text, json=json)
     return 0
+
+
+def _blamed(url: str, since: float) -> tuple[tuple[str, int, float], ...]:
+    """Raises the errors of :mod:`slurm_robust.fleet.errors`."""
+    with open_index(url) as index:
+        from slurm_robust.fleet import queries  # needs SQLAlchemy, as opening has found it
+
+        return index.read(lambda connection: queries.accusations(connection, since))
 
 
 def _must_be_known(slurm: SlurmClient, names: Collection[str]) -> None:

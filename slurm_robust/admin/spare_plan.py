@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.admin.history import DAY_S, SLURMDBD_S, History, failures_of, gather, work_of
+from slurm_robust.fleet.opening import open_index
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import (
@@ -43,7 +44,8 @@ class NoNodes(SrobustError):
 class Wanted(Record):
     """What a plan is to hold for; policy/spares.py explains each. ``logs``: event logs of nodes.
 
-    ``rate`` None: that of the last ``days``, else the paper's.
+    ``rate`` None: that of the last ``days``, else the paper's. ``index``: the fleet index to take it from, ""
+    for slurmdbd.
     """
 
     rate: float | None = None
@@ -52,6 +54,7 @@ class Wanted(Record):
     group: int = 0
     days: float = 28.0
     logs: tuple[Path, ...] = ()
+    index: str = ""
 
 
 class Fleet(Record):
@@ -110,10 +113,25 @@ def measure_fleet(history: History, nodes: Collection[str] | None, days: float) 
     return measure(failures, seconds / DAY_S)
 
 
+def measure_index(url: str, nodes: Collection[str] | None, since: float) -> Measured | None:
+    """The same from the fleet index: nodes that jobs blamed, each job once for each node.
+
+    Raises the errors of :mod:`slurm_robust.fleet.errors`.
+    """
+    with open_index(url) as index:
+        from slurm_robust.fleet import queries  # needs SQLAlchemy, as opening has found it
+
+        failures, hours = index.read(lambda connection: queries.node_failures(connection, since, nodes))
+    return measure(failures, hours / 24)
+
+
 def plan_for(slurm: SlurmClient, fleet: Fleet, wanted: Wanted, now: float) -> Plan:
     """The plan; a slurmdbd that says nothing leaves the paper's rate. Raises ``LogUnreadable``."""
     measured, missing = None, ""
-    if wanted.rate is None:
+    if wanted.rate is None and wanted.index:
+        measured = measure_index(wanted.index, fleet.nodes, now - wanted.days * DAY_S)
+        missing = "" if measured else f"the fleet index has no work of these nodes in {wanted.days:g} days"
+    elif wanted.rate is None:
         try:
             history = gather(slurm, wanted.logs, wanted.days, now)
         except SlurmCommandError as error:

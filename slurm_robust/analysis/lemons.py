@@ -37,6 +37,8 @@ class Failure(Record):
     """For people."""
     in_job: bool = True
     """A job on ``nodes`` died of it; else a node was seen to fail by itself, whatever ran there."""
+    is_hearsay: bool = False
+    """Only a job's user says so. It adds to what else is known; alone it makes no lemon."""
 
 
 class Work(Record):
@@ -116,6 +118,7 @@ class _Node:
         """Failures of its jobs, by 1/share in them."""
         self.job_blame = 0.0
         self.own = 0
+        self.hearsay = 0
         self.kinds: dict[str, int] = {}
 
 
@@ -142,6 +145,7 @@ class _Fleet:
         for name in failure.nodes:
             node = self._nodes[name]
             node.kinds[failure.kind] = node.kinds.get(failure.kind, 0) + 1
+            node.hearsay += failure.is_hearsay
             if failure.in_job:
                 node.seen[_share(failure.nodes)] += 1
                 node.job_blame += 1 / len(failure.nodes)
@@ -166,6 +170,7 @@ class _Fleet:
         means[1] = means.get(1, 0.0) + own_rate * node.hours
         counted = node.own + math.fsum(count / share for share, count in node.seen.items())
         p = min(1.0, len(self._nodes) * at_least(counted, means)) if blame > expected else 1.0
+        failures = node.own + sum(node.seen.values())
         return Score(
             node=name,
             hours=node.hours,
@@ -174,7 +179,7 @@ class _Fleet:
             ratio=blame / expected,
             least=least_ratio(counted, means) if p < 1 else None,
             p=p,
-            is_lemon=p < SIGNIFICANT and node.own + sum(node.seen.values()) >= LEAST_FAILURES,
+            is_lemon=p < SIGNIFICANT and failures >= LEAST_FAILURES and failures > node.hearsay,
             kinds=node.kinds,
         )
 

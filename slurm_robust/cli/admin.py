@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_robust.cli import fleet
 from slurm_robust.cli.parsing import add_command, add_group, hostlist, number
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def register(commands: Commands) -> None:
     _register_install(own)
     _register_verify(own)
     _register_uninstall(own)
+    fleet.register_admin(own)
 
 
 def _add_node_config(parser: argparse.ArgumentParser) -> None:
@@ -111,9 +113,11 @@ def _diagnose(args: argparse.Namespace) -> int:
 
 
 def _register_nodes(commands: Commands) -> None:
-    text = "show the history of nodes, or with --lemons those that fail too often"
-    parser = add_command(commands, "nodes", _nodes, text, json=True)
+    text = "show how often nodes fail, their history, or with --lemons those that fail too often"
+    more = "Without a fleet index it shows the history."
+    parser = add_command(commands, "nodes", _nodes, text, more=more, json=True)
     _add_nodes(parser)
+    parser.add_argument("--history", action="store_true", help="show what happened to each node")
     parser.add_argument("--lemons", action="store_true", help="score every node by its failures")
     parser.add_argument(
         "--days", type=number(above=True), default=28.0, help="days to look back (default: %(default)g)"
@@ -126,12 +130,17 @@ def _register_nodes(commands: Commands) -> None:
         default=[],
         help="event log of a node instead of this one's; may be repeated",
     )
-    _add_node_config(parser)
+    fleet.add_index(parser)
 
 
 def _nodes(args: argparse.Namespace) -> int:
     from slurm_robust.admin import history
 
+    url, _ = fleet.index_of(args)
+    if url and not (args.history or args.lemons):
+        from slurm_robust.admin import node_table
+
+        return node_table.main(args.nodes, url=url, days=args.days, json=args.json)
     return history.main(
         args.nodes,
         lemons=args.lemons,
@@ -139,6 +148,7 @@ def _nodes(args: argparse.Namespace) -> int:
         json=args.json,
         config_file=args.config,
         logs=args.log,
+        url=url,
     )
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 
 from slurm_robust import __version__
-from slurm_robust.cli import admin, config, doctor, inspect, notify, run, sandbox, spares
+from slurm_robust.cli import admin, config, doctor, fleet, inspect, notify, run, sandbox, spares
 from slurm_robust.cli.parsing import Parser, UsageError, add_command
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.text import message, visible
@@ -23,6 +23,7 @@ REGISTER = (
     inspect.register,
     notify.register,
     run.register_replay,
+    fleet.register,
     admin.register,
     spares.register,
     sandbox.register,

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_robust.cli.fleet import add_index, index_of
 from slurm_robust.cli.parsing import UsageError, add_command, add_group, hostlist, number, whole_number
 
 if TYPE_CHECKING:
@@ -52,12 +53,21 @@ def _register_plan(commands: Commands) -> None:
         default=[],
         help="event log of a node, which has what jobs suspected; may be repeated",
     )
+    parser.add_argument(
+        "--rate-from",
+        choices=("index", "slurmdbd"),
+        help="where the rate is measured (default: the fleet index if there is one, else slurmdbd)",
+    )
+    add_index(parser)
 
 
 def _plan(args: argparse.Namespace) -> int:
     from slurm_robust.admin import spare_plan
 
-    return spare_plan.main(args.nodes, _wanted(args, tuple(args.log)), json=args.json)
+    url = "" if args.rate_from == "slurmdbd" else index_of(args)[0]
+    if args.rate_from == "index" and not url:
+        raise UsageError("--rate-from index: no fleet index is configured", fix="name one with --index URL")
+    return spare_plan.main(args.nodes, _wanted(args, tuple(args.log), url), json=args.json)
 
 
 def _add_wanted(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +106,7 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _wanted(args: argparse.Namespace, logs: tuple[Path, ...] = ()) -> Wanted:
+def _wanted(args: argparse.Namespace, logs: tuple[Path, ...] = (), index: str = "") -> Wanted:
     from slurm_robust.admin.spare_plan import Wanted
 
     return Wanted(
@@ -106,6 +116,7 @@ def _wanted(args: argparse.Namespace, logs: tuple[Path, ...] = ()) -> Wanted:
         group=args.group,
         days=args.days,
         logs=logs,
+        index=index,
     )
 
 

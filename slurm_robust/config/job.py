@@ -388,6 +388,9 @@ class SlurmConfig(Section):
     """Give an evicted node back to Slurm while the job runs on, if slurm.conf has an ``Epilog`` that may test
     it. ``false``, or a site without an epilog: the job keeps the node until it ends."""
 
+    job_comment: bool = True
+    """When a run ends, write the ETTR into Slurm's comment of the job, unless it has a comment of yours."""
+
 
 class CompanionConfig(Section):
     """Nodes from outside the allocation: a job that must replace a node and has no standby left gets one by a

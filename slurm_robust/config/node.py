@@ -5,6 +5,7 @@ empty file is a working configuration, in observe mode.
 """
 
 # Annotations are not postponed here: each would be compiled when a hook reads its configuration.
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -164,6 +165,43 @@ class Suspects(Section):
                 known = ", ".join(f"{{{word}}}" for word in _PLACEHOLDERS)
                 text = f"{folder!r} contains an unknown placeholder"
                 yield Contradiction(keys=(f"job_dirs.{index}",), text=text, fix=f"use only {known}")
+
+
+class Fleet(Section):
+    """The fleet index: what happened to all jobs of the site. See [the fleet](fleet.md)."""
+
+    collect: bool = False
+    """Have the epilog put the summaries of jobs into ``spool_dir``."""
+
+    spool_dir: str = ""
+    """Folder for summaries, root's only, from which ``srobust admin fleet collect`` takes them. Empty:
+    ``fleet-spool`` in ``paths.state``."""
+
+    spool_mb: Positive = 256
+    """Maximum size of the spool. Newer summaries are not kept while it is full."""
+
+    index: str = ""
+    """The index: absolute path of a SQLite file, or ``postgresql://user@host/database``. Keep its password in
+    ``~/.pgpass``."""
+
+    rack: str = ""
+    """Regular expression that finds the rack in the name of a node (``^(r[0-9]+)``). Empty: the rack is the
+    leaf switch of Slurm's topology."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield what names no folder, no index and no rack."""
+        if self.spool_dir and not self.spool_dir.startswith("/"):
+            text = f"spool_dir is {self.spool_dir!r}"
+            yield Contradiction(keys=("spool_dir",), text=text, fix="write an absolute path")
+        if self.index and not self.index.startswith(("/", "sqlite:////", "postgresql://", "postgres://")):
+            text = "index is neither an absolute path nor a URL of SQLite or PostgreSQL"
+            fix = "write /var/lib/slurm-robust/fleet.sqlite or postgresql://user@host/database"
+            yield Contradiction(keys=("index",), text=text, fix=fix)
+        try:
+            re.compile(self.rack)
+        except re.error as error:
+            text = f"rack is no regular expression: {error}"
+            yield Contradiction(keys=("rack",), text=text, fix="write one such as ^(r[0-9]+)")
 
 
 class Paths(Section):
@@ -470,6 +508,7 @@ class NodeConfig(Section):
     watch: Watch = Watch()
     drain: Drain = Drain()
     suspects: Suspects = Suspects()
+    fleet: Fleet = Fleet()
     paths: Paths = Paths()
     checks: dict[str, CheckRule] = {}
     """``srobust check --explain`` lists the names of the checks."""

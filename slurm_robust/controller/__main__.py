@@ -22,6 +22,7 @@ from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.borrower import Borrower
+from slurm_robust.controller.conclusion import conclude
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
@@ -169,6 +170,8 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         journal.abandon()
     else:
         steps.kill()
+        comments = plan.config.slurm.job_comment and plan.config.mode != "observe"
+        conclude(directory, journal.events, slurm, plan.job_id, state.own_node, comments=comments)
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code

@@ -20,6 +20,7 @@ from slurm_robust.controller import effects as fx
 from slurm_robust.controller import jobfolder
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.borrower import Borrower
+from slurm_robust.controller.conclusion import save_summary
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.moment_file import MomentFile
@@ -576,6 +577,8 @@ class Loop:
         events = list(self._journal.events)
         save = partial(bundle.save, self._directory, effect.number, events)
         self._save("evidence", f"evidence of incident {effect.number}", save)
+        summary = partial(save_summary, self._directory, events, self._core.state.own_node)
+        self._save("summary", "the job's summary", summary)
 
     def _save_stacks(self, effect: fx.SaveStacks) -> None:
         save = partial(bundle.save_stacks, self._directory, effect.number, effect.stacks, effect.localisation)

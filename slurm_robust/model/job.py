@@ -163,6 +163,11 @@ class JobDirectory:
         """For each node that was given up ``<node>.json``, a :class:`.findings.Suspect`."""
         return self.path / "suspects"
 
+    @property
+    def summary(self) -> Path:
+        """A :class:`.jobsummary.JobSummary` for the fleet index of the site."""
+        return self.path / "summary.json"
+
     def logs(self, generation: int) -> Path:
         """Folder of the workers' output of one generation."""
         return self.path / "logs" / f"gen-{generation:03d}"

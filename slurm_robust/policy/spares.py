@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
+from statistics import NormalDist
 from typing import Literal
 
 from slurm_robust.model.record import Record
@@ -24,6 +26,10 @@ ENOUGH = 10
 """So many failures tell a rate to a factor of two."""
 
 CONFIDENCE = 0.95
+MANY = 500
+"""Failures from which on an interval need not be summed up term by term."""
+
+_QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 _NEGLIGIBLE = 1e-30
 # An exact tie, such as the median of one coin, must not hang on the last bit.
@@ -193,12 +199,23 @@ def enough(nodes: int, p: float, spares: int) -> float:
     return _at_most(spares, *_binomial(nodes, p))
 
 
+@lru_cache(maxsize=4096)
 def interval(failures: int) -> tuple[float, float]:
-    """Between which means of a Poisson distribution ``failures`` surprise nobody (two-sided)."""
+    """Between which means of a Poisson distribution ``failures`` surprise nobody (two-sided).
+
+    From :data:`MANY` on by the cube root of Wilson and Hilferty (1931), which is off by less than a ten
+    thousandth of the interval's width there.
+    """
+    if failures >= MANY:
+        return _cube_root(failures, -_QUANTILE), _cube_root(failures + 1, _QUANTILE)
     tail = (1 - CONFIDENCE) / 2
     wide = failures + 10 * math.sqrt(failures + 1) + 10
     low = _falling(lambda mean: _at_most(failures - 1, *_poisson(mean)), 1 - tail, wide) if failures else 0.0
     return low, _falling(lambda mean: _at_most(failures, *_poisson(mean)), tail, wide)
+
+
+def _cube_root(count: int, quantile: float) -> float:
+    return float(count * (1 - 1 / (9 * count) + quantile / (3 * math.sqrt(count))) ** 3)
 
 
 def _falling(f: Callable[[float], float], value: float, high: float) -> float:

@@ -237,6 +237,10 @@ class CliSlurmClient:
             raise JobNotPending(f"job {job_id} is running; its required nodes can no longer be changed")
         self._output(commands.update_job(job_id, "ReqNodeList", fold(nodes)))
 
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See the protocol."""
+        self._output(commands.update_job(job_id, "Comment", one_line(text, None)))
+
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         """See the protocol."""
         if not keep:

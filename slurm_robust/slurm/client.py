@@ -173,6 +173,13 @@ class SlurmClient(Protocol):
         """Set ReqNodeList; empty clears it. Raises as :meth:`set_excluded_nodes`."""
         ...
 
+    def set_comment(self, job_id: int, text: str) -> None:
+        """Set the job's comment, one line; empty clears it. Raises JobNotFound, JobFinished.
+
+        slurmdbd keeps it only where slurm.conf has ``AccountingStoreFlags=job_comment``.
+        """
+        ...
+
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         """Give back all nodes of a running job but ``keep``, which must hold the batch host.
 

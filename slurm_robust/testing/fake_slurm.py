@@ -220,6 +220,11 @@ class FakeSlurm:
             job = world.changeable(job_id, nodes)
             world.put(job, required_nodes=tuple(sorted(set(nodes))))
 
+    def set_comment(self, job_id: int, text: str) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            world.put(world.unfinished(job_id), comment=one_line(text, None))
+
     def shrink(self, job_id: int, keep: Sequence[str]) -> None:
         """See the protocol."""
         if not keep:

@@ -274,6 +274,16 @@ class SlurmContract:
             with refused(errors.RequeueDisabled):
                 world.client.requeue(job.job_id)
 
+    def test_the_comment_of_a_job(self, world: World) -> None:
+        """It is one line, replaces the one before it, and a job without one has an empty one."""
+        with running_job(world, 1) as job:
+            client = world.client
+            for text in ("srobust: ETTR 97.1 %, 2 incidents", "a\nb = c", ""):
+                client.set_comment(job.job_id, text)
+                assert client.job(job.job_id).comment == text.replace("\n", " ")
+        with refused(errors.JobNotFound):
+            world.client.set_comment(NO_SUCH_JOB, "x")
+
     def test_cancel(self, world: World) -> None:
         """Cancelling ends a job, twice is harmless, and then nothing can be done with it."""
         with running_job(world, 1) as job:

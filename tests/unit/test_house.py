@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("diagnostics",),
     ("nodes.hooks",),
     ("report",),
+    ("fleet",),
     ("doctor",),
     ("controller", "integrations"),
     ("notify",),

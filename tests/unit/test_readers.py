@@ -31,6 +31,7 @@ from slurm_robust.controller.preflight import PreflightError, load_plan
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.jobsummary import SummaryRefused, decode_spooled, decode_summary, encode
 from slurm_robust.model.journal import JournalDamaged, parse
 from slurm_robust.nodes.hooks.suspects import EndedJob, judge
 from slurm_robust.nodes.kernel.kmsg import parse as parse_kernel_record
@@ -41,6 +42,7 @@ from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import KeyPair, KeysError, load_client
 from slurm_robust.worker import spawning
 from slurm_robust.worker.step_record import RecordError, StepRecord
+from tests.unit.fleet.samples import spooled, summary
 from tests.unit.sample_plan import plan
 
 Use = Callable[[bytes], object]
@@ -145,6 +147,8 @@ def readers(folder: Path) -> dict[str, Reader]:
             spawning.encode(spawning.Fatal(reason="n1")), spawning.decode_from_zygote, decode_error
         ),
         "journal": Reader(note * 3, parse, (JournalDamaged,)),
+        "summary": Reader(encode(summary()), decode_summary, (SummaryRefused,)),
+        "spooled summary": Reader(encode(spooled()), decode_spooled, (SummaryRefused,)),
         "suspect": Reader(msgspec.json.encode(suspect), lambda data: judge(data, whose, "n1", 1e9), ()),
         "kernel's record": Reader(b"6,1,2,-;EDAC MC0: 1 UE n1\n", parse_kernel_record, ()),
         "nodes of Slurm": Reader(
@@ -179,6 +183,8 @@ NAMES = (
     "order to a zygote",
     "word of a zygote",
     "journal",
+    "summary",
+    "spooled summary",
     "suspect",
     "kernel's record",
     "nodes of Slurm",

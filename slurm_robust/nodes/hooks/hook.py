@@ -113,7 +113,22 @@ class _HookRun:
                 suspect = None
             if suspect is None:
                 testing.close()
-            return self._test(suspect)
+            ended = self._test(suspect)
+        if self._config.fleet.collect:
+            self._spool_summary()
+        return ended
+
+    def _spool_summary(self) -> None:
+        from slurm_robust.nodes.hooks import summaries  # where a site collects them only
+
+        found = summaries.spool_summary(
+            self._config, self._environ, self.node, self._now, max(0.1, self.left_s())
+        )
+        if isinstance(found, summaries.Kept):
+            self.log.note("summary_kept", job=self.job, bytes=found.bytes)
+        elif found is not None:
+            name = "summary_not_kept" if isinstance(found, summaries.NotKept) else "summary_ignored"
+            self.log.write(name, job=self.job, why=found.why)
 
     def _test(self, suspect: Suspect | None) -> HookResult:
         context = Context.DEEP if suspect else Context.EPILOG

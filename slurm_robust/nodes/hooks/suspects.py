@@ -68,7 +68,8 @@ def read_suspect(
     job = job_of(environ)
     if not config.suspects.enabled or job is None or not _NODE.fullmatch(node):
         return None
-    task = partial(_read_as_user, job, config.suspects.job_dirs, f"{node}.json")
+    path = ("suspects", f"{node}.json")
+    task = partial(read_as_user, job, config.suspects.job_dirs, path, MOST_BYTES)
     answer = call({"suspect": task}, {"suspect": READ_S}, READ_S)["suspect"]
     if answer.value is None:
         return Ignored(why=ascii_line(answer.error, MOST_TEXT))
@@ -116,12 +117,17 @@ def judge(data: bytes, job: EndedJob, node: str, now: float) -> Suspect | Ignore
 # -- in the child -----------------------------------------------------------------------------------------
 
 
-def _read_as_user(job: EndedJob, templates: tuple[str, ...], name: str) -> bytes:
-    """The content of the first file that there is; nothing without one. Raises ``RuntimeError``."""
+def read_as_user(job: EndedJob, templates: tuple[str, ...], path: tuple[str, ...], most: int) -> bytes:
+    """The content of a file in the job's directory, the first that there is; nothing without one.
+
+    ``path``: its folders there and its name; ``most``: bytes. Changes the rights of this process for good.
+    Raises ``RuntimeError``.
+    """
     _become(job)
+    below = (str(job.job_id), *path[:-1])
     for folder in places(templates, job):
         try:
-            data = _read(folder, (str(job.job_id), "suspects"), name, job.uid)
+            data = _read(folder, below, path[-1], job.uid, most)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -175,7 +181,7 @@ def _home(uid: int) -> str:
         return ""
 
 
-def _read(folder: str, below: tuple[str, ...], name: str, uid: int) -> bytes:
+def _read(folder: str, below: tuple[str, ...], name: str, uid: int, most: int) -> bytes:
     """``folder/below.../name`` without following a link below ``folder``. Raises OSError, RuntimeError."""
     fd = os.open(folder, _FOLDER)
     try:
@@ -191,12 +197,12 @@ def _read(folder: str, below: tuple[str, ...], name: str, uid: int) -> bytes:
     finally:
         os.close(fd)
     try:
-        return _content(file, uid)
+        return _content(file, uid, most)
     finally:
         os.close(file)
 
 
-def _content(file: int, uid: int) -> bytes:
+def _content(file: int, uid: int, most: int) -> bytes:
     before = os.fstat(file)
     if not stat.S_ISREG(before.st_mode):
         raise RuntimeError("not a regular file")
@@ -204,10 +210,10 @@ def _content(file: int, uid: int) -> bytes:
         raise RuntimeError("not the job user's own file")
     if before.st_nlink != 1:
         raise RuntimeError("it has a second name")
-    if before.st_size > MOST_BYTES:
-        raise RuntimeError(f"larger than {MOST_BYTES} bytes")
+    if before.st_size > most:
+        raise RuntimeError(f"larger than {most} bytes")
     data = b""
-    while len(data) <= MOST_BYTES and (chunk := os.read(file, MOST_BYTES + 1 - len(data))):
+    while len(data) <= most and (chunk := os.read(file, most + 1 - len(data))):
         data += chunk
     after = os.fstat(file)
     same = all(

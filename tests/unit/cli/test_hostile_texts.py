@@ -371,7 +371,10 @@ def test_arguments_that_make_no_sense(tmp_path: Path, slurm: Answers, text: str)
         ["sandbox", "status", "--name", text], ["admin", text], ["admin", "quarantine", text],
         ["version", text], ["checkpoint", "ls", text], ["spares", "plan", "--nodes", text],
         ["spares", "status"], ["spares", "create", "--count", "1", "--users", text],
-        ["spares", "remove", "--name", text], ["doctor", text], ["doctor", "--state", text], ["notify", text],
+        ["spares", "remove", "--name", text], ["fleet", "--index", text], ["fleet", "--since", text],
+        ["incidents", "--all", "--node", text], ["admin", "fleet", "collect", "--spool", text],
+        ["doctor", text], ["doctor", "--state", text],
+        ["notify", text],
     ):  # fmt: skip
         output_of(*argv)
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.policy.spares import (
+    CONFIDENCE,
     ENOUGH,
+    MANY,
     PAPER_RATE,
     Measured,
     Rate,
@@ -189,3 +191,15 @@ def test_both_ends_of_the_interval() -> None:
     assert isinstance(found, Measured)
     low, high = plan(512, PAPER, measured=found).between or (0, 0)
     assert low < plan(512, PAPER).spares < high
+
+
+@pytest.mark.parametrize("failures", [MANY, 3 * MANY])
+def test_the_interval_of_many_failures_is_that_of_the_sum(failures: int) -> None:
+    low, high = interval(failures)
+    tail = (1 - CONFIDENCE) / 2
+    assert poisson_at_most(failures, high) == pytest.approx(tail, rel=1e-3)
+    assert 1 - poisson_at_most(failures - 1, low) == pytest.approx(tail, rel=1e-3)
+
+
+def poisson_at_most(count: int, mean: float) -> float:
+    return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1))

@@ -1,0 +1,105 @@
+"""The commands about all jobs of a site: ``srobust fleet`` and ``srobust admin fleet``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurm_robust.cli.parsing import add_command, add_group, number
+
+if TYPE_CHECKING:
+    from slurm_robust.cli.parsing import Commands
+    from slurm_robust.config.node import NodeConfig
+
+_SPANS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_DATES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
+_MOST_DAYS = 36500.0
+
+
+def register(commands: Commands) -> None:
+    """Add ``srobust fleet``."""
+    text = "show how all jobs of the site fare: ETTR, failure rates, what time was lost to, the worst nodes"
+    parser = add_command(commands, "fleet", _fleet, text, json=True)
+    add_since(parser, "28d")
+    add_index(parser)
+
+
+def register_admin(commands: Commands) -> None:
+    """Add ``srobust admin fleet`` to the commands of administrators."""
+    own = add_group(commands, "fleet", "fill the fleet index, and remove what is old", member="task")
+    text = "move what the epilogs have put into the spool into the index; cron runs this"
+    parser = add_command(own, "collect", _collect, text, json=True)
+    parser.add_argument("--spool", metavar="DIR", type=Path, help="the spool (default: fleet.spool_dir)")
+    add_index(parser)
+    parser = add_command(own, "forget", _forget, "remove jobs that ended long ago, with all that they added")
+    parser.add_argument("--days", metavar="D", type=number(1), required=True, help="keep what is younger")
+    add_index(parser)
+
+
+def add_index(parser: argparse.ArgumentParser, *, config: bool = True) -> None:
+    """``--index`` and the nodes' configuration, which names the index otherwise."""
+    parser.add_argument(
+        "--index",
+        metavar="URL",
+        help="the fleet index: path of a SQLite file, or postgresql://user@host/database (default: "
+        "SROBUST_FLEET_INDEX, then fleet.index of the nodes' configuration)",
+    )
+    if config:
+        parser.add_argument("--config", metavar="FILE", type=Path, help="the nodes' configuration")
+
+
+def add_since(parser: argparse.ArgumentParser, default: str) -> None:
+    """``--since``, a date or a span."""
+    parser.add_argument(
+        "--since",
+        metavar="WHEN",
+        type=since,
+        default=default,
+        help="from then on: 12h, 7d, 4w, or a local date such as 2026-01-31 or 2026-01-31T10:00 "
+        "(default: %(default)s)",
+    )
+
+
+def since(text: str) -> float:
+    """The type of an option that takes a date or a span before now; seconds since 1970."""
+    if match := re.fullmatch(r"([0-9]{1,6})([hdw])", text, re.ASCII):
+        return time.time() - min(int(match[1]) * _SPANS_S[match[2]], _MOST_DAYS * 86400)
+    for form in _DATES:
+        try:
+            return time.mktime(time.strptime(text, form))
+        except (ValueError, OverflowError):
+            continue
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a span (12h, 7d, 4w) nor a date (2026-01-31)")
+
+
+def index_of(args: argparse.Namespace) -> tuple[str, NodeConfig]:
+    """The index that the command uses, "" for none, and the nodes' configuration."""
+    import os
+
+    from slurm_robust.config.nodefile import FILE, load
+    from slurm_robust.fleet.opening import index_url
+
+    config = load(args.config or FILE)
+    return index_url(args.index, os.environ, config), config
+
+
+def _fleet(args: argparse.Namespace) -> int:
+    from slurm_robust.fleet.view import show_fleet
+
+    return show_fleet(index_of(args)[0], args.since, json=args.json)
+
+
+def _collect(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import fleet
+
+    url, config = index_of(args)
+    return fleet.collect(url, config, spool=args.spool, json=args.json)
+
+
+def _forget(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import fleet
+
+    return fleet.forget(index_of(args)[0], args.days)

@@ -1,0 +1,40 @@
+"""What may be wrong with a fleet index; each message says what to do."""
+
+from __future__ import annotations
+
+from slurm_robust.model.errors import ExitCode, SrobustError
+
+
+class NoLibrary(SrobustError):
+    """SQLAlchemy, or the driver of PostgreSQL, is not installed."""
+
+    exit_code = ExitCode.REFUSED
+
+    def __init__(self, name: str, extra: str) -> None:
+        super().__init__(
+            f"the fleet index needs {name}, which is not installed", fix=f"pip install '{extra}'"
+        )
+
+
+class NoIndex(SrobustError):
+    """No index is named, or there is none yet where one is named."""
+
+    exit_code = ExitCode.NO_INPUT
+
+
+class BadIndexUrl(SrobustError):
+    """What names the index is neither a path nor the URL of SQLite or PostgreSQL."""
+
+    exit_code = ExitCode.USAGE
+
+
+class IndexRefused(SrobustError):
+    """The database does not let us in, or what is there is no fleet index of this release."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class IndexAway(SrobustError):
+    """The database has not answered for as long as we wait. What was to be written can be written again."""
+
+    exit_code = ExitCode.SLURM

@@ -1,0 +1,285 @@
+"""The questions to the index, each one statement; needs SQLAlchemy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import sqlalchemy as sa
+
+from slurm_robust.fleet import schema
+from slurm_robust.fleet.answers import (
+    DAY_S,
+    HOUR_S,
+    CauseRow,
+    FleetReport,
+    GroupRow,
+    IncidentRow,
+    NodeRow,
+    Totals,
+    advise,
+    rated,
+    ratio,
+)
+from slurm_robust.model.record import Record
+
+MOST_ROWS = 100_000
+WORST = 10
+
+_NAMES_AT_ONCE = 5000
+
+
+class Wanted(Record):
+    """Which incidents; empty fields want all."""
+
+    since: float = 0.0
+    """Seconds since 1970."""
+    until: float | None = None
+    nodes: tuple[str, ...] = ()
+    cause: str = ""
+    user: str = ""
+    limit: int = 100
+
+
+def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, ...]:
+    """The newest first."""
+    job, incident = schema.job, schema.incident
+    asked = sa.select(
+        incident, job.c.cluster, job.c.job_id, job.c.array_task
+    ).join_from(incident, job, job.c.id == incident.c.job)  # fmt: skip
+    asked = asked.where(incident.c.seen >= wanted.since)
+    if wanted.until is not None:
+        asked = asked.where(incident.c.seen <= wanted.until)
+    if wanted.cause:
+        asked = asked.where(incident.c.cause == wanted.cause)
+    if wanted.user:
+        asked = asked.where(incident.c.user_name == wanted.user)
+    if wanted.nodes:
+        asked = asked.where(_blames(_ids(connection, wanted.nodes), wanted.since))
+    newest = asked.order_by(incident.c.seen.desc(), incident.c.job, incident.c.number)
+    found = connection.execute(newest.limit(max(0, min(wanted.limit, MOST_ROWS))))
+    return tuple(
+        IncidentRow(
+            cluster=row.cluster,
+            job_id=row.job_id,
+            array_task=row.array_task,
+            user=row.user_name,
+            number=row.number,
+            t=row.seen,
+            symptom=row.symptom,
+            cause=row.cause,
+            nodes=row.nodes,
+            detail=row.detail,
+            recover_s=row.recover_s,
+            lost_node_hours=row.lost_node_s / HOUR_S,
+        )
+        for row in found
+    )
+
+
+def report(connection: sa.Connection, since: float, until: float) -> FleetReport:
+    """All of ``srobust fleet``."""
+    found = totals(connection, since)
+    return FleetReport(
+        since=since,
+        until=until,
+        totals=found,
+        causes=causes(connection, since, found.node_hours),
+        types=groups(connection, since, "type"),
+        racks=groups(connection, since, "rack"),
+        worst=nodes(connection, since, limit=WORST),
+        advice=advise(found),
+    )
+
+
+def totals(connection: sa.Connection, since: float) -> Totals:
+    """All jobs that did anything since ``since``."""
+    job = schema.job
+    ours = job.c["last"] >= since
+    jobs = connection.execute(
+        sa.select(
+            sa.func.count().label("jobs"),
+            sa.func.sum(sa.case((job.c.verified, 0), else_=1)).label("unverified"),
+            sa.func.sum(job.c.effective_s * job.c.nodes).label("effective"),
+            sa.func.sum(job.c.since_start_s * job.c.nodes).label("lived"),
+            sa.func.avg(job.c.write_s).label("write_s"),
+        ).where(ours)
+    ).one()
+    costs = schema.cause_day
+    cost = connection.execute(
+        sa.select(
+            sa.func.sum(costs.c.incidents).label("many"),
+            sa.func.sum(costs.c.lost_node_s).label("lost"),
+            sa.func.sum(costs.c.recovered).label("recovered"),
+            sa.func.sum(costs.c.recover_s).label("recover_s"),
+        ).where(costs.c.day >= int(since // DAY_S))
+    ).one()
+    sums = _sums(since)
+    work_s = connection.execute(sa.select(sa.func.sum(sums.c.work_s))).scalar()
+    return Totals(
+        jobs=jobs.jobs,
+        unverified=int(jobs.unverified or 0),
+        node_hours=(work_s or 0.0) / HOUR_S,
+        ettr=jobs.effective / jobs.lived if jobs.lived else None,
+        incidents=int(cost.many or 0),
+        lost_node_hours=(cost.lost or 0.0) / HOUR_S,
+        recover_s=cost.recover_s / cost.recovered if cost.recovered else None,
+        write_s=jobs.write_s,
+    )
+
+
+def causes(connection: sa.Connection, since: float, node_hours: float) -> tuple[CauseRow, ...]:
+    """By cause, the most expensive first."""
+    costs = schema.cause_day
+    many, lost = sa.func.sum(costs.c.incidents), sa.func.sum(costs.c.lost_node_s)
+    rows = connection.execute(
+        sa.select(
+            costs.c.cause,
+            many.label("many"),
+            lost.label("lost"),
+            sa.func.sum(costs.c.recovered).label("recovered"),
+            sa.func.sum(costs.c.recover_s).label("recover_s"),
+        )
+        .where(costs.c.day >= int(since // DAY_S))
+        .group_by(costs.c.cause)
+        .having(many > 0)
+        .order_by(lost.desc(), costs.c.cause)
+    )
+    return tuple(
+        CauseRow(
+            cause=row.cause,
+            incidents=int(row.many),
+            lost_node_hours=row.lost / HOUR_S,
+            recover_s=row.recover_s / row.recovered if row.recovered else None,
+            per_node_day=rated(int(row.many), node_hours),
+        )
+        for row in rows
+    )
+
+
+def groups(connection: sa.Connection, since: float, by: str) -> tuple[GroupRow, ...]:
+    """By the ``type`` or the ``rack`` of nodes; "" for those of which it is not known."""
+    node, sums = schema.node, _sums(since)
+    work_s = sa.func.sum(sums.c.work_s)
+    rows = connection.execute(
+        sa.select(
+            node.c[by].label("name"),
+            sa.func.count().label("nodes"),
+            work_s.label("work_s"),
+            sa.func.sum(sums.c.failures).label("failures"),
+            sa.func.sum(sums.c.network).label("network"),
+        )
+        .join_from(sums, node, node.c.id == sums.c.node)
+        .group_by(node.c[by])
+        .order_by(work_s.desc())
+    )
+    found = []
+    for row in rows:
+        many, hours = int(row.failures) + int(row.network), row.work_s / HOUR_S
+        found.append(
+            GroupRow(
+                name=row.name,
+                nodes=row.nodes,
+                node_hours=hours,
+                failures=int(row.failures),
+                network=int(row.network),
+                per_node_day=rated(many, hours),
+                mttf_hours=hours / many if many else None,
+            )
+        )
+    return tuple(found)
+
+
+def nodes(
+    connection: sa.Connection, since: float, names: Collection[str] = (), limit: int = MOST_ROWS
+) -> tuple[NodeRow, ...]:
+    """Each node that worked or failed, those with most failures first; only ``names``, if any."""
+    node, sums = schema.node, _sums(since)
+    every = connection.execute(
+        sa.select(sa.func.sum(sums.c.failures + sums.c.network), sa.func.sum(sums.c.work_s))
+    ).one()
+    all_failures, all_hours = int(every[0] or 0), (every[1] or 0.0) / HOUR_S
+    many = sums.c.failures + sums.c.network
+    asked = sa.select(node, sums).join_from(sums, node, node.c.id == sums.c.node)
+    if names:
+        asked = asked.where(node.c.id.in_(_ids(connection, names)))
+    rows = connection.execute(asked.order_by(many.desc(), sums.c.work_s, node.c.name).limit(limit))
+    found = []
+    for row in rows:
+        failures, hours = int(row.failures) + int(row.network), row.work_s / HOUR_S
+        found.append(
+            NodeRow(
+                cluster=row.cluster,
+                node=row.name,
+                type=row.type,
+                rack=row.rack,
+                node_hours=hours,
+                failures=int(row.failures),
+                network=int(row.network),
+                per_node_day=rated(failures, hours),
+                ratio=ratio(failures, hours, all_failures, all_hours),
+            )
+        )
+    return tuple(found)
+
+
+def accusations(connection: sa.Connection, since: float) -> tuple[tuple[str, int, float], ...]:
+    """Node, uid and time of the first incident for which jobs of that user blamed that node.
+
+    Of one user one: who can write more than one summary must not count for more.
+    """
+    blame, job, node, incident = schema.blame, schema.job, schema.node, schema.incident
+    first = sa.func.min(blame.c.seen)
+    rows = connection.execute(
+        sa.select(node.c.name, job.c.uid, first)
+        .join_from(blame, job, job.c.id == blame.c.job)
+        .join(node, node.c.id == blame.c.node)
+        .join(incident, sa.and_(incident.c.job == blame.c.job, incident.c.number == blame.c.number))
+        .where(blame.c.seen >= since, incident.c.cause == "node")
+        .group_by(node.c.name, job.c.uid)
+    )
+    return tuple((name, uid, t) for name, uid, t in rows)
+
+
+def node_failures(
+    connection: sa.Connection, since: float, names: Collection[str] | None
+) -> tuple[int, float]:
+    """Failures with cause ``node``, and node-hours of work, of all nodes or of ``names``."""
+    sums = _sums(since)
+    asked = sa.select(sa.func.sum(sums.c.failures), sa.func.sum(sums.c.work_s))
+    if names is not None:
+        asked = asked.where(sums.c.node.in_(_ids(connection, names)))
+    failures, work_s = connection.execute(asked).one()
+    return int(failures or 0), (work_s or 0.0) / HOUR_S
+
+
+# -- parts --------------------------------------------------------------------------------------------------
+
+
+def _sums(since: float) -> sa.Subquery:
+    """By node, before anything is joined: whole blocks where they fit, and the days before the first one."""
+    day = int(since // DAY_S)
+    block = -(-day // schema.BLOCK_DAYS)
+    days, blocks = schema.node_day, schema.node_block
+    names = ("node", "work_s", "failures", "network")
+    before = sa.and_(days.c.day >= day, days.c.day < block * schema.BLOCK_DAYS)
+    parts = sa.union_all(
+        sa.select(*(days.c[name] for name in names)).where(before),
+        sa.select(*(blocks.c[name] for name in names)).where(blocks.c.block >= block),
+    ).subquery("parts")
+    summed = (sa.func.sum(parts.c[name]).label(name) for name in names[1:])
+    return sa.select(parts.c.node, *summed).group_by(parts.c.node).subquery("sums")
+
+
+def _ids(connection: sa.Connection, names: Collection[str]) -> list[int]:
+    node, wanted, found = schema.node, sorted(frozenset(names)), list[int]()
+    for begin in range(0, len(wanted), _NAMES_AT_ONCE):
+        part = wanted[begin : begin + _NAMES_AT_ONCE]
+        found += connection.execute(sa.select(node.c.id).where(node.c.name.in_(part))).scalars()
+    return found
+
+
+def _blames(ids: Collection[int], since: float) -> sa.ColumnElement[Any]:
+    blame, incident = schema.blame, schema.incident
+    pairs = sa.select(blame.c.job, blame.c.number).where(blame.c.node.in_(ids), blame.c.seen >= since)
+    return sa.tuple_(incident.c.job, incident.c.number).in_(pairs)

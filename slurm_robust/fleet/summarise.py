@@ -1,0 +1,183 @@
+"""From a journal to the summary of its job. Pure, but for :func:`save`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from msgspec.structs import replace
+
+from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
+from slurm_robust.ledger.clock import corrected
+from slurm_robust.ledger.ledger import Ledger, ledger
+from slurm_robust.ledger.summary import IncidentCost, summarise
+from slurm_robust.model import events as ev
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.jobsummary import (
+    FORMAT,
+    MOST_BLAMED,
+    MOST_BYTES,
+    MOST_DETAIL,
+    MOST_INCIDENTS,
+    MOST_NAMES,
+    IncidentSummary,
+    JobSummary,
+    NodeWork,
+    encode,
+)
+from slurm_robust.util.files import write_atomically
+from slurm_robust.util.text import ascii_line
+from slurm_robust.version import __version__
+
+
+def summary_of_job(events: Sequence[ev.AnyEvent], now: float, node: str = "") -> JobSummary | None:
+    """The summary of a journal at ``now`` (seconds since 1970); None for a journal that does not begin.
+
+    ``node``: of the controller that writes it.
+    """
+    started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
+    if started is None:
+        return None
+    books = ledger(events, now)
+    figures = summarise(books, events)
+    allocations = [e for e in events if isinstance(e, ev.AllocationTaken)]
+    end = next((e for e in reversed(events) if isinstance(e, ev.RunEnded | ev.ControllerStarted)), None)
+    over = end if isinstance(end, ev.RunEnded) and end.final else None
+    writes = [e.seconds for e in events if isinstance(e, ev.StorageWritten) and e.seconds > 0]
+    incidents = tuple(_incidents(events, figures.incidents, books))
+    return JobSummary(
+        format=FORMAT,
+        job_id=started.job_id,
+        node=node,
+        t=now,
+        version=__version__,
+        cluster=started.cluster,
+        array_task=started.array_task,
+        submitted=allocations[0].submitted if allocations else None,
+        started=books.begin + books.started_ms / 1000,
+        ended=books.begin + books.wall_ms / 1000 if over else None,
+        exit_code=over.code if over else None,
+        wall_s=books.wall_ms / 1000,
+        since_start_s=(books.wall_ms - books.started_ms) / 1000,
+        effective_s=figures.effective_ms / 1000,
+        nodes=max((span.nodes for span in books.spans), default=0),
+        generations=sum(isinstance(e, ev.GenerationLaunched) for e in events),
+        write_s=median(writes) if writes else None,
+        incidents=incidents[-MOST_INCIDENTS:],
+        left_out=max(0, len(incidents) - MOST_INCIDENTS),
+        work=_newest(list(work_of(events, now))),
+    )
+
+
+def work_of(events: Sequence[ev.AnyEvent], now: float) -> Iterator[NodeWork]:
+    """Which nodes the job held from when to when, by slurmctld's clock, oldest first."""
+    held: frozenset[str] = frozenset()
+    since = newest = 0.0
+    lenders: dict[int, str] = {}
+    for event, t in zip(events, corrected(events), strict=True):
+        newest = max(newest, t)
+        before = held
+        match event:
+            case ev.AllocationTaken():
+                held = frozenset(event.nodes)
+                lenders.clear()
+            case ev.CompanionStarted():
+                lenders[event.job_id] = event.node
+                held |= {event.node}
+            case ev.CompanionEnded():
+                held -= {lenders.pop(event.job_id, "")}
+            case ev.NodeGivenBack():
+                held -= {event.node}
+            case ev.RequeueStarted() | ev.RunEnded():
+                held = frozenset()
+        if held != before:
+            if before and newest > since:
+                yield NodeWork(nodes=tuple(sorted(before)), start=since, end=newest)
+            since = newest
+    if held and max(now, newest) > since:
+        yield NodeWork(nodes=tuple(sorted(held)), start=since, end=max(now, newest))
+
+
+COMMENT_TAG = "srobust:"
+"""How a comment of ours begins; no other is replaced."""
+
+
+def comment_of(summary: JobSummary) -> str:
+    """For Slurm's job comment: ``srobust: ETTR 97.1 %, 3 incidents, 12 generations``."""
+    many = len(summary.incidents) + summary.left_out
+    return (
+        f"{COMMENT_TAG} ETTR {100 * summary.ettr:.1f} %, {many} incident{'' if many == 1 else 's'}, "
+        f"{summary.generations} generation{'' if summary.generations == 1 else 's'}"
+    )
+
+
+def save(directory: JobDirectory, summary: JobSummary) -> None:
+    """Write ``summary.json``, shortened until it fits. Raises ``OSError``."""
+    data = next(text for text in _shorter_and_shorter(summary) if len(text) <= MOST_BYTES)
+    write_atomically(directory.summary, data, durable=False, mode=0o600)
+
+
+# -- parts --------------------------------------------------------------------------------------------------
+
+
+def _incidents(
+    events: Sequence[ev.AnyEvent], costs: Sequence[IncidentCost], books: Ledger
+) -> Iterator[IncidentSummary]:
+    opened, recovered = {}, {}
+    for event, t in zip(events, corrected(events), strict=True):
+        if isinstance(event, ev.IncidentOpened):
+            opened[event.incident] = (t, event.detail)
+        elif isinstance(event, ev.IncidentClosed):
+            recovered[event.incident] = event.recover_s
+    lost = _node_seconds(books)
+    for cost in costs:
+        t, detail = opened[cost.number]
+        yield IncidentSummary(
+            number=cost.number,
+            t=t,
+            symptom=cost.symptom,
+            cause=cost.cause,
+            nodes=cost.nodes[:MOST_BLAMED],
+            detail=ascii_line(detail, MOST_DETAIL),
+            recover_s=recovered.get(cost.number),
+            lost_node_s=lost.get(cost.number, {}),
+        )
+
+
+def _node_seconds(books: Ledger) -> dict[int, dict[str, float]]:
+    """What each incident cost, by class of time."""
+    found: dict[int, dict[TimeClass, float]] = {}
+    for span in books.spans:
+        if not span.incident:
+            continue
+        classes = found.setdefault(span.incident, {})
+        for part in span.parts:
+            if part.time not in EFFECTIVE:
+                classes[part.time] = classes.get(part.time, 0.0) + span.nodes * part.ms / 1000
+    return {
+        number: {time.value: round(seconds, 3) for time, seconds in classes.items() if seconds > 0}
+        for number, classes in found.items()
+    }
+
+
+def _newest(work: list[NodeWork], most: int = MOST_NAMES) -> tuple[NodeWork, ...]:
+    kept: list[NodeWork] = []
+    for one in reversed(work):
+        most -= len(one.nodes)
+        if most < 0 and kept:
+            break
+        kept.append(one)
+    return tuple(reversed(kept))
+
+
+def _shorter_and_shorter(summary: JobSummary) -> Iterator[bytes]:
+    yield encode(summary)
+    plain = tuple(replace(one, detail="") for one in summary.incidents)
+    yield encode(replace(summary, incidents=plain))
+    for most in (200, 20):
+        few = plain[-most:]
+        left_out = summary.left_out + len(plain) - len(few)
+        work = _newest(list(summary.work), MOST_NAMES // 4)
+        yield encode(replace(summary, incidents=few, left_out=left_out, work=work))
+    short = replace(summary, incidents=(), left_out=summary.left_out + len(plain), work=())
+    yield encode(short)

@@ -1,0 +1,208 @@
+"""``srobust fleet`` and ``srobust incidents --all``: the index as a person or a program reads it."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm_robust.fleet.answers import CauseRow, FleetReport, GroupRow, IncidentRow, NodeRow
+from slurm_robust.fleet.opening import open_index
+from slurm_robust.model.record import Record
+from slurm_robust.policy.spares import Measured
+from slurm_robust.report.console import facts_table, seconds, section, show
+from slurm_robust.util.text import count, date_and_time, duration, one_line
+
+UNKNOWN = "(not known)"
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+class IncidentQuestion(Record):
+    """What ``srobust incidents --all`` is asked for; empty fields want all. Times: seconds since 1970."""
+
+    since: float = 0.0
+    nodes: tuple[str, ...] = ()
+    cause: str = ""
+    user: str = ""
+    limit: int = 100
+
+
+def show_fleet(url: str, since: float, *, json: bool) -> int:
+    """Print the report; 0. Raises the errors of :mod:`slurm_robust.fleet.errors`."""
+    with open_index(url) as index:
+        from slurm_robust.fleet import queries  # needs SQLAlchemy, as opening has found it
+
+        until = time.time()
+        found = index.read(lambda connection: queries.report(connection, since, until))
+    show(found, fleet_text, json=json)
+    return 0
+
+
+def show_incidents(url: str, asked: IncidentQuestion, *, json: bool, as_csv: bool = False) -> int:
+    """Print incidents of all jobs, the newest first; 0. Raises as :func:`show_fleet`."""
+    with open_index(url) as index:
+        from slurm_robust.fleet import queries
+
+        wanted = queries.Wanted(**msgspec.structs.asdict(asked))
+        found = index.read(lambda connection: queries.incidents(connection, wanted))
+    if as_csv:
+        write_csv(found)
+    else:
+        show(found, lambda rows: incidents_text(rows, asked.limit), json=json)
+    return 0
+
+
+# -- incidents ----------------------------------------------------------------------------------------------
+
+
+def incidents_text(rows: Sequence[IncidentRow], limit: int) -> RenderableType:
+    """A table, and whether there may be more."""
+    if not rows:
+        return "no incident in the fleet index is like that"
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("WHEN", "JOB", "USER", "N", "SYMPTOM", "CAUSE", "NODES"):
+        table.add_column(name, overflow="fold" if name == "NODES" else "ellipsis", no_wrap=name != "NODES")
+    table.add_column("LOST", justify="right", no_wrap=True)
+    table.add_column("RECOVERY", justify="right", no_wrap=True)
+    table.add_column("WHAT", overflow="fold")
+    for row in rows:
+        table.add_row(
+            date_and_time(row.t),
+            one_line(_job(row)),
+            one_line(row.user),
+            str(row.number),
+            one_line(row.symptom),
+            row.cause,
+            one_line(row.nodes),
+            f"{row.lost_node_hours:.2f}",
+            seconds(row.recover_s),
+            one_line(row.detail),
+        )
+    more = f"; there may be more than {limit}: --limit, --since" if len(rows) >= limit else ""
+    return Group(
+        table, Text(f"{count(len(rows), 'incident')}, LOST in node-hours, RECOVERY in seconds{more}")
+    )
+
+
+def write_csv(rows: Iterable[IncidentRow]) -> None:
+    """On standard output. No text of a user is a formula for a spreadsheet."""
+    names = IncidentRow.__struct_fields__
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(names)
+    for row in rows:
+        out.writerow([_cell(getattr(row, name)) for name in names])
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str):
+        return "" if value is None else value
+    text = one_line(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _job(row: IncidentRow) -> str:
+    return f"{row.cluster + '/' if row.cluster else ''}{row.array_task or row.job_id}"
+
+
+# -- the fleet ----------------------------------------------------------------------------------------------
+
+
+def fleet_text(found: FleetReport) -> RenderableType:
+    """The whole report."""
+    totals = found.totals
+    if not totals.jobs:
+        return f"no job in the fleet index has worked since {date_and_time(found.since)}"
+    unverified = (
+        f", {totals.unverified} of them not verified by Slurm's accounting" if totals.unverified else ""
+    )
+    facts = [
+        ("since", date_and_time(found.since)),
+        ("jobs", f"{totals.jobs:,}{unverified}"),
+        ("work", f"{totals.node_hours:,.0f} node-hours"),
+        ("ETTR", "-" if totals.ettr is None else f"{totals.ettr:.1%}"),
+        ("incidents", f"{totals.incidents:,}, which cost {totals.lost_node_hours:,.1f} node-hours"),
+        ("recovery", f"{seconds(totals.recover_s)} s from the decision to the first new step, on average"),
+    ]
+    return Group(
+        facts_table(facts),
+        *section("by cause", _causes(found.causes)),
+        *section("by type of node", _groups(found.types, "TYPE")),
+        *section("by rack", _groups(found.racks, "RACK")),
+        *section("nodes with most failures", nodes_table(found.worst)),
+        *_advice(found),
+    )
+
+
+def _causes(rows: Sequence[CauseRow]) -> Table:
+    table = _table("CAUSE", "INCIDENTS", "LOST NODE-HOURS", "RECOVERY S", "PER NODE-DAY", "95 %")
+    for row in rows:
+        table.add_row(
+            row.cause,
+            str(row.incidents),
+            f"{row.lost_node_hours:,.1f}",
+            seconds(row.recover_s),
+            *rate_cells(row.per_node_day),
+        )
+    return table
+
+
+def _groups(rows: Sequence[GroupRow], title: str) -> Table:
+    table = _table(title, "NODES", "NODE-HOURS", "FAILED", "NETWORK", "MTTF H", "PER NODE-DAY", "95 %")
+    for row in rows:
+        table.add_row(
+            one_line(row.name) or UNKNOWN,
+            str(row.nodes),
+            f"{row.node_hours:,.0f}",
+            str(row.failures),
+            str(row.network),
+            "-" if row.mttf_hours is None else f"{row.mttf_hours:,.0f}",
+            *rate_cells(row.per_node_day),
+        )
+    return table
+
+
+def nodes_table(rows: Sequence[NodeRow]) -> Table:
+    """Nodes with their rates."""
+    table = _table(
+        "NODE", "TYPE", "RACK", "NODE-HOURS", "FAILED", "NETWORK", "PER NODE-DAY", "95 %", "X OTHERS", left=3
+    )
+    for row in rows:
+        table.add_row(
+            one_line(row.node),
+            one_line(row.type),
+            one_line(row.rack),
+            f"{row.node_hours:,.0f}",
+            str(row.failures),
+            str(row.network),
+            *rate_cells(row.per_node_day),
+            "-" if row.ratio is None else f"{row.ratio:.1f}",
+        )
+    return table
+
+
+def rate_cells(rate: Measured | None) -> tuple[str, str]:
+    """The rate and its interval."""
+    return ("-", "-") if rate is None else (f"{rate.rate:.4f}", f"{rate.low:.4f} - {rate.high:.4f}")
+
+
+def _advice(found: FleetReport) -> tuple[RenderableType, ...]:
+    if not found.advice:
+        return ()
+    table = _table("JOB OF", "TIME TO INCIDENT", "CHECKPOINT TO STORAGE EVERY")
+    for one in found.advice:
+        table.add_row(count(one.nodes, "node"), duration(one.mtbf_s), duration(one.every_s))
+    return section("how often to write a checkpoint (Daly)", table)
+
+
+def _table(*names: str, left: int = 1) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for place, name in enumerate(names):
+        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+    return table
