@@ -6,6 +6,7 @@ A crash can tear only the last line, which is then left out. Damage anywhere els
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState, apply
 
 _SECOND_S = 1.0  # Slurm's own resolution
@@ -25,29 +27,37 @@ class JournalDamaged(SrobustError):
     exit_code = ExitCode.JOURNAL
 
 
-def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
+def parse(
+    data: bytes, name: str = "journal", unread: Counter[str] | None = None
+) -> tuple[list[ev.AnyEvent], int]:
     """Events of a journal and the offset up to which it is whole.
 
     What follows that offset is a torn last line. What a controller wrote after another one had taken over is
     left out. Raises :class:`JournalDamaged` for any other line that cannot be read, with its number.
+
+    ``unread``: events of another release, which this one cannot read, are counted there by name, and a note
+    stands in the place of each. Only for who reads; who goes on with a job must know all that happened.
     """
     events: list[ev.AnyEvent] = []
     offset = newest = 0
     lines = data.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
+        event: ev.AnyEvent | None
         try:
             if not line.endswith(b"\n"):
                 raise msgspec.DecodeError("no end of line")
             event = ev.decode_event(line)
         except msgspec.DecodeError as error:
-            if number == len(lines):
+            event = _unread_note(line, unread) if unread is not None else None
+            if event is None and number == len(lines):
                 break
-            raise JournalDamaged(
-                f"{name}, line {number}: {error}",
-                fix=f"line {number} was changed, or written by another version of slurm_robust, or storage "
-                "lost data; nothing was touched. Go on with the version that wrote it, restore the journal "
-                "from a copy, or move the job directory aside to start the job over",
-            ) from error
+            if event is None:
+                raise JournalDamaged(
+                    f"{name}, line {number}: {error}",
+                    fix=f"line {number} was changed, or written by another version of slurm_robust, or storage "
+                    "lost data; nothing was touched. Go on with the version that wrote it, restore the journal "
+                    "from a copy, or move the job directory aside to start the job over",
+                ) from error
         offset += len(line)
         if isinstance(event, ev.ControllerStarted) and event.epoch > newest:
             newest = event.epoch
@@ -58,17 +68,40 @@ def parse(data: bytes, name: str = "journal") -> tuple[list[ev.AnyEvent], int]:
     return events, offset
 
 
+class _Foreign(Record):
+    """What events of every release have."""
+
+    event: str
+    t: float
+    epoch: int = 0
+
+
+_foreign = msgspec.json.Decoder(_Foreign)
+
+
+def _unread_note(line: bytes, unread: Counter[str]) -> ev.Noted | None:
+    """What stands for a whole line of an event that this release does not know; None for anything else."""
+    try:
+        found = decoded(_foreign, line, msgspec.DecodeError) if line.endswith(b"\n") else None
+    except msgspec.DecodeError:
+        return None
+    if found is None:
+        return None
+    unread[found.event] += 1
+    return ev.Noted(t=found.t, epoch=found.epoch, text=f"an event of another release: {found.event}")
+
+
 def fold(events: Iterable[ev.AnyEvent]) -> JobState:
     """The state after ``events``."""
     return reduce(lambda state, event: apply(event, state), events, JobState())
 
 
-def read(path: Path) -> list[ev.AnyEvent]:
+def read(path: Path, unread: Counter[str] | None = None) -> list[ev.AnyEvent]:
     """All whole events of a journal that another process may be writing; ``[]`` without a journal.
 
-    Raises :class:`JournalDamaged`, ``OSError``.
+    ``unread``: as of :func:`parse`. Raises :class:`JournalDamaged`, ``OSError``.
     """
-    return parse(read_bytes(path), str(path))[0]
+    return parse(read_bytes(path), str(path), unread)[0]
 
 
 def read_bytes(path: Path) -> bytes:
