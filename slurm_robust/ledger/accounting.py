@@ -22,10 +22,18 @@ class AccountedRun(Record):
     ended: float | None = None
 
 
-def accounted_runs(
-    rows: Sequence[AccountingRow], events: Sequence[ev.AnyEvent]
-) -> tuple[tuple[AccountedRun, ...], str]:
-    """The runs of the journal's job, and what is odd about the rows ("" for nothing).
+class Accounted(Record):
+    """What slurmdbd has of the job of a journal."""
+
+    runs: tuple[AccountedRun, ...] = ()
+    another_job: bool = False
+    """The rows are of another job with the same id, and do not count."""
+    lost: int = 0
+    """How many of the first runs slurmdbd has lost."""
+
+
+def accounted(rows: Sequence[AccountingRow], events: Sequence[ev.AnyEvent]) -> Accounted:
+    """The runs of the journal's job.
 
     slurmdbd may have lost runs, and after a reset of job ids it has older jobs of the same id as well. So the
     submit time, which each run has of its own, says which row belongs to which run of the journal.
@@ -37,7 +45,7 @@ def accounted_runs(
         if isinstance(event, ev.AllocationTaken) and event.submitted is not None
     }
     if not found or not known:
-        return tuple(found), ""
+        return Accounted(runs=tuple(found))
     shifts = {
         run - row.run
         for row in found
@@ -45,7 +53,7 @@ def accounted_runs(
         if row.submitted is not None and abs(row.submitted - submitted) <= _SECOND_S
     }
     if not shifts:
-        return (), "sacct's runs of this job id have other submit times: they are of another job, and do not count"
+        return Accounted(another_job=True)
     shift = max(shifts)
     runs = tuple(
         AccountedRun(
@@ -58,8 +66,7 @@ def accounted_runs(
         for row in found
         if row.run + shift >= 0
     )
-    missing = min((run.run for run in runs), default=0)
-    return runs, f"sacct has lost the first runs of the job, up to run {missing - 1}" if missing else ""
+    return Accounted(runs=runs, lost=min((run.run for run in runs), default=0))
 
 
 def ends_of(runs: Sequence[AccountedRun]) -> dict[int, float]:

@@ -42,6 +42,7 @@ _START_ORDER = (
     startup.FIRST_STEP,
 )
 _NEVER = -1
+_STEPS = (ev.ProgressMade, ev.FirstStep)
 
 
 class Ledger(Record):
@@ -442,7 +443,7 @@ def _paces(events: Sequence[ev.AnyEvent]) -> dict[int, float]:
     first: dict[int, tuple[float, int]] = {}
     found: dict[int, float] = {}
     for event in events:
-        if not isinstance(event, ev.FirstStep | ev.ProgressMade) or event.generation in found:
+        if not isinstance(event, _STEPS) or event.generation in found:
             continue
         t, step = first.setdefault(event.generation, (event.t, event.step))
         if event.step > step and event.t > t:
@@ -455,6 +456,8 @@ def _sealed(events: Sequence[ev.AnyEvent]) -> dict[int, int]:
     """The newest step of each generation of which there is proof other than a controller's word."""
     found: dict[int, int] = {}
     for event in events:
+        if isinstance(event, _STEPS):  # most of a long journal
+            continue
         if isinstance(event, ev.GenerationEnded | ev.GenerationSealed):
             found[event.generation] = max(found.get(event.generation, _NEVER), event.sealed_step)
         elif isinstance(event, ev.GenerationLaunched) and event.restore is not None:

@@ -107,11 +107,14 @@ def thinned(times: Sequence[float], columns: Sequence[Values], most: int) -> lis
 
 
 def _extremes(column: Values, low: int, high: int) -> set[int]:
-    known = [(value, place) for place, value in enumerate(column[low:high], low) if value is not None]
-    return {min(known)[1], max(known)[1]} if known else set()
+    part = column[low:high]
+    known = [value for value in part if value is not None]
+    return {low + part.index(min(known)), low + part.index(max(known))} if known else set()
 
 
-def _step_times(times: Sequence[float], made: Sequence[ev.ProgressMade | ev.FirstStep]) -> Iterator[float | None]:
+def _step_times(
+    times: Sequence[float], made: Sequence[ev.ProgressMade | ev.FirstStep]
+) -> Iterator[float | None]:
     before: tuple[float, ev.ProgressMade | ev.FirstStep] | None = None
     for t, event in zip(times, made, strict=True):
         found = None
