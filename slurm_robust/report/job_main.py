@@ -140,9 +140,9 @@ def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
     if view.job is None and view.row is None and not view.away:
         why = f"Slurm {view.silent}" if view.silent else "Slurm does not know the job"
         notes.append(f"{why}: the report goes as far as the journal does")
-        return SlurmFacts(state=view.describe(), runs=runs, notes=tuple(notes))
+        return SlurmFacts(state="" if view.silent else view.describe(), runs=runs, notes=tuple(notes))
     now = None if view.is_over else time.time() - (_ahead(slurm) or 0.0)
-    return SlurmFacts(state=view.describe(), now=now, runs=runs, ended=view.is_over, notes=tuple(notes))
+    return SlurmFacts(state="" if view.silent else view.describe(), now=now, runs=runs, ended=view.is_over, notes=tuple(notes))
 
 
 def _ahead(slurm: SlurmClient) -> float | None:

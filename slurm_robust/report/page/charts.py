@@ -21,7 +21,7 @@ MOST_MARKS = 20_000
 TABLE_ROWS = 40
 """Lines of the table that stands for a curve."""
 
-NAME = 16
+NAME = 12
 """Characters of a name beside the timeline."""
 
 _DOING = {doing: number for number, doing in enumerate(Doing)}
@@ -30,7 +30,8 @@ _DOING = {doing: number for number, doing in enumerate(Doing)}
 def chart_data(report: JobReport) -> dict[str, object]:
     """What the script draws."""
     rows, left = [], MOST_PIECES
-    for line in report.nodes[:MOST_ROWS]:
+    # What most nodes did comes first.
+    for line in sorted(report.nodes, key=lambda line: line.count == 1)[:MOST_ROWS]:
         pieces = line.pieces[-left:] if left else ()
         left -= len(pieces)
         rows.append(

@@ -5,6 +5,8 @@
   const LEAST_S = 2; // seconds that a chart shows at least
   const ROW = 14; // pixels of a node's row
   const LINE = 200; // pixels of a curve's height
+  const LABELS = 88; // pixels of the labels on the left, in all charts alike
+  const DENSE = 6; // pixels between two marks: with less, some are left out
   const DOING = ["slot", "standby", "aside", "evicted"];
   const spoken = document.getElementById("spoken");
   const shown = document.getElementById("shown");
@@ -44,7 +46,9 @@
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
-    ctx.globalAlpha = 0.3;
+    const few = (all) => all.length < bbox.width / devicePixelRatio / DENSE;
+    const restarts = data.generations.filter((one) => inside(one.launched, one.launched));
+    ctx.globalAlpha = few(data.incidents.filter((one) => inside(one.begin, one.end))) ? 0.3 : 0.15;
     ctx.fillStyle = color("incident");
     for (const one of data.incidents) {
       if (!inside(one.begin, one.end)) continue;
@@ -60,7 +64,7 @@
       ctx.lineTo(Math.round(x(t)), bbox.top + bbox.height);
       ctx.stroke();
     };
-    for (const one of data.generations) if (inside(one.launched, one.launched)) line(one.launched, "restart", 0.7, [2, 3]);
+    if (few(restarts)) for (const one of restarts) line(one.launched, "restart", 0.7, [2, 3]);
     for (const one of data.marks) {
       if (!inside(one.t, one.t)) continue;
       if (one.kind === "requeue") line(one.t, "requeue", 0.9, [6, 3]);
@@ -93,9 +97,9 @@
 
   const width = (place) => (paper ? 680 : Math.max(280, place.clientWidth));
 
-  function axes(labels, size) {
+  function axes(labels) {
     const look = { stroke: color("ink"), grid: { stroke: color("line"), width: 1 }, ticks: { stroke: color("line") } };
-    return [{ ...look }, { ...look, size, values: labels }];
+    return [{ ...look }, { ...look, size: LABELS, values: labels }];
   }
 
   // x values of a curve reach over the whole job, so that all charts show the same time.
@@ -122,9 +126,10 @@
         series: [{}, { paths: () => null, points: { show: false } }],
         scale: { range: [0, data.nodes.length] },
         axes: (() => {
-          const all = axes((_, splits) => splits.map((at) => data.nodes[Math.floor(data.nodes.length - at)]?.name ?? ""), 104);
+          const all = axes((_, splits) => splits.map((at) => data.nodes[Math.floor(data.nodes.length - at)]?.name ?? ""));
           all[1].splits = () => data.nodes.map((_, place) => data.nodes.length - place - 0.5);
           all[1].grid = { show: false };
+          all[0].side = 0; // in sight however many rows there are
           all[1].font = "11px system-ui, sans-serif";
           return all;
         })(),
@@ -143,8 +148,8 @@
       make: () => ({
         data: [wide(data.ettr.t), gap(data.ettr.since_start), gap(data.ettr.last_hour)],
         series: [{}, curve("first", "since the start"), curve("second", "last hour")],
-        scale: { range: [0, 1] },
-        axes: axes((_, splits) => splits.map((v) => `${Math.round(100 * v)}%`), 52),
+        scale: { range: (_, least) => [Math.max(0, Math.floor(20 * least - 0.5) / 20), 1] },
+        axes: axes((_, splits) => splits.map((v) => `${figure(100 * v)}%`)),
       }),
       says: (place) =>
         `since the start ${percent(data.ettr.since_start[place])}, last hour ${percent(data.ettr.last_hour[place])}`,
@@ -158,7 +163,7 @@
         data: [wide(data.progress.t), ...turns(data.progress[name])],
         series: [{}, curve("first", name), curve("second", name)],
         scale: {},
-        axes: axes((_, splits) => splits.map((v) => figure(v)), 60),
+        axes: axes((_, splits) => splits.map((v) => figure(v))),
       }),
       says: (place) =>
         `step ${data.progress.step[place]} (generation ${data.progress.generation[place]}): ` +
