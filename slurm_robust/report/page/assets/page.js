@@ -97,9 +97,21 @@
 
   const width = (place) => (paper ? 680 : Math.max(280, place.clientWidth));
 
+  // Times on the axis: of days, of minutes or of seconds, with the day wherever it changes.
+  function ticks(_, splits, __, ___, apart) {
+    let before = "";
+    return splits.map((t) => {
+      const [day, time] = clock(t).split(" ");
+      const changed = day !== before;
+      before = day;
+      if (apart >= 86400) return day.slice(5);
+      return time.slice(0, apart < 60 ? 8 : 5) + (changed ? `\n${day.slice(5)}` : "");
+    });
+  }
+
   function axes(labels) {
     const look = { stroke: color("ink"), grid: { stroke: color("line"), width: 1 }, ticks: { stroke: color("line") } };
-    return [{ ...look }, { ...look, size: LABELS, values: labels }];
+    return [{ ...look, values: ticks }, { ...look, size: LABELS, values: labels }];
   }
 
   // x values of a curve reach over the whole job, so that all charts show the same time.
