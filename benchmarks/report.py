@@ -60,8 +60,8 @@ class Job:
 
     def events(self) -> Iterator[ev.AnyEvent]:
         yield ev.RunStarted(
-            t=self.t, run_id="r", job_id=4711, kind="script", command=("pretrain.py",), cwd="/", version="0.1.0",
-            slots=len(self.slots), spares=SPARES, nproc_per_node=NPROC, cluster="big",
+            t=self.t, run_id="r", job_id=4711, kind="script", command=("pretrain.py",), cwd="/",
+            version="0.1.0", slots=len(self.slots), spares=SPARES, nproc_per_node=NPROC, cluster="big",
         )  # fmt: skip
         yield from self.begin_run()
         yield from self.launch()
@@ -148,7 +148,8 @@ class Job:
         actions: list[inc.Action] = [inc.Evict(node=node)] if evict else []
         actions.append(inc.Requeue(exclude=(node,), reason=reason) if requeue else inc.Restart())
         yield ev.Decided(
-            t=self.t, epoch=self.epoch, incident=number, actions=tuple(actions), reason=reason, localise_s=60.0,
+            t=self.t, epoch=self.epoch, incident=number, actions=tuple(actions), reason=reason,
+            localise_s=60.0,
             verdict=inc.Verdict(
                 rung=rung, blame=blame, reason=reason, suspects=(node,) if evict else (),
                 signature=inc.Signature.of_nodes(inc.FaultKind.NODE, (node,)),

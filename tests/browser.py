@@ -141,15 +141,8 @@ def browser() -> Iterator[Page]:
     (theirs, to), (back, ours) = _pipe(), _pipe()
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         command = [
-            *(
-                "bash",
-                "-c",
-                f'exec "$@" 3<&{theirs} 4>&{ours}',
-                "bash",
-                path,
-                "--headless=new",
-                "--no-sandbox",
-            ),
+            *("bash", "-c", f'exec "$@" 3<&{theirs} 4>&{ours}', "bash", path),
+            *("--headless=new", "--no-sandbox"),
             *("--remote-debugging-pipe", f"--user-data-dir={profile}", "--disable-gpu", "--no-first-run"),
             *("--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update"),
             *("--host-resolver-rules=MAP * ~NOTFOUND", "--hide-scrollbars", "about:blank"),

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from slurm_robust.ledger.account import LEAST_MERGED_MS, PRODUCTIVE, Account, Kind, Span
+from slurm_robust.ledger.accounting import AccountedRun, ends_of
 from slurm_robust.ledger.baseline import Baseline
 from slurm_robust.ledger.classes import TimeClass
-from slurm_robust.ledger.accounting import AccountedRun, ends_of
 from slurm_robust.ledger.clock import corrected, ordered
 from slurm_robust.model import events as ev
 from slurm_robust.model import startup

@@ -39,7 +39,7 @@ class Progress(Record):
     step_s: tuple[float | None, ...] = ()
     """Seconds a step since the line before, without checkpoints and announced phases."""
     known: int = 0
-    """How many points the journal has. Of the others neither the least nor the greatest of a curve is left out."""
+    """How many points the journal has. Those that are left out are no extremes of a curve."""
 
 
 def ettr_points(books: Ledger, most: int = MOST_POINTS) -> EttrCurve:

@@ -24,7 +24,7 @@ from slurm_robust.report.bundle import folder_of
 from slurm_robust.report.console import show
 from slurm_robust.report.curves import progress
 from slurm_robust.report.find import NoSuchJob, find, unreadable
-from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, job_report
+from slurm_robust.report.job_report import Evidence, SlurmFacts, job_report
 from slurm_robust.report.job_text import Table, csv_text, render
 from slurm_robust.report.page.page import page_of
 from slurm_robust.report.slurmview import SlurmView, make_slurm, view_of
@@ -140,9 +140,15 @@ def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
     if view.job is None and view.row is None and not view.away:
         why = f"Slurm {view.silent}" if view.silent else "Slurm does not know the job"
         notes.append(f"{why}: the report goes as far as the journal does")
-        return SlurmFacts(state="" if view.silent else view.describe(), runs=runs, notes=tuple(notes))
+        return SlurmFacts(runs=runs, notes=tuple(notes))
     now = None if view.is_over else time.time() - (_ahead(slurm) or 0.0)
-    return SlurmFacts(state="" if view.silent else view.describe(), now=now, runs=runs, ended=view.is_over, notes=tuple(notes))
+    return SlurmFacts(
+        state="" if view.silent else view.describe(),
+        now=now,
+        runs=runs,
+        ended=view.is_over,
+        notes=tuple(notes),
+    )
 
 
 def _ahead(slurm: SlurmClient) -> float | None:

@@ -12,9 +12,8 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 from slurm_robust.report import incident_text
 from slurm_robust.report.curves import EttrCurve, Progress, ettr_points, progress
-from slurm_robust.report.incident_text import IncidentRow, ResultRow, TimelineEntry
+from slurm_robust.report.incident_text import IncidentRow, ResultRow, TimelineEntry, restored_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports
-from slurm_robust.report.incident_text import restored_text
 from slurm_robust.report.nodelines import NodeLine, node_lines
 from slurm_robust.report.status import phase_of
 from slurm_robust.util.text import one_line
@@ -59,7 +58,7 @@ class PhaseFigures(Record):
 
 
 class Generation(Record):
-    """One launch of the workers. Times in seconds since 1970 by slurmctld's clock; None: never, or not known."""
+    """One launch of the workers. Times are seconds since 1970 by slurmctld's clock; None: not, or not known."""
 
     number: int
     run: int

@@ -89,8 +89,8 @@ def _ettr(report: JobReport) -> dict[str, object]:
     return {
         "id": "ettr",
         "title": "ETTR",
-        "about": "The share of time in which steps were done for the first time: since the job's first start, "
-        "and in the hour before.",
+        "about": "The share of time in which steps were done for the first time: since the job's first "
+        "start, and in the hour before.",
         "says": says,
         "columns": ("time", "since the start", "last hour"),
         "rows": [

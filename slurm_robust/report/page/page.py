@@ -24,7 +24,7 @@ from slurm_robust.model.startup import START_PHASES
 from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.job_report import Generation, IncidentEntry, JobReport, PhaseFigures
 from slurm_robust.report.job_text import facts, headline
-from slurm_robust.report.nodelines import Doing, NodeLine
+from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.page.charts import chart_data, chart_views
 from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line
 from slurm_robust.version import __version__

@@ -46,8 +46,8 @@ def hostile() -> JobReport:
     started = journal.events[0]
     assert isinstance(started, ev.RunStarted)
     journal.events[0] = ev.RunStarted(
-        t=started.t, epoch=1, run_id="r", job_id=7, kind="script", command=(EVIL,), cwd="/", slots=2, spares=1,
-        nproc_per_node=8, version=EVIL, cluster=EVIL,
+        t=started.t, epoch=1, run_id="r", job_id=7, kind="script", command=(EVIL,), cwd="/", slots=2,
+        spares=1, nproc_per_node=8, version=EVIL, cluster=EVIL,
     )  # fmt: skip
     exit = WorkerExit(rank=0, signal=9, tail=(EVIL, "x" * 1_000_000))
     journal.opened(162, 2, 2).add(
