@@ -55,8 +55,8 @@ def parse(
                 raise JournalDamaged(
                     f"{name}, line {number}: {error}",
                     fix=f"line {number} was changed, or written by another version of slurm_robust, or "
-                    "storage lost data; nothing was touched. Go on with the version that wrote it, restore the "
-                    "journal from a copy, or move the job directory aside to start the job over",
+                    "storage lost data; nothing was touched. Go on with the version that wrote it, restore "
+                    "the journal from a copy, or move the job directory aside to start the job over",
                 ) from error
         offset += len(line)
         if isinstance(event, ev.ControllerStarted) and event.epoch > newest:

@@ -58,7 +58,7 @@ class PhaseFigures(Record):
 
 
 class Generation(Record):
-    """One launch of the workers. Times are seconds since 1970 by slurmctld's clock; None: not, or not known."""
+    """One launch of the workers. Times are seconds since 1970 by slurmctld's clock, None if not known."""
 
     number: int
     run: int

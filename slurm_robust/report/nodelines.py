@@ -71,8 +71,8 @@ def node_lines(
             blamed[node].append(cost.number)
     alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for node in dict.fromkeys((*sweep.pieces, *blamed, *sweep.evicted)):
-        facts = (sweep.evicted.get(node, ""), sweep.given_back.get(node, ""))
-        alike[tuple(sweep.pieces.get(node, ())), tuple(blamed.get(node, ())), *facts].append(node)
+        what = tuple(sweep.pieces.get(node, ())), tuple(blamed.get(node, ()))
+        alike[(*what, sweep.evicted.get(node, ""), sweep.given_back.get(node, ""))].append(node)
     lines = [_line(nodes, sweep, blamed, by_node) for nodes in alike.values()]
     return tuple(sorted(lines, key=lambda line: (not line.incidents, not line.evicted, -line.count)))
 
