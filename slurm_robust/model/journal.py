@@ -38,8 +38,27 @@ def parse(
     ``unread``: events of another release, which this one cannot read, are counted there by name, and a note
     stands in the place of each. Only for who reads; who goes on with a job must know all that happened.
     """
+    offset = data.rfind(b"\n") + 1
+    try:
+        whole = ev.decode_events(data[:offset])
+    except msgspec.DecodeError:  # line by line, then
+        whole, offset = _by_line(data, name, unread)
     events: list[ev.AnyEvent] = []
-    offset = newest = 0
+    newest = 0
+    for event in whole:
+        if isinstance(event, ev.ControllerStarted) and event.epoch > newest:
+            newest = event.epoch
+            if event.known >= 0:
+                events[event.known :] = [e for e in events[event.known :] if e.epoch in (0, newest)]
+        if not 0 < event.epoch < newest:
+            events.append(event)
+    return events, offset
+
+
+def _by_line(data: bytes, name: str, unread: Counter[str] | None) -> tuple[list[ev.AnyEvent], int]:
+    """The event of each line up to a torn last one, and where that begins. Raises :class:`JournalDamaged`."""
+    events: list[ev.AnyEvent] = []
+    offset = 0
     lines = data.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         event: ev.AnyEvent | None
@@ -58,13 +77,8 @@ def parse(
                     "storage lost data; nothing was touched. Go on with the version that wrote it, restore "
                     "the journal from a copy, or move the job directory aside to start the job over",
                 ) from error
+        events.append(event)
         offset += len(line)
-        if isinstance(event, ev.ControllerStarted) and event.epoch > newest:
-            newest = event.epoch
-            if event.known >= 0:
-                events[event.known :] = [e for e in events[event.known :] if e.epoch in (0, newest)]
-        if not 0 < event.epoch < newest:
-            events.append(event)
     return events, offset
 
 

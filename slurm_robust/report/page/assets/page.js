@@ -160,7 +160,7 @@
       make: () => ({
         data: [wide(data.ettr.t), gap(data.ettr.since_start), gap(data.ettr.last_hour)],
         series: [{}, curve("first", "since the start"), curve("second", "last hour")],
-        scale: { range: (_, least) => [Math.max(0, Math.floor(20 * least - 0.5) / 20), 1] },
+        scale: { range: (_, least) => [Math.max(0, Math.floor(20 * (least ?? 0) - 0.5) / 20), 1] },
         axes: axes((_, splits) => splits.map((v) => `${figure(100 * v)}%`)),
       }),
       says: (place) =>
