@@ -102,7 +102,7 @@ def test_no_text_of_a_job_is_more_than_text() -> None:
     assert len(found.of("script")) == 4
     assert found.of("img") == []
     assert not [name for _, attributes in found.found for name in attributes if name.startswith("on")]
-    assert "49" not in "".join(text for text in found.texts if "7*7" in text).replace("7*7", "")
+    assert "{{ 7*7 }}" in "".join(found.texts)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)
     assert "alert(1)" in "".join(found.texts)
     assert len(page) < 300_000  # a line of a megabyte is cut

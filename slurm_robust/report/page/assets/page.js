@@ -270,7 +270,7 @@
   function incident(number) {
     const one = data.incidents.find((each) => each.number === number);
     if (!one) return;
-    const around = Math.max(60, 1.5 * (one.end - one.begin));
+    const around = Math.max(10, 0.75 * (one.end - one.begin));
     show(one.begin - around, one.end + around);
     spoken.textContent = `Incident ${one.number}, ${clock(one.begin)}: ${one.text}`;
   }
