@@ -36,7 +36,7 @@ def chart_data(report: JobReport) -> dict[str, object]:
         left -= len(pieces)
         rows.append(
             {
-                "name": one_line(line.nodes, NAME),
+                "name": one_line(line.nodes, NAME) if line.count == 1 else f"{line.count} nodes",
                 "title": one_line(line.nodes, 80) + (f" ({line.count} nodes)" if line.count > 1 else ""),
                 "pieces": [[piece.begin, piece.end, _DOING[piece.doing]] for piece in pieces],
             }
