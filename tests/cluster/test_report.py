@@ -20,8 +20,9 @@ from tests.cluster.protected_job import USER, ProtectedJob
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LOOK_S = 0.02
-STEPS = 150
-OPTIONS = f"--spares 1 --set detect.hang_floor_s=5 tiny.py --out OUT --steps {STEPS} --step-s 0.25"
+STEPS = 600
+OPTIONS = f"--spares 1 --set detect.hang_floor_s=5 tiny.py --out OUT --steps {STEPS} --step-s 0.06"
+OPTIONS += " --every 20"  # an observer cannot tell a step from the checkpoint after it
 
 
 class Observer(threading.Thread):
@@ -97,13 +98,13 @@ def test_the_ettr_of_a_job_with_five_faults_and_a_requeue_is_what_an_observer_co
     job = ProtectedJob(cluster, OPTIONS, nodes=3)
     with observed(job) as observer:
         for number, rank in enumerate((0, 1, 1), 1):
-            job.wait_step(20 * number)
+            job.wait_step(90 * number)
             cluster.fault.kill_rank(job.id, rank)
             job.wait_recovered(number)
-        job.wait_step(80)
+        job.wait_step(360)
         cluster.fault.stop_rank(job.id, 1)
         job.wait_recovered(4)
-        job.wait_step(100)
+        job.wait_step(450)
         dead = job.state.slots[1]
         cluster.fault.power_cut(dead)
         job.wait(lambda: job.state.restart_count == 1, 120, "the next run of the job")
