@@ -70,6 +70,14 @@ WORKS = (
         "the repository of slurm_robust",
     ),
     Work(
+        ("slurm_robust/report/page/assets/uplot/*",),
+        "MIT",
+        ("2022 Leon Sorokin",),
+        ("../../slurm_robust/report/page/assets/uplot/LICENSE",),
+        "https://github.com/leeoniya/uPlot",
+        "uPlot 1.6.32, as it was released; it draws the charts of 'srobust report --html'.",
+    ),
+    Work(
         ("ClusterShell/*", "clustershell-*.dist-info/*"),
         "LGPL-2.1-or-later",
         (

@@ -25,6 +25,7 @@ def register(commands: Commands) -> None:
     """Add the commands."""
     _register_status(commands)
     _register_top(commands)
+    _register_report(commands)
     _register_logs(commands)
     _register_incidents(commands)
     _register_stacks(commands)
@@ -100,6 +101,43 @@ def _top(args: argparse.Namespace) -> int:
     from slurm_robust.report.top import command
 
     return command.main(args.jobs, json=args.json, job_dir=args.job_dir)
+
+
+# -- report ----------------------------------------------------------------------------------------
+
+
+def _register_report(commands: Commands) -> None:
+    text = "report on a whole job: its ETTR, where its time went, incidents, nodes and starts"
+    parser = add_command(
+        commands,
+        "report",
+        _report,
+        text,
+        more="Of a running or ended job, also from a copy of its folder on a machine without Slurm.",
+        of_job=True,
+        json=True,
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="write one HTML page with timeline, curves and evidence"
+    )
+    parser.add_argument("--csv", action="store_true", help="print one table as CSV")
+    parser.add_argument(
+        "--table",
+        choices=("incidents", "classes", "nodes", "steps"),
+        help="with --csv: which table (default: incidents)",
+    )
+
+
+def _report(args: argparse.Namespace) -> int:
+    if args.table is not None and not args.csv:
+        raise UsageError("--table needs --csv", fix="add --csv")
+    if args.json and args.csv:
+        raise UsageError("--json and --csv both print", fix="give one of them")
+    from slurm_robust.report import job_main, job_text
+
+    table = job_text.Table(args.table or job_text.Table.INCIDENTS.value) if args.csv else None
+    wanted = job_main.Wanted(html=args.html, json=args.json, csv=table)
+    return job_main.main(args.job, wanted, job_dir=args.job_dir)
 
 
 # -- logs ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from slurm_robust.ledger.account import LEAST_MERGED_MS, PRODUCTIVE, Account, Kind, Span
+from slurm_robust.ledger.accounting import AccountedRun, ends_of
 from slurm_robust.ledger.baseline import Baseline
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.clock import corrected, ordered
@@ -41,17 +42,7 @@ _START_ORDER = (
     startup.FIRST_STEP,
 )
 _NEVER = -1
-
-
-class AccountedRun(Record):
-    """One run of the Slurm job by Slurm's own account (sacct), in seconds since 1970; None: not known."""
-
-    run: int
-    """From 0, as SLURM_RESTART_COUNT was in it."""
-    submitted: float | None = None
-    eligible: float | None = None
-    started: float | None = None
-    ended: float | None = None
+_STEPS = (ev.ProgressMade, ev.FirstStep)
 
 
 class Ledger(Record):
@@ -80,18 +71,28 @@ class Ledger(Record):
         return first.end_ms if first is not None and first.parts[0].time is TimeClass.QUEUED else 0
 
 
+def times_of(events: Sequence[ev.AnyEvent], runs: Sequence[AccountedRun] = ()) -> list[float]:
+    """When each event was, in seconds since 1970, by one clock: :mod:`slurm_robust.ledger.clock`."""
+    return ordered(events, corrected(events), ends_of(runs))
+
+
 def ledger(
-    events: Sequence[ev.AnyEvent], now: float, runs: Sequence[AccountedRun] = (), ended: bool = False
+    events: Sequence[ev.AnyEvent],
+    now: float,
+    runs: Sequence[AccountedRun] = (),
+    ended: bool = False,
+    times: Sequence[float] | None = None,
 ) -> Ledger:
     """The ledger of a journal until the job's end, or until ``now`` while it goes on.
 
     ``now``: seconds since 1970, by a clock that agrees with slurmctld's.
     ``runs``: Slurm's account, for what the journal does not have. ``ended``: Slurm says that the job is over.
+    ``times``: what :func:`times_of` says, for who has asked it already.
     """
     accounted = {run.run: run for run in runs}
     if not events:
         return Ledger(job_id=0, begin=now, spans=(), repeated=0, ended=ended)
-    times = ordered(events, corrected(events), {r.run: r.ended for r in runs if r.ended is not None})
+    times = times_of(events, runs) if times is None else times
     begin = _begin(events, times, accounted)
     # A curve over the job's life has some thousand points, however long it is.
     merged_ms = max(LEAST_MERGED_MS, round((max(times) - begin) * 1000 / MOST_POINTS))
@@ -442,7 +443,7 @@ def _paces(events: Sequence[ev.AnyEvent]) -> dict[int, float]:
     first: dict[int, tuple[float, int]] = {}
     found: dict[int, float] = {}
     for event in events:
-        if not isinstance(event, ev.FirstStep | ev.ProgressMade) or event.generation in found:
+        if not isinstance(event, _STEPS) or event.generation in found:
             continue
         t, step = first.setdefault(event.generation, (event.t, event.step))
         if event.step > step and event.t > t:
@@ -455,6 +456,8 @@ def _sealed(events: Sequence[ev.AnyEvent]) -> dict[int, int]:
     """The newest step of each generation of which there is proof other than a controller's word."""
     found: dict[int, int] = {}
     for event in events:
+        if isinstance(event, _STEPS):  # most of a long journal
+            continue
         if isinstance(event, ev.GenerationEnded | ev.GenerationSealed):
             found[event.generation] = max(found.get(event.generation, _NEVER), event.sealed_step)
         elif isinstance(event, ev.GenerationLaunched) and event.restore is not None:

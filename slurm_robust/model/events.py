@@ -16,7 +16,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory
-from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.record import UNREADABLE, Record, decoded
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.startup import PhaseTimes
 
@@ -500,6 +500,17 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 def encode_event(event: AnyEvent) -> bytes:
     """One event as one line of JSON, without the newline."""
     return msgspec.json.encode(event)
+
+
+def decode_events(lines: bytes) -> list[AnyEvent]:
+    """The events of whole lines. Raises ``msgspec.DecodeError`` if one of them is anything else."""
+    try:
+        found = _decoder.decode_lines(lines)
+    except UNREADABLE as reason:
+        raise msgspec.DecodeError(str(reason)) from reason
+    if len(found) != lines.count(b"\n"):
+        raise msgspec.DecodeError("lines that hold no event, or several")
+    return found
 
 
 def decode_event(line: bytes) -> AnyEvent:

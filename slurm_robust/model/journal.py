@@ -6,7 +6,8 @@ A crash can tear only the last line, which is then left out. Damage anywhere els
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import msgspec
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState, apply
 
 _SECOND_S = 1.0  # Slurm's own resolution
-_LINES = 1000  # between two reports of how far a journal is read
+_PIECE = 1 << 20  # bytes that are decoded at once, between two reports of how far a journal is read
 
 
 class JournalDamaged(SrobustError):
@@ -27,37 +29,45 @@ class JournalDamaged(SrobustError):
 
 
 def parse(
-    data: bytes, name: str = "journal", advance: Callable[[int], None] | None = None
+    data: bytes,
+    name: str = "journal",
+    advance: Callable[[int], None] | None = None,
+    unread: Counter[str] | None = None,
 ) -> tuple[list[ev.AnyEvent], int]:
     """Events of a journal and the offset up to which it is whole.
 
     What follows that offset is a torn last line. What a controller wrote after another one had taken over is
     left out. ``advance`` is told now and then how many more bytes are read. Raises :class:`JournalDamaged`
     for any other line that cannot be read, with its number.
+
+    ``unread``: events of another release, which this one cannot read, are counted there by name, and a note
+    stands in the place of each. Only for who reads; who goes on with a job must know all that happened.
     """
     found = Events()
-    offset = told = 0
-    lines = data.splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
+    offset = number = 0
+    for piece, is_last in _pieces(data):
         try:
-            if not line.endswith(b"\n"):
+            if not piece.endswith(b"\n"):
                 raise msgspec.DecodeError("no end of line")
-            event = ev.decode_event(line)
-        except msgspec.DecodeError as error:
-            if number == len(lines):
-                break
-            raise JournalDamaged(
-                f"{name}, line {number}: {error}",
-                fix=f"line {number} was changed, or written by another version of slurm_robust, or storage "
-                "lost data; nothing was touched. Go on with the version that wrote it, restore the journal "
-                "from a copy, or move the job directory aside to start the job over",
-            ) from error
-        offset += len(line)
-        found.add(event)
-        if advance is not None and number % _LINES == 0:
-            advance(offset - told)
-            told = offset
+            events, whole = ev.decode_events(piece), len(piece)
+        except msgspec.DecodeError:  # line by line, then
+            events, whole = _by_line(piece, name, unread, number, is_last=is_last)
+        for event in events:
+            found.add(event)
+        number += len(events)
+        offset += whole
+        if advance is not None:
+            advance(whole)
     return found.events, offset
+
+
+def _pieces(data: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Yield ``data`` in pieces of many lines each, and whether it is the last one."""
+    begin = 0
+    while begin < len(data):
+        end = data.find(b"\n", begin + _PIECE) + 1 or len(data)
+        yield data[begin:end], end == len(data)
+        begin = end
 
 
 class Events:
@@ -84,17 +94,72 @@ class Events:
         return counts
 
 
+def _by_line(
+    data: bytes, name: str, unread: Counter[str] | None, before: int, *, is_last: bool
+) -> tuple[list[ev.AnyEvent], int]:
+    """The event of each line up to a torn last one of the file, and where that begins.
+
+    ``before``: lines ahead of these. Raises :class:`JournalDamaged`.
+    """
+    events: list[ev.AnyEvent] = []
+    offset = 0
+    lines = data.splitlines(keepends=True)
+    for number, line in enumerate(lines, before + 1):
+        event: ev.AnyEvent | None
+        try:
+            if not line.endswith(b"\n"):
+                raise msgspec.DecodeError("no end of line")
+            event = ev.decode_event(line)
+        except msgspec.DecodeError as error:
+            event = _unread_note(line, unread) if unread is not None else None
+            if event is None and is_last and number == before + len(lines):
+                break
+            if event is None:
+                raise JournalDamaged(
+                    f"{name}, line {number}: {error}",
+                    fix=f"line {number} was changed, or written by another version of slurm_robust, or "
+                    "storage lost data; nothing was touched. Go on with the version that wrote it, restore "
+                    "the journal from a copy, or move the job directory aside to start the job over",
+                ) from error
+        events.append(event)
+        offset += len(line)
+    return events, offset
+
+
+class _Foreign(Record):
+    """What events of every release have."""
+
+    event: str
+    t: float
+    epoch: int = 0
+
+
+_foreign = msgspec.json.Decoder(_Foreign)
+
+
+def _unread_note(line: bytes, unread: Counter[str]) -> ev.Noted | None:
+    """What stands for a whole line of an event that this release does not know; None for anything else."""
+    try:
+        found = decoded(_foreign, line, msgspec.DecodeError) if line.endswith(b"\n") else None
+    except msgspec.DecodeError:
+        return None
+    if found is None:
+        return None
+    unread[found.event] += 1
+    return ev.Noted(t=found.t, epoch=found.epoch, text=f"an event of another release: {found.event}")
+
+
 def fold(events: Iterable[ev.AnyEvent]) -> JobState:
     """The state after ``events``."""
     return reduce(lambda state, event: apply(event, state), events, JobState())
 
 
-def read(path: Path) -> list[ev.AnyEvent]:
+def read(path: Path, unread: Counter[str] | None = None) -> list[ev.AnyEvent]:
     """All whole events of a journal that another process may be writing; ``[]`` without a journal.
 
-    Raises :class:`JournalDamaged`, ``OSError``.
+    ``unread``: as of :func:`parse`. Raises :class:`JournalDamaged`, ``OSError``.
     """
-    return parse(read_bytes(path), str(path))[0]
+    return parse(read_bytes(path), str(path), unread=unread)[0]
 
 
 def read_bytes(path: Path) -> bytes:

@@ -77,7 +77,7 @@ def _folder(path: Path) -> JobDirectory:
         if _has_journal(path):
             return JobDirectory(path)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     raise _nothing(str(path), str(path))
 
 
@@ -91,7 +91,7 @@ def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoS
     except (FileNotFoundError, NotADirectoryError):
         return None, None
     except OSError as error:
-        return None, _unreadable(root / name, error)
+        return None, unreadable(root / name, error)
     return (JobDirectory(found) if found is not None else None), None
 
 
@@ -173,10 +173,11 @@ def load_events(directory: JobDirectory, *, quiet: bool = False) -> list[AnyEven
         with Bar("reading the journal", len(data), BYTES, quiet=quiet) as bar:
             return parse(data, str(directory.journal), bar.advance)[0]
     except PermissionError as error:
-        raise _unreadable(directory.path, error) from error
+        raise unreadable(directory.path, error) from error
 
 
-def _unreadable(folder: Path, error: OSError) -> NoSuchJob:
+def unreadable(folder: Path, error: OSError) -> NoSuchJob:
+    """The error for a job's folder that storage does not let this user read."""
     if not isinstance(error, PermissionError):
         return NoSuchJob(f"{folder} cannot be read: {error.strerror}")
     return NoSuchJob(

@@ -88,23 +88,25 @@ def _nodes(names: Sequence[str]) -> str:
 
 def incident_rows(events: Sequence[ev.AnyEvent]) -> tuple[IncidentRow, ...]:
     """A row for each incident of a journal, in order."""
-    return tuple(
-        IncidentRow(
-            number=report.number,
-            t=report.t,
-            status=report.status,
-            symptom=report.symptom,
-            signs=report.signs,
-            blamed=blamed(report),
-            suspects=report.suspects,
-            done=done(report),
-            outcome=outcome(report),
-            detect_s=report.detect_s,
-            localise_s=report.localise_s,
-            recover_s=report.recover_s,
-            steps_repeated=report.steps_repeated,
-        )
-        for report in incident_reports(events)
+    return tuple(map(incident_row, incident_reports(events)))
+
+
+def incident_row(report: IncidentReport) -> IncidentRow:
+    """The row of one incident."""
+    return IncidentRow(
+        number=report.number,
+        t=report.t,
+        status=report.status,
+        symptom=report.symptom,
+        signs=report.signs,
+        blamed=blamed(report),
+        suspects=report.suspects,
+        done=done(report),
+        outcome=outcome(report),
+        detect_s=report.detect_s,
+        localise_s=report.localise_s,
+        recover_s=report.recover_s,
+        steps_repeated=report.steps_repeated,
     )
 
 

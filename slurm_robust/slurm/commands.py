@@ -28,7 +28,7 @@ NODE_COLUMNS = (
     ("Reason", 1024),
 )
 EVENT_FIELDS = ("NodeName", "Start", "End", "State", "User", "Reason")
-ACCOUNTING_FIELDS = ("JobIDRaw", "State", "ExitCode", "Start", "End", "NodeList")
+ACCOUNTING_FIELDS = ("JobIDRaw", "State", "ExitCode", "Submit", "Eligible", "Start", "End", "NodeList")
 
 
 def data_parser(version: SlurmVersion) -> str:

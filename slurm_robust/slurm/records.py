@@ -296,6 +296,10 @@ class AccountingRow(Record):
     exit_code: int
     signal: int
     nodes: tuple[str, ...] = ()
+    submit_time: float | None = None
+    """When this run was queued: by its user, or by its requeue."""
+    eligible_time: float | None = None
+    """When it could first have started: after the begin time that a requeue sets."""
     start_time: float | None = None
     end_time: float | None = None
 

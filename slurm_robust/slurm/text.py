@@ -360,6 +360,8 @@ def parse_accounting(text: str) -> tuple[AccountingRow, ...]:
                 exit_code=int(code or 0),
                 signal=int(signal or 0),
                 nodes=parse_names(fields["NodeList"]),
+                submit_time=parse_time(fields.get("Submit", "")),
+                eligible_time=parse_time(fields.get("Eligible", "")),
                 start_time=parse_time(fields["Start"]),
                 end_time=parse_time(fields["End"]),
             )

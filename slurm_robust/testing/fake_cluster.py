@@ -398,6 +398,8 @@ class FakeCluster:
                 exit_code=0,
                 signal=0,
                 nodes=job.nodes,
+                submit_time=job.submit_time,
+                eligible_time=job.eligible_time,
                 start_time=job.start_time,
                 end_time=self.clock.time(),
             )

@@ -165,6 +165,8 @@ class SlurmContract:
             world.wait(lambda: bool(self._ended_runs(world, job.job_id)), "slurmdbd has the end of the run")
             (row,) = self._ended_runs(world, job.job_id)
             assert (row.run, row.nodes) == (0, job.nodes)
+            assert row.submit_time == job.submit_time
+            assert row.eligible_time is not None
 
     def _ended_runs(self, world: World, job_id: int) -> list[AccountingRow]:
         rows = world.client.accounting(job_id)

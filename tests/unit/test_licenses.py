@@ -48,9 +48,10 @@ def lib(tmp_path: Path) -> Path:
     for name, text in {
         "python": "",
         "slurm_robust/__init__.py": "",
+        "slurm_robust/report/page/assets/uplot/LICENSE": "",
         "slurm_robust-0.dist-info/METADATA": str(ours.metadata),
     }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     for one in others:
         for file in one.files or ():

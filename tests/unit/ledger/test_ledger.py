@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from slurm_robust.ledger.accounting import AccountedRun
 from slurm_robust.ledger.classes import TimeClass
-from slurm_robust.ledger.ledger import AccountedRun, Ledger, ledger
+from slurm_robust.ledger.ledger import Ledger, ledger
 from slurm_robust.ledger.summary import summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Diagnose, Evict, Requeue, Restart, Symptom

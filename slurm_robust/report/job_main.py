@@ -1,0 +1,234 @@
+"""``srobust report JOB``: gathers what is known of a job and shows it as text, JSON, CSV or a page."""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from slurm_robust.ledger.accounting import AccountedRun, accounted
+from slurm_robust.ledger.ledger import times_of
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import read
+from slurm_robust.model.record import Record
+from slurm_robust.report.bundle import folder_of
+from slurm_robust.report.console import show
+from slurm_robust.report.curves import progress
+from slurm_robust.report.find import NoSuchJob, find, unreadable
+from slurm_robust.report.job_report import Evidence, SlurmFacts, job_report
+from slurm_robust.report.job_text import Table, csv_text, render
+from slurm_robust.report.page.page import page_of
+from slurm_robust.report.slurmview import SlurmView, make_slurm, view_of
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.clock import clock_offset
+from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.util.files import write_atomically
+from slurm_robust.util.ours import open_plain
+from slurm_robust.util.text import clean_log, count, some_of
+
+MOST_HEAD = 6 * 1024
+"""Bytes of one text of an incident's folder that the report holds; the folder has the whole text."""
+
+MOST_FILES = 200
+"""Names of files of one incident."""
+
+MOST_EVIDENCE = 2 * 1024 * 1024
+"""Bytes of such texts of all incidents together; the newest incidents come first."""
+
+HEADS = ("alerts.txt", "stacks.txt")
+
+
+class CannotWrite(SrobustError):
+    """The page cannot be written; what was there before is untouched."""
+
+    exit_code = ExitCode.JOB_DIR
+
+
+class Wanted(Record):
+    """What was asked for."""
+
+    html: Path | None = None
+    json: bool = False
+    csv: Table | None = None
+
+
+def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
+    """Print or write the report. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`CannotWrite`."""
+    slurm = make_slurm()
+    directory = find(name, job_dir, slurm)
+    with _without_collections():
+        events, notes = load(directory)
+        known = ask(slurm, events)
+        report = job_report(events, time.time(), known, gather(directory, events), notes)
+        if wanted.csv == Table.STEPS:  # the report itself has some of them
+            report = replace(report, progress=progress(events, times_of(events, known.runs), None))
+        if wanted.csv is not None:
+            print(csv_text(report, wanted.csv), end="")
+    if wanted.html is not None:
+        size = write_page(wanted.html, page_of(report))
+        if not wanted.json and wanted.csv is None:
+            print(f"wrote {wanted.html} ({size / 1e6:.1f} MB): open it in a browser, or send it as one file")
+    if wanted.json or (wanted.csv is None and wanted.html is None):
+        show(report, render, json=wanted.json)
+    return 0
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """A million events are made here and none is garbage: looking for cycles among them takes seconds."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def load(directory: JobDirectory) -> tuple[list[ev.AnyEvent], list[str]]:
+    """The journal's events, and notes on what of it could not be read.
+
+    Raises :class:`NoSuchJob` when it cannot be read or has no event, ``JournalDamaged``.
+    """
+    unread: Counter[str] = Counter()
+    try:
+        events = read(directory.journal, unread)
+    except OSError as error:
+        raise unreadable(directory.path, error) from error
+    if not events:
+        raise NoSuchJob(
+            f"{directory.journal} has no whole event: the job has just begun, its folder was removed "
+            "meanwhile, or the file is of another program",
+            fix="try again, or give another folder",
+        )
+    if not unread:
+        return events, []
+    kinds = [f"{name} ({number})" for name, number in unread.most_common()]
+    return events, [
+        f"the journal has {count(unread.total(), 'event')} that this release of slurm_robust cannot read and "
+        f"leaves out: {some_of(kinds)}. For the whole report use the release that ran the job"
+    ]
+
+
+def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
+    """What slurmctld and slurmdbd say of the journal's job. Never raises."""
+    view = view_of(events, slurm)
+    runs: tuple[AccountedRun, ...] = ()
+    notes = []
+    try:
+        found = accounted(slurm.accounting(_job_id(events)), events)
+    except SlurmError as error:
+        if view.job is not None or view.away:
+            notes.append(f"no answer from sacct ({error}): queues and requeues are as the journal has them")
+    else:
+        runs = found.runs
+        if found.another_job and view.job is None:
+            view = SlurmView()
+        if found.lost:
+            notes.append(
+                f"sacct has lost {count(found.lost, 'run')}: their queues are as the journal has them"
+            )
+    if view.job is None and view.row is None and not view.away:
+        why = f"Slurm {view.silent}" if view.silent else "Slurm does not know the job"
+        notes.append(f"{why}: the report goes as far as the journal does")
+        return SlurmFacts(runs=runs, notes=tuple(notes))
+    now = None if view.is_over else time.time() - (_ahead(slurm) or 0.0)
+    return SlurmFacts(
+        state="" if view.silent else view.describe(),
+        now=now,
+        runs=runs,
+        ended=view.is_over,
+        notes=tuple(notes),
+    )
+
+
+def _ahead(slurm: SlurmClient) -> float | None:
+    try:
+        return clock_offset(slurm)
+    except SlurmError:
+        return None
+
+
+def _job_id(events: Sequence[ev.AnyEvent]) -> int:
+    return next((event.job_id for event in events if isinstance(event, ev.RunStarted)), 0)
+
+
+# -- evidence --------------------------------------------------------------------------------------
+
+
+def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent]) -> dict[int, Evidence]:
+    """What the folders of the incidents hold, as far as they can be read."""
+    numbers = sorted((e.incident for e in events if isinstance(e, ev.IncidentOpened)), reverse=True)
+    found, left = {}, MOST_EVIDENCE
+    for number in numbers:
+        folder = folder_of(directory, number)
+        files = dict(_files(folder))
+        heads = {}
+        for name in HEADS:
+            head = _head(folder / name, min(left, MOST_HEAD)) if name in files else ""
+            if head:
+                heads[name] = head
+                left -= len(head)
+        if files:
+            found[number] = Evidence(folder=str(folder), files=files, heads=heads)
+    return found
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Plain files and their bytes; links are not followed."""
+    found = 0
+    for path, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            if name.startswith("."):
+                continue
+            place = Path(path, name)
+            try:
+                about = place.lstat()
+            except OSError:
+                continue  # removed meanwhile
+            if stat.S_ISREG(about.st_mode):
+                yield str(place.relative_to(folder)), about.st_size
+                found += 1
+            if found == MOST_FILES:
+                return
+
+
+def _head(path: Path, most: int) -> str:
+    """The first whole lines of a text, cleaned; "" where it cannot be read."""
+    try:
+        with open(open_plain(path, os.O_NOFOLLOW), "rb") as file:
+            data = file.read(most + 1)
+    except OSError:
+        return ""
+    text = clean_log(data[:most].decode(errors="replace"))
+    if len(data) <= most:
+        return text
+    return (text.rpartition("\n")[0] or text) + f"\n… {path.name} has more"
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def write_page(path: Path, page: str) -> int:
+    """Write the page whole or not at all; its bytes. Raises :class:`CannotWrite`."""
+    data = page.encode(errors="replace")
+    try:
+        if path.is_dir():
+            path /= "report.html"
+        write_atomically(path, data, durable=False)
+    except OSError as error:
+        raise CannotWrite(
+            f"{path} cannot be written: {error.strerror}; nothing was left there",
+            fix=f"free {len(data) / 1e6:.1f} MB, or give --html a file in a folder with room that is yours",
+        ) from error
+    return len(data)

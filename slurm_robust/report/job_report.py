@@ -1,0 +1,325 @@
+"""The report on a whole job: one record, made of its journal and of what Slurm says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from slurm_robust.ledger.accounting import AccountedRun
+from slurm_robust.ledger.classes import TimeClass
+from slurm_robust.ledger.ledger import Ledger, ledger, times_of
+from slurm_robust.ledger.summary import IncidentCost, Summary, summarise
+from slurm_robust.model import events as ev
+from slurm_robust.model.record import Record
+from slurm_robust.report import incident_text
+from slurm_robust.report.curves import EttrCurve, Progress, ettr_points, progress
+from slurm_robust.report.incident_text import IncidentRow, ResultRow, TimelineEntry, restored_text
+from slurm_robust.report.incidents import IncidentReport, incident_reports
+from slurm_robust.report.nodelines import NodeLine, node_lines
+from slurm_robust.report.status import phase_of
+from slurm_robust.util.text import one_line
+
+MOST_NOTES = 100
+"""Notes of the journal, the newest; the journal has all."""
+
+REQUEUE, RUN, UPDATE, TAKEOVER = "requeue", "run", "update", "takeover"
+
+
+class SlurmFacts(Record):
+    """What Slurm says of the job; by default nothing."""
+
+    state: str = ""
+    """For a person, "" where Slurm does not know the job."""
+    now: float | None = None
+    """The time by slurmctld's clock, of a job that may go on; None: the report ends with the journal."""
+    runs: tuple[AccountedRun, ...] = ()
+    ended: bool = False
+    notes: tuple[str, ...] = ()
+    """What Slurm did not say, and what that means for the report."""
+
+
+class Evidence(Record):
+    """What the folder of an incident holds."""
+
+    folder: str
+    files: dict[str, int]
+    """Names with their bytes."""
+    heads: dict[str, str] = {}
+    """The first lines of texts, by name."""
+
+
+class PhaseFigures(Record):
+    """One start phase of one generation, in seconds."""
+
+    phase: str
+    median_s: float
+    slowest_s: float
+    slowest: str
+    """The node that took longest."""
+
+
+class Generation(Record):
+    """One launch of the workers. Times are seconds since 1970 by slurmctld's clock, None if not known."""
+
+    number: int
+    run: int
+    launched: float
+    first_step: float | None
+    ended: float | None
+    incident: int
+    """In which it was launched, 0 for none."""
+    slots: int
+    restored: str
+    """The checkpoint with which it began, "" for a fresh start."""
+    took_s: float | None
+    """From the order to launch until the first step of all ranks."""
+    phases: tuple[PhaseFigures, ...]
+
+
+class IncidentEntry(Record):
+    """One incident with its evidence."""
+
+    row: IncidentRow
+    cost: IncidentCost | None
+    begin: float
+    """The fault, in seconds since 1970 by slurmctld's clock."""
+    end: float
+    """The first new step, or the end of the report."""
+    facts: dict[str, str]
+    timeline: tuple[TimelineEntry, ...]
+    root: str
+    """The exit that explains the others, "" where no worker failed."""
+    lines: tuple[str, ...]
+    """The last ones that the worker of ``root`` wrote."""
+    tests: tuple[ResultRow, ...]
+    evidence: Evidence | None = None
+
+
+class Mark(Record):
+    """A moment that a chart shows."""
+
+    t: float
+    kind: str
+    """``requeue``, ``run``, ``update`` or ``takeover``."""
+    text: str
+
+
+class JobReport(Record):
+    """All that is known of a job: what ``srobust report --json`` prints.
+
+    Times are seconds since 1970 by slurmctld's clock, as far as the journal knows that.
+    """
+
+    job_id: int
+    command: tuple[str, ...]
+    cluster: str
+    slots: int
+    spares: int
+    ranks: int
+    version: str
+    """Of slurm_robust, with which the job began."""
+    made: float
+    """When this report was made."""
+    begin: float
+    started: float
+    """When Slurm first started the job."""
+    end: float
+    """Until when this report goes: the job's end, now, or the newest event."""
+    ended: bool
+    phase: str
+    reason: str
+    slurm: str
+    """Slurm's own state of the job, "" where it does not know the job."""
+    notes: tuple[str, ...]
+    """What this report lacks, and why."""
+    noted: tuple[TimelineEntry, ...]
+    """The newest notes of the journal."""
+    ledger: Summary
+    ettr: EttrCurve
+    progress: Progress
+    marks: tuple[Mark, ...]
+    generations: tuple[Generation, ...]
+    incidents: tuple[IncidentEntry, ...]
+    nodes: tuple[NodeLine, ...]
+
+
+def job_report(
+    events: Sequence[ev.AnyEvent],
+    made: float,
+    slurm: SlurmFacts,
+    evidence: Mapping[int, Evidence],
+    notes: Sequence[str] = (),
+) -> JobReport:
+    """The report by a journal that has an event; ``evidence`` by incident, ``notes`` on how it was read."""
+    times = times_of(events, slurm.runs)
+    now = slurm.now if slurm.now is not None else max(times)
+    books = ledger(events, now, slurm.runs, slurm.ended, times)
+    summary = summarise(books, events)
+    end = books.begin + books.wall_ms / 1000
+    few, when = _without_steps(events, times)
+    started = next((event for event in few if isinstance(event, ev.RunStarted)), None)
+    phase, reason = phase_of(few)
+    reports = incident_reports(few)
+    return JobReport(
+        job_id=books.job_id,
+        command=started.command if started is not None else (),
+        cluster=started.cluster if started is not None else "",
+        slots=started.slots if started is not None else 0,
+        spares=started.spares if started is not None else 0,
+        ranks=started.slots * started.nproc_per_node if started is not None else 0,
+        version=started.version if started is not None else "",
+        made=made,
+        begin=books.begin,
+        started=books.begin + books.started_ms / 1000,
+        end=end,
+        ended=books.ended,
+        phase=phase,
+        reason=one_line(reason),
+        slurm=one_line(slurm.state),
+        notes=(*notes, *slurm.notes, *_oddities(books, started)),
+        noted=tuple(_noted(few, when)),
+        ledger=summary,
+        ettr=ettr_points(books),
+        progress=progress(events, times),
+        marks=tuple(sorted((*_marks(few, when), *_updates(books)), key=lambda mark: mark.t)),
+        generations=tuple(_generations(few, when, reports)),
+        incidents=tuple(_entries(few, when, reports, end, summary, evidence)),
+        nodes=node_lines(few, when, end, summary.incidents, summary.by_node),
+    )
+
+
+def _without_steps(
+    events: Sequence[ev.AnyEvent], times: Sequence[float]
+) -> tuple[list[ev.AnyEvent], list[float]]:
+    """The journal without lines of progress that another one of the same generation follows at once.
+
+    Steps of a generation only grow, so whoever asks for the newest step finds the same.
+    """
+    few, when = [], []
+    after: ev.AnyEvent | None = None
+    for place in range(len(events) - 1, -1, -1):
+        event = events[place]
+        newer = (
+            isinstance(event, ev.ProgressMade)
+            and isinstance(after, ev.ProgressMade)
+            and after.generation == event.generation
+        )
+        if not newer:
+            few.append(event)
+            when.append(times[place])
+        after = event
+    few.reverse()
+    when.reverse()
+    return few, when
+
+
+def _oddities(books: Ledger, started: ev.RunStarted | None) -> Iterator[str]:
+    if started is None:
+        yield "the journal does not begin with the start of a job: it is a part of one, or of another program"
+    if books.repeated is None:
+        yield "the script does not number its steps, so steps that were done again count as new ones"
+
+
+def _noted(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[TimelineEntry]:
+    every = [(t, e) for t, e in zip(times, events, strict=True) if isinstance(e, ev.Noted)]
+    for t, event in every[-MOST_NOTES:]:
+        yield TimelineEntry(t=t, after_s=0.0, what=one_line(event.node), text=one_line(event.text))
+
+
+def _marks(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[Mark]:
+    for t, event in zip(times, events, strict=True):
+        match event:
+            case ev.RequeueStarted():
+                yield Mark(t=t, kind=REQUEUE, text=one_line(event.reason))
+            case ev.AllocationTaken() if event.restart_count > 0:
+                yield Mark(t=t, kind=RUN, text=f"run {event.restart_count} of the Slurm job")
+            case ev.ControllerStarted() if event.taken_from:
+                text = one_line(f"{event.host} took over from {event.taken_from}: {event.reason}")
+                yield Mark(t=t, kind=TAKEOVER, text=text)
+
+
+def _updates(books: Ledger) -> Iterator[Mark]:
+    """Where the script announced that it changes its own code or settings."""
+    last_ms = -1
+    for span in books.spans:
+        took = sum(part.ms for part in span.parts if part.time is TimeClass.UPDATING)
+        if took and span.begin_ms != last_ms:
+            t = books.begin + span.begin_ms / 1000
+            yield Mark(t=t, kind=UPDATE, text=f"the script announced an update ({took / 1000:.0f} s)")
+        if took:
+            last_ms = span.end_ms
+
+
+def _generations(
+    events: Sequence[ev.AnyEvent], times: Sequence[float], reports: Sequence[IncidentReport]
+) -> Iterator[Generation]:
+    incidents = {number: report.number for report in reports for number in report.generations[1:]}
+    measured = {e.generation: e for e in events if isinstance(e, ev.StartMeasured)}
+    first: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    launched: dict[int, tuple[float, int, ev.GenerationLaunched]] = {}
+    run = 0
+    for t, event in zip(times, events, strict=True):
+        match event:
+            case ev.AllocationTaken():
+                run = event.restart_count
+            case ev.GenerationLaunched():
+                launched[event.generation] = t, run, event
+            case ev.FirstStep():
+                first.setdefault(event.generation, t)
+            case ev.GenerationEnded():
+                ended[event.generation] = t
+    for number, (t, of_run, event) in launched.items():
+        start = measured.get(number)
+        yield Generation(
+            number=number,
+            run=of_run,
+            launched=t,
+            first_step=first.get(number),
+            ended=ended.get(number),
+            incident=incidents.get(number, 0),
+            slots=len(event.slots),
+            restored=restored_text(event),
+            took_s=start.took_s if start is not None else None,
+            phases=tuple(
+                PhaseFigures(
+                    phase=times.phase,
+                    median_s=times.median_s,
+                    slowest_s=max(times.nodes.values(), default=times.median_s),
+                    slowest=next(iter(times.nodes), ""),
+                )
+                for times in (start.phases if start is not None else ())
+            ),
+        )
+
+
+def _entries(
+    events: Sequence[ev.AnyEvent],
+    times: Sequence[float],
+    reports: Sequence[IncidentReport],
+    end: float,
+    summary: Summary,
+    evidence: Mapping[int, Evidence],
+) -> Iterator[IncidentEntry]:
+    costs = {cost.number: cost for cost in summary.incidents}
+    opened: dict[int, float] = {}
+    closed: dict[int, float] = {}
+    for t, event in zip(times, events, strict=True):
+        if isinstance(event, ev.IncidentOpened):
+            opened[event.incident] = t - event.detect_s
+        elif isinstance(event, ev.IncidentClosed):
+            closed[event.incident] = t
+    for report in reports:
+        root, lines = incident_text.deciding_lines(report)
+        begin = opened[report.number]
+        yield IncidentEntry(
+            row=incident_text.incident_row(report),
+            cost=costs.get(report.number),
+            begin=begin,
+            end=max(begin, closed.get(report.number, end)),
+            facts=dict(incident_text.facts(report)),
+            timeline=tuple(incident_text.timeline(report)),
+            root=root,
+            lines=tuple(one_line(line) for line in lines),
+            tests=tuple(incident_text.result_rows(r for tested in report.tests for r in tested.results)),
+            evidence=evidence.get(report.number),
+        )

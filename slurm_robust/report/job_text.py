@@ -1,0 +1,217 @@
+"""The report on a job for a terminal, and its tables as CSV. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from slurm_robust.ledger.classes import EFFECTIVE, NAMES
+from slurm_robust.ledger.summary import Lost
+from slurm_robust.report.console import facts_table, section
+from slurm_robust.report.job_report import JobReport
+from slurm_robust.report.nodelines import NodeLine
+from slurm_robust.report.status import incident_table
+from slurm_robust.util.hostlist import InvalidHostlist, expand
+from slurm_robust.util.text import count, date_and_time, duration, one_line
+
+MOST_INCIDENTS, MOST_NODES = 20, 10
+"""Rows on the screen; ``--html``, ``--json`` and ``--csv`` have all."""
+
+
+class Table(str, Enum):
+    """The tables that ``--csv`` prints."""
+
+    INCIDENTS = "incidents"
+    CLASSES = "classes"
+    NODES = "nodes"
+    STEPS = "steps"
+
+
+def headline(report: JobReport) -> list[tuple[str, str]]:
+    """The figures that matter most, by name."""
+    found = report.ledger
+    wall = duration((found.wall_ms - found.started_ms) / 1000)
+    steps = count(found.steps, "step")
+    steps += f", {found.repeated} repeated" if found.repeated else ""
+    return [
+        ("ETTR", f"{found.ettr:.2%} of {wall} since its first start"),
+        ("last hour", f"{found.ettr_window:.2%}"),
+        ("steps", steps),
+        ("incidents", str(len(found.incidents))),
+        ("MTTF", duration(found.mttf_s) if found.mttf_s is not None else "no incident yet"),
+        ("MTTR", duration(found.mttr_s) if found.mttr_s is not None else "no incident is over"),
+        ("lost", lost_text(found.lost)),
+    ]
+
+
+def facts(report: JobReport) -> list[tuple[str, str]]:
+    """What the job is, and how it stands."""
+    size = f"{count(report.slots, 'slot')}, {count(report.spares, 'spare')}, {count(report.ranks, 'rank')}"
+    until = f"{date_and_time(report.begin)} to {date_and_time(report.end)}"
+    state = report.phase + (f": {report.reason}" if report.reason else "")
+    every = [
+        ("job", f"{report.job_id}  {' '.join(report.command)}".rstrip()),
+        ("cluster", report.cluster),
+        ("size", size),
+        ("state", state),
+        ("Slurm", report.slurm),
+        ("period", f"{until} ({'ended' if report.ended else 'so far'})"),
+    ]
+    return [(name, one_line(value)) for name, value in every if value]
+
+
+def lost_text(lost: Lost) -> str:
+    """``3 h 20 min (6.7 node hours, 53 GPU hours)``."""
+    text = f"{duration(lost.ms / 1000)} ({lost.node_hours:,.1f} node hours"
+    return text + (f", {lost.gpu_hours:,.0f} GPU hours)" if lost.gpu_hours else ")")
+
+
+# -- the screen ------------------------------------------------------------------------------------
+
+
+def render(report: JobReport) -> RenderableType:
+    """The whole screen."""
+    parts: list[RenderableType] = [facts_table((*facts(report), *headline(report)))]
+    parts += [Text(one_line(f"note: {note}"), style="yellow") for note in report.notes]
+    parts += section("Where the time went", _classes(report))
+    if report.ledger.causes:
+        parts += section("Lost time by cause", _causes(report.ledger.causes))
+    if report.incidents:
+        shown = report.incidents[-MOST_INCIDENTS:]
+        title = "Incidents" + (f", the last {len(shown)}" if len(shown) < len(report.incidents) else "")
+        parts += section(title, incident_table(report.job_id, [entry.row for entry in shown]))
+    blamed = [line for line in report.nodes if line.incidents or line.evicted]
+    if blamed:
+        parts += section("Nodes that were blamed or evicted", _nodes(blamed))
+    parts.append(
+        Text("'srobust report JOB --html FILE' has the timeline, the curves and the evidence", "dim")
+    )
+    return Group(*parts)
+
+
+def _table(*columns: str, right: Sequence[str] = ()) -> RichTable:
+    table = RichTable(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return table
+
+
+def _classes(report: JobReport) -> RenderableType:
+    found = report.ledger
+    right = ("time", "share")
+    table = _table("class", *right, "Google's goodput", "Meta's training time", "ByteRobust", right=right)
+    for one, ms in sorted(found.classes.items(), key=lambda item: -item[1]):
+        names = NAMES[one]
+        style = "green" if one in EFFECTIVE else ""
+        cells = (
+            duration(ms / 1000),
+            f"{ms / max(1, found.wall_ms):.2%}",
+            names.google,
+            names.meta,
+            names.paper,
+        )
+        table.add_row(Text(one.value, style=style), *cells)
+    return table
+
+
+def _causes(causes: dict[str, Lost]) -> RenderableType:
+    table = _table("cause", "lost", "node hours", "GPU hours", right=("lost", "node hours", "GPU hours"))
+    for cause, lost in causes.items():
+        hours = (f"{lost.node_hours:,.1f}", f"{lost.gpu_hours:,.0f}")
+        table.add_row(one_line(cause), duration(lost.ms / 1000), *hours)
+    return table
+
+
+def _nodes(lines: Sequence[NodeLine]) -> RenderableType:
+    table = _table("nodes", "incidents", "lost", "evicted", right=("lost",))
+    for line in lines[:MOST_NODES]:
+        numbers = ", ".join(map(str, line.incidents)) or "-"
+        lost = duration(line.lost.ms / 1000) if line.lost.ms else "-"
+        table.add_row(one_line(line.nodes), numbers, lost, one_line(line.evicted) or "-")
+    if len(lines) <= MOST_NODES:
+        return table
+    return Group(table, Text(f"and {len(lines) - MOST_NODES} more", style="dim"))
+
+
+# -- CSV -------------------------------------------------------------------------------------------
+
+
+def csv_text(report: JobReport, table: Table) -> str:
+    """One table, with a line of names first. Times are seconds since 1970."""
+    rows = _CSV[table](report)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in rows:
+        writer.writerow([_cell(value) for value in row])
+    return out.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Text that a spreadsheet takes for text: not for a formula, and in one line."""
+    if not isinstance(value, str):
+        return "" if value is None else value
+    text = one_line(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+Rows = Iterator[Iterable[object]]
+
+
+def _csv_incidents(report: JobReport) -> Rows:
+    yield (
+        *("incident", "t", "begin", "end", "symptom", "sign", "cause", "blamed", "nodes", "done", "status"),
+        *("detect_s", "localise_s", "recover_s", "steps_repeated", "lost_s", "node_hours", "gpu_hours"),
+    )
+    for entry in report.incidents:
+        row, cost = entry.row, entry.cost
+        lost = cost.lost if cost is not None else Lost()
+        yield (
+            *(row.number, row.t, round(entry.begin, 3), round(entry.end, 3), row.symptom, row.signs[0]),
+            *(cost.cause if cost is not None else "", row.blamed, " ".join(cost.nodes if cost else ())),
+            *(row.done, row.status.value, row.detect_s, row.localise_s, row.recover_s, row.steps_repeated),
+            *(lost.ms / 1000, round(lost.node_hours, 4), round(lost.gpu_hours, 3)),
+        )
+
+
+def _csv_classes(report: JobReport) -> Rows:
+    yield "class", "seconds", "share", "google", "meta", "byterobust"
+    for one, ms in report.ledger.classes.items():
+        names = NAMES[one]
+        share = round(ms / max(1, report.ledger.wall_ms), 6)
+        yield one.value, ms / 1000, share, names.google, names.meta, names.paper
+
+
+def _csv_nodes(report: JobReport) -> Rows:
+    yield "node", "slot_s", "standby_s", "incidents", "lost_s", "evicted", "given_back"
+    for line in report.nodes:
+        try:
+            names = expand(line.nodes)
+        except InvalidHostlist:
+            names = (line.nodes,)
+        lost_s = round(line.lost.ms / 1000 / max(1, len(names)), 3)
+        numbers = " ".join(map(str, line.incidents))
+        for name in names:
+            yield name, line.slot_s, line.standby_s, numbers, lost_s, line.evicted, line.given_back
+
+
+def _csv_steps(report: JobReport) -> Rows:
+    found = report.progress
+    yield "t", "generation", "step", "step_s", "loss", "grad_norm"
+    yield from zip(
+        found.t, found.generation, found.step, found.step_s, found.loss, found.grad_norm, strict=True
+    )
+
+
+_CSV: dict[Table, Callable[[JobReport], Rows]] = {
+    Table.INCIDENTS: _csv_incidents,
+    Table.CLASSES: _csv_classes,
+    Table.NODES: _csv_nodes,
+    Table.STEPS: _csv_steps,
+}

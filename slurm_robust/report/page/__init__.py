@@ -1,0 +1,1 @@
+"""The report on a job as one HTML page that needs nothing else."""

@@ -1,0 +1,144 @@
+"""The page: what is in it, and that no text of a job is more than text in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import NodeExit
+from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, job_report
+from slurm_robust.report.page.page import page_of
+from tests.unit.ledger.journals import Journal, at
+from tests.unit.report.test_job_report import job, report
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\x1b[2J\u202e\u2028'\"`"
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the text in each kind."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def hostile() -> JobReport:
+    """A job of which every text is an attack."""
+    journal = job()
+    started = journal.events[0]
+    assert isinstance(started, ev.RunStarted)
+    journal.events[0] = ev.RunStarted(
+        t=started.t, epoch=1, run_id="r", job_id=7, kind="script", command=(EVIL,), cwd="/", slots=2,
+        spares=1, nproc_per_node=8, version=EVIL, cluster=EVIL,
+    )  # fmt: skip
+    exit = WorkerExit(rank=0, signal=9, tail=(EVIL, "x" * 1_000_000))
+    journal.opened(162, 2, 2).add(
+        ev.GenerationEnded(
+            t=at(163), epoch=1, generation=2, reason=EVIL, exits=(NodeExit(node=EVIL, exit=exit),), root=0
+        )
+    )
+    journal.add(ev.NodeEvicted(t=at(164), epoch=1, node=EVIL, reason=EVIL, incident=2))
+    journal.add(ev.Noted(t=at(165), epoch=1, node=EVIL, text=EVIL + "y" * 1_000_000))
+    evidence = {2: Evidence(folder=EVIL, files={EVIL: 3}, heads={"stacks.txt": EVIL})}
+    return job_report(journal.events, at(1000), SlurmFacts(state=EVIL, notes=(EVIL,)), evidence, (EVIL,))
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return page_of(report(job()))
+
+
+def hashes(page: str, tag: str) -> set[str]:
+    """Of the contents of all elements that a browser would run or apply."""
+    texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    return {f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts}
+
+
+def test_a_browser_may_run_the_scripts_of_the_package_and_nothing_else(page: str) -> None:
+    (policy,) = [
+        m["content"] for m in Elements(page).of("meta") if m.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy is not None
+    rules = {rule.split()[0]: set(rule.split()[1:]) for rule in policy.split(";")}
+    assert rules["default-src"] == {"'none'"}
+    assert rules["script-src"] == hashes(page, "script")
+    assert rules["style-src"] == hashes(page, "style")
+    assert len(rules["script-src"]) == len(rules["style-src"]) == 2
+
+
+def test_the_page_loads_nothing(page: str) -> None:
+    places = [
+        value
+        for tag, attributes in Elements(page).found
+        for name, value in attributes.items()
+        if name in ("src", "href", "action", "data", "poster", "srcset")
+    ]
+    assert [place for place in places if place is None or not place.startswith(("#", "data:,"))] == []
+    assert "@import" not in page
+    assert "url(" not in page
+
+
+def test_no_text_of_a_job_is_more_than_text() -> None:
+    page = page_of(hostile())
+    found = Elements(page)
+    assert len(found.of("script")) == 4
+    assert found.of("img") == []
+    assert not [name for _, attributes in found.found for name in attributes if name.startswith("on")]
+    assert "{{ 7*7 }}" in "".join(found.texts)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)
+    assert "alert(1)" in "".join(found.texts)
+    assert len(page) < 300_000  # a line of a megabyte is cut
+
+
+def test_the_data_of_the_charts_is_json_whatever_it_holds() -> None:
+    page = page_of(hostile())
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    assert data["begin"] == at(0)
+    assert [one["number"] for one in data["incidents"]] == [1, 2]
+    assert "alert" in json.dumps(data["nodes"])
+
+
+def test_each_link_leads_somewhere_and_each_id_is_there_once(page: str) -> None:
+    found = Elements(page).found
+    ids = [attributes["id"] for _, attributes in found if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    links = {href[1:] for _, attributes in found if (href := attributes.get("href")) and href[0] == "#"}
+    assert links - set(ids) == set()
+    labels = {one for _, attributes in found if (one := attributes.get("aria-labelledby"))}
+    assert labels - set(ids) == set()
+
+
+def test_each_chart_has_a_table_that_says_the_same(page: str) -> None:
+    found = Elements(page)
+    charts = [attributes["data-chart"] for attributes in found.of("div") if "data-chart" in attributes]
+    assert charts == ["timeline", "ettr", "loss", "grad_norm", "step_s"]
+    assert all(a.get("aria-label") for a in found.of("div") if "data-chart" in a)
+    text = "".join(found.texts)
+    for words in ("ETTR as a table", "Step time as a table", "holds a slot", "PROGRAM_STARTUP"):
+        assert words in text, words
+
+
+def test_a_job_that_has_only_begun_has_a_page() -> None:
+    text = page_of(report(Journal().controller(0)))
+    assert "Training has not begun" in text
+    assert "None." in text
