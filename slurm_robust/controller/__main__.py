@@ -170,11 +170,17 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         journal.abandon()
     else:
         steps.kill()
-        comments = plan.config.slurm.job_comment and plan.config.mode != "observe"
-        conclude(directory, journal.events, slurm, plan.job_id, state.own_node, comments=comments)
+        _conclude(directory, plan, journal, slurm, state.own_node)
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
+
+
+def _conclude(
+    directory: JobDirectory, plan: Plan, journal: Journal, slurm: SlurmClient, own_node: str
+) -> None:
+    comments = plan.config.slurm.job_comment and plan.config.mode != "observe"
+    conclude(directory, journal.events, slurm, plan.job_id, own_node, comments=comments)
 
 
 def _serve_metrics(

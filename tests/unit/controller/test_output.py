@@ -182,7 +182,7 @@ def test_a_script_that_numbers_no_steps_has_a_first_one_too() -> None:
 
 
 def test_a_long_quiet_training_says_how_far_it_is_every_ten_minutes() -> None:
-    job = Job()
+    job = Job(spares=())
     job.train_to(0)
     before = len(job.said)
     job.pass_time(590)
