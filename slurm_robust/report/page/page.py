@@ -26,7 +26,7 @@ from slurm_robust.report.job_report import Generation, IncidentEntry, JobReport,
 from slurm_robust.report.job_text import facts, headline
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.page.charts import chart_data, chart_views
-from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line
+from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line, visible
 from slurm_robust.version import __version__
 
 if TYPE_CHECKING:
@@ -82,7 +82,13 @@ def _template() -> Template:
     except ImportError as error:
         raise NoJinja("the page needs jinja2, which is not installed") from error
     loader = FileSystemLoader(_ASSETS)
-    return Environment(autoescape=True, undefined=StrictUndefined, loader=loader).get_template("page.html.j2")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, loader=loader)
+    return environment.get_template("page.html.j2")
+
+
+def _finalize(value: object) -> object:
+    """What a placeholder shows: a job's text never has a character that a reader cannot see."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 @cache
