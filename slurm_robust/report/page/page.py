@@ -26,7 +26,7 @@ from slurm_robust.report.job_report import Generation, IncidentEntry, JobReport,
 from slurm_robust.report.job_text import facts, headline
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.page.charts import chart_data, chart_views
-from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line
+from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line, visible
 from slurm_robust.version import __version__
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _incident(entry: IncidentEntry) -> dict[str, object]:
             tuple(map(one_line, (t.test, t.outcome.value, t.nodes, t.text, t.value, t.limit)))
             for t in entry.tests[:MOST_ENTRIES]
         ],
-        "heads": [] if evidence is None else list(evidence.heads.items()),
+        "heads": [] if evidence is None else [(one_line(n), visible(t)) for n, t in evidence.heads.items()],
         "folder": "" if evidence is None else one_line(evidence.folder),
         "files": one_line(files, 4000),
     }
