@@ -122,7 +122,9 @@ def test_the_ettr_of_a_job_with_five_faults_and_a_requeue_is_what_an_observer_co
     place = min(range(len(curve["t"])), key=lambda at: abs(curve["t"][at] - observer.last))
     assert curve["t"][place] == pytest.approx(observer.last, abs=0.5)
     theirs = observer.effective_s() / (observer.last - report["started"])
-    assert curve["since_start"][place] == pytest.approx(theirs, rel=0.01)
+    ours = curve["since_start"][place]
+    print(f"ETTR {ours:.4f}, as observed {theirs:.4f}")
+    assert ours == pytest.approx(theirs, rel=0.01)
     (started, *_) = (e for e in job.events(ev.AllocationTaken))
     assert started.submitted is not None
     assert report["started"] == pytest.approx(started.submitted + (started.queued_s or 0.0), abs=0.001)

@@ -497,7 +497,10 @@ def test_views_make_no_console_of_their_own_and_write_past_nobody() -> None:
 
 
 def test_one_function_prints_json() -> None:
-    """Every ``--json`` has one form; ``srobust logs`` prints a document for each line, a page holds one."""
+    """Every ``--json`` has one form; ``srobust logs`` prints a document for each line that comes.
+
+    The page of a report holds the data of its charts.
+    """
     package = Path(__file__).parents[3] / "slurm_robust"
     files = [path for unit in ("report", "admin", "cli") for path in (package / unit).rglob("*.py")]
     assert {path.name for path in files if "as_json(" in path.read_text()} == {
