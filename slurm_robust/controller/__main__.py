@@ -147,14 +147,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
             socket=server,
             beacons=beacons,
             steps=steps,
-            requeuer=Requeuer(
-                slurm,
-                plan.job_id,
-                plan.restart_count,
-                directory.path / "requeue.jsonl",
-                nodes=allocation_from_environment(os.environ).nodes,
-                start_now=plan.config.slurm.start_now,
-            ),
+            requeuer=_requeuer(directory, plan, slurm),
             store=SharedTiers(shared_tiers(places)),
             slurm=slurm,
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
@@ -174,6 +167,17 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
+
+
+def _requeuer(directory: JobDirectory, plan: Plan, slurm: SlurmClient) -> Requeuer:
+    return Requeuer(
+        slurm,
+        plan.job_id,
+        plan.restart_count,
+        directory.path / "requeue.jsonl",
+        nodes=allocation_from_environment(os.environ).nodes,
+        start_now=plan.config.slurm.start_now,
+    )
 
 
 def _conclude(
