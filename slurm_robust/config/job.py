@@ -318,7 +318,7 @@ class StandbyConfig(Section):
     keeps indexes of data sets, for instance."""
 
     test_s: _SecondsOrNone = 60.0
-    """Time limit of the [quick test](spares.md#fallbacks) that each standby runs once, before it rehearses. A
+    """Time limit of the [quick test](fallbacks.md) that each standby runs once, before it rehearses. A
     standby that fails is evicted before it is needed. At least 15. 0: no such test."""
 
     learn: bool = True
