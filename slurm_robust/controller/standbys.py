@@ -88,6 +88,7 @@ class Standbys:
             return
         if test.node not in context.state.spares or not self._may_run():
             self._test = None
+            self._generation = 0  # training has to settle again
             context.emit(EndStandbyTest(number=test.number))
         elif now.mono - test.began > context.config.standby.test_s + MARGIN_S:
             context.emit(EndStandbyTest(number=test.number))

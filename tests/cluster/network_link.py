@@ -15,13 +15,12 @@ ip link set {LINK} up
 ip link set {FAR} up
 """
 # Each node has its own /run, but all have one /etc: a copy in its place takes the configuration.
-_CONFIGURE = """set -e
+_CONFIGURE = f"""set -e
 cp -a /etc /run/etc
 mkdir -p /run/etc/slurm-robust
-printf '%s\\n' '{}' > /run/etc/slurm-robust/config.yaml
+printf 'network: {{ethernet: [{LINK}]}}\\n' > /run/etc/slurm-robust/config.yaml
 mount --bind /run/etc /etc
 """
-_NAMES_LINK = f"network: {{ethernet: [{LINK}]}}"
 _RESTORE = f"""set -e
 ip link delete {LINK}
 umount --lazy /etc
@@ -45,9 +44,9 @@ def add(sandbox: Sandbox, node: str) -> None:
     _root(sandbox, node, _ADD)
 
 
-def configure(sandbox: Sandbox, node: str, text: str = _NAMES_LINK) -> None:
+def configure(sandbox: Sandbox, node: str) -> None:
     """What the node does from now on sees the configuration; it goes with the node."""
-    _root(sandbox, node, _CONFIGURE.replace("{}", text))
+    _root(sandbox, node, _CONFIGURE)
 
 
 def far_end(sandbox: Sandbox, node: str, *states: str) -> None:

@@ -6,6 +6,7 @@ from slurm_robust.config.job import JobConfig, StandbyConfig
 from slurm_robust.controller.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.standby import Rehearsal, RehearsalState, StandbyStage
 from slurm_robust.policy.standbys import SETTLED_S
 from slurm_robust.wire.messages import Rehearse
@@ -335,6 +336,22 @@ def test_a_standby_under_test_is_taken_at_once_and_what_its_test_says_then_does_
     assert job.core.state.slots == ("n1", "n3")
     train(job, SETTLED_S + 2)
     assert under_test(job) == ["n3", "n4"]
+
+
+def test_a_test_that_a_hang_has_ended_is_begun_again_when_training_has_settled_again() -> None:
+    job = Job(config=ONLY_TESTS)
+    job.answers_tests = False
+    train(job, SETTLED_S + 2)
+    job.core.watch_progress(job.now(), force=True)
+    job.core.incidents.open(Fault(symptom=Symptom.HANG, detail="no step", detect_s=15.0), job.now())
+    job.pass_time(1)
+    assert job.ended_tests == [1]
+    job.train_to(job.core.state.best_step + 1)
+    job.until(lambda: job.core.state.incident is None)
+    train(job, SETTLED_S - 5)
+    assert under_test(job) == ["n3"]
+    train(job, 10)
+    assert under_test(job) == ["n3", "n3"]
 
 
 def test_a_test_that_never_gets_to_its_end_is_not_begun_for_ever() -> None:
