@@ -31,7 +31,12 @@ def test_a_standby_rehearses_and_takes_the_slot_of_a_dead_node(sandbox: Sandbox)
     job.wait_step(5)
     (spare,) = job.state.spares
     job.wait(lambda: stages(job, spare)[-1:] == [StandbyStage.REHEARSED], 400, "end of the rehearsal")
-    assert stages(job, spare)[-3:] == [StandbyStage.LOADED, StandbyStage.REHEARSING, StandbyStage.REHEARSED]
+    assert stages(job, spare)[-4:] == [
+        StandbyStage.TESTING,
+        StandbyStage.TESTED,
+        StandbyStage.REHEARSING,
+        StandbyStage.REHEARSED,
+    ]
     assert standby(job)["stage"] == "rehearsed"
     # Two of its steps were made, and none of its output is among the ranks'.
     assert (job.folder / "rehearsals" / f"{spare}.log").read_text().count("step ") == 1
