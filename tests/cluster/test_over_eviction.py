@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 70
 DETECT = "--set detect.hang_floor_s=4 --set limits.per_hour=100 --set detect.quick_test_s=120"
+# What goes back to Slurm is not tested: an evicted node must still be there when the next fault comes.
+KEEP = "--set slurm.give_back=false"
 SCRIPT = f"pipelines.py --out OUT --faults faults --steps {STEPS} --step-s"
 
 
@@ -33,7 +35,7 @@ class Pipelines(ProtectedJob):
         self.faults: Path = sandbox.home(USER) / "faults"
         self.faults.mkdir(exist_ok=True)
         self.faults.chmod(0o755)
-        words = f"--spares {spares} --set parallel.pp=2 {DETECT} {SCRIPT} {step_s}"
+        words = f"--spares {spares} --set parallel.pp=2 {DETECT} {KEEP} {SCRIPT} {step_s}"
         if neighbours:
             words = f"--set parallel.order=tp-cp-ep-pp-dp {words} --neighbours"
         super().__init__(sandbox, words, nodes=8 + spares)

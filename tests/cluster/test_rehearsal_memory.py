@@ -48,7 +48,7 @@ def small_cgroup(sandbox: Sandbox) -> Iterator[Path]:
 def test_a_rehearsal_for_which_there_is_too_little_memory(sandbox: Sandbox, small_cgroup: Path) -> None:
     (sandbox.home(USER) / "eats.py").write_text(SCRIPT)
     words = "--spares 1 eats.py --out OUT --steps 5000 --step-s 0.2"
-    job = ProtectedJob(sandbox, words, nodes=3, sbatch=("--nodelist=n1,n2,n3",))
+    job = ProtectedJob(sandbox, words, nodes=3, sbatch=("--nodelist=n1,n2,n3",), preparations=True)
     job.wait_step(1)
     assert job.state.spares == ("n3",)
     for pid in sandbox.host_pids("n3"):
