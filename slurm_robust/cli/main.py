@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ from slurm_robust.cli import admin, config, doctor, fleet, inspect, notify, run,
 from slurm_robust.cli.parsing import Parser, UsageError, add_command
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.text import message, visible
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What is left to the last line of defence of these is standard output's: commands handle their own files."""
 
 REGISTER = (
     run.register,
@@ -108,12 +112,28 @@ def _main(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         # The reader of the output has gone ("srobust status 7 | head"). Nothing more can reach it, and the
         # interpreter must not try when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 128 + signal.SIGPIPE  # as a shell reports it; never 0, since the answer was lost
+    except OSError as error:
+        if error.errno not in _FULL:
+            return _internal(error)
+        _drop_output()
+        print(f"srobust: error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        print("  fix: free space where it goes, or send it elsewhere", file=sys.stderr)
+        return ExitCode.JOB_DIR
     except Exception as error:  # noqa: BLE001 - last line of defence: a bug must still end with its own code
-        traceback.print_exc()
-        print(f"srobust: internal error: {error!r}; please report it with the lines above", file=sys.stderr)
-        return ExitCode.INTERNAL
+        return _internal(error)
+
+
+def _drop_output() -> None:
+    """What standard output has not taken is lost; the interpreter must not try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _internal(error: Exception) -> int:
+    traceback.print_exc()
+    print(f"srobust: internal error: {error!r}; please report it with the lines above", file=sys.stderr)
+    return ExitCode.INTERNAL
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

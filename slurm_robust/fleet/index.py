@@ -81,7 +81,8 @@ class FleetIndex:
         of another writer. Raises the errors of :mod:`.errors`.
         """
         self._url = _url(url)
-        self.name = self._url.render_as_string(hide_password=True)
+        # Without what follows the database, which may hold a password too.
+        self.name = self._url.set(query={}).render_as_string(hide_password=True)
         self.is_postgresql = self._url.get_backend_name() == "postgresql"
         self._patience_s, self._clock, self._pause = patience_s, clock, pause
         if not self.is_postgresql and not create and not os.path.exists(self._url.database or ""):
@@ -445,7 +446,7 @@ def _url(text: str) -> sa.URL:
         return sa.URL.create("sqlite", database=text)
     try:
         url = sa.make_url(text)
-    except exc.ArgumentError as error:
+    except (exc.ArgumentError, ValueError) as error:  # a port that is no number, brackets
         raise _bad_url() from error
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")

@@ -164,7 +164,7 @@ def _no_such_id(name: str) -> NoSuchJob:
 
 
 def load_events(directory: JobDirectory, *, quiet: bool = False) -> list[AnyEvent]:
-    """The journal's events. Raises :class:`NoSuchJob` when it may not be read, ``JournalDamaged``.
+    """The journal's events. Raises :class:`NoSuchJob` when it cannot be read, ``JournalDamaged``.
 
     That of a job of months takes seconds; ``quiet``: without a bar.
     """
@@ -172,7 +172,7 @@ def load_events(directory: JobDirectory, *, quiet: bool = False) -> list[AnyEven
         data = read_bytes(directory.journal)
         with Bar("reading the journal", len(data), BYTES, quiet=quiet) as bar:
             return parse(data, str(directory.journal), bar.advance)[0]
-    except PermissionError as error:
+    except OSError as error:
         raise unreadable(directory.path, error) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import stat
 import time
 from collections import Counter
@@ -74,9 +75,9 @@ def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
         if wanted.csv is not None:
             print(csv_text(report, wanted.csv), end="")
     if wanted.html is not None:
-        size = write_page(wanted.html, page_of(report))
+        written, size = write_page(wanted.html, page_of(report))
         if not wanted.json and wanted.csv is None:
-            print(f"wrote {wanted.html} ({size / 1e6:.1f} MB): open it in a browser, or send it as one file")
+            print(f"wrote {written} ({size / 1e6:.1f} MB): open it in a browser, or send it as one file")
     if wanted.json or (wanted.csv is None and wanted.html is None):
         show(report, render, json=wanted.json)
     return 0
@@ -219,16 +220,22 @@ def _head(path: Path, most: int) -> str:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def write_page(path: Path, page: str) -> int:
-    """Write the page whole or not at all; its bytes. Raises :class:`CannotWrite`."""
+def write_page(path: Path, page: str) -> tuple[Path, int]:
+    """Write the page whole or not at all, for its owner only; where, and its bytes.
+
+    Links are followed, and only a regular file is replaced. Raises :class:`CannotWrite`.
+    """
     data = page.encode(errors="replace")
+    path = Path(os.path.realpath(path / "report.html" if path.is_dir() else path))
+    fix = f"free {len(data) / 1e6:.1f} MB, or give --html a file in a folder with room that is yours"
     try:
-        if path.is_dir():
-            path /= "report.html"
-        write_atomically(path, data, durable=False)
+        if path.exists() and not path.is_file():
+            raise CannotWrite(f"{path} is no regular file; it is as before", fix="give --html another file")
+        write_atomically(path, data, durable=False, mode=0o600)
     except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            fix = f"make the folder first: mkdir -p {shlex.quote(str(path.parent))}"
         raise CannotWrite(
-            f"{path} cannot be written: {error.strerror}; nothing was left there",
-            fix=f"free {len(data) / 1e6:.1f} MB, or give --html a file in a folder with room that is yours",
+            f"{path} cannot be written: {error.strerror}; nothing was left there", fix=fix
         ) from error
-    return len(data)
+    return path, len(data)

@@ -117,11 +117,17 @@ def _overflow() -> int:
         return 65534
 
 
+def _remedy(owner: int) -> str:
+    if os.geteuid() == 0 and owner != 0:
+        return f"run the command as that user, with 'sudo -u #{owner}'"
+    return "remove it, or use another place"
+
+
 def _check_owner(path: Path | str, info: os.stat_result, owner: int | None = None) -> None:
     expected = os.geteuid() if owner is None else owner
     if info.st_uid != expected:
         raise NotOurs(
             path,
-            f"belongs to uid {info.st_uid}, not to uid {expected}: remove it, or use another place"
+            f"belongs to uid {info.st_uid}, not to uid {expected}: {_remedy(info.st_uid)}"
             + stands_for_many(info.st_uid),
         )

@@ -251,3 +251,19 @@ def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path) -> N
     code += "from slurm_robust.cli.__main__ import program; sys.exit(program())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (ExitCode.INTERRUPTED, "srobust: interrupted\n")
+
+
+def test_output_that_a_full_disk_does_not_take_is_an_error() -> None:
+    command = [sys.executable, "-m", "slurm_robust.cli", "version"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == ExitCode.JOB_DIR
+    assert done.stderr.startswith("srobust: error: the output cannot be written: No space left on device")
+
+
+def test_a_journal_that_is_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journal.jsonl" / "x").mkdir(parents=True)
+    assert main(["status", str(tmp_path)]) == ExitCode.NO_INPUT
+    assert "cannot be read: Is a directory" in capsys.readouterr().err

@@ -52,10 +52,27 @@ def test_an_empty_file_is_no_index_yet(tmp_path: Path) -> None:
         assert index.add([entry()]).new == 1
 
 
-@pytest.mark.parametrize("url", ["f.sqlite", "mysql://u:secret@h/d", "sqlite://", "sqlite:///relative", "::"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "f.sqlite",
+        "mysql://u:secret@h/d",
+        "sqlite://",
+        "sqlite:///relative",
+        "::",
+        "postgresql://u:secret@h:abc/d",
+    ],
+)
 def test_what_names_no_index(url: str) -> None:
     with pytest.raises(BadIndexUrl) as told:
         FleetIndex(url, create=True)
+    assert "secret" not in told.value.in_full()
+
+
+def test_a_name_has_no_password() -> None:
+    url = "postgresql://u:secret@127.0.0.1:1/d?password=secret"
+    with pytest.raises(IndexAway) as told:
+        FleetIndex(url, create=True, patience_s=0.0)
     assert "secret" not in told.value.in_full()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from pathlib import Path
 
@@ -215,6 +216,26 @@ def test_a_folder_that_is_not_there_gets_no_page(
     code, said = failed(capsys, folder, "--html", str(tmp_path / "nowhere" / "out.html"))
     assert code == ExitCode.JOB_DIR
     assert "cannot be written: No such file or directory" in said
+    assert f"fix: make the folder first: mkdir -p {tmp_path / 'nowhere'}" in said
+
+
+def test_what_is_no_regular_file_is_not_replaced(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code, said = failed(capsys, folder, "--html", str(pipe))
+    assert code == ExitCode.JOB_DIR
+    assert "is no regular file" in said
+    assert pipe.is_fifo()
+
+
+def test_a_page_is_for_its_owner_and_links_are_followed(folder: Path, tmp_path: Path) -> None:
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    link.symlink_to(page)
+    assert main(["report", str(folder), "--html", str(link)]) == 0
+    assert link.is_symlink()
+    assert page.stat().st_mode & 0o777 == 0o600
 
 
 def test_options_that_contradict_each_other_are_refused(
