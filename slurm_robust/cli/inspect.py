@@ -276,6 +276,8 @@ def _incidents(args: argparse.Namespace) -> int:
         )
     if args.all:
         return _incidents_of_all(args)
+    if given := [name for name in ("node", "cause", "user", "csv", "index") if getattr(args, name)]:
+        raise UsageError(f"--{given[0]} is for the incidents of all jobs", fix="give --all in place of JOB")
     from slurm_robust.report import incident_view
 
     return incident_view.show_all(args.job, json=args.json, last=args.last, job_dir=args.job_dir)

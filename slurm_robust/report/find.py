@@ -171,9 +171,21 @@ def load_events(directory: JobDirectory, *, quiet: bool = False) -> list[AnyEven
     try:
         data = read_bytes(directory.journal)
         with Bar("reading the journal", len(data), BYTES, quiet=quiet) as bar:
-            return parse(data, str(directory.journal), bar.advance)[0]
+            events = parse(data, str(directory.journal), bar.advance)[0]
     except OSError as error:
         raise unreadable(directory.path, error) from error
+    if data and not events:
+        raise without_events(directory)
+    return events
+
+
+def without_events(directory: JobDirectory) -> NoSuchJob:
+    """The error for a journal of which nothing counts."""
+    return NoSuchJob(
+        f"{directory.journal} has no whole event: the job has just begun, its folder was removed "
+        "meanwhile, or the file is of another program",
+        fix="try again, or give another folder",
+    )
 
 
 def unreadable(folder: Path, error: OSError) -> NoSuchJob:

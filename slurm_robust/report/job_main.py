@@ -24,7 +24,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.report.bundle import folder_of
 from slurm_robust.report.console import show
 from slurm_robust.report.curves import progress
-from slurm_robust.report.find import NoSuchJob, find, unreadable
+from slurm_robust.report.find import find, unreadable, without_events
 from slurm_robust.report.job_report import Evidence, SlurmFacts, job_report
 from slurm_robust.report.job_text import Table, csv_text, render
 from slurm_robust.report.page.page import page_of
@@ -106,11 +106,7 @@ def load(directory: JobDirectory) -> tuple[list[ev.AnyEvent], list[str]]:
     except OSError as error:
         raise unreadable(directory.path, error) from error
     if not events:
-        raise NoSuchJob(
-            f"{directory.journal} has no whole event: the job has just begun, its folder was removed "
-            "meanwhile, or the file is of another program",
-            fix="try again, or give another folder",
-        )
+        raise without_events(directory)
     if not unread:
         return events, []
     kinds = [f"{name} ({number})" for name, number in unread.most_common()]

@@ -267,3 +267,14 @@ def test_a_journal_that_is_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "journal.jsonl" / "x").mkdir(parents=True)
     assert main(["status", str(tmp_path)]) == ExitCode.NO_INPUT
     assert "cannot be read: Is a directory" in capsys.readouterr().err
+
+
+def test_a_journal_of_which_nothing_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journal.jsonl").write_text('{"event": "run_sta')
+    assert main(["status", str(tmp_path)]) == ExitCode.NO_INPUT
+    assert "has no whole event" in capsys.readouterr().err
+
+
+def test_a_filter_for_all_jobs_is_refused_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["incidents", "7", "--node", "n1"]) == ExitCode.USAGE
+    assert "fix: give --all in place of JOB" in capsys.readouterr().err
