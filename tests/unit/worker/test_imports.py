@@ -100,7 +100,10 @@ def recorded(installed: Path, tmp_path: Path, script: str) -> tuple[str, ...] | 
         ("import os\ndel os.environ['PATH']\nimport plain", ()),
         ("import mpi4py", ()),
         ("try:\n    import raises\nexcept ValueError:\n    pass", ()),
-        ("from threading import Thread as T\nT(target=__import__, args=('plain',)).start()", ("plain",)),
+        (
+            "from threading import Thread as T\nt = T(target=__import__, args=('plain',))\nt.start()\nt.join()",
+            ("plain",),
+        ),
     ],
 )  # fmt: skip
 def test_what_is_noted(installed: Path, tmp_path: Path, script: str, expected: tuple[str, ...]) -> None:
