@@ -101,7 +101,7 @@ def recorded(installed: Path, tmp_path: Path, script: str) -> tuple[str, ...] | 
         ("import mpi4py", ()),
         ("try:\n    import raises\nexcept ValueError:\n    pass", ()),
         (
-            "from threading import Thread as T\nt = T(target=__import__, args=('plain',))\nt.start()\nt.join()",
+            "import threading as th\nt = th.Thread(None, __import__, None, ('plain',))\nt.start()\nt.join()",
             ("plain",),
         ),
     ],
