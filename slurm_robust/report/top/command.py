@@ -29,7 +29,10 @@ class NoScreen(SrobustError):
 
 
 def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
-    """Show jobs until the user quits. Raises ``NoSuchJob``, :class:`NoScreen`."""
+    """Show jobs until the user quits; with ``json`` only once, and 65 where a journal cannot be read.
+
+    Raises ``NoSuchJob``, :class:`NoScreen`.
+    """
     if not json:
         check_terminal(names)
     slurm = make_slurm()
@@ -37,7 +40,7 @@ def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
     if json:
         views = [look_through(feed) for feed in feeds]
         print_json(views[0] if len(names) == 1 else views, lambda _: "", json=True)
-        return 0
+        return ExitCode.JOURNAL if any(view.trouble for view in views) else ExitCode.SUCCESS
     show(feeds)
     return 0
 

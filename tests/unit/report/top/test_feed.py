@@ -257,6 +257,12 @@ def test_json_of_a_folder_is_a_list(folder: FakeFolder, capsys: pytest.CaptureFi
     assert [view["moment"]["job_id"] for view in json.loads(capsys.readouterr().out)] == [4711]
 
 
+def test_json_of_a_damaged_journal_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journal.jsonl").write_text("garbage\n{}\n")
+    assert main(["top", str(tmp_path), "--json"]) == ExitCode.JOURNAL
+    assert json.loads(capsys.readouterr().out)["trouble"]
+
+
 def test_without_a_terminal_it_says_so(folder: FakeFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", str(folder.directory.path)]) == ExitCode.USAGE
     assert "--json" in capsys.readouterr().err
