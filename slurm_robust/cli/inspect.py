@@ -52,7 +52,7 @@ def _register_status(commands: Commands) -> None:
         type=number(above=True),
         nargs="?",
         const=2.0,
-        help="show it again and again, every so many seconds (default: 2), until the job has ended",
+        help="show it again every SECONDS (default: 2) until the job has ended",
     )
     parser.add_argument(
         "--generation",

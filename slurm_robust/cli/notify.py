@@ -18,7 +18,7 @@ def register(commands: Commands) -> None:
         commands,
         "notify",
         _notify,
-        "show who is told of a job's incidents, and send a test message through every channel",
+        "show the channels of a job's notifications, and send a test message through every channel",
         more="Without JOB, --test takes the configuration that 'srobust run' would use here.",
         epilog="Exit codes of --test: 0 all messages were sent, 1 a channel failed.",
         json=True,

@@ -93,7 +93,7 @@ class NotifyConfig(Section):
     channels: Annotated[
         tuple[ChannelConfig, ...], Meta(examples=[[{"name": "mail", "mail": ["me@example.org"]}]])
     ] = ()
-    """Where notices go. None: nobody is told."""
+    """Channels that notices go to. By default there is none, and no notice is sent."""
 
     on: tuple[Kind, ...] = _KINDS
     """Kinds of notices."""

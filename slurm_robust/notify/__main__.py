@@ -178,7 +178,7 @@ class Teller:
         return POLL_S if at is None else min(POLL_S, max(0.05, at - time.time()))
 
     def _is_ours(self) -> bool:
-        """Whether the controller of this host has the job; whoever cannot tell keeps still."""
+        """Whether the controller of this host has the job; if that cannot be read, nothing is sent."""
         newest = newest_epoch(self._directory.epochs)
         return newest is None or newest.epoch <= self._after or newest.host == self._host
 

@@ -235,7 +235,7 @@ def _incident(entry: IncidentEntry) -> dict[str, object]:
             tuple(map(one_line, (t.test, t.outcome.value, t.nodes, t.text, t.value, t.limit)))
             for t in entry.tests[:MOST_ENTRIES]
         ],
-        "heads": [] if evidence is None else [(one_line(n), visible(t)) for n, t in evidence.heads.items()],
+        "heads": [] if evidence is None else list(evidence.heads.items()),
         "folder": "" if evidence is None else one_line(evidence.folder),
         "files": one_line(files, 4000),
     }
