@@ -1,11 +1,20 @@
-"""A moment of a job that trains, of as many nodes as a test wants."""
+"""Moments of a job, of as many nodes as a test wants: one that trains, and one with an open incident."""
 
 from __future__ import annotations
 
 from msgspec import structs
 
 from slurm_robust.model.copies import Tier
-from slurm_robust.model.moment import FORMAT, JobMoment, NodeMoment, NodeState, TierMoment
+from slurm_robust.model.moment import (
+    FORMAT,
+    CompanionMoment,
+    IncidentMoment,
+    JobMoment,
+    NodeMoment,
+    NodeState,
+    TierMoment,
+)
+from slurm_robust.model.totals import IncidentMark, JobTotals
 
 
 def node_moment(slot: int, **changes: object) -> NodeMoment:
@@ -62,5 +71,70 @@ def job_moment(count: int = 4, **changes: object) -> JobMoment:
         ettr_hour=0.991,
         ettr_age_s=12.0,
         left_s=86400.0,
+    )
+    return structs.replace(moment, **changes)
+
+
+def incident_moment(nodes: int = 3, **changes: object) -> JobMoment:
+    """``nodes`` that train, one standby and one evicted node; the second incident is open."""
+    training = tuple(
+        NodeMoment(node=f"n{i + 1}", state=NodeState.TRAINING, slot=i, heard_s=0.25, step=120)
+        for i in range(nodes)
+    )
+    standby = NodeMoment(node="s1", state=NodeState.STANDBY, why="rehearsed", heard_s=0.5)
+    evicted = NodeMoment(node="bad", state=NodeState.EVICTED, why="XID 79", alerts=("gpu3 XID 79",), failed=2)
+    moment = JobMoment(
+        format=FORMAT,
+        t=1_700_000_000.5,
+        number=7,
+        job_id=42,
+        run_id="42-cafe",
+        run=1,
+        epoch=3,
+        host="n1",
+        mode="act",
+        generation=2,
+        stage="running",
+        stage_why="",
+        stage_s=60.0,
+        world=8 * nodes,
+        ranks=8 * nodes,
+        step=120,
+        step_age_s=1.5,
+        step_s=2.0,
+        usual_step_s=1.9,
+        best_step=120,
+        reports=True,
+        loss=2.25,
+        grad_norm=None,
+        non_finite=False,
+        restored_step=100,
+        nodes=(*training, standby, evicted),
+        companions=(CompanionMoment(job_id=43, source="partition"),),
+        opened=2,
+        closed=1,
+        incident=IncidentMoment(number=2, symptom="hang", sign="no step for 30 s", age_s=4.0, step=120),
+        tiers=(
+            TierMoment(tier=Tier.MEMORY, step=119, generation=2),
+            TierMoment(tier=Tier.STORAGE, step=100, generation=1, age_s=300.0),
+        ),
+        ettr=0.97,
+        ettr_hour=0.99,
+        ettr_age_s=10.0,
+        totals=JobTotals(
+            classes={"productive": 3600.5, "starting": 12.0},
+            incidents={"worker exit": 1, "hang": 1},
+            actions={"restart": 1},
+            launches=2,
+            evictions=1,
+            requeues=1,
+            takeovers=0,
+            marks=(
+                IncidentMark(number=1, symptom="worker exit", begun=1.0e9, ended=1.0e9 + 9, blame="node"),
+                IncidentMark(number=2, symptom="hang", begun=1.1e9),
+            ),
+        ),
+        turn_s=0.012,
+        left_s=7200.0,
     )
     return structs.replace(moment, **changes)

@@ -16,7 +16,7 @@ from slurm_robust.model.moment import NodeMoment, NodeState
 from slurm_robust.telemetry.job import page
 from slurm_robust.telemetry.metric import Kind, Metric, escaped, number, render
 from slurm_robust.telemetry.table import Job, Node, all_of
-from tests.unit.telemetry.sample_moment import sample_moment
+from tests.unit.sample_moment import incident_moment
 
 PROMTOOL = shutil.which("promtool")
 SERIES = re.compile(r'[a-z_0-9]+(\{[a-z_]+="(\\.|[^"\\])*"(,[a-z_]+="(\\.|[^"\\])*")*\})? [-+0-9.a-zA-Z]+')
@@ -27,13 +27,13 @@ def lines(text: bytes) -> list[str]:
 
 
 def test_every_metric_of_the_table_is_shown_and_nothing_else() -> None:
-    everything = sample_moment(grad_norm=1.5)
+    everything = incident_moment(grad_norm=1.5)
     shown = re.findall(r"^# TYPE (\S+)", page(everything).decode(), re.MULTILINE)
     assert sorted(shown) == sorted(metric.name for metric in all_of(Job))
 
 
 def test_a_job_in_figures() -> None:
-    text = lines(page(sample_moment()))
+    text = lines(page(incident_moment()))
     for line in (
         'srobust_job_step{job_id="42"} 120',
         'srobust_job_step_age_seconds{job_id="42"} 1.5',
@@ -52,7 +52,7 @@ def test_a_job_in_figures() -> None:
 
 
 def test_what_is_not_known_has_no_sample() -> None:
-    text = page(sample_moment(loss=None, ettr=None, left_s=None, incident=None, totals=None)).decode()
+    text = page(incident_moment(loss=None, ettr=None, left_s=None, incident=None, totals=None)).decode()
     for name in ("loss", "ettr_ratio", "time_left_seconds", "incident_age_seconds", "incidents_total"):
         assert f"srobust_job_{name}" not in text
     assert 'srobust_job_incident_open{job_id="42"} 0' in text
@@ -60,7 +60,7 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 def test_a_standby_that_failed_its_rehearsal_counts_as_that() -> None:
     failed = NodeMoment(node="s1", state=NodeState.STANDBY, why="rehearsal failed: no such file")
-    text = page(structs.replace(sample_moment(), nodes=(failed,))).decode()
+    text = page(structs.replace(incident_moment(), nodes=(failed,))).decode()
     assert 'srobust_job_standbys{job_id="42",stage="rehearsal failed"} 1' in text
 
 
@@ -111,6 +111,6 @@ def test_names_and_units_follow_the_conventions() -> None:
 def test_promtool_has_nothing_to_say() -> None:
     assert PROMTOOL is not None
     done = subprocess.run(
-        [PROMTOOL, "check", "metrics"], input=page(sample_moment()), capture_output=True, check=False
+        [PROMTOOL, "check", "metrics"], input=page(incident_moment()), capture_output=True, check=False
     )
     assert (done.returncode, done.stderr.decode()) == (0, "")
