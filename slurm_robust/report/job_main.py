@@ -138,7 +138,7 @@ def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
         why = f"Slurm {view.silent}" if view.silent else "Slurm does not know the job"
         notes.append(f"{why}: the report goes as far as the journal does")
         return SlurmFacts(runs=runs, notes=tuple(notes))
-    now = None if view.is_over else time.time() - (_ahead(slurm) or 0.0)
+    now = time.time() - (_ahead(slurm) or 0.0) if view.goes_on else None
     return SlurmFacts(
         state="" if view.silent else view.describe(),
         now=now,

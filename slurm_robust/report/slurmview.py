@@ -42,6 +42,11 @@ class SlurmView(Record):
             return self.job.is_finished
         return self.row is not None and self.row.state in TERMINAL_STATES
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether time passes for the job: Slurm has it or may have it, and it has not ended."""
+        return not self.is_over and (self.job is not None or self.row is not None or self.away)
+
     def describe(self) -> str:
         """For a table: ``PENDING (Resources)``, ``does not answer (…)``; "" for an unknown job."""
         reason = self.job.reason if self.job is not None else ""

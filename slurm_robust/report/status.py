@@ -256,14 +256,14 @@ def watch(
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    asked, says, advice = -math.inf, "", ""
+    asked, answer = -math.inf, SlurmAnswer()
     with live if in_place else nullcontext():
         while True:
             begun = time.monotonic()
             events = load_events(directory, quiet=True)
             if begun - asked >= SLURM_EVERY_S:
-                asked, (says, advice) = begun, _ask(events, slurm)
-            status = _with_channels(status_at(events, time.time(), says, advice), directory)
+                asked, answer = begun, _ask(events, slurm)
+            status = _status(events, answer, directory)
             title = f"{date_and_time(time.time())}, every {every_s:g} s"
             shown = Group(Text(title, style="dim"), render(status), "")
             if in_place:
@@ -281,20 +281,32 @@ def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
     directory = find(name, job_dir, slurm)
     events = load_events(directory)
     with Bar("asking Slurm") as bar:
-        says, advice = _ask(events, slurm)
+        answer = _ask(events, slurm)
         bar.say("adding up the ledger")
-        return _with_channels(status_at(events, time.time(), says, advice), directory)
+        return _status(events, answer, directory)
 
 
-def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[str, str]:
-    """What Slurm says of the job, and what the job waits for."""
+class SlurmAnswer(Record):
+    """What Slurm says of the job, what the job waits for, and whether time passes for it."""
+
+    says: str = ""
+    advice: str = ""
+    goes_on: bool = True
+
+
+def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> SlurmAnswer:
     view = view_of(events, slurm)
     waits = "" if view.job is None else waiting_advice(view.job) or completing_advice(slurm, view.job)
-    return view.describe(), waits
+    return SlurmAnswer(says=view.describe(), advice=waits, goes_on=view.goes_on)
 
 
-def _with_channels(status: Status, directory: JobDirectory) -> Status:
-    """``status`` with a note on each channel of notifications that is given up."""
+def _status(events: Sequence[ev.AnyEvent], answer: SlurmAnswer, directory: JobDirectory) -> Status:
+    """The status now, or as of the last event of a job that Slurm does not have or that has ended.
+
+    With a note on each channel of notifications that is given up.
+    """
+    now = time.time() if answer.goes_on else max((event.t for event in events), default=time.time())
+    status = status_at(events, now, answer.says, answer.advice)
     silent = silent_channels(directory, time.time())
     notes = (
         f"channel {name} of notifications is given up for a while: {why}" for name, why in silent.items()

@@ -10,12 +10,14 @@ from msgspec import structs
 from rich.console import Console
 
 from slurm_robust.cli.main import main
+from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Symptom
+from slurm_robust.model.journal import read
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.slurm.requests import SubmitRequest
@@ -80,6 +82,16 @@ def test_a_number_that_now_belongs_to_another_job_says_nothing_about_the_folder(
     assert job.submit_time is not None
     slurm.cluster.put(job, submit_time=job.submit_time + 1000)
     assert said(folder, slurm) == ""
+
+
+def test_the_time_of_a_job_that_slurm_does_not_have_ends_with_its_journal(
+    folder: Path, slurm: FakeSlurm
+) -> None:
+    as_of_its_end = summary_of(read(folder / "journal.jsonl"), 2.0)
+    assert status_of(str(folder), None, slurm).ledger.wall_ms > as_of_its_end.wall_ms
+    del slurm.cluster.jobs[1]
+    slurm.cluster.runs.clear()  # as on a laptop with a copy of the folder
+    assert status_of(str(folder), None, slurm).ledger == as_of_its_end
 
 
 # -- the screen -------------------------------------------------------------------------------------
