@@ -32,6 +32,7 @@ WARM_STEP = 3
 LIMIT_S = 240.0
 # Far more than are needed: the job is cancelled when it has recovered.
 STEPS = 100_000
+RESERVATION = "bench_spares"
 CATASTROPHE = 0.01
 """The weight that the paper gives to the loss of a whole switch."""
 
@@ -49,8 +50,6 @@ class Case:
     lost: int
     spares: int
     run: Callable[[Sandbox, common.Folder, Case], Sample]
-    missing: str = ""
-    """Why it cannot be measured here."""
 
     @property
     def title(self) -> str:
@@ -141,7 +140,7 @@ def cases(nodes: int, *, all_of_was: bool) -> list[Case]:
     found = [
         Case(_WARM, nodes, 1, 1, srobust),
         Case(_COLD, nodes, 1, 1, srobust_cold),
-        Case(_SHARED, nodes, 1, 0, srobust, "no case for it is written yet"),
+        Case(_SHARED, nodes, 1, 0, srobust_shared),
         Case(_REQUEUE, nodes, 1, 0, srobust),
         Case(_RESUBMIT, nodes, 1, 0, resubmission),
     ]
@@ -174,11 +173,34 @@ def srobust_cold(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:
     return _srobust(sandbox, folder, case, chill)
 
 
+def srobust_shared(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:
+    """Spares in a reservation, which companion jobs lend to a job without standbys."""
+    spares = sandbox.config.node_names[-case.lost :]
+    words = [f"reservationname={RESERVATION}", "starttime=now", "duration=UNLIMITED", f"users={common.USER}"]
+    (folder[0] / "shared.yaml").write_text(f"companions: {{reservation: {RESERVATION}}}\n")
+    create = ["scontrol", "create", "reservation", *words, f"nodes={','.join(spares)}"]
+    remove = ["scontrol", "delete", f"reservationname={RESERVATION}"]
+    sandbox.exec(create, user="root", check=True)
+    try:
+        return _srobust(sandbox, folder, case, lambda spares: None, f"--config {folder[1]}/shared.yaml ")
+    finally:
+        # A companion ends with its job, a moment later.
+        common.wait_for(
+            lambda: sandbox.exec(remove, user="root", check=False).returncode == 0,
+            LIMIT_S,
+            "the spares stay lent",
+        )
+
+
 def _srobust(
-    sandbox: Sandbox, folder: common.Folder, case: Case, meanwhile: Callable[[Sequence[str]], None]
+    sandbox: Sandbox,
+    folder: common.Folder,
+    case: Case,
+    meanwhile: Callable[[Sequence[str]], None],
+    more: str = "",
 ) -> Sample:
     settings = {"BENCH_DIR": folder[1], "BENCH_SAVE": "srobust", "BENCH_STEPS": STEPS, "OMP_NUM_THREADS": 1}
-    options = f"--job-dir {folder[1]}/jobs --spares {case.spares} --nproc-per-node 1"
+    options = f"{more}--job-dir {folder[1]}/jobs --spares {case.spares} --nproc-per-node 1"
     script = f"{common.exports(settings)}\nexec srobust run {options} ../{common.TRAINING}"
     words = [f"--nodes={case.nodes + case.spares}", "--exclusive", "--no-kill", "--requeue"]
     job = common.submit(sandbox, folder, words, script)
@@ -274,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = [
         c for c in cases(options.nodes, all_of_was=options.was) if any(part in c.title for part in wanted)
     ]
-    samples: dict[str, list[Sample]] = {case.title: [] for case in every if not case.missing}
+    samples: dict[str, list[Sample]] = {case.title: [] for case in every}
     failed = 0
     # A node that was cut comes back by itself for the next repetition.
     boot = {"slurm_conf_lines": ("ReturnToService=2",), "slurmd_timeout_s": options.slurmd_timeout}
@@ -282,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     extra = max(case.spares + case.lost for case in every)
     try:
         with common.boot("recovery", nodes=options.nodes + extra, cred_expire_s=5, **boot) as sandbox:
-            runs = interleaved([case for case in every if not case.missing], options.reps)
+            runs = interleaved(every, options.reps)
             for number, (rep, case) in enumerate(runs):
                 folder = common.folder_for(sandbox, f"recovery-{number}")
                 try:
@@ -325,7 +347,6 @@ def _facts(
             title: {what: asdict(summary) for what, summary in _summaries(runs).items()}
             for title, runs in samples.items()
         },
-        "not available": {case.title: case.missing for case in every if case.missing},
         "was": found,
         "was in ours": {policy: s / found[OURS] for policy, s in found.items()} if OURS in found else {},
         "aims": AIMS,
@@ -372,7 +393,7 @@ def _show(
         runs = samples.get(case.title, ())
         found = _summaries(runs)
         if not found:
-            table.add_row(case.title, "0", "-", "-", case.missing or "never", "-", "")
+            table.add_row(case.title, "0", "-", "-", "never", "-", "")
             continue
         ratio = f"{found['step'].median / warm['step'].median:.1f}" if warm else "-"
         cells = [found[what].text() for what in ("detect", "scheduling", "step")]

@@ -22,7 +22,7 @@ from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.borrower import Borrower
-from slurm_robust.controller.conclusion import conclude
+from slurm_robust.controller.conclusion import CONCLUDE_S, HURRY_S, conclude
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
@@ -163,7 +163,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         journal.abandon()
     else:
         steps.kill()
-        _conclude(directory, plan, journal, slurm, state.own_node)
+        _conclude(directory, plan, journal, slurm, state.own_node, requeued=code == ExitCode.REQUEUED)
     if not journal.close():
         say(f"{directory.journal} could not be written ({journal.trouble}): it lacks the end of this run")
     return code
@@ -181,10 +181,17 @@ def _requeuer(directory: JobDirectory, plan: Plan, slurm: SlurmClient) -> Requeu
 
 
 def _conclude(
-    directory: JobDirectory, plan: Plan, journal: Journal, slurm: SlurmClient, own_node: str
+    directory: JobDirectory,
+    plan: Plan,
+    journal: Journal,
+    slurm: SlurmClient,
+    own_node: str,
+    *,
+    requeued: bool,
 ) -> None:
     comments = plan.config.slurm.job_comment and plan.config.mode != "observe"
-    conclude(directory, journal.events, slurm, plan.job_id, own_node, comments=comments)
+    limit_s = HURRY_S if requeued else CONCLUDE_S
+    conclude(directory, journal.events, slurm, plan.job_id, own_node, comments=comments, limit_s=limit_s)
 
 
 def _serve_metrics(

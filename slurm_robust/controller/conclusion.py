@@ -21,6 +21,9 @@ from slurm_robust.slurm.errors import SlurmError
 CONCLUDE_S = 4.0
 """Slurm kills the batch script half a minute after its TERM, and the journal may need 10 s of that."""
 
+HURRY_S = 1.0
+"""The same before a requeue: the next run cannot begin before this one has ended, and does both again."""
+
 
 def save_summary(directory: JobDirectory, events: Sequence[ev.AnyEvent], node: str) -> str:
     """Write ``summary.json``; what to write into the job's comment, "" for nothing. Raises ``OSError``."""
@@ -39,7 +42,7 @@ def conclude(
     node: str,
     *,
     comments: bool,
-    limit_s: float = CONCLUDE_S,
+    limit_s: float,
 ) -> None:
     """Do both, within ``limit_s`` seconds. Raises nothing."""
 

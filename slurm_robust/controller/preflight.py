@@ -33,7 +33,7 @@ from slurm_robust.util.ours import check_own_folder, read_ours
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping, Pong
-from slurm_robust.wire.sockets import ask
+from slurm_robust.wire.sockets import answering, ask
 from slurm_robust.worker.lookup import missing, missing_module, mode_of
 
 PING_TIMEOUT_S = 2.0
@@ -198,7 +198,7 @@ def _no_directory(directory: JobDirectory, error: OSError) -> PreflightError:
 def check_alone(directory: JobDirectory) -> None:
     """No other controller may live on this job. Raises PreflightError if one answers."""
     newest = newest_epoch(directory.epochs)
-    if newest is None:
+    if newest is None or not answering({name: (name, newest.port) for name in newest.names}):
         return
     answer = ask(newest.endpoints, load_client(directory.keys), Ping(), timeout_s=PING_TIMEOUT_S)
     if isinstance(answer, Pong):

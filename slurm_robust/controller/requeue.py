@@ -92,6 +92,7 @@ class Requeuer:
                 exclude,
                 ending_run=self._restart_count,
                 revives=self._revives,
+                unavailable=self._is_unavailable(job),
                 report=report_stage,
             )
         except JobNotFound as error:
@@ -107,6 +108,11 @@ class Requeuer:
         watch()
         advice = waiting_advice(outcome.job) if outcome.job is not None else ""
         answer(RequeueAnswer(said=Said.DONE, detail=advice))
+
+    def _is_unavailable(self, job: Job) -> bool:
+        """Whether only a watcher can exclude nodes: the job was resized, and no slurmdbd records that."""
+        is_resized = set(job.nodes) != set(self._nodes)
+        return is_resized and not job.expedited and "slurmdbd" not in _storage(self._slurm.config())
 
     def _affordable(self, exclude: tuple[str, ...], job: Job, report: Report) -> tuple[str, ...]:
         """Without those whose exclusion would leave too few nodes for the job ever to start."""
@@ -137,6 +143,10 @@ class Requeuer:
             return False
         report("watcher", True, which)
         return True
+
+
+def _storage(config: Mapping[str, str]) -> str:
+    return config.get("AccountingStorageType", "accounting_storage/slurmdbd")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ slurmd takes a connection and so will run the epilog.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from slurm_robust.controller.effects import GiveBackAnswer, Said
@@ -48,6 +49,7 @@ class Shrinker:
         self._knock = knock
         self._clock = clock or SystemClock()
         self._refusals: dict[str, int] = {}
+        self._shedding = threading.Lock()
 
     def give_back(self, node: str) -> GiveBackAnswer:
         """Take one evicted node out of the allocation. Never raises for Slurm."""
@@ -88,10 +90,12 @@ class Shrinker:
 
         Dead is a node that does not respond to Slurm and whose slurmd takes no connection; a drained one may
         be alive. Waits, bounded, until Slurm knows that they do not respond. Never raises for Slurm: without
-        this the requeue takes longer, and nothing else is lost.
+        this the requeue takes longer, and nothing else is lost. A second call waits for the first: to signal
+        the job once more takes Slurm seconds.
         """
         try:
-            self._shed(silent, report)
+            with self._shedding:
+                self._shed(silent, report)
         except (SlurmError, CommandTimeout, OSError) as error:
             report("shrink", False, str(error))
 
@@ -100,11 +104,11 @@ class Shrinker:
             return
         clock, deadline = self._clock, self._clock.monotonic() + SHED_S
         job, nodes = self._held(silent)
+        if any(node.responding for node in nodes):
+            self._slurm.cancel(self._job_id, signal="CONT")  # has slurmctld try all nodes now
         if nodes:
             alive = self._answering(nodes, self._slurm.config())
             silent = [node for node in silent if node not in alive]
-            if any(node.responding and node.name not in alive for node in nodes):
-                self._slurm.cancel(self._job_id, signal="CONT")  # has slurmctld try all nodes now
             job, nodes = self._held(silent)
         while any(node.responding for node in nodes) and clock.monotonic() < deadline:
             clock.sleep(POLL_S)

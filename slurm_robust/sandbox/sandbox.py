@@ -21,6 +21,7 @@ from slurm_robust.sandbox.teardown import take_down, undisturbed
 from slurm_robust.sandbox.view import View
 
 IDLE_S = 60.0
+_IDLE = ("idle", "reserved")
 
 # Program -> Debian package. The second part only with accounting.
 _ALWAYS = {
@@ -150,7 +151,10 @@ class Sandbox(View):
         return dict(line.split(None, 1) for line in done.stdout.splitlines() if line.strip())
 
     def wait_idle(self, timeout_s: float = IDLE_S) -> None:
-        """Wait until every node is idle. Raises :class:`BootFailed` with the states of those that are not."""
+        """Wait until every node is idle, also in a reservation.
+
+        Raises :class:`BootFailed` with the states of those that are not.
+        """
         states: dict[str, str] = {}
 
         def idle() -> bool:
@@ -159,10 +163,10 @@ class Sandbox(View):
                 states.update({name: state.strip() for name, state in self.node_states().items()})
             except (SandboxError, subprocess.TimeoutExpired):
                 return False  # slurmctld is starting, or down; the deadline bounds it.
-            return bool(states) and all(state == "idle" for state in states.values())
+            return bool(states) and all(state in _IDLE for state in states.values())
 
         if not wait_until(idle, timeout_s, poll_s=0.1):
-            late = ", ".join(f"{name} {state}" for name, state in states.items() if state != "idle")
+            late = ", ".join(f"{name} {state}" for name, state in states.items() if state not in _IDLE)
             raise BootFailed(
                 f"after {timeout_s:g} s not all nodes are idle: {late or 'slurmctld does not answer'}\n"
                 f"{self.log_tail('slurmctld')}"

@@ -14,6 +14,7 @@
          ├─ JobNotFound             no such job, or forgotten after MinJobAge
          ├─ StepNotFound            no such step, or it has ended
          ├─ JobNotPending           the change is only possible while the job is pending
+         ├─ UpdateUnavailable       no change of the job is possible for now
          ├─ JobFinished             the job has ended for good
          ├─ RequeueDisabled         the job was submitted with --no-requeue
          ├─ InvalidNode             a node that Slurm does not know
@@ -144,6 +145,15 @@ class JobNotPending(SlurmCommandError):
     fix = "requeue the job first; Slurm accepts it from then on, also while the job is completing"
 
 
+class UpdateUnavailable(SlurmCommandError):
+    """Slurm changes nothing of the job until slurmdbd has recorded its start, and says so after 5 s.
+
+    Where there is no slurmdbd, a job that was resized stays so until its run has ended (measured, 22.05.8).
+    """
+
+    fix = "try again in some seconds"
+
+
 class JobFinished(SlurmCommandError):
     """The job has ended for good."""
 
@@ -217,6 +227,7 @@ class CommandFailed(SlurmCommandError):
 # The first match wins, so the narrow ones come first. Lower case.
 _TEXTS: tuple[tuple[str, type[SlurmCommandError]], ...] = (
     ("no longer pending execution", JobNotPending),
+    ("job update not available right now", UpdateUnavailable),
     ("invalid job step", StepNotFound),
     ("invalid step", StepNotFound),
     ("already finished", JobFinished),

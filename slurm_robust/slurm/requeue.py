@@ -115,6 +115,7 @@ def requeue_without(
     ending_run: int,
     until: Until = Until.EXCLUDED,
     revives: bool = False,
+    unavailable: bool = False,
     timeout_s: float = 20.0,
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
@@ -122,8 +123,9 @@ def requeue_without(
     """Requeue the job so that it comes back without ``exclude`` (which may be empty).
 
     ``ending_run`` is SLURM_RESTART_COUNT of the run that is to end; ``revives``: it may have ended because
-    its batch script was killed. With ``until=EXCLUDED`` it does what
-    a dying batch script can do; call it again with STARTED or RUNNING from a process that survives.
+    its batch script was killed; ``unavailable``: it is known that Slurm takes no change of the job before the
+    run has ended (:class:`~slurm_robust.slurm.errors.UpdateUnavailable`). With ``until=EXCLUDED`` it does
+    what a dying batch script can do; call it again with STARTED or RUNNING from a process that survives.
     Never raises for what Slurm answers: ``report`` gets every order, the outcome says how it
     ended. ``timeout_s`` bounds the whole.
     """
@@ -134,7 +136,8 @@ def requeue_without(
         until=until,
         revives=revives,
     )
-    return _drive(client, order, timeout_s, _POLL_S, clock or SystemClock(), report)
+    memory = Memory(unavailable=unavailable)
+    return _drive(client, order, memory, timeout_s, _POLL_S, clock or SystemClock(), report)
 
 
 def watch_until_running(
@@ -164,19 +167,19 @@ def watch_until_running(
         max_releases=max_releases,
         may_requeue=False,
     )
-    return _drive(client, order, timeout_s, _WATCH_POLL_S, clock or SystemClock(), report)
+    return _drive(client, order, Memory(), timeout_s, _WATCH_POLL_S, clock or SystemClock(), report)
 
 
 def _drive(
     client: SlurmClient,
     order: Order,
+    memory: Memory,
     timeout_s: float,
     poll_s: float,
     clock: Clock,
     report: Callable[[StageOutcome], None],
 ) -> Outcome:
     deadline = clock.monotonic() + timeout_s
-    memory = Memory()
     drained = _drained(client) if order.until is Until.RUNNING else frozenset()
     last = "no answer from Slurm"
     # When which run was first seen pending; a start that failed in the prolog is a run, too.

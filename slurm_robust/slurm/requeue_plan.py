@@ -19,6 +19,7 @@ from slurm_robust.slurm.errors import (
     RequeueDisabled,
     SlurmCommandError,
     SlurmTimeout,
+    UpdateUnavailable,
 )
 from slurm_robust.slurm.records import Job, Node
 from slurm_robust.util.hostlist import fold
@@ -95,6 +96,8 @@ class Memory(Record):
 
     releases: int = 0
     extra_exclude: tuple[str, ...] = ()
+    unavailable: bool = False
+    """Slurm changes nothing of the job while its run is ending."""
 
 
 class Do(Record):
@@ -148,6 +151,11 @@ def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
         if not job.is_pending:
             return Wait(why=f"the job is {_states(job)}")  # on its way to another state
         return End(ok=False, why=f"the job is {_states(job)} in run {job.restart_count} already")
+    if job.is_completing and (memory.unavailable or not order.may_requeue):
+        # A watcher has until the begin time, so it leaves slurmctld alone meanwhile.
+        if order.until is Until.EXCLUDED:
+            return End(ok=True, why="requeued; Slurm takes no exclusion before this run has ended")
+        return Wait(why="the last run is still completing")
     pending = _exclude(order, job, memory) or _release(order, job, memory)
     if order.until is Until.EXCLUDED and not isinstance(pending, Do):
         # That somebody holds the job does not undo its requeue.
@@ -223,6 +231,8 @@ def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory
     if isinstance(error, (ControllerUnreachable, SlurmTimeout, JobNotPending, JobFinished)):
         # No answer, or the job moved on meanwhile: poll again and decide anew.
         return memory
+    if isinstance(error, UpdateUnavailable):
+        return msgspec.structs.replace(memory, unavailable=True, refusal=error.what)
     attempts = {**memory.attempts, stage: memory.attempts.get(stage, 0) + 1}
     final = isinstance(error, (PermissionDenied, RequeueDisabled)) or attempts[stage] >= _ATTEMPTS
     refused = memory.refused | {stage} if final else memory.refused

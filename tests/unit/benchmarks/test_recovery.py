@@ -54,8 +54,3 @@ def test_every_policy_has_its_was_when_all_of_its_cases_were_measured() -> None:
     }
     del times["cold standby, 2 nodes lost"]
     assert recovery.RESCHEDULE not in was_table(times, every, 4)
-
-
-def test_a_case_that_cannot_be_measured_says_why() -> None:
-    shared = next(case for case in cases(4, all_of_was=False) if case.name == "shared spare")
-    assert shared.missing
