@@ -92,3 +92,22 @@ def test_a_controller_that_was_overtaken_requeues_nothing(tmp_path: Path) -> Non
     assert answer.said is Said.NOTHING
     assert "taken over" in answer.detail
     assert slurm.job(job_id).restart_count == 0
+
+
+@pytest.mark.parametrize(
+    ("storage", "excluded"), [("accounting_storage/none", ()), ("(null)", ()), (None, ("n2",))]
+)
+def test_without_slurmdbd_the_watcher_excludes_nodes_of_a_resized_job(
+    storage: str | None, excluded: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = FakeSlurm()
+    job_id = started(slurm)
+    if storage is not None:
+        config = {**slurm.config(), "AccountingStorageType": storage}
+        monkeypatch.setattr(slurm, "config", lambda: config)
+    slurm.shrink(job_id, ["n1"])
+    stages: list[str] = []
+    requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", nodes=("n1", "n2"), start_now=False)
+    requeuer.ask(("n2",), lambda what, ok, detail: stages.append(what), lambda answer: None)
+    assert stages[0] == "requeue"
+    assert slurm.job(job_id).excluded_nodes == excluded

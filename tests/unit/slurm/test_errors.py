@@ -19,6 +19,10 @@ If no partition is requested the default partition is assumed."""
         ("slurm_load_jobs error: Invalid job id specified", errors.JobNotFound),
         ("Invalid job id specified for job 999", errors.JobNotFound),
         ("Job is no longer pending execution for job 17", errors.JobNotPending),
+        (
+            "Job update not available right now, the DB index is being set, try again in a bit for job 3",
+            errors.UpdateUnavailable,
+        ),
         ("Job has already finished for job 18\nslurm_suspend error: finished", errors.JobFinished),
         ("Requested operation is presently disabled for job 17", errors.RequeueDisabled),
         ("slurm_update error: Invalid user id", errors.PermissionDenied),

@@ -117,6 +117,19 @@ def test_until_excluded_ends_before_the_job_is_pending() -> None:
     assert step.ok
 
 
+def test_while_slurm_takes_no_change_the_exclusion_is_left_to_the_watcher() -> None:
+    refused = errors.UpdateUnavailable("Job update not available right now, the DB index is being set")
+    memory = after(Memory(), Do(stage=Stage.EXCLUDE), refused)
+    dying = msgspec.structs.replace(ORDER, until=Until.EXCLUDED)
+    end = decide(dying, COMPLETING, memory)
+    assert isinstance(end, End)
+    assert end.ok
+    watcher = msgspec.structs.replace(ORDER, may_requeue=False)
+    assert decide(watcher, COMPLETING, Memory()) == Wait(why="the last run is still completing")
+    ended = msgspec.structs.replace(PENDING, excluded_nodes=())
+    assert decide(watcher, ended, SETTLED) == Do(stage=Stage.EXCLUDE, nodes=("n2",))
+
+
 def test_what_slurm_refuses_for_good_is_not_tried_again() -> None:
     memory = after(Memory(), Do(stage=Stage.REQUEUE), errors.RequeueDisabled("disabled"))
     step = decide(ORDER, job("RUNNING"), memory)
@@ -188,6 +201,20 @@ def test_a_dying_controller_and_its_watcher(slurm: FakeSlurm) -> None:
     assert rest.job.nodes == ("n1", "n3")
     assert clock.now - begun < 5
     assert [outcome.stage for outcome in said] == [Stage.REQUEUE, Stage.EXCLUDE, Stage.START]
+
+
+def test_where_slurm_takes_no_change_before_the_run_has_ended_nothing_is_tried(slurm: FakeSlurm) -> None:
+    job_id = started(slurm)
+    clock, said = slurm.cluster.clock, []
+    first = requeue_without(
+        slurm, job_id, ["n2"], ending_run=0, unavailable=True, clock=clock, report=told(said)
+    )
+    assert first.ok
+    assert [outcome.stage for outcome in said] == [Stage.REQUEUE]
+    rest = watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock, report=told(said))
+    assert rest.ok
+    assert rest.job is not None
+    assert rest.job.nodes == ("n1", "n3")
 
 
 def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm) -> None:
