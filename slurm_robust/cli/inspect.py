@@ -46,13 +46,12 @@ def _register_status(commands: Commands) -> None:
         action="store_true",
         help="show instead how long each phase of a start and of a recovery took, with the slowest nodes",
     )
+    parser.add_argument("--watch", action="store_true", help="show it again until the job has ended")
     parser.add_argument(
-        "--watch",
+        "--every",
         metavar="SECONDS",
         type=number(above=True),
-        nargs="?",
-        const=2.0,
-        help="show it again every SECONDS (default: 2) until the job has ended",
+        help="with --watch: how often (default: 2)",
     )
     parser.add_argument(
         "--generation",
@@ -65,10 +64,12 @@ def _register_status(commands: Commands) -> None:
 def _status(args: argparse.Namespace) -> int:
     from slurm_robust.report import startup, status
 
-    if args.watch is not None:
+    if args.watch:
         if args.json or args.phases:
             raise UsageError("--watch goes with neither --json nor --phases", fix="leave one of them out")
-        return status.watch(args.job, args.watch, job_dir=args.job_dir)
+        return status.watch(args.job, args.every or 2.0, job_dir=args.job_dir)
+    if args.every is not None:
+        raise UsageError("--every needs --watch", fix="add --watch")
     if args.phases:
         return startup.main(args.job, generation=args.generation, json=args.json, job_dir=args.job_dir)
     if args.generation is not None:

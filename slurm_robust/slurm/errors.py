@@ -8,6 +8,7 @@
      ├─ NotFenced                   another controller has the job, or that is not known
      └─ SlurmCommandError           carries command, returncode, stdout, stderr
          ├─ SlurmCommandMissing     the program is not on the PATH
+         ├─ SlurmNotConfigured      the program is here, slurm.conf is not
          ├─ SlurmTimeout            no answer in time; whether it took effect is unknown
          ├─ ControllerUnreachable   slurmctld (or slurmdbd) does not answer
          ├─ UnparsableOutput        exit code 0, but not the output that this release prints
@@ -106,6 +107,16 @@ class SlurmCommandMissing(SlurmCommandError):
     """The program was not found. The message shows the PATH that was searched."""
 
     fix = "install Slurm's client commands on this node, or put their folder on the PATH"
+
+
+class SlurmNotConfigured(SlurmCommandError):
+    """Slurm's commands are installed here, but this machine belongs to no cluster."""
+
+    fix = "run it on a node or a login node of the cluster, or set SLURM_CONF"
+
+    def _message(self) -> str:
+        self.what = f"{self.command[0]} finds no slurm.conf: this machine belongs to no cluster"
+        return self.what
 
 
 class SlurmTimeout(SlurmCommandError):
@@ -247,6 +258,7 @@ _TEXTS: tuple[tuple[str, type[SlurmCommandError]], ...] = (
     ("invalid partition name", InvalidPartition),
     ("invalid account", InvalidAccount),
     ("invalid node name", InvalidNode),
+    ("could not establish a configuration source", SlurmNotConfigured),
     ("in standby mode", ControllerUnreachable),
     ("unable to contact slurm controller", ControllerUnreachable),
     ("zero bytes were transmitted", ControllerUnreachable),

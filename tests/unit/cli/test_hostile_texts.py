@@ -207,7 +207,7 @@ def test_what_top_shows(job: JobDirectory, slurm: Answers, text: str) -> None:
     output_of("top", str(job.path), "--json")  # its screen: tests/unit/report/top
     job.moment.unlink()
     output_of("top", str(job.path), "--json")
-    output_of("status", str(job.path), "--watch", "60")  # this job has ended
+    output_of("status", str(job.path), "--watch")  # this job has ended
 
 
 @fuzz

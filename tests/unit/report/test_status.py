@@ -258,4 +258,8 @@ def test_ctrl_c_ends_watching_as_it_ends_any_command(folder: Path, slurm: FakeSl
 
 @pytest.mark.parametrize("other", ["--json", "--phases"])
 def test_watching_goes_with_no_other_form(folder: Path, other: str) -> None:
-    assert main(["status", str(folder), "--watch", "1", other]) == ExitCode.USAGE
+    assert main(["status", "--watch", str(folder), other]) == ExitCode.USAGE
+
+
+def test_every_needs_watch(folder: Path) -> None:
+    assert main(["status", str(folder), "--every", "5"]) == ExitCode.USAGE

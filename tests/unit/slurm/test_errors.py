@@ -69,6 +69,17 @@ def test_the_line_that_says_what_is_wrong_is_the_message() -> None:
     assert errors.classify(done).what == "Error creating the reservation: Requested nodes are busy"
 
 
+def test_a_machine_that_belongs_to_no_cluster_is_told_in_one_sentence() -> None:
+    text = (
+        "sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+        "sinfo: error: fetch_config: DNS SRV lookup failed\n"
+        "sinfo: fatal: Could not establish a configuration source"
+    )
+    error = errors.classify(CompletedCommand(("sinfo", "--version"), 1, "", text))
+    assert isinstance(error, errors.SlurmNotConfigured)
+    assert str(error) == error.what == "sinfo finds no slurm.conf: this machine belongs to no cluster"
+
+
 def test_every_type_of_the_tree_names_a_fix() -> None:
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.SlurmError)]
     assert len(kinds) > 15
