@@ -51,10 +51,17 @@ def test_what_is_visible_keeps_its_lines_and_stays_as_it_is(text: str) -> None:
     assert visible(shown) == shown
 
 
+def whole(value: object) -> object:
+    """``value`` with a ``?`` for each half of a character."""
+    if isinstance(value, list):
+        return [whole(inner) for inner in value]
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
 @given(st.recursive(HOSTILE | st.none() | st.integers(), lambda inner: st.lists(inner, max_size=3)))
 def test_json_says_the_same_and_commands_nothing(value: object) -> None:
     text = as_json(value)
-    assert json.loads(text) == value
+    assert json.loads(text) == whole(value)
     assert text.isascii()
     assert text.replace("\n", "").isprintable()
 
