@@ -198,8 +198,11 @@ def _no_directory(directory: JobDirectory, error: OSError) -> PreflightError:
 def check_alone(directory: JobDirectory) -> None:
     """No other controller may live on this job. Raises PreflightError if one answers."""
     newest = newest_epoch(directory.epochs)
-    if newest is None or not answering({name: (name, newest.port) for name in newest.names}):
+    if newest is None:
         return
+    hosts = newest.addresses or (newest.host,)
+    if not answering({host: (host, newest.port) for host in hosts}):
+        return  # nobody listens there any more, and ZeroMQ would try for all of the time
     answer = ask(newest.endpoints, load_client(directory.keys), Ping(), timeout_s=PING_TIMEOUT_S)
     if isinstance(answer, Pong):
         raise PreflightError(

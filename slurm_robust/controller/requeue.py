@@ -111,8 +111,9 @@ class Requeuer:
 
     def _is_unavailable(self, job: Job) -> bool:
         """Whether only a watcher can exclude nodes: the job was resized, and no slurmdbd records that."""
-        is_resized = set(job.nodes) != set(self._nodes)
-        return is_resized and not job.expedited and "slurmdbd" not in _storage(self._slurm.config())
+        if job.expedited or set(job.nodes) == set(self._nodes):
+            return False
+        return not self._slurm.config().get("AccountingStorageType", "").endswith("/slurmdbd")
 
     def _affordable(self, exclude: tuple[str, ...], job: Job, report: Report) -> tuple[str, ...]:
         """Without those whose exclusion would leave too few nodes for the job ever to start."""
@@ -143,10 +144,6 @@ class Requeuer:
             return False
         report("watcher", True, which)
         return True
-
-
-def _storage(config: Mapping[str, str]) -> str:
-    return config.get("AccountingStorageType", "accounting_storage/slurmdbd")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slurm_robust.controller.effects import GiveBackAnswer, Said
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.errors import CommandFailed, ControllerUnreachable, SlurmError, SlurmTimeout
+from slurm_robust.slurm.errors import ControllerUnreachable, SlurmError, SlurmTimeout, UpdateUnavailable
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Job, Node
 from slurm_robust.slurm.requeue import Clock, SystemClock
@@ -119,7 +119,7 @@ class Shrinker:
         if dead := [node.name for node in nodes if not node.responding]:
             try:
                 self._shrink(job, dead)
-            except CommandFailed:
+            except UpdateUnavailable:
                 # Where there is no slurmdbd, Slurm refuses to resize a job twice within some seconds.
                 clock.sleep(POLL_S)
                 self._shrink(job, dead)

@@ -29,7 +29,7 @@ from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.interval import IntervalAdvice, advise
-from slurm_robust.report.slurmview import completing_advice, make_slurm, view_of
+from slurm_robust.report.slurmview import SlurmView, completing_advice, make_slurm, view_of
 from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
@@ -256,14 +256,14 @@ def watch(
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    asked, answer = -math.inf, SlurmAnswer()
+    asked, view, advice = -math.inf, SlurmView(), ""
     with live if in_place else nullcontext():
         while True:
             begun = time.monotonic()
             events = load_events(directory, quiet=True)
             if begun - asked >= SLURM_EVERY_S:
-                asked, answer = begun, _ask(events, slurm)
-            status = _status(events, answer, directory)
+                asked, (view, advice) = begun, _ask(events, slurm)
+            status = _status(events, view, advice, directory)
             title = f"{date_and_time(time.time())}, every {every_s:g} s"
             shown = Group(Text(title, style="dim"), render(status), "")
             if in_place:
@@ -281,32 +281,25 @@ def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
     directory = find(name, job_dir, slurm)
     events = load_events(directory)
     with Bar("asking Slurm") as bar:
-        answer = _ask(events, slurm)
+        view, advice = _ask(events, slurm)
         bar.say("adding up the ledger")
-        return _status(events, answer, directory)
+        return _status(events, view, advice, directory)
 
 
-class SlurmAnswer(Record):
-    """What Slurm says of the job, what the job waits for, and whether time passes for it."""
-
-    says: str = ""
-    advice: str = ""
-    goes_on: bool = True
-
-
-def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> SlurmAnswer:
+def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[SlurmView, str]:
+    """The job as Slurm knows it, and what it waits for."""
     view = view_of(events, slurm)
     waits = "" if view.job is None else waiting_advice(view.job) or completing_advice(slurm, view.job)
-    return SlurmAnswer(says=view.describe(), advice=waits, goes_on=view.goes_on)
+    return view, waits
 
 
-def _status(events: Sequence[ev.AnyEvent], answer: SlurmAnswer, directory: JobDirectory) -> Status:
+def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directory: JobDirectory) -> Status:
     """The status now, or as of the last event of a job that Slurm does not have or that has ended.
 
     With a note on each channel of notifications that is given up.
     """
-    now = time.time() if answer.goes_on else max((event.t for event in events), default=time.time())
-    status = status_at(events, now, answer.says, answer.advice)
+    now = time.time() if view.goes_on else max((event.t for event in events), default=time.time())
+    status = status_at(events, now, view.describe(), advice)
     silent = silent_channels(directory, time.time())
     notes = (
         f"channel {name} of notifications is given up for a while: {why}" for name, why in silent.items()

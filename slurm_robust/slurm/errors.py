@@ -8,14 +8,12 @@
      ├─ NotFenced                   another controller has the job, or that is not known
      └─ SlurmCommandError           carries command, returncode, stdout, stderr
          ├─ SlurmCommandMissing     the program is not on the PATH
-         ├─ SlurmNotConfigured      the program is here, slurm.conf is not
          ├─ SlurmTimeout            no answer in time; whether it took effect is unknown
          ├─ ControllerUnreachable   slurmctld (or slurmdbd) does not answer
          ├─ UnparsableOutput        exit code 0, but not the output that this release prints
          ├─ JobNotFound             no such job, or forgotten after MinJobAge
          ├─ StepNotFound            no such step, or it has ended
          ├─ JobNotPending           the change is only possible while the job is pending
-         ├─ UpdateUnavailable       no change of the job is possible for now
          ├─ JobFinished             the job has ended for good
          ├─ RequeueDisabled         the job was submitted with --no-requeue
          ├─ InvalidNode             a node that Slurm does not know
@@ -27,6 +25,8 @@
          ├─ InvalidAccount          the user has no association, and Slurm enforces them
          ├─ PermissionDenied        only an operator, the owner or root may do that
          └─ CommandFailed           anything else; the text is Slurm's own
+             ├─ SlurmNotConfigured  the program is here, slurm.conf is not
+             └─ UpdateUnavailable   no change of the job is possible for now
 
 Releases and commands word the same error differently; :func:`classify`
 is the one place that knows them.
@@ -109,16 +109,6 @@ class SlurmCommandMissing(SlurmCommandError):
     fix = "install Slurm's client commands on this node, or put their folder on the PATH"
 
 
-class SlurmNotConfigured(SlurmCommandError):
-    """Slurm's commands are installed here, but this machine belongs to no cluster."""
-
-    fix = "run it on a node or a login node of the cluster, or set SLURM_CONF"
-
-    def _message(self) -> str:
-        self.what = f"{self.command[0]} finds no slurm.conf: this machine belongs to no cluster"
-        return self.what
-
-
 class SlurmTimeout(SlurmCommandError):
     """No answer in time. The order may or may not have been carried out: ask before repeating it."""
 
@@ -154,15 +144,6 @@ class JobNotPending(SlurmCommandError):
     """The change is only possible while the job is pending."""
 
     fix = "requeue the job first; Slurm accepts it from then on, also while the job is completing"
-
-
-class UpdateUnavailable(SlurmCommandError):
-    """Slurm changes nothing of the job until slurmdbd has recorded its start, and says so after 5 s.
-
-    Where there is no slurmdbd, a job that was resized stays so until its run has ended (measured, 22.05.8).
-    """
-
-    fix = "try again in some seconds"
 
 
 class JobFinished(SlurmCommandError):
@@ -233,6 +214,24 @@ class PermissionDenied(SlurmCommandError):
 
 class CommandFailed(SlurmCommandError):
     """Any other failure; the text is Slurm's own."""
+
+
+class SlurmNotConfigured(CommandFailed):
+    """Slurm's commands are installed here, but this machine belongs to no cluster."""
+
+    fix = "run it on a node or a login node of the cluster, or set SLURM_CONF"
+
+    def _message(self) -> str:
+        return f"{self.what}: this machine belongs to no cluster"
+
+
+class UpdateUnavailable(CommandFailed):
+    """Slurm changes nothing of the job until slurmdbd has recorded its start, and says so after 5 s.
+
+    Where there is no slurmdbd, a job that was resized stays so until its run has ended (measured, 22.05.8).
+    """
+
+    fix = "try again in some seconds"
 
 
 # The first match wins, so the narrow ones come first. Lower case.

@@ -12,6 +12,9 @@ update StartTime=now   accepted (rc 0) but LOST: when COMPLETING     accepted; R
                        ends slurmctld sets a begin time 121 s ahead  later; DEADLY in the first second
 =====================  ============================================  ================================
 
+Nothing of the middle column is accepted for a run that was resized where there is no slurmdbd: each order
+is refused after 5 s (:class:`~slurm_robust.slurm.errors.UpdateUnavailable`). A watcher excludes nodes then.
+
 Deadly: a start in the same second as the end of the last run, on one of its nodes, is refused there
 ("Job credential revoked", credentials are told apart by seconds of slurmctld's clock) and Slurm
 then ends the job as FAILED for good. So a job is left PENDING for

@@ -84,6 +84,7 @@ class FakeCluster:
         self.hides_jobs = False  # a fault: squeue shows no job yet
         self.unreachable = False  # a fault: slurmctld does not answer
         self.failing_prologs: set[str] = set()  # a fault: nodes whose prolog fails
+        self.slurmdbd = True  # else nothing of a resized job can be changed before its run has ended
         self.submit_refusal = ""  # a fault: what sbatch says instead of a job id
         self.launched: list[FakeStep] = []
         self.signals: list[tuple[int, str | None, str]] = []
@@ -99,6 +100,7 @@ class FakeCluster:
         self.accounts: dict[str, set[str]] = {"root": {"root"}, "users": {"alice", "bob"}}
         self._completing_until: dict[int, float] = {}
         self._silent_until: dict[str, float] = {}
+        self._resized: set[int] = set()  # jobs whose run was resized
         self._pending_since: dict[int, float] = {}
         self._ids = itertools.count(1)
 
@@ -152,6 +154,8 @@ class FakeCluster:
         if job.is_running:
             raise errors.JobNotPending("Job is no longer pending execution")
         self.check_nodes(nodes)
+        if job_id in self._resized and not self.slurmdbd:
+            raise errors.UpdateUnavailable("Job update not available right now, the DB index is being set")
         return job
 
     def check_nodes(self, names: Iterable[str]) -> None:
@@ -292,6 +296,7 @@ class FakeCluster:
         """The job goes on with fewer nodes."""
         self._record_run(job, "RESIZING")
         self.put(job, nodes=nodes, num_nodes=len(nodes))
+        self._resized.add(job.job_id)
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -306,6 +311,7 @@ class FakeCluster:
         for job_id, until in list(self._completing_until.items()):
             if now >= until:
                 del self._completing_until[job_id]
+                self._resized.discard(job_id)
                 job = self.jobs[job_id]
                 # The real slurmctld writes the begin time here, over any StartTime=now before.
                 self._pend(job, job.reason if job.held else "BeginTime", at=until)

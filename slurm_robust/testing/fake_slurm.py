@@ -162,8 +162,9 @@ class FakeSlurm:
 
     def config(self) -> dict[str, str]:
         """See the protocol."""
-        with self._world():
+        with self._world() as world:
             return {
+                "AccountingStorageType": f"accounting_storage/{'slurmdbd' if world.slurmdbd else 'none'}",
                 "ClusterName": "fake",
                 "Epilog": "/etc/slurm/epilog.sh",
                 "SlurmdPort": "6818",

@@ -26,14 +26,10 @@ class EpochRecord(Record):
     """Slurm's name of ``host``."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Its addresses, and the host's name last, as a resolver may not know it."""
-        return tuple(dict.fromkeys((*self.addresses, self.host)))
-
-    @property
     def endpoints(self) -> tuple[str, ...]:
-        """All places to try, in ZeroMQ's form."""
-        return tuple(f"tcp://[{n}]:{self.port}" if ":" in n else f"tcp://{n}:{self.port}" for n in self.names)
+        """All places to try, in ZeroMQ's form; the host's name last, as a resolver may not know it."""
+        names = dict.fromkeys((*self.addresses, self.host))
+        return tuple(f"tcp://[{n}]:{self.port}" if ":" in n else f"tcp://{n}:{self.port}" for n in names)
 
 
 # Made while there is one thread; see Record.

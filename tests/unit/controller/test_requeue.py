@@ -10,6 +10,7 @@ from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.requeue import PATIENCE_S, Requeuer, ending_for_good, forbid_requeue
 from slurm_robust.slurm.fence import fenced
 from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.slurm.requeue import watch_until_running
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
 
@@ -94,20 +95,18 @@ def test_a_controller_that_was_overtaken_requeues_nothing(tmp_path: Path) -> Non
     assert slurm.job(job_id).restart_count == 0
 
 
-@pytest.mark.parametrize(
-    ("storage", "excluded"), [("accounting_storage/none", ()), ("(null)", ()), (None, ("n2",))]
-)
+@pytest.mark.parametrize(("slurmdbd", "stages"), [(True, ["requeue", "exclude nodes"]), (False, ["requeue"])])
 def test_without_slurmdbd_the_watcher_excludes_nodes_of_a_resized_job(
-    storage: str | None, excluded: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurmdbd: bool, stages: list[str], tmp_path: Path
 ) -> None:
     slurm = FakeSlurm()
+    slurm.cluster.slurmdbd = slurmdbd
     job_id = started(slurm)
-    if storage is not None:
-        config = {**slurm.config(), "AccountingStorageType": storage}
-        monkeypatch.setattr(slurm, "config", lambda: config)
     slurm.shrink(job_id, ["n1"])
-    stages: list[str] = []
+    said: list[tuple[str, bool]] = []
     requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", nodes=("n1", "n2"), start_now=False)
-    requeuer.ask(("n2",), lambda what, ok, detail: stages.append(what), lambda answer: None)
-    assert stages[0] == "requeue"
-    assert slurm.job(job_id).excluded_nodes == excluded
+    requeuer.ask(("n2",), lambda what, ok, detail: said.append((what, ok)), lambda answer: None)
+    assert said == [(stage, True) for stage in stages]
+    clock = slurm.cluster.clock
+    assert watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock).ok
+    assert slurm.job(job_id).excluded_nodes == ("n2",)

@@ -83,7 +83,7 @@ def test_a_refusal_may_pass_a_silent_slurm_surely_does(site: Site, monkeypatch: 
     site.slurm.cluster.unreachable = False
 
     def refuse(*_: object) -> None:
-        raise errors.CommandFailed("Job update not available right now, the DB index is being set")
+        raise errors.UpdateUnavailable("Job update not available right now, the DB index is being set")
 
     monkeypatch.setattr(site.slurm, "shrink", refuse)
     said = [site.shrinker.give_back("n2").said for _ in range(MOST_REFUSALS)]
@@ -96,6 +96,20 @@ def test_a_requeue_does_not_wait_for_a_dead_node_that_slurm_has_noticed(site: Si
     site.shed("n3")
     assert site.nodes == ("n1", "n2")
     assert [ok for _, ok, _ in site.reports] == [True]
+
+
+def test_a_second_resize_is_tried_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink = site.slurm.shrink
+
+    def refuse_once(*words: object) -> None:
+        monkeypatch.setattr(site.slurm, "shrink", shrink)
+        raise errors.UpdateUnavailable("Job update not available right now, the DB index is being set")
+
+    monkeypatch.setattr(site.slurm, "shrink", refuse_once)
+    site.silence("n3")
+    site.alive.remove("n3")
+    site.shed("n3")
+    assert site.nodes == ("n1", "n2")
 
 
 def test_slurm_is_made_to_try_the_node_and_waited_for(site: Site) -> None:

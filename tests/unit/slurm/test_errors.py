@@ -77,7 +77,8 @@ def test_a_machine_that_belongs_to_no_cluster_is_told_in_one_sentence() -> None:
     )
     error = errors.classify(CompletedCommand(("sinfo", "--version"), 1, "", text))
     assert isinstance(error, errors.SlurmNotConfigured)
-    assert str(error) == error.what == "sinfo finds no slurm.conf: this machine belongs to no cluster"
+    assert str(error) == f"{error.what}: this machine belongs to no cluster"
+    assert "\n" not in str(error)
 
 
 def test_every_type_of_the_tree_names_a_fix() -> None:

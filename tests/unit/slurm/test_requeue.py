@@ -203,18 +203,23 @@ def test_a_dying_controller_and_its_watcher(slurm: FakeSlurm) -> None:
     assert [outcome.stage for outcome in said] == [Stage.REQUEUE, Stage.EXCLUDE, Stage.START]
 
 
-def test_where_slurm_takes_no_change_before_the_run_has_ended_nothing_is_tried(slurm: FakeSlurm) -> None:
+@pytest.mark.parametrize(("known", "tried"), [(True, []), (False, [Stage.EXCLUDE])])
+def test_where_slurm_takes_no_change_before_the_run_has_ended(
+    slurm: FakeSlurm, known: bool, tried: list[Stage]
+) -> None:
     job_id = started(slurm)
+    slurm.cluster.slurmdbd = False
+    slurm.shrink(job_id, ["n1"])
     clock, said = slurm.cluster.clock, []
     first = requeue_without(
-        slurm, job_id, ["n2"], ending_run=0, unavailable=True, clock=clock, report=told(said)
+        slurm, job_id, ["n2"], ending_run=0, unavailable=known, clock=clock, report=told(said)
     )
     assert first.ok
-    assert [outcome.stage for outcome in said] == [Stage.REQUEUE]
+    assert [outcome.stage for outcome in said] == [Stage.REQUEUE, *tried]
     rest = watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock, report=told(said))
     assert rest.ok
     assert rest.job is not None
-    assert rest.job.nodes == ("n1", "n3")
+    assert rest.job.excluded_nodes == ("n2",)
 
 
 def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm) -> None:
