@@ -26,7 +26,7 @@ lint: setup ## Ruff and mypy (strict).
 docs: setup ## Write the generated pages anew, and build the documentation as a site into build/site.
 	$(PYTHON) -m tools.reference_pages
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
-	@echo "build/site/index.html"
+	@echo "build/site/index.html (the search needs a server: $(PYTHON) -m http.server -d build/site)"
 
 test: lint test-unit test-cluster ## Everything: lint, unit tests, tests on a real Slurm in the sandbox.
 

@@ -27,12 +27,16 @@ from slurm_robust.model.journal import read
 from slurm_robust.policy.spares import PAPER_RATE, QUANTILE, REPLENISH_DAYS, at_once, failing
 from slurm_robust.report.startup import start_of
 from slurm_robust.sandbox import Sandbox
+from slurm_robust.sandbox.boot import slurm_version
 
 WARM_STEP = 3
 LIMIT_S = 240.0
 # Far more than are needed: the job is cancelled when it has recovered.
 STEPS = 100_000
 RESERVATION = "bench_spares"
+EXPEDITES = (25, 11)
+"""The release of Slurm that brought ``--requeue=expedite``, which is used from it on."""
+
 CATASTROPHE = 0.01
 """The weight that the paper gives to the loss of a whole switch."""
 
@@ -66,6 +70,8 @@ class Sample:
     new_step: int
     load: float
     stages: dict[str, float] = field(default_factory=dict)
+    requeued: float | None = None
+    """Seconds from the order to requeue until the new step, if there was one."""
 
     @property
     def scheduling(self) -> float:
@@ -202,7 +208,8 @@ def _srobust(
     settings = {"BENCH_DIR": folder[1], "BENCH_SAVE": "srobust", "BENCH_STEPS": STEPS, "OMP_NUM_THREADS": 1}
     options = f"{more}--job-dir {folder[1]}/jobs --spares {case.spares} --nproc-per-node 1"
     script = f"{common.exports(settings)}\nexec srobust run {options} ../{common.TRAINING}"
-    words = [f"--nodes={case.nodes + case.spares}", "--exclusive", "--no-kill", "--requeue"]
+    requeue = "--requeue=expedite" if slurm_version() >= EXPEDITES else "--requeue"
+    words = [f"--nodes={case.nodes + case.spares}", "--exclusive", "--no-kill", requeue]
     job = common.submit(sandbox, folder, words, script)
     journal = folder[0] / "jobs" / str(job) / "journal.jsonl"
 
@@ -215,7 +222,8 @@ def _srobust(
     step, at, number, load = _measure(sandbox, folder, case, [job], choose, lambda dead: [])
     events = read(journal)
     opened = next(e for e in events if isinstance(e, ev.IncidentOpened))
-    return Sample(max(0.0, opened.t - at), step, number, load, start_of(events).stages)
+    requeued = next((at + step - e.t for e in events if isinstance(e, ev.RequeueStarted)), None)
+    return Sample(max(0.0, opened.t - at), step, number, load, start_of(events).stages, requeued)
 
 
 def resubmission(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:
@@ -299,7 +307,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     samples: dict[str, list[Sample]] = {case.title: [] for case in every}
     failed = 0
     # A node that was cut comes back by itself for the next repetition.
-    boot = {"slurm_conf_lines": ("ReturnToService=2",), "slurmd_timeout_s": options.slurmd_timeout}
+    lines = ["ReturnToService=2"]
+    if slurm_version() >= EXPEDITES:
+        lines.append("SlurmctldParameters=enable_expedited_requeue")
+    boot = {"slurm_conf_lines": tuple(lines), "slurmd_timeout_s": options.slurmd_timeout}
     # Whatever a case comes to: a requeue asks for as many nodes as before, without those that were lost.
     extra = max(case.spares + case.lost for case in every)
     try:
@@ -363,10 +374,12 @@ def _was(samples: Mapping[str, Sequence[Sample]], every: Sequence[Case], nodes: 
 def _summaries(runs: Sequence[Sample]) -> dict[str, Summary]:
     if not runs:
         return {}
+    requeued = [s.requeued for s in runs if s.requeued is not None]
     return {
         "detect": Summary.of([s.detect for s in runs]),
         "scheduling": Summary.of([s.scheduling for s in runs]),
         "step": Summary.of([s.step for s in runs]),
+        **({"requeued": Summary.of(requeued)} if requeued else {}),
     }
 
 
@@ -384,6 +397,7 @@ def _show(
         "seen",
         "from then to the new step",
         "new step",
+        "of which after the requeue",
         "/ warm",
         "where the time went",
     ):
@@ -393,10 +407,11 @@ def _show(
         runs = samples.get(case.title, ())
         found = _summaries(runs)
         if not found:
-            table.add_row(case.title, "0", "-", "-", "never", "-", "")
+            table.add_row(case.title, "0", "-", "-", "never", "-", "-", "")
             continue
         ratio = f"{found['step'].median / warm['step'].median:.1f}" if warm else "-"
         cells = [found[what].text() for what in ("detect", "scheduling", "step")]
+        cells.append(found["requeued"].text() if "requeued" in found else "-")
         table.add_row(case.title, str(len(runs)), *cells, ratio, _stages(runs))
     console.print(table)
     was_of = _was(samples, every, options.nodes)
