@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.fault_storm.plan import CONVICTS, Kind
 from benchmarks.samples import Summary
+from slurm_robust.controller.shrink import TAKEN_BY_SLURM
 from slurm_robust.model import events as ev
 
 GRACE_S = 180.0
@@ -32,11 +33,16 @@ class Planted:
 
 
 def innocents(journal: Sequence[ev.AnyEvent], planted: Sequence[Planted]) -> list[ev.NodeEvicted]:
-    """Evictions of nodes on which no fault had been that may evict."""
+    """Evictions of nodes on which no fault had been that may evict.
+
+    Where Slurm takes a node from the job, since its slurmd does not respond, the job goes on without it.
+    """
+    taken = {e.node for e in journal if isinstance(e, ev.NodeGivenBack) and e.how == TAKEN_BY_SLURM}
 
     def explains(fault: Planted, evicted: ev.NodeEvicted) -> bool:
         until = (fault.mended if fault.mended is not None else fault.t) + GRACE_S
-        return fault.node == evicted.node and fault.kind in CONVICTS and fault.t <= evicted.t <= until
+        convicts = fault.kind in CONVICTS or (fault.kind is Kind.KILL_SLURMD and fault.node in taken)
+        return fault.node == evicted.node and convicts and fault.t <= evicted.t <= until
 
     evictions = [event for event in journal if isinstance(event, ev.NodeEvicted)]
     return [e for e in evictions if not any(explains(fault, e) for fault in planted)]

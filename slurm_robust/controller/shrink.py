@@ -23,6 +23,9 @@ from slurm_robust.wire.sockets import answering
 Knock = Callable[[Mapping[str, tuple[str, int]]], frozenset[str]]
 Report = Callable[[str, bool, str], None]
 
+TAKEN_BY_SLURM = "Slurm had taken it from the job"
+"""How a node was given back that Slurm gave up by itself, mostly since its slurmd did not respond."""
+
 SHED_S = 20.0
 """How long a requeue waits until Slurm has noticed that a dead node does not respond."""
 
@@ -71,7 +74,7 @@ class Shrinker:
             )
         job = self._slurm.job(self._job_id)
         if name not in job.nodes:
-            return GiveBackAnswer(said=Said.DONE, detail="Slurm had taken it from the job")
+            return GiveBackAnswer(said=Said.DONE, detail=TAKEN_BY_SLURM)
         if name == job.batch_host:
             return GiveBackAnswer(said=Said.REFUSED, detail="it is the batch host")
         (node,) = self._slurm.nodes([name])

@@ -6,6 +6,7 @@ import itertools
 
 from benchmarks.fault_storm.plan import CONVICTS, LASTS_S, Kind, plan
 from benchmarks.fault_storm.verdict import GRACE_S, Planted, by_kind, innocents, unequal
+from slurm_robust.controller.shrink import TAKEN_BY_SLURM
 from slurm_robust.model import events as ev
 
 
@@ -44,6 +45,14 @@ def test_an_eviction_needs_a_fault_that_may_evict() -> None:
     guilty, late = evicted("n1", 105.0), evicted("n1", 110.0 + GRACE_S + 1)
     early, other = evicted("n1", 99.0), evicted("n2", 105.0)
     assert innocents([guilty, late, early, other], planted) == [late, early, other]
+
+
+def test_slurm_may_take_the_node_of_a_dead_slurmd() -> None:
+    planted = [fault(1, Kind.KILL_SLURMD, "n1"), fault(2, Kind.KILL_SLURMD, "n2")]
+    taken = ev.NodeGivenBack(t=120.0, node="n1", how=TAKEN_BY_SLURM)
+    given = ev.NodeGivenBack(t=120.0, node="n2", how="the epilog tests it")
+    first, second = evicted("n1", 105.0), evicted("n2", 105.0)
+    assert innocents([first, second, taken, given], planted) == [second]
 
 
 def test_times_are_of_faults_that_came_alone() -> None:
