@@ -96,6 +96,8 @@ class _Output:
     def new_lines(self) -> list[str]:
         """Whole lines written since the last call. Raises ``OSError``."""
         try:
+            if self.path.stat().st_size == self._offset:
+                return []  # asked each second of many files, of which few ever change
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read(_MAX_READ)
@@ -145,7 +147,7 @@ class AgentSteps:
         self._outputs: list[_Output] = []
 
     def start(self, nodes: tuple[str, ...], epoch: int) -> None:
-        """Start an agent on each of ``nodes``, by one srun for all alike nodes.
+        """Start an agent on each of ``nodes``, by an srun for some alike nodes at a time.
 
         Raises ``SlurmCommandError``, ``OSError``.
         """

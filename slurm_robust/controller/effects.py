@@ -76,7 +76,7 @@ class Send(Record):
 
 
 class StartAgents(Record):
-    """Start agents on ``nodes`` by a step of the job."""
+    """Start agents on ``nodes`` by steps of the job."""
 
     nodes: tuple[str, ...]
 

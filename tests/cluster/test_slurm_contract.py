@@ -15,7 +15,7 @@ import pytest
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.pyslurm_client import PyslurmClient, PyslurmHelper
 from slurm_robust.slurm.records import Step
-from slurm_robust.slurm.requests import SubmitRequest, whole_node_steps
+from slurm_robust.slurm.requests import NODES_PER_STEP, SubmitRequest, whole_node_steps
 from slurm_robust.slurm.requeue import SystemClock, requeue_without
 from slurm_robust.slurm.watcher import watcher_job
 from tests.contracts.history import HistoryContract
@@ -155,6 +155,24 @@ def test_a_step_survives_a_node_that_dies(sandboxes: Callable[..., Sandbox], tmp
         world.wait(lambda: len(agents(world, job.job_id)) == 2, "a second step starts beside the first")
         again.kill()
         handle.kill()
+
+
+def test_a_dead_node_of_many_does_not_hold_up_the_end(
+    sandboxes: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    """In one step the others would wait 60 s for its report, which the job spends COMPLETING."""
+    box = sandboxes(nodes=NODES_PER_STEP + 2, accounting=False)
+    world = RealWorld(box, tmp_path)
+    with running_job(world, NODES_PER_STEP + 2, options=("--no-kill",)) as job:
+        held = world.client.allocation(job.job_id)
+        for number, step in enumerate(whole_node_steps(held, held.nodes, ("sh", "-c", "echo up; sleep 300"))):
+            log = tmp_path / f"step{number}.log"
+            world.client.launch_step(step, log)
+            wait_for(partial(answers, log, len(step.nodes)), 60, f"the tasks of {log} have started")
+        box.fault.power_cut(job.nodes[-1])
+        world.client.shrink(job.job_id, job.nodes[:-1])
+        world.client.cancel(job.job_id)
+        wait_for(lambda: not world.client.job(job.job_id).is_completing, 30, "the job has ended")
 
 
 def agents(world: RealWorld, job_id: int) -> list[Step]:

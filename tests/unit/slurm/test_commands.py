@@ -2,7 +2,14 @@ from __future__ import annotations
 
 from slurm_robust.slurm import commands
 from slurm_robust.slurm.records import Allocation
-from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest, whole_node_steps
+from slurm_robust.slurm.requests import (
+    MOST_STEPS,
+    NODES_PER_STEP,
+    ReservationRequest,
+    StepRequest,
+    SubmitRequest,
+    whole_node_steps,
+)
 
 
 def test_srun_says_everything_itself() -> None:
@@ -61,13 +68,26 @@ def test_a_step_does_not_inherit_what_the_user_submitted_with() -> None:
     }
 
 
-def test_one_step_unless_nodes_differ_in_gpus() -> None:
+def test_a_step_has_nodes_with_as_many_gpus() -> None:
     held = Allocation(job_id=7, nodes=("n1", "n2", "n3"), gpus_per_node={"n1": 8, "n2": 4, "n3": 8})
     steps = whole_node_steps(held, held.nodes, ("agent",))
     assert [(s.nodes, s.gpus_per_node) for s in steps] == [(("n1", "n3"), 8), (("n2",), 4)]
     no_gpus = Allocation(job_id=7, nodes=("n1", "n2"))
     (step,) = whole_node_steps(no_gpus, ("n2",), ("agent",))
     assert (step.nodes, step.gpus_per_node) == (("n2",), None)
+
+
+def test_a_step_is_so_small_that_slurm_makes_no_tree_of_it() -> None:
+    nodes = tuple(f"n{number}" for number in range(1, 15))
+    steps = whole_node_steps(Allocation(job_id=7, nodes=nodes), nodes, ("agent",))
+    assert [len(step.nodes) for step in steps] == [6, 6, 2]
+    assert tuple(node for step in steps for node in step.nodes) == nodes
+
+
+def test_a_huge_job_has_one_step() -> None:
+    for count, steps in ((NODES_PER_STEP * MOST_STEPS, MOST_STEPS), (NODES_PER_STEP * MOST_STEPS + 1, 1)):
+        nodes = tuple(f"n{number}" for number in range(count))
+        assert len(whole_node_steps(Allocation(job_id=7, nodes=nodes), nodes, ("agent",))) == steps
 
 
 def test_sbatch() -> None:
