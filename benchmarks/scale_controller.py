@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scale_agents import NPROC
+from slurm_robust.analysis.logs import shipped
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.config.job import JobConfig, MetricsConfig, ReplayConfig, Timings
 from slurm_robust.controller import effects as fx
@@ -118,7 +119,8 @@ def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
         if beacon_s:
             beacons = BeaconReceiver(keys.client_public, server.port, beacon_s, overdue_s(beacon_s))
             stack.enter_context(closing(beacons))
-        core = TimedCore(config, fold(journal.events), marks.build, ToGathering(start=True), read_clocks())
+        begin = ToGathering(start=True)
+        core = TimedCore(config, fold(journal.events), marks.build, begin, read_clocks(), shipped())
         moments = MomentFile(directory, journal, timings.moment_s)
         command = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
         loop = Loop(

@@ -165,6 +165,16 @@ def test_an_agent_that_ended_is_started_again_once_and_its_node_is_not_blamed() 
     assert job.core.state.evicted == {"n2": f"the agent on n2 ended again ({killed})"}
 
 
+def test_no_silence_is_waited_for_where_slurm_says_that_the_agent_ended() -> None:
+    job = Job()
+    job.train_to(3)
+    job.heartbeats.pop("n2")
+    job.task_ends("n2", "srun: error: n2: task 1: Killed")
+    began = job.now().mono
+    job.until(lambda: bool(job.events(ev.Decided)))
+    assert job.now().mono - began < job.core.config.timings.node_dead_s / 2
+
+
 def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
     job = OneMissing()
     Job.join(job, "n2")
