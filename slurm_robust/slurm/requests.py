@@ -14,7 +14,7 @@ with 6 (measured, 22.05.8).
 """
 
 MOST_STEPS = 250
-"""At one time: each is a process on the host of the batch script."""
+"""At one time: each is two processes and 4 MB of memory on the host of the batch script (measured)."""
 
 
 class SubmitRequest(Record):
