@@ -99,7 +99,12 @@ def test_a_job_that_loses_its_old_batch_script_is_requeued(
     patient.fault.heal_network(host)
     job.wait(lambda: "waits for the end of the job" in job.log, 60, "old supervisor")
     patient.exec(["scancel", "--batch", "--signal=KILL", str(job.id)], user=USER)
-    job.wait(lambda: job.state.ended is not None and job.state.ended.final, 240, "end of the run")
+
+    def is_over() -> bool:
+        ended = job.state.ended  # read once: the next run may begin meanwhile
+        return ended is not None and ended.final
+
+    job.wait(is_over, 240, "end of the run")
     assert f"its batch script on {host} was killed" in job.log
     assert job.out.read_text() == reference
     job.wait(lambda: job.slurm_state() in ("COMPLETED", ""), 60, "end of the job")
