@@ -71,7 +71,7 @@ class Sample:
     load: float
     stages: dict[str, float] = field(default_factory=dict)
     requeued: float | None = None
-    """Seconds from the order to requeue until the new step, if there was one."""
+    """Seconds until the new step since Slurm took the order to requeue, if there was one."""
 
     @property
     def scheduling(self) -> float:
@@ -222,7 +222,8 @@ def _srobust(
     step, at, number, load = _measure(sandbox, folder, case, [job], choose, lambda dead: [])
     events = read(journal)
     opened = next(e for e in events if isinstance(e, ev.IncidentOpened))
-    requeued = next((at + step - e.t for e in events if isinstance(e, ev.RequeueStarted)), None)
+    taken = (e for e in events if isinstance(e, ev.StageDone) and e.what == "requeue" and e.ok)
+    requeued = next((at + step - e.t for e in taken), None)
     return Sample(max(0.0, opened.t - at), step, number, load, start_of(events).stages, requeued)
 
 
