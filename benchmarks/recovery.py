@@ -27,16 +27,13 @@ from slurm_robust.model.journal import read
 from slurm_robust.policy.spares import PAPER_RATE, QUANTILE, REPLENISH_DAYS, at_once, failing
 from slurm_robust.report.startup import start_of
 from slurm_robust.sandbox import Sandbox
-from slurm_robust.sandbox.boot import slurm_version
+from slurm_robust.sandbox.boot import EXPEDITES, slurm_version
 
 WARM_STEP = 3
 LIMIT_S = 240.0
 # Far more than are needed: the job is cancelled when it has recovered.
 STEPS = 100_000
 RESERVATION = "bench_spares"
-EXPEDITES = (25, 11)
-"""The release of Slurm that brought ``--requeue=expedite``, which is used from it on."""
-
 CATASTROPHE = 0.01
 """The weight that the paper gives to the loss of a whole switch."""
 

@@ -156,6 +156,10 @@ def _make_home(home: Path, uid: int) -> None:
     os.chown(home, uid, uid)
 
 
+EXPEDITES = (25, 11)
+"""The release of Slurm that brought ``--requeue=expedite``."""
+
+
 def slurm_version() -> tuple[int, int]:
     """Release of the installed slurmd, as (year, month). Raises :class:`BootFailed`."""
     program = shutil.which("slurmd", path=SYSTEM_PATH) or "slurmd"

@@ -6,11 +6,11 @@ from slurm_robust.model.record import Record
 from slurm_robust.slurm.records import Allocation
 
 NODES_PER_STEP = 6
-"""The most for which Slurm makes no tree, up which the nodes report the end of their step.
+"""The largest step for which Slurm builds no tree.
 
-A node waits 60 s or more for one below it that is dead (``REVERSE_TREE_WIDTH`` and ``…_CHILDREN_TIMEOUT`` in
-Slurm's source). Meanwhile the job stays COMPLETING, and is not requeued: 70 s with 8 nodes in one step, 0.3 s
-with 6 (measured, 22.05.8).
+In a tree each node reports the end of the step to its parent, which waits 60 s or more for a child that is
+dead (``REVERSE_TREE_WIDTH`` and ``REVERSE_TREE_CHILDREN_TIMEOUT`` in Slurm's source). Meanwhile the job stays
+COMPLETING, and is not requeued: 70 s with 8 nodes in one step, 0.3 s with 6 (measured, 22.05.8).
 """
 
 MOST_STEPS = 250

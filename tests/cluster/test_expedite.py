@@ -9,7 +9,7 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import Sandbox
-from slurm_robust.sandbox.boot import slurm_version
+from slurm_robust.sandbox.boot import EXPEDITES, slurm_version
 from tests.cluster.protected_job import USER, ProtectedJob
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.releases, pytest.mark.timeout(600)]
@@ -22,7 +22,7 @@ SOON_S = 100
 
 @pytest.fixture
 def sandbox(sandboxes: Callable[..., Sandbox]) -> Sandbox:
-    if slurm_version() < (25, 11):
+    if slurm_version() < EXPEDITES:
         pytest.skip("Slurm before 25.11 has no --requeue=expedite")
     lines = ("SlurmctldParameters=enable_expedited_requeue",)
     return sandboxes(nodes=3, slurmd_timeout_s=20, slurm_conf_lines=lines)

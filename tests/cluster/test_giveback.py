@@ -8,7 +8,7 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
-from slurm_robust.sandbox.boot import slurm_version
+from slurm_robust.sandbox.boot import EXPEDITES, slurm_version
 from tests.cluster.checked_nodes import CheckedNodes, install, slurm_conf
 from tests.cluster.installed_hooks import ROOT
 from tests.cluster.protected_job import ProtectedJob
@@ -52,7 +52,7 @@ def test_an_evicted_node_is_tested_and_drained_while_the_job_trains(checked: Che
 
 def test_a_dead_node_holds_up_no_requeue(sandboxes: Callable[..., Sandbox]) -> None:
     """SlurmdTimeout is Slurm's default of 300 s."""
-    expedites = slurm_version() >= (25, 11)
+    expedites = slurm_version() >= EXPEDITES
     lines = ("SlurmctldParameters=enable_expedited_requeue",) if expedites else ()
     sandbox = sandboxes(nodes=4, accounting=False, slurm_conf_lines=lines)
     options = ("--requeue=expedite",) if expedites else ()
