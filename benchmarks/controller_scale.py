@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write build/bench/controller_scale.json."""
     options = common.parser(__doc__, 1)
     options.add_argument("--nodes", type=int, nargs="+", default=NODES, help=f"(default: {NODES[0]})")
+    options.add_argument("--spares", type=int, default=SPARES, help=f"beside them (default: {SPARES})")
     options.add_argument("--steps-s", type=float, nargs="+", default=STEPS_S, help="seconds per step")
     options.add_argument("--heartbeat-s", type=float, default=1.0, help="of each agent (default: 1)")
     options.add_argument("--no-beacons", dest="beacons", action="store_false", help="agents send none")
@@ -57,17 +58,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = common.machine()
     runs: list[dict[str, object]] = []
     for nodes, step_s, _ in product(chosen.nodes, chosen.steps_s, range(chosen.reps)):
-        runs.append(measure(nodes, step_s, chosen.heartbeat_s, beacons=chosen.beacons, look=chosen.look))
+        runs.append(
+            measure(
+                nodes, chosen.spares, step_s, chosen.heartbeat_s, beacons=chosen.beacons, look=chosen.look
+            )
+        )
         path = common.write("controller_scale", {"machine": machine, "runs": runs})
     show(runs)
     print(f"written to {path}", file=sys.stderr)
     return 0
 
 
-def measure(nodes: int, step_s: float, heartbeat_s: float, *, beacons: bool, look: bool) -> dict[str, object]:
+def measure(
+    nodes: int, spares: int, step_s: float, heartbeat_s: float, *, beacons: bool, look: bool
+) -> dict[str, object]:
     """One job: join, launch, steady state, a look at all stacks, a killed rank and the launch after it."""
-    beacon_s = beacon_interval(Timings().verdict_s, nodes + SPARES) if beacons else 0.0
-    with job_of(nodes, step_s, heartbeat_s, beacon_s) as job:
+    beacon_s = beacon_interval(Timings().verdict_s, nodes + spares) if beacons else 0.0
+    with job_of(nodes, spares, step_s, heartbeat_s, beacon_s) as job:
         job.wait("Running")
         time.sleep(SETTLE_S + step_s)  # past the first step
         begun = time.monotonic()
@@ -82,6 +89,7 @@ def measure(nodes: int, step_s: float, heartbeat_s: float, *, beacons: bool, loo
     shares = steady_state(samples, nodes / heartbeat_s)
     return {
         "nodes": nodes,
+        "spares": spares,
         "ranks": nodes * NPROC,
         "step_s": step_s,
         "heartbeat_s": heartbeat_s,
@@ -204,7 +212,9 @@ def spans(marks: list[tuple[str, float, float]]) -> dict[str, list[float]]:
 
 
 @contextmanager
-def job_of(nodes: int, step_s: float, heartbeat_s: float, beacon_s: float) -> Iterator[SimulatedJob]:
+def job_of(
+    nodes: int, spares: int, step_s: float, heartbeat_s: float, beacon_s: float
+) -> Iterator[SimulatedJob]:
     """A job in a folder of its own; its processes end with it."""
     folder = Path(tempfile.mkdtemp(prefix="srobust-scale-"))
     started: list[subprocess.Popen[bytes]] = []
@@ -214,9 +224,9 @@ def job_of(nodes: int, step_s: float, heartbeat_s: float, beacon_s: float) -> It
             command = [sys.executable, "-m", *map(str, words)]
             started.append(subprocess.Popen(command, cwd=common.ROOT, stdout=log, stderr=log))
 
-    total = nodes + SPARES
+    total = nodes + spares
     try:
-        start("benchmarks.scale_controller", folder, nodes, SPARES, beacon_s)
+        start("benchmarks.scale_controller", folder, nodes, spares, beacon_s)
         common.wait_for((folder / "port").exists, 30.0, "no controller")
         for first in range(1, total + 1, NODES_PER_PROCESS):
             last = min(first + NODES_PER_PROCESS, total + 1)
