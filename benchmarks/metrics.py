@@ -20,7 +20,7 @@ import msgspec
 from rich.table import Table
 
 from benchmarks import common
-from benchmarks.controller_scale import SETTLE_S, job_of
+from benchmarks.controller_scale import SETTLE_S, SPARES, job_of
 from slurm_robust.config.job import Timings
 from slurm_robust.controller.metrics import Target
 from slurm_robust.model.job import JobDirectory
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(nodes: int, scrapes: int) -> dict[str, float]:
     """One job that trains, a second per step."""
-    with job_of(nodes, 1.0, 1.0, beacon_interval(Timings().verdict_s, nodes)) as job:
+    with job_of(nodes, SPARES, 1.0, 1.0, beacon_interval(Timings().verdict_s, nodes + SPARES)) as job:
         job.wait("Running")
         time.sleep(SETTLE_S)
         directory = JobDirectory(job.folder)
