@@ -407,7 +407,7 @@ class Core(Context):
             symptom=cause.symptom.value if cause else "",
             evidence=tuple(line[:MOST_TEXT] for line in evidence[:MOST_EVIDENCE]),
         )
-        self.emit(SaveSuspect(suspect=suspect, companion=companion))
+        self.emit(SaveSuspect(suspect=suspect))
 
     def watch_progress(self, now: Now, *, force: bool = False) -> None:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""

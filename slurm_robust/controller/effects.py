@@ -226,8 +226,6 @@ class SaveSuspect(Record):
     """Leave word for the administrator's side about a node that is given up."""
 
     suspect: Suspect
-    companion: int = 0
-    """The companion that lends the node, whose epilog finds the suspect; 0 for a node of the allocation."""
 
 
 class Say(Record):

@@ -590,11 +590,11 @@ class Loop:
 
     def _save_suspect(self, effect: fx.SaveSuspect) -> None:
         def save() -> None:
-            directory = self._directory
-            if effect.companion:  # where the epilog of that job looks for it
-                directory = JobDirectory(directory.path.parent / str(effect.companion))
-                jobfolder.make(directory.path)
-            bundle.save_suspect(directory, effect.suspect)
+            # An epilog knows its job's id only: neither which job has borrowed the node nor a run's name.
+            folder = self._directory.path.with_name(str(effect.suspect.job_id))
+            if folder != self._directory.path:
+                jobfolder.make(folder)
+            bundle.save_suspect(JobDirectory(folder), effect.suspect)
 
         self._save("suspect", f"the suspect of {effect.suspect.node}", save)
 

@@ -129,11 +129,15 @@ class Hands:
 
 @pytest.fixture
 def hands(tmp_path: Path) -> Iterator[Hands]:
-    directory = JobDirectory(tmp_path)
+    yield from hands_in(tmp_path / "7")
+
+
+def hands_in(folder: Path) -> Iterator[Hands]:
+    directory = JobDirectory(folder)
     open_directory(directory)
     config = JobConfig(checkpoint=CheckpointConfig(keep=1, keep_every=10))
     with closing(ControllerSocket(load_server(directory.keys))) as server:
-        yield Hands(tmp_path, server, config)
+        yield Hands(folder, server, config)
 
 
 def test_all_complete_checkpoints_are_listed(hands: Hands) -> None:
@@ -200,12 +204,22 @@ def companion(hands: Hands) -> int:
 def test_the_suspect_of_a_companions_node_lies_where_its_epilog_looks(hands: Hands) -> None:
     job = companion(hands)
     suspect = Suspect(node="n3", job_id=job, t=1.7e9, reason="silent")
-    hands.do(fx.SaveSuspect(suspect=suspect, companion=job))
+    hands.do(fx.SaveSuspect(suspect=suspect))
     folder = hands.store.path.parent.parent / str(job)
     hands.wait(lambda: (folder / "suspects" / "n3.json").exists())
     assert [path.name for path in (folder / "suspects").iterdir()] == ["n3.json"]
     assert folder.stat().st_mode & 0o077 == 0
     assert list((hands.store.path.parent / "suspects").glob("*")) == []
+
+
+def test_the_suspect_of_a_run_with_a_name_lies_in_the_folder_that_the_epilog_can_guess(
+    tmp_path: Path,
+) -> None:
+    for hands in hands_in(tmp_path / "7.eval"):
+        hands.do(fx.SaveSuspect(suspect=Suspect(node="n2", job_id=7, t=1.7e9, reason="silent")))
+        hands.wait((tmp_path / "7" / "suspects" / "n2.json").exists)
+        assert (tmp_path / "7").stat().st_mode & 0o077 == 0
+        assert not (tmp_path / "7.eval" / "suspects").exists()
 
 
 def test_companions_are_ended_and_strays_swept(hands: Hands) -> None:
@@ -458,7 +472,7 @@ def test_a_controller_whose_journal_nobody_writes_ends(tmp_path: Path) -> None:
 def test_the_jobs_folder_that_is_gone_is_reported_and_not_made_again(
     hands: Hands, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    job, away = tmp_path, tmp_path.with_name("away")
+    job, away = tmp_path / "7", tmp_path / "away"
     hands.turn_until(lambda: not hands.loop._slow_busy)
     hands.loop._slow_at = 0.0
     job.rename(away)
