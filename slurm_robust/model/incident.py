@@ -154,6 +154,8 @@ class Fault(Record):
     exits: tuple[NodeExit, ...] = ()
     cause: Classification | None = None
     """What the output of ``root`` says."""
+    blames_peer: bool = False
+    """``root`` failed because another rank, or the network to it, had gone: who failed first is not known."""
     lost: tuple[str, ...] = ()
     """Nodes without a sign of life."""
     unreachable: str = ""

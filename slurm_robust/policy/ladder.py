@@ -244,6 +244,8 @@ def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Rung 3: the first rank to fail raised an exception in code that can be named."""
     if fault.root is None or fault.root.exit.error is None or not fault.root.exit.error.file:
         return None
+    if fault.blames_peer:
+        return None  # whoever failed first was not heard
     rank, error = fault.root.exit.rank, fault.root.exit.error
     place = f"{error.type} at {error.file}:{error.line}"
     return Verdict(

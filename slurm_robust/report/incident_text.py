@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from slurm_robust.analysis.logs import blames_peer
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.findings import Outcome
@@ -331,7 +332,9 @@ def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:
     if event.exits:
         parts.append(f"{count(len(event.exits), 'rank')} failed")
     if event.generation == report.generations[0] and report.root is not None:
-        parts.append(f"root cause: {report.root.exit.describe()} on {report.root.node}")
+        # One that complains about a peer explains nothing: whoever failed first did not tell.
+        label = "heard first" if blames_peer(report.root.exit) else "root cause"
+        parts.append(f"{label}: {report.root.exit.describe()} on {report.root.node}")
     if event.sealed_step >= 0:
         parts.append(f"newest usable checkpoint: step {event.sealed_step}")
     return "; ".join(parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
@@ -55,11 +57,21 @@ class Stopping:
             return None
         if not self._stopped:
             self._stopped = True
+            self._take_late_exits(core, now)
             core.checkpoints.ask_storage(now)
         if not (core.checkpoints.answered or core.checkpoints.is_overdue(now, in_a_hurry=bool(core.leaving))):
             return None
         self._record_end(core, now)
         return self._follow(core, now)
+
+    def _take_late_exits(self, core: Core, now: Now) -> None:
+        """Add those from before the orders of which is heard only now; one of them may explain the others."""
+        waited_s, known = now.mono - self._since, {e.exit.rank for e in self._exits}
+        late = (e for e in core.exits(now) if e.exit.rank not in known and e.exit.age_s > waited_s)
+        as_before = (
+            structs.replace(e, exit=structs.replace(e.exit, age_s=e.exit.age_s - waited_s)) for e in late
+        )
+        self._exits = (*self._exits, *as_before)
 
     def _send(self, core: Core, now: Now) -> None:
         self._sent = now.mono

@@ -151,6 +151,7 @@ def ended_with(
         step_ended=core.starts.step_ended((*lost, *state.spares), now),
         oom=core.starts.out_of_memory(lost),
         cause=classify_exit(root.exit, core.log_rules) if root is not None else None,
+        blames_peer=root is not None and blames_peer(root.exit, core.log_rules),
     )
 
 

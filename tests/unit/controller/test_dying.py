@@ -7,6 +7,7 @@ import pytest
 from slurm_robust.config.job import JobConfig, SlurmConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
+from slurm_robust.model.exits import WorkerError
 from slurm_robust.wire.messages import Phase
 from tests.unit.controller.fake_job import Job
 
@@ -48,6 +49,27 @@ def test_all_nodes_slow_to_die_end_no_job() -> None:
         job.change(node, phase=Phase.RUNNING)
     job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", limit=60)
     assert (job.code, evicted(job)) == (None, set())
+
+
+PEER_GONE = WorkerError(
+    type="RuntimeError", message="Read error: Connection reset by peer", file="train.py", line=157
+)
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["from before the order", "by the order"])
+def test_an_exit_from_before_the_order_to_stop_counts_though_it_is_heard_after_it(is_late: bool) -> None:
+    job = Job(NODES, ("n5",), memory=True)
+    job.train_to(5)
+    job.pass_time(2)
+    job.slow = dict.fromkeys(NODES, 1.0)
+    job.kill_rank(0, signal=None, code=1, error=PEER_GONE, age_s=12.0)
+    assert job.stage == "Stopping"
+    job.kill_rank(1, age_s=13.0 if is_late else 0.0)
+    job.until(lambda: job.core.state.generation == 2, limit=10)
+    (ended,) = job.events(ev.GenerationEnded)
+    verdict = job.events(ev.Decided)[-1].verdict
+    assert verdict is not None
+    assert (ended.root, verdict.blame) == (1 if is_late else 0, inc.Blame.NOBODY)
 
 
 def test_nobody_waits_for_workers_that_die_fast() -> None:

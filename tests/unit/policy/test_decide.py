@@ -91,6 +91,13 @@ def test_a_bug_is_restarted_once() -> None:
     assert "KeyError at train.py:3" in second.reason
 
 
+def test_an_exception_that_complains_about_a_peer_is_not_the_codes() -> None:
+    error = WorkerError(type="RuntimeError", message="Connection reset by peer", file="train.py", line=3)
+    decision = decide(STATE, failed(root=root(code=1, error=error), blames_peer=True), 0.0, RULES)
+    assert decision.verdict is not None
+    assert (kinds(decision), decision.verdict.blame) == (["Restart"], inc.Blame.NOBODY)
+
+
 def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
     taken = "a process of mallory (uid 7) listens on port 29511"
     rank0 = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=1, taken=taken))
