@@ -198,13 +198,17 @@ class Moments:
         whole = ranks >= moment.world
         if whole:
             self._job.see(last.step, mono - last.age_s)
+        reports = all(one.reported for one in own)
+        # The journal, from which the best step is known, learns of a new one every few seconds only.
+        newest = last.step if whole and reports else -1
         return structs.replace(
             moment,
             ranks=ranks,
             step=last.step if whole else -1,
             step_age_s=last.age_s,
             step_s=self._job.seconds_per_step,
-            reports=all(one.reported for one in own),
+            best_step=max(moment.best_step, newest),
+            reports=reports,
             loss=_finite(last.loss),
             grad_norm=_finite(last.grad_norm),
             non_finite=any(one.non_finite for one in own),

@@ -123,6 +123,7 @@ class Requeuer:
         if given_up := set(exclude) - set(kept):
             text = f"{fold(given_up)} is not excluded: there would be too few nodes for the job to start"
             report("exclude nodes", True, text)
+            say(f"requeue: {text}")
         return kept
 
     def _watch(self, exclude: tuple[str, ...], job: Job, report: Report) -> bool:

@@ -76,9 +76,16 @@ def _folder(path: Path) -> JobDirectory:
     try:
         if _has_journal(path):
             return JobDirectory(path)
+        if not path.is_dir():
+            raise NoSuchJob(f"there is no folder {path}", fix="give a job's id, or its folder")
+        begun = JobDirectory(path).journal.exists()
     except OSError as error:
         raise unreadable(path, error) from error
-    raise _nothing(str(path), str(path))
+    text = f"{JobDirectory(path).journal} is empty" if begun else f"{path} has no journal.jsonl"
+    raise NoSuchJob(
+        f"{text}: its run has not begun, or it is no job's folder",
+        fix="wait until the job has begun, or give the folder of another job",
+    )
 
 
 def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoSuchJob | None]:

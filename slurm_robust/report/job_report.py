@@ -157,7 +157,7 @@ def job_report(
     end = books.begin + books.wall_ms / 1000
     few, when = _without_steps(events, times)
     started = next((event for event in few if isinstance(event, ev.RunStarted)), None)
-    phase, reason = phase_of(few)
+    phase, reason = phase_of(few, is_over=slurm.ended)
     reports = incident_reports(few)
     return JobReport(
         job_id=books.job_id,

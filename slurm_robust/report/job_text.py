@@ -132,7 +132,7 @@ def _causes(causes: dict[str, Lost]) -> RenderableType:
 def _nodes(lines: Sequence[NodeLine]) -> RenderableType:
     table = _table("nodes", "incidents", "lost", "evicted", right=("lost",))
     for line in lines[:MOST_NODES]:
-        numbers = ", ".join(map(str, line.incidents)) or "-"
+        numbers = ", ".join(f"#{number}" for number in line.incidents) or "-"
         lost = duration(line.lost.ms / 1000) if line.lost.ms else "-"
         table.add_row(one_line(line.nodes), numbers, lost, one_line(line.evicted) or "-")
     if len(lines) <= MOST_NODES:

@@ -59,12 +59,12 @@ def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
     """Print the output of a job's ranks. Raises ``NoSuchJob``, ``JournalDamaged``."""
     slurm = make_slurm()
     directory = wait(name, job_dir, slurm, time.sleep) if wanted.follow else find(name, job_dir, slurm)
-    job_id = fold(load_events(directory)).job_id
     book = Logs(directory, wanted)
-    if not wanted.follow:
+    if not wanted.follow:  # without the journal, which may be damaged
         for line in book.past():
             _print(line, wanted)
         return ExitCode.SUCCESS
+    job_id = fold(load_events(directory)).job_id
     for line in book.follow(End(directory, slurm, job_id), time.sleep):
         _print(line, wanted)
     return ExitCode.SUCCESS

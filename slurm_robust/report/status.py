@@ -20,6 +20,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
+from slurm_robust.model.moment import OLD_S, NotAMoment, read
 from slurm_robust.model.notice import NOTIFIED
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.standby import STAGES, StandbyStage
@@ -131,20 +132,28 @@ class Status(Record):
     """How often a checkpoint should go there, if known."""
 
     notes: tuple[str, ...]
+    controller_silent_s: float | None = None
+    """For how long the controller has written nothing, where that is longer than it should be. By the clock
+    of this machine, so clocks that differ show here, too."""
     silent: dict[str, str] = {}
     """Channels of notifications that are given up for a while, with the reason."""
     start: GenerationStart | None = None
     """What the start of the newest generation waited for; on the screen with ``--phases``."""
 
 
-def status_at(events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice: str = "") -> Status:
-    """The status by a journal at wall-clock time ``now``; ``slurm`` and ``advice`` are Slurm's."""
+def status_at(
+    events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice: str = "", *, is_over: bool = False
+) -> Status:
+    """The status by a journal at wall-clock time ``now``.
+
+    ``slurm``, ``advice`` and ``is_over`` are what Slurm says of the job.
+    """
     state = fold(events)
     started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
     progress = [e for e in events if isinstance(e, (ev.ProgressMade, ev.FirstStep))]
     last = progress[-1] if progress else None
     launched = next((e for e in reversed(events) if isinstance(e, ev.GenerationLaunched)), None)
-    phase, reason = phase_of(events, state)
+    phase, reason = phase_of(events, state, is_over=is_over)
     return Status(
         job_id=state.job_id,
         command=started.command if started else (),
@@ -205,11 +214,19 @@ def _standby(state: JobState, node: str) -> StandbyRow:
     )
 
 
-def phase_of(events: Sequence[ev.AnyEvent], state: JobState | None = None) -> tuple[str, str]:
-    """A job's activity, and the reason for it. ``state``: the fold of ``events``, where it is known."""
+def phase_of(
+    events: Sequence[ev.AnyEvent], state: JobState | None = None, *, is_over: bool = False
+) -> tuple[str, str]:
+    """A job's activity, and the reason for it.
+
+    ``state``: the fold of ``events``, where it is known; ``is_over``: Slurm has ended the job.
+    """
     state = fold(events) if state is None else state
     if state.ended is not None:
         return ("finished" if state.ended.code == 0 else "stopped"), state.ended.reason
+    if is_over:
+        phase, reason = phase_of(events, state)
+        return "stopped", f"Slurm has ended the job; it was {phase}{f' ({reason})' if reason else ''}"
     if state.requeueing is not None:
         return _requeue(events, state.requeueing)
     if state.incident is not None:
@@ -271,7 +288,7 @@ def watch(
             else:
                 screen.print(shown)
                 screen.file.flush()
-            if status.exit_code is not None:
+            if status.exit_code is not None or view.is_over:
                 return 0
             pause(max(every_s, WATCH_SHARE * (time.monotonic() - begun)))
 
@@ -299,12 +316,29 @@ def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directo
     With a note on each channel of notifications that is given up.
     """
     now = time.time() if view.goes_on else max((event.t for event in events), default=time.time())
-    status = status_at(events, now, view.describe(), advice)
+    status = status_at(events, now, view.describe(), advice, is_over=view.is_over)
     silent = silent_channels(directory, time.time())
+    if view.goes_on and status.phase in _CONTROLLED:
+        silent_s = controller_silent_s(directory, fold(events), time.time())
+        status = structs.replace(status, controller_silent_s=silent_s)
     notes = (
         f"channel {name} of notifications is given up for a while: {why}" for name, why in silent.items()
     )
     return structs.replace(status, silent=silent, notes=(*status.notes, *notes))
+
+
+_CONTROLLED = ("training", "recovering", "starting")
+
+
+def controller_silent_s(directory: JobDirectory, state: JobState, now: float) -> float | None:
+    """For how long the newest controller has written no moment; None where that is no longer than usual."""
+    try:
+        moment = read(directory.moment)
+    except (OSError, NotAMoment):
+        return None
+    silent_s = now - moment.t
+    is_newest = moment.run_id == state.run_id and moment.epoch == state.epoch
+    return silent_s if is_newest and not moment.final and silent_s > OLD_S else None
 
 
 def silent_channels(directory: JobDirectory, now: float) -> dict[str, str]:
@@ -365,6 +399,7 @@ def render(status: Status) -> RenderableType:
         ("state", phase),
         ("Slurm", status.slurm or "job unknown to Slurm (forgotten, or of another cluster)"),
         ("advice", status.advice),
+        ("controller", _controller(status)),
         ("step", _step(status)),
         ("launched", f"generation {status.generation}, run {status.run} of the Slurm job"),
         ("restored", status.restored),
@@ -394,6 +429,14 @@ def _lent(job_id: int, companion: Companion) -> str:
     if not companion.node:
         return f"companion {job_id} waits for a node from {companion.source}"
     return f"{companion.node} by companion {job_id} ({companion.source})"
+
+
+def _controller(status: Status) -> str:
+    """What it means that the controller is silent; "" while it is not."""
+    if status.controller_silent_s is None:
+        return ""
+    silent = duration(status.controller_silent_s)
+    return f"silent for {silent}: until it goes on, or another one takes over, nobody reacts to a fault"
 
 
 def _step(status: Status) -> str:

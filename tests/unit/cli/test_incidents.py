@@ -77,7 +77,7 @@ def test_nothing_of_a_log_is_obeyed_by_the_terminal(
         (["incident", "JOB", "0"], ExitCode.USAGE, "'0' is not a number from 1"),
         (["incident", "JOB"], ExitCode.USAGE, "required: N"),
         (["incidents", "JOB", "--last", "-1"], ExitCode.USAGE, "argument --last"),
-        (["incidents", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),
+        (["incidents", "/nowhere/7"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),
     ],
 )
 def test_what_is_wrong_is_said(

@@ -122,7 +122,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["logs", "7", "--gen", "-1"], ExitCode.USAGE, "'-1' is not a number from 0"),
         (["drill", "7", "kill-rank", "--rank", "²"], ExitCode.USAGE, "'²' is not a number from 0"),
         (["drill", "7", "burn"], ExitCode.USAGE, "invalid choice: 'burn'"),
-        (["status", "/nowhere/7"], ExitCode.NO_INPUT, "no journal of job /nowhere/7"),
+        (["status", "/nowhere/7"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),
     ],
 )
 def test_wrong_usage_ends_with_a_message_and_its_code(

@@ -63,6 +63,18 @@ def test_other_ids_that_slurm_shows_are_recognised(name: str, text: str, fix: st
     assert fix in error.value.fix
 
 
+def test_a_folder_without_a_journal_is_named_for_what_it_lacks(root: Path) -> None:
+    folder = root / "7"
+    with pytest.raises(NoSuchJob, match=f"there is no folder {folder}"):
+        find(str(folder), None, FakeSlurm())
+    folder.mkdir(parents=True)
+    with pytest.raises(NoSuchJob, match=f"{folder} has no journal.jsonl"):
+        find(str(folder), None, FakeSlurm())
+    (folder / "journal.jsonl").touch()
+    with pytest.raises(NoSuchJob, match=f"{folder}/journal.jsonl is empty"):
+        find(str(folder), None, FakeSlurm())
+
+
 def test_a_closed_folder_is_reported_as_closed(root: Path) -> None:
     started(root / "7")
     (root / "7").chmod(0)

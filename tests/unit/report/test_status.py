@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,10 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Symptom
-from slurm_robust.model.journal import read
+from slurm_robust.model.journal import fold, read
+from slurm_robust.model.moment import encode
 from slurm_robust.model.standby import StandbyStage
+from slurm_robust.report.moment import of_state
 from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -246,6 +250,32 @@ def test_a_watched_job_is_shown_until_it_has_ended(
     assert pauses[0] >= 5.0
     assert shown.count("every 5 s") == 2
     assert shown.index("starting") < shown.index("finished")
+
+
+def test_a_job_that_slurm_ended_without_a_word_in_its_journal_is_over(
+    folder: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.cluster.finish(1, "CANCELLED")
+    status = status_of(str(folder), None, slurm)
+    assert (status.phase, status.reason) == ("stopped", "Slurm has ended the job; it was starting")
+    assert watch(str(folder), 5.0, job_dir=None, slurm=slurm, pause=pytest.fail) == 0
+    assert "Slurm has ended the job" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("age_s", "is_said"), [(2.0, False), (35.0, True)])
+def test_a_controller_that_writes_nothing_is_said_to_be_silent(
+    folder: Path, slurm: FakeSlurm, age_s: float, is_said: bool
+) -> None:
+    state = fold(read(folder / "journal.jsonl"))
+    (folder / "moment.json").write_bytes(encode(of_state(state, time.time() - age_s)))
+    status = status_of(str(folder), None, slurm)
+    assert (status.controller_silent_s is not None) is is_said
+    console = Console(width=120, file=io.StringIO())
+    console.print(render(status))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("nobody reacts to a fault" in text) is is_said
+    slurm.cluster.finish(1, "CANCELLED")
+    assert status_of(str(folder), None, slurm).controller_silent_s is None
 
 
 def test_ctrl_c_ends_watching_as_it_ends_any_command(folder: Path, slurm: FakeSlurm) -> None:
