@@ -268,10 +268,11 @@ class Checker:
     def section(self, kind: type[Section], value: object, key: Key) -> Any:
         """Return what can be used of a mapping; :data:`_REJECTED` if nothing can be."""
         if not isinstance(value, dict):
-            name = ".".join(key)
+            name = ".".join(part for part in key if not part.isdecimal())
             known = (item for item in schema_keys(self._schema).values() if item.name.startswith(name))
             example = next((item.example for item in known if item.example), "")
-            fix = f"write its keys below it, for example {example}" if key else f"write lines like {example}"
+            fix = "write its keys below it" if key else "write lines"
+            fix += f", for example {example}" if example else ""
             self._reject(key, f"must be a mapping of keys to values, got {shown(value)}", fix, final=True)
             return _REJECTED
         fields = {item.name: item for item in msgspec.structs.fields(kind)}
@@ -325,8 +326,10 @@ class Checker:
 
     def _wrong(self, kind: Any, value: object, key: Key) -> None:
         known = schema_keys(self._schema)
-        near = (known.get(".".join(key[:end])) for end in range(len(key), 0, -1))
-        example = next((item.example for item in near if item is not None), "")
+        # Of one of several, the example of them all; it does not fit a key below that one.
+        of_all = key[:-1] if key[-1].isdecimal() else key
+        item = known.get(".".join(key)) or known.get(".".join(of_all))
+        example = item.example if item is not None else ""
         fix = f"write for example {example}" if example else f"write {expected(kind)}"
         self._reject(key, f"must be {expected(kind)}, got {shown(value)}", fix)
 

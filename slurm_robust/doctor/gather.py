@@ -132,10 +132,12 @@ def _site(
 def _script(path: Path, environ: Mapping[str, str]) -> options.Options:
     try:
         if not path.is_file():
-            raise CannotRead(f"{path}: no such file")
+            raise CannotRead(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
         text = path.read_text(errors="replace")
     except OSError as error:
         raise CannotRead(f"{path}: {error.strerror}") from error
+    if not text.startswith("#!"):
+        raise CannotRead(f"{path} is no batch script: sbatch refuses one that does not begin with #!")
     return options.of_script(text, environ)
 
 

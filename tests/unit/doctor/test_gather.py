@@ -54,6 +54,11 @@ def test_a_batch_script_before_it_is_submitted(slurm: FakeSlurm, tmp_path: Path)
     assert [text.partition(":")[0] for text in unseen] == ["the job's node"]
     with pytest.raises(CannotRead, match="no such file"):
         gather(Wanted(script=tmp_path / "no"), JobConfig(), {}, slurm, HERE)
+    with pytest.raises(CannotRead, match="a folder"):
+        gather(Wanted(script=tmp_path), JobConfig(), {}, slurm, HERE)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    with pytest.raises(CannotRead, match="sbatch refuses"):
+        gather(Wanted(script=tmp_path / "train.py"), JobConfig(), {}, slurm, HERE)
 
 
 def test_inside_of_a_job(slurm: FakeSlurm) -> None:
