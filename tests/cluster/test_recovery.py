@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import FaultKind, Requeue, Symptom
+from slurm_robust.model.moment import read as read_moment
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
 from tests.waiting import wait_for
@@ -64,10 +66,18 @@ def test_ranks_beyond_a_cut_network_write_nothing_that_counts(sandbox: Sandbox, 
     assert not [p for p in pids if (Path(f"/proc/{p}/comm").read_text().startswith("srobust-rank"))]
 
 
+def peer_step(job: ProtectedJob) -> int:
+    """The newest step that all ranks' peers hold, by the controller's moment; -1 for none."""
+    path = job.folder / "moment.json"
+    tiers = read_moment(path).tiers if path.exists() else ()
+    return max((found.step for found in tiers if found.tier is Tier.PEER), default=-1)
+
+
 @pytest.mark.releases
 def test_without_a_spare_the_job_is_requeued_without_the_dead_node(sandbox: Sandbox, reference: str) -> None:
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2, sbatch=("--nodelist=n1,n2",))
     job.wait_step(5)
+    job.wait(lambda: peer_step(job) >= 4, 30, "a copy of step 4 on the peer")
     sandbox.fault.power_cut("n2")
     job.wait(lambda: job.state.restart_count == 1, 120, "next run of the job")
     assert job.wait_end() == 0
@@ -78,7 +88,7 @@ def test_without_a_spare_the_job_is_requeued_without_the_dead_node(sandbox: Sand
     assert job.log.count("controller 1 of job") == 1  # appended, not truncated
     assert "controller 2 of job" in job.log
     launched = job.events(ev.GenerationLaunched)[-1]
-    assert launched.restore_step >= 4
+    assert launched.restore_step >= 4, job.log
 
 
 def test_a_killed_controller_is_replaced_and_training_never_stops(sandbox: Sandbox, reference: str) -> None:
