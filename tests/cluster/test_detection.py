@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, Symptom
-from slurm_robust.report.live import StackSample
+from slurm_robust.report.live import NOT_ALL, StackSample
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
 
@@ -53,9 +54,10 @@ class Faulty(ProtectedJob):
 
 
 def looked_at(job: Faulty) -> StackSample:
-    """What ``srobust stacks`` shows to the job's owner."""
+    """What ``srobust stacks`` shows to the job's owner, though a node may be late on a busy machine."""
     command = ["srobust", "stacks", str(job.id), "--json"]
-    done = job.sandbox.exec(command, user=USER, timeout_s=30, check=True)
+    done = job.sandbox.exec(command, user=USER, timeout_s=30, check=False)
+    assert done.returncode in (ExitCode.SUCCESS, NOT_ALL), done.stderr
     return msgspec.json.decode(done.stdout, type=StackSample)
 
 
