@@ -268,7 +268,7 @@ class Checker:
     def section(self, kind: type[Section], value: object, key: Key) -> Any:
         """Return what can be used of a mapping; :data:`_REJECTED` if nothing can be."""
         if not isinstance(value, dict):
-            name = ".".join(part for part in key if not part.isdecimal())
+            name = _in_schema(key)
             known = (item for item in schema_keys(self._schema).values() if item.name.startswith(name))
             example = next((item.example for item in known if item.example), "")
             fix = "write its keys below it" if key else "write lines"
@@ -325,10 +325,7 @@ class Checker:
         return value
 
     def _wrong(self, kind: Any, value: object, key: Key) -> None:
-        known = schema_keys(self._schema)
-        # Of one of several, the example of them all; it does not fit a key below that one.
-        of_all = key[:-1] if key[-1].isdecimal() else key
-        item = known.get(".".join(key)) or known.get(".".join(of_all))
+        item = schema_keys(self._schema).get(_in_schema(key))
         example = item.example if item is not None else ""
         fix = f"write for example {example}" if example else f"write {expected(kind)}"
         self._reject(key, f"must be {expected(kind)}, got {shown(value)}", fix)
@@ -499,3 +496,8 @@ def _without_secrets(value: object) -> object:
 def _is_secret(kind: Any) -> bool:
     metas = kind.__metadata__ if get_origin(kind) is Annotated else ()
     return any((meta.extra or {}).get(SECRET) for meta in metas)
+
+
+def _in_schema(key: Key) -> str:
+    """The name that the schema has for ``key``: one of several has the name of them all."""
+    return ".".join(part for part in key if not part.isdecimal())

@@ -172,7 +172,7 @@ MOST_TEXT = 500
 
 
 class Suspect(Record, forbid_unknown_fields=True):
-    """``suspects/<node>.json`` in the job directory."""
+    """``suspects/<node>.json`` in the folder with the job's id."""
 
     node: str
     job_id: int

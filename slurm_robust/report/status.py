@@ -319,7 +319,7 @@ def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directo
     status = status_at(events, now, view.describe(), advice, is_over=view.is_over)
     silent = silent_channels(directory, time.time())
     if view.goes_on and status.phase in _CONTROLLED:
-        silent_s = controller_silent_s(directory, fold(events), time.time())
+        silent_s = controller_silent_s(directory, events, time.time())
         status = structs.replace(status, controller_silent_s=silent_s)
     notes = (
         f"channel {name} of notifications is given up for a while: {why}" for name, why in silent.items()
@@ -330,14 +330,16 @@ def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directo
 _CONTROLLED = ("training", "recovering", "starting")
 
 
-def controller_silent_s(directory: JobDirectory, state: JobState, now: float) -> float | None:
+def controller_silent_s(directory: JobDirectory, events: Sequence[ev.AnyEvent], now: float) -> float | None:
     """For how long the newest controller has written no moment; None where that is no longer than usual."""
     try:
         moment = read(directory.moment)
     except (OSError, NotAMoment):
         return None
     silent_s = now - moment.t
-    is_newest = moment.run_id == state.run_id and moment.epoch == state.epoch
+    newest = next((e.epoch for e in reversed(events) if isinstance(e, ev.ControllerStarted)), 0)
+    run_id = next((e.run_id for e in events if isinstance(e, ev.RunStarted)), "")
+    is_newest = (moment.run_id, moment.epoch) == (run_id, newest)
     return silent_s if is_newest and not moment.final and silent_s > OLD_S else None
 
 

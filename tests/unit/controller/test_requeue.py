@@ -110,3 +110,14 @@ def test_without_slurmdbd_the_watcher_excludes_nodes_of_a_resized_job(
     clock = slurm.cluster.clock
     assert watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock).ok
     assert slurm.job(job_id).excluded_nodes == ("n2",)
+
+
+def test_the_jobs_log_names_a_node_that_is_not_excluded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slurm = FakeSlurm()
+    job_id = started(slurm)
+    nodes = tuple(node.name for node in slurm.nodes())
+    requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", nodes=nodes, start_now=False)
+    requeuer.ask(nodes[:1], lambda what, ok, detail: None, lambda answer: None)
+    assert f"requeue: {nodes[0]} is not excluded: there would be too few nodes" in capfd.readouterr().out

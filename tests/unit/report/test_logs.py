@@ -60,6 +60,13 @@ def test_the_last_lines_of_rank_0_of_the_newest_generation(
     assert capsys.readouterr().out == "old\n"
 
 
+def test_a_damaged_journal_hides_no_output(job: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    write(job, "old\n")
+    job.journal.write_bytes(b"garbage\n" + job.journal.read_bytes())
+    assert main(["logs", str(job.path)]) == 0
+    assert capsys.readouterr().out == "old\n"
+
+
 @pytest.mark.parametrize(("lines", "first"), [("3", 9997), ("all", 0), ("9999", 1), ("10001", 0)])
 def test_the_requested_number_of_lines_of_a_long_file(
     job: JobDirectory, capsys: pytest.CaptureFixture[str], lines: str, first: int

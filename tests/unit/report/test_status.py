@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from pathlib import Path
@@ -270,10 +269,10 @@ def test_a_controller_that_writes_nothing_is_said_to_be_silent(
     (folder / "moment.json").write_bytes(encode(of_state(state, time.time() - age_s)))
     status = status_of(str(folder), None, slurm)
     assert (status.controller_silent_s is not None) is is_said
-    console = Console(width=120, file=io.StringIO())
-    console.print(render(status))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert ("nobody reacts to a fault" in text) is is_said
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(render(status))
+    assert ("nobody reacts to a fault" in shown.get()) is is_said
     slurm.cluster.finish(1, "CANCELLED")
     assert status_of(str(folder), None, slurm).controller_silent_s is None
 
