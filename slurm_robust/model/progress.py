@@ -80,7 +80,7 @@ CHECKPOINT = "checkpoint"
 """The phase in which ``step()``, or a framework, writes to storage."""
 
 RESERVE = "reserves memory for snapshots"
-"""The phase in which a rank has no room yet for its first snapshots, and a driver may hold it up."""
+"""The phase in which a thread of a rank reserves memory for its first snapshots; a driver may hold it up."""
 
 EVALUATION = "evaluation"
 """The phase in which a framework validates or evaluates."""

@@ -31,7 +31,7 @@ from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tiers import RankTier, rank_tiers
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESERVE, RESTORE
+from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESTORE
 from slurm_robust.model.record import Record
 from slurm_robust.version import __version__
 from slurm_robust.worker import phases
@@ -201,13 +201,6 @@ class ManagedRun:
             self._memory.take(step, training, stride=self._record.stride, flush=self._record.flush)
         finally:
             self._is_unaccounted = True
-            self._tell_reserving(self._memory.reserving)
-
-    def _tell_reserving(self, reserving: bool) -> None:
-        """The script may be in a phase of its own, which stays."""
-        now = self._record.phase.name
-        if (reserving and not now) or (now == RESERVE and not reserving):
-            phases.begin(self._record, RESERVE if reserving else "")
 
     def _snapshotter(self) -> Snapshotter:
         environment = self._environment
@@ -229,7 +222,9 @@ class ManagedRun:
             restored=self._restored,
         )
         folder = MemoryFolder(environment.copies, environment.run_id)
-        return Snapshotter(folder, place, overlap=self._overlap, captures=self._captures)
+        return Snapshotter(
+            folder, place, overlap=self._overlap, captures=self._captures, announce=self._record.reserving
+        )
 
     def _shared(self) -> dict[Tier, RankTier]:
         if self._tiers is None:

@@ -14,14 +14,16 @@ The file has these areas, each with one writer, little-endian, 896 bytes in all:
                   checkpoint i64, flags u32, bad_step i64, crc u32                    (worker writes)
     448  phase    2 slots of 64 bytes: sequence u64, begin f64, name (UTF-8, 32 bytes), crc u32
     576  marks    6 f64: when the worker came to each :class:`Mark`, 0 not yet        (worker writes)
+    624  reserve  f64: when the worker began to reserve memory for snapshots; with a minus when that
+                  ended, 0 never                                                      (worker writes)
     640  spent    8 f64: seconds in phases and checkpoints so far, by name            (worker writes)
     704  names    8 times 24 bytes (UTF-8) of ``spent``, in the order of first use    (worker writes)
 
 A seqlock whose reader never waits: the writer fills the older of the two slots with the next sequence
 number; the reader takes the slot with the higher number whose CRC is right. A slot that is being
 written, or was left half written by a killed worker, fails its CRC and the one before it counts. The
-request is one aligned 8-byte store, and so are a mark and the seconds of a name, which is written before
-them. Phases are rare, so their writer keeps nothing: it
+request is one aligned 8-byte store, and so are a mark, the time of a reservation and the seconds of a
+name, which is written before them. Phases are rare, so their writer keeps nothing: it
 reads what is there.
 """
 
@@ -33,17 +35,19 @@ import os
 import struct
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 
 from slurm_robust.model import startup
-from slurm_robust.model.progress import Progress
+from slurm_robust.model.progress import RESERVE, Progress
 from slurm_robust.model.record import Record
 
 NO_STEP = -1
 
 _MAGIC = b"SRSTEP\0\0"
-_VERSION = 6
+_VERSION = 7
 _SIZE = 896
 _HEADER = struct.Struct("<8sIiqd")
 _COUNT = struct.Struct("<Qd")
@@ -55,6 +59,7 @@ _COUNTS_AT = (192, 224)
 _REPORTS_AT = (256, 352)
 _PHASES_AT = (448, 512)
 _MARKS_AT = 576
+_RESERVE_AT = 624
 _SPENT_AT = 640
 _NAMES_AT, _NAME_SIZE, _MOST_NAMES = 704, 24, 8
 _REPORTS, _HAS_LOSS, _HAS_GRAD_NORM = 1, 2, 4
@@ -139,8 +144,9 @@ class StepRecord:
     """One worker's step record. The agent creates it just before it starts the worker.
 
     Writers: the agent only :meth:`request_checkpoint`, :meth:`set_stride` and :meth:`set_flush`; the
-    worker's optimizer hook only :meth:`count_optimizer_step`; the worker's script :meth:`set_phase`; its
-    ``Checkpointer`` also does that, and all else. Each calls from one thread at a time. Anybody in the
+    worker's optimizer hook only :meth:`count_optimizer_step`; the thread that reserves memory for snapshots
+    only :meth:`reserving`; the worker's script :meth:`set_phase`; its ``Checkpointer`` also does that, and
+    all else. Each calls from one thread at a time. Anybody in the
     worker may :meth:`mark`, and anybody may read.
     """
 
@@ -166,6 +172,7 @@ class StepRecord:
         # since a mapping cannot be closed while there is a view of it, as that of a damaged record must be.
         self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 24].cast("q")
         self._marks = memoryview(mapping)[_MARKS_AT : _MARKS_AT + 8 * len(Mark)].cast("d")
+        self._reserve = memoryview(mapping)[_RESERVE_AT : _RESERVE_AT + 8].cast("d")
         self._spent = memoryview(mapping)[_SPENT_AT : _SPENT_AT + 8 * _MOST_NAMES].cast("d")
 
     @classmethod
@@ -201,6 +208,7 @@ class StepRecord:
         """Unmap; the file stays. May be called again."""
         self._request.release()
         self._marks.release()
+        self._reserve.release()
         self._spent.release()
         self._map.close()
 
@@ -244,6 +252,18 @@ class StepRecord:
         sequence = _count_of(self._read(_PHASES_AT, _PHASE)) + 1
         self._write(_PHASES_AT[sequence & 1], _PHASE.pack(sequence, phase.begin, name))
 
+    @contextmanager
+    def reserving(self) -> Iterator[None]:
+        """Show the phase ``RESERVE``, beside phases that the script announces, which go before it.
+
+        The record may be closed meanwhile.
+        """
+        self._show_reservation(time.monotonic())
+        try:
+            yield
+        finally:
+            self._show_reservation(-time.monotonic())
+
     def spend(self, name: str, seconds: float) -> None:
         """Another ``seconds`` went into ``name``, in which no step was completed.
 
@@ -273,7 +293,7 @@ class StepRecord:
 
     @property
     def phase(self) -> RankPhase:
-        """What is shown now."""
+        """What :meth:`set_phase` shows now."""
         content = self._read(_PHASES_AT, _PHASE)
         if content is None:
             return RankPhase()
@@ -322,7 +342,7 @@ class StepRecord:
         else:
             step = _count_of(counted) - 1
             when = _COUNT.unpack(counted)[1] if counted else 0.0
-        phase = self.phase
+        phase = self._shown_phase()
         return Progress(
             rank=self.rank,
             step=step,
@@ -355,6 +375,18 @@ class StepRecord:
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""
         return self._map.closed
+
+    def _show_reservation(self, when: float) -> None:
+        with suppress(ValueError):  # the view is released: the record was closed
+            self._reserve[0] = when
+
+    def _shown_phase(self) -> RankPhase:
+        phase, reserve = self.phase, self._reserve[0]
+        if phase.name or not reserve:
+            return phase
+        if reserve > 0:
+            return RankPhase(name=RESERVE, begin=reserve)
+        return RankPhase(begin=max(phase.begin, -reserve))
 
     # -- slots ------------------------------------------------------------------------------------
 

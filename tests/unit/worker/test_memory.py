@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import logging
 import os
@@ -10,6 +9,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 import slurm_robust as sr
 from slurm_robust.checkpoint import snapshot
+from slurm_robust.checkpoint.buffers import PartBuffers
 from slurm_robust.checkpoint.errors import (
     CheckpointError,
     CorruptPart,
@@ -403,30 +404,40 @@ def test_a_shared_part_is_fetched_too(node: Node) -> None:
 def test_memory_that_takes_long_is_told_as_a_phase(
     node: Node, launch: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on meanwhile; a phase of the script's own stays."""
+    """Training goes on meanwhile; a phase of the script's own goes before it."""
+    gate = threading.Event()
+    reserve = PartBuffers.reserve
+
+    def late(buffers: PartBuffers, number: int, total: int) -> None:
+        if number:  # the first snapshot finds memory
+            gate.wait(60)
+        reserve(buffers, number, total)
+
+    monkeypatch.setattr(PartBuffers, "reserve", late)
+    monkeypatch.setattr(snapshot, "RESERVE_S", 0.01)  # of two steps, which are to find none
     launch(1)
     checkpointer = sr.Checkpointer(Model().entries)
     checkpointer.restore()
+    record = node.records[0]
+
+    def phase() -> str:
+        return record.progress(time.monotonic()).phase
+
     checkpointer.step(0)
     taker = checkpointer._run._memory  # type: ignore[attr-defined]
     taker.settle()
-    wait_for(lambda: not taker.reserving)
-    taker._reserved = gate = concurrent.futures.Future()
-    monkeypatch.setattr(snapshot, "RESERVE_S", 0.01)  # of two steps, which are to find none
+    wait_for(lambda: phase() == RESERVE)
     checkpointer.step(1)
-    record = node.records[0]
-    assert record.phase.name == RESERVE
     with sr.phase("evaluation"):
         checkpointer.step(2)
-        assert record.phase.name == "evaluation"
-    assert record.phase.name == RESERVE
-    gate.set_result(None)
+        assert phase() == "evaluation"
+    assert phase() == RESERVE
+    gate.set()
+    wait_for(lambda: phase() == "")  # though no step() comes: the others may wait for this rank in vain
+    assert record.progress(time.monotonic()).phase_s < 60
     monkeypatch.setattr(snapshot, "RESERVE_S", 60.0)
     checkpointer.step(3)
-    taker.settle()
-    wait_for(lambda: not taker.reserving)  # ahead, for the snapshots after this one
     checkpointer.step(4)
-    assert record.phase.name == ""
     taker.settle()
     assert steps_of(node.copies)[-1] == 4
     assert checkpointer.skipped == 2

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.model.progress import RESERVE
 from slurm_robust.wire.messages import Heartbeat, Phase, decode_to_controller, encode
 from slurm_robust.worker.step_record import NO_STEP, Mark, RankPhase, RecordError, StepRecord
 
@@ -177,6 +178,26 @@ def test_progress_crosses_the_wire_and_grows_older_as_a_whole(record: StepRecord
     assert decode_to_controller(encode(heartbeat)) == heartbeat
     assert (fresh.aged(5.0).age_s, fresh.aged(5.0).phase_s) == (pytest.approx(6.0), math.inf)
     assert (busy.aged(5.0).age_s, busy.aged(5.0).phase_s) == (pytest.approx(7.0), pytest.approx(7.0))
+
+
+def test_a_reservation_is_a_phase_that_ends_without_a_step(record: StepRecord) -> None:
+    agent = seen_from_outside(record)
+    with record.reserving():
+        assert agent.progress(time.monotonic()).phase == RESERVE
+        assert agent.progress(time.monotonic() + 5.0).phase_s == pytest.approx(5.0, abs=1.0)
+        record.set_phase(RankPhase(name="evaluation", begin=time.monotonic()))
+        assert agent.progress(time.monotonic()).phase == "evaluation"
+        record.set_phase(RankPhase(begin=time.monotonic()))
+        assert agent.progress(time.monotonic()).phase == RESERVE
+    shown = agent.progress(time.monotonic() + 5.0)
+    assert (shown.phase, shown.phase_s) == ("", pytest.approx(5.0, abs=1.0))
+
+
+def test_a_reservation_may_end_after_the_record_is_closed(record: StepRecord) -> None:
+    agent = seen_from_outside(record)
+    with record.reserving():
+        record.close()
+    assert agent.progress(time.monotonic()).phase == RESERVE
 
 
 def test_any_text_is_a_phase_of_32_bytes(record: StepRecord) -> None:
