@@ -259,7 +259,7 @@ ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("choice of restore, CPU s", "choose_s", "{:.3f}".format),
     ("stacks of all ranks, CPU s", "stacks_cpu_s", "{:.2f}".format),
     ("stacks of all ranks, s", "stacks_wall_s", "{:.1f}".format),
-    ("longest tick, CPU s", "longest_tick_s", "{:.2f}".format),
+    ("longest tick, s", "longest_tick_s", "{:.2f}".format),
     ("journal, events", "journal_events", "{:.0f}".format),
     ("1,250 events into the journal, CPU s", "append_1250_s", "{:.3f}".format),
     ("memory, MB", "memory_mb", "{:.0f}".format),
