@@ -71,7 +71,7 @@ class TimedCore(Core):
 
     def on_tick(self, now: fx.Now) -> list[fx.Effect]:
         """As the core does."""
-        # Not by the clock of this thread's CPU seconds, which costs a small job's controller a tenth of its own.
+        # The clock of CPU seconds would cost a small job's controller a tenth of what it takes itself.
         begun = time.monotonic()
         effects = super().on_tick(now)
         self.longest_s = max(self.longest_s, time.monotonic() - begun)

@@ -7,7 +7,7 @@ which the job is; each stage is a class of its own in :mod:`slurm_robust.control
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -40,7 +40,7 @@ from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.standbys import Standbys
 from slurm_robust.controller.starts import AgentStarts, StartPhases
 from slurm_robust.controller.transitions import Transition
-from slurm_robust.controller.witnesses import Witnesses
+from slurm_robust.controller.witnesses import GONE, Witnesses
 from slurm_robust.ledger.clock import LEAST_AHEAD_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
@@ -53,6 +53,7 @@ from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.probes import Answers
+from slurm_robust.wire.sockets import Knocked
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
 TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
@@ -265,9 +266,12 @@ class Core(Context):
         """An srun of agents, or some of its tasks, ended. Nothing is concluded before :meth:`on_tick`."""
         self.starts.on_end(end, now)
 
-    def on_knock(self, answering: Iterable[str], now: Now) -> None:
-        """Answer to Knock: the kernels of these nodes take connections."""
-        self.witnesses.on_knock(answering, now)
+    def on_knock(self, found: Knocked, now: Now) -> None:
+        """Answer to Knock. Nothing is concluded before :meth:`on_tick`."""
+        self.witnesses.on_knock(found, now)
+        for node in self.witnesses.gone(found, now):
+            if not (self.liveness.hears(node) or self.starts.ended((node,))):
+                self.starts.on_end(StepEnd(nodes=(node,), code=-1, message=GONE, is_task=True), now)
 
     def on_beacons(self, ages: Mapping[str, float]) -> None:
         """Seconds since the newest beacon of each agent. Nothing is concluded before :meth:`on_tick`."""

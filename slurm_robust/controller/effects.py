@@ -82,7 +82,7 @@ class StartAgents(Record):
 
 
 class Knock(Record):
-    """See which of ``places`` take a connection; answered by ``on_knock``."""
+    """See which of ``places`` take a connection, and which refuse it; answered by ``on_knock``."""
 
     places: dict[str, tuple[str, int]]
     """Address and port by node."""

@@ -117,6 +117,13 @@ class Liveness:
         """Whether :meth:`step` is due: it judges nobody before the beacons that have come are read."""
         return self._is_news and self._interval_s > 0
 
+    def hears(self, node: str) -> bool:
+        """Whether beacons of the agent of ``node`` come, as far as they have been read."""
+        view = self._context.fleet.views.get(node)
+        return view is not None and self._ages.get(view.heartbeat.agent, math.inf) < overdue_s(
+            self._interval_s
+        )
+
     def step(self, now: Now, explained: Collection[str]) -> None:
         """Probe and judge; ``explained``: nodes whose agents are known to have ended."""
         self._is_news = False

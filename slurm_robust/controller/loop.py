@@ -49,7 +49,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.probes import probe
-from slurm_robust.wire.sockets import ControllerSocket, answering
+from slurm_robust.wire.sockets import ControllerSocket, knock
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes
@@ -478,7 +478,7 @@ class Loop:
 
     def _knock(self, effect: fx.Knock) -> None:
         def work() -> Callable[[], None]:
-            found = answering(effect.places)
+            found = knock(effect.places)
             return lambda: self._core.on_knock(found, self._now())
 
         self._in_background("knock", work, lambda text: None)

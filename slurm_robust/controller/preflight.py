@@ -33,7 +33,7 @@ from slurm_robust.util.ours import check_own_folder, read_ours
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping, Pong
-from slurm_robust.wire.sockets import answering, ask
+from slurm_robust.wire.sockets import ask, knock
 from slurm_robust.worker.lookup import missing, missing_module, mode_of
 
 PING_TIMEOUT_S = 2.0
@@ -201,7 +201,7 @@ def check_alone(directory: JobDirectory) -> None:
     if newest is None:
         return
     hosts = newest.addresses or (newest.host,)
-    if not answering({host: (host, newest.port) for host in hosts}):
+    if not knock({host: (host, newest.port) for host in hosts}).taken:
         return  # nobody listens there any more, and ZeroMQ would try for all of the time
     answer = ask(newest.endpoints, load_client(directory.keys), Ping(), timeout_s=PING_TIMEOUT_S)
     if isinstance(answer, Pong):

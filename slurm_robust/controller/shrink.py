@@ -18,9 +18,9 @@ from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Job, Node
 from slurm_robust.slurm.requeue import Clock, SystemClock
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.sockets import answering
+from slurm_robust.wire.sockets import Knocked, knock
 
-Knock = Callable[[Mapping[str, tuple[str, int]]], frozenset[str]]
+Knock = Callable[[Mapping[str, tuple[str, int]]], Knocked]
 Report = Callable[[str, bool, str], None]
 
 TAKEN_BY_SLURM = "Slurm had taken it from the job"
@@ -42,7 +42,7 @@ class Shrinker:
         job_id: int,
         *,
         own_node: str = "",
-        knock: Knock = answering,
+        knock: Knock = knock,
         clock: Clock | None = None,
     ) -> None:
         """``own_node``: where this controller runs, which after a takeover is not the batch host."""
@@ -142,7 +142,7 @@ class Shrinker:
         port = config.get("SlurmdPort", "")
         if not port.isdecimal():
             return frozenset()
-        return self._knock({node.name: (node.address, int(port)) for node in nodes})
+        return self._knock({node.name: (node.address, int(port)) for node in nodes}).taken
 
 
 def _is_offered(node: Node) -> bool:

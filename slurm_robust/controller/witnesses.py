@@ -9,9 +9,11 @@ from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Knock, Now, Say
 from slurm_robust.model.exits import Witness
 from slurm_robust.policy.silence import FRESH_S, MOST_WITNESSED, STALLED_S, TOGETHER, Silence, judge
+from slurm_robust.wire.sockets import Knocked
 
 LOOK_EVERY_S = 0.25
 EVERY_S = 1.5
+GONE = "nobody listens at its port any more, while its node answers"
 ASK_EVERY_S = 5.0
 
 
@@ -57,11 +59,20 @@ class Witnesses:
             self._asked = now.mono
             context.emit(AskAboutNodes(nodes=stalled))
 
-    def on_knock(self, answering: Iterable[str], now: Now) -> None:
-        """The kernels of these nodes have answered."""
-        for node in answering:
+    def on_knock(self, found: Knocked, now: Now) -> None:
+        """Kernels have answered for their agents."""
+        for node in found.taken:
             if node in self._context.fleet.views:
                 self._sign(node, now.mono, "its node answers", now)
+
+    def gone(self, found: Knocked, now: Now) -> tuple[str, ...]:
+        """Nodes whose agent has ended, as their kernel shows. After a takeover no srun may report that.
+
+        Where several refuse a connection at once, it may be the network that does so.
+        """
+        views, dead_s = self._context.fleet.views, self._context.config.timings.node_dead_s
+        silent = [n for n in found.refused if n in views and now.mono - views[n].heard > dead_s / 2]
+        return tuple(silent) if len(found.refused) == 1 else ()
 
     def on_slurm(self, found: tuple[Witness, ...] | None, now: Now) -> None:
         """Slurm's word on nodes that it was asked about; None: slurmctld does not answer."""

@@ -8,8 +8,8 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from typing import TypeAlias
+from contextlib import ExitStack, closing
+from typing import NamedTuple, TypeAlias
 
 import zmq
 from zmq.utils import z85
@@ -356,41 +356,46 @@ class _Doorkeeper(Attendant):
         self.source.send_multipart([b"1.0", identifier, code, text, b"", b""])
 
 
-def answering(places: Mapping[str, tuple[str, int]], timeout_s: float = 1.0) -> frozenset[str]:
-    """Of ``places`` (address and port by name) those that take a connection within ``timeout_s`` seconds.
+class Knocked(NamedTuple):
+    """What kernels made of a connection, by the names of the places."""
 
-    A kernel does so within milliseconds, also for an agent that is stalled. Nothing is sent. What refuses
-    does not answer: nobody listens there any more.
+    taken: frozenset[str]
+    """Somebody listens there, though it may be stalled."""
+    refused: frozenset[str]
+    """Nobody listens there any more."""
+
+
+def knock(places: Mapping[str, tuple[str, int]], timeout_s: float = 1.0) -> Knocked:
+    """Connect to ``places`` (address and port by name); waits for answers for at most ``timeout_s`` seconds.
+
+    A kernel gives its answer within milliseconds. Nothing is sent.
     """
     deadline = time.monotonic() + timeout_s
-    found: set[str] = set()
-    with selectors.DefaultSelector() as selector:
-        try:
-            for name, place in places.items():
-                if (connection := _connecting(place)) is not None:
-                    selector.register(connection, selectors.EVENT_WRITE, (name, connection))
-            while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(left):
-                    name, connection = key.data
-                    if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
-                        found.add(name)
-                    selector.unregister(connection)
-                    connection.close()
-        finally:
-            for key in list(selector.get_map().values()):
-                key.data[1].close()
-    return frozenset(found)
+    taken: set[str] = set()
+    refused: set[str] = set()
 
+    def sort(name: str, code: int) -> None:
+        if code == 0:
+            taken.add(name)
+        elif code == errno.ECONNREFUSED:
+            refused.add(name)
 
-def _connecting(place: tuple[str, int]) -> socket.socket | None:
-    """A connection under way; None where there can be none."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
-        connection = socket.socket(family, kind)
-    except OSError:
-        return None
-    connection.setblocking(False)
-    if connection.connect_ex(address) in (0, errno.EINPROGRESS):
-        return connection
-    connection.close()
-    return None
+    with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        for name, place in places.items():
+            try:
+                family, kind, _, _, address = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
+                connection = stack.enter_context(socket.socket(family, kind))
+            except OSError:
+                continue
+            connection.setblocking(False)
+            code = connection.connect_ex(address)
+            if code == errno.EINPROGRESS:
+                selector.register(connection, selectors.EVENT_WRITE, (name, connection))
+            else:
+                sort(name, code)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                name, connection = key.data
+                sort(name, connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                selector.unregister(connection)
+    return Knocked(frozenset(taken), frozenset(refused))

@@ -19,7 +19,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
 from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
-from slurm_robust.wire.sockets import answering
+from slurm_robust.wire.sockets import knock
 from tests.unit.agent.copy_nodes import MIB, fill
 from tests.unit.agent.local_job import LocalJob, ScriptedController, is_alive, pause, rival
 from tests.waiting import wait_for
@@ -490,13 +490,13 @@ def test_a_stopped_agent_is_told_from_one_that_is_gone_by_its_nodes_kernel(make_
     agent = job.start_agent("n1")
     heartbeat = controller.wait_for("n1", lambda b: b.ready and b.data_port > 0)
     place = {"n1": ("127.0.0.1", heartbeat.data_port)}
-    assert answering(place) == {"n1"}
+    assert knock(place).taken == {"n1"}
     agent.send_signal(signal.SIGSTOP)
     for _ in range(20):
-        assert answering(place) == {"n1"}
+        assert knock(place).taken == {"n1"}
     agent.send_signal(signal.SIGCONT)
     controller.wait_for("n1", lambda b: b.seq > heartbeat.seq + 5)
     assert not any("connection" in note for _, b in controller.heartbeats for note in b.notes)
     agent.kill()
     agent.wait()
-    assert answering(place) == frozenset()
+    assert knock(place).refused == {"n1"}

@@ -39,6 +39,7 @@ from slurm_robust.wire.messages import (
     TakeStacks,
 )
 from slurm_robust.wire.probes import Answers
+from slurm_robust.wire.sockets import Knocked
 from tests.unit.sample_events import run_started
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
@@ -93,6 +94,7 @@ class Job:
         self.dead: set[str] = set()
         self.cut: set[str] = set()  # nodes that the controller does not hear, and that do not hear it
         self.stalled: set[str] = set()  # of those, nodes whose agent is stopped: the kernel answers
+        self.agentless: set[str] = set()  # nodes whose agent has ended, while their kernels answer
         self.stubborn: set[str] = set()  # workers end by no signal, and nothing moves at them
         self.slow: dict[str, float] = {}  # workers end so many seconds after the order, and move until then
         self.freeing: set[str] = set()  # its GPUs are not free yet
@@ -171,10 +173,9 @@ class Job:
                     found = tuple(self.witness(node) for node in nodes) if self.slurm_answers else None
                     self.act(self.core.on_nodes(found, self.now()))
                 case fx.Knock(places=places):
-                    answering = [
-                        n for n in places if n in self.heartbeats and n not in self.cut - self.stalled
-                    ]
-                    self.core.on_knock(answering, self.now())
+                    taken = {n for n in places if n in self.heartbeats and n not in self.cut - self.stalled}
+                    found = Knocked(frozenset(taken), frozenset(self.agentless & places.keys()))
+                    self.core.on_knock(found, self.now())
                 case fx.Probe(number=number, places=places, for_s=for_s):
                     self.later(for_s, partial(self.answer_probe, number, tuple(places)))
                 case fx.FindCheckpoint(generation=generation):
@@ -322,10 +323,17 @@ class Job:
         for end in task_ends((node,), [message], [message]):
             self.core.on_step_end(end, self.now())
 
+    def agent_dies(self, *nodes: str) -> None:
+        """The agents are killed, and no srun is left that would say so."""
+        for node in nodes:
+            self.copies[node] = self.heartbeats.pop(node).copies
+            self.agentless.add(node)
+
     # -- the agents' part ----------------------------------------------------------------------------
 
     def join(self, node: str, agent: str = "", **changes: object) -> None:
         if node not in self.dead:
+            self.agentless.discard(node)
             self.heartbeats[node] = Heartbeat(
                 node=node, agent=agent or f"agent of {node}", seq=0, epoch=1, phase=Phase.IDLE,
                 address=f"10.0.0.{node[1:]}", rendezvous_port=4000, ready=True, data_port=5000,

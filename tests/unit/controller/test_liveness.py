@@ -11,6 +11,7 @@ from slurm_robust.controller.liveness import PROVING
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.wire.probes import Answers
+from slurm_robust.wire.sockets import Knocked
 from tests.unit.controller.fake_job import Job
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")  # n1 is the controller's
@@ -264,3 +265,20 @@ def test_whatever_is_late_or_lost_nothing_that_lives_is_called_dead(seed: int) -
         job.deaf = {node for node in NODES if draw.random() < 0.3}
         job.pass_time(draw.uniform(0.1, 3.0))
     assert not any(" is dead: " in note.text for note in job.events(ev.Noted))
+
+
+def test_an_agent_whose_beacons_come_has_not_ended() -> None:
+    job = trained()
+    job.cut.add("n3")
+    job.stalled.add("n3")
+    for _ in range(40):
+        job.beacon_at["agent of n3"] = job.mono
+        job.pass_time(0.1)
+    refused = Knocked(taken=frozenset(), refused=frozenset({"n3"}))
+    job.core.on_knock(refused, job.now())
+    job.tick()
+    assert (job.stage, opened(job)) == ("Running", [])
+    job.pass_time(0.5)  # without beacons
+    job.core.on_knock(refused, job.now())
+    job.tick()
+    assert [incident.symptom for incident in opened(job)] == [Symptom.AGENTS_LOST]

@@ -11,6 +11,7 @@ from slurm_robust.controller.shrink import MOST_REFUSALS, SHED_S, Shrinker
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.wire.sockets import Knocked
 
 NODES = ("n1", "n2", "n3")
 
@@ -31,9 +32,9 @@ class Site:
         clock = self.slurm.cluster.clock
         return Shrinker(self.slurm, self.job_id, own_node=node, knock=self.knock, clock=clock)
 
-    def knock(self, places: Mapping[str, tuple[str, int]]) -> frozenset[str]:
+    def knock(self, places: Mapping[str, tuple[str, int]]) -> Knocked:
         assert {port for _, port in places.values()} == {6818}
-        return frozenset(self.alive & places.keys())
+        return Knocked(taken=frozenset(self.alive & places.keys()), refused=frozenset())
 
     def shed(self, *nodes: str) -> None:
         self.shrinker.shed(nodes, lambda *report: self.reports.append(report))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Symptom
 from tests.unit.controller.fake_job import Job
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -76,6 +77,25 @@ def test_an_agent_that_stays_silent_is_lost_although_its_node_answers() -> None:
     job = trained()
     stall(job, "n3")
     assert 30.0 <= seconds_to_eviction(job, 60.0) <= 32.0
+
+
+def test_an_agent_that_has_ended_unreported_is_started_again_on_its_node() -> None:
+    job = trained()
+    job.agent_dies("n3")
+    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 15.0)
+    assert (evicted(job), job.started[1:]) == (set(), [("n3",)])
+    assert job.core.state.slots == NODES
+    (opened,) = job.events(ev.IncidentOpened)
+    assert opened.symptom is Symptom.AGENTS_LOST
+    assert opened.detect_s < DEAD_S
+    assert "nobody listens at its port any more, while its node answers" in opened.detail
+
+
+def test_several_nodes_that_refuse_a_connection_at_once_may_be_cut_off() -> None:
+    job = trained()
+    job.agent_dies("n3", "n4")
+    train(job, DEAD_S - 1.0, without=("n3", "n4"))
+    assert (job.core.state.incident, job.stage) == (None, "Running")
 
 
 def test_a_node_that_slurm_has_given_up_is_not_waited_for() -> None:

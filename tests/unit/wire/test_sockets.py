@@ -13,7 +13,7 @@ import zmq
 
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
 from slurm_robust.wire.messages import Ack, Heartbeat, Phase, Ping, Pong, ToController
-from slurm_robust.wire.sockets import AgentSocket, ControllerSocket, PortTaken, answering, ask
+from slurm_robust.wire.sockets import AgentSocket, ControllerSocket, PortTaken, ask, knock
 from tests.waiting import wait_for
 
 BEAT = Heartbeat(node="n1", agent="a1", seq=1, epoch=1, phase=Phase.IDLE)
@@ -217,24 +217,25 @@ def place(of: socket.socket) -> tuple[str, int]:
     return of.getsockname()[0], of.getsockname()[1]
 
 
-def test_who_listens_answers_although_nobody_accepts(listener: socket.socket) -> None:
-    assert answering({"n1": place(listener)}) == {"n1"}
+def test_who_listens_takes_connections_although_nobody_accepts(listener: socket.socket) -> None:
+    assert knock({"n1": place(listener)}) == ({"n1"}, set())
 
 
-def test_who_does_not_listen_any_more_does_not_answer(listener: socket.socket) -> None:
+def test_who_does_not_listen_any_more_refuses(listener: socket.socket) -> None:
     with ExitStack() as stack:
         gone = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         where = place(gone)
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    assert answering({"n1": place(listener), "n2": where, "n3": place(bound)}) == {"n1"}
+    found = knock({"n1": place(listener), "n2": where, "n3": place(bound)})
+    assert found == ({"n1"}, {"n2", "n3"})
     bound.close()
 
 
 def test_silence_ends_at_the_limit(listener: socket.socket) -> None:
-    found = answering({"n1": place(listener), "n2": (NOWHERE, 9), "n3": ("no such host.invalid", 9)}, 0.2)
-    assert found == {"n1"}
+    found = knock({"n1": place(listener), "n2": (NOWHERE, 9), "n3": ("no such host.invalid", 9)}, 0.2)
+    assert (found.taken, "n3" in found.refused) == ({"n1"}, False)
 
 
 def test_nobody_is_asked() -> None:
-    assert answering({}) == frozenset()
+    assert knock({}) == (set(), set())
