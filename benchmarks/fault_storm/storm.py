@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.common import BenchmarkFailed
@@ -24,6 +25,9 @@ SLOWLY = 2 << 20
 RECOVER_S = 420.0
 SIGN_S = 15.0
 """So long a midway fault waits for the incident of the one before; some faults open none."""
+
+TARGET_S = 15.0
+"""So long a fault waits for a target: workers are about to start, or the controller."""
 
 SURELY_NEW = 2
 """A step may have passed its last collective when the fault comes, the one after it cannot."""
@@ -45,17 +49,21 @@ class Storm:
         self.watch = Watch(training.steps_file)
         self._mends: list[tuple[float, Planted, Callable[[], object]]] = []
 
-    def run(self, plan: Sequence[Planned], until: float) -> None:
-        """Plant until ``until``, a monotonic time. Raises :class:`BenchmarkFailed` for no new step."""
+    def run(self, plan: Sequence[Planned], faults: int, until: float) -> None:
+        """Plant the first ``faults`` of ``plan`` that find a target, and none after ``until``, a monotonic time.
+
+        Raises :class:`BenchmarkFailed` for no new step.
+        """
         self._until(lambda: self.watch.best >= plan[0].apart, RECOVER_S, "the training does not begin")
-        for fault, following in zip(plan, (*plan[1:], None), strict=True):
-            if time.monotonic() > until:
-                return
+        for fault, following in pairwise(plan):
             found = self._plant(fault)
-            if following is not None and following.midway_s is not None:
+            if len(self.planted) == faults or time.monotonic() > until:
+                self._recovered(fault, None)
+                return
+            if following.midway_s is not None:
                 self._until_incident(found, following.midway_s)
-                continue
-            self._recovered(fault, following)
+            else:
+                self._recovered(fault, following)
 
     def mend(self) -> None:
         """Mend all that is still broken."""
@@ -64,13 +72,12 @@ class Storm:
     # -- one fault ---------------------------------------------------------------------------------
 
     def _plant(self, fault: Planned) -> Planted | None:
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + TARGET_S
         while True:
             try:
                 found = self._strike(fault)
                 break
             except (NothingToHit, SandboxError, OSError) as error:
-                # Workers are about to start, the controller too, or what is to be broken is broken already.
                 if time.monotonic() > deadline or fault.midway_s is not None:
                     self._say(f"{fault.number} {fault.kind.value}: skipped, {error}")
                     self.skipped.append(f"{fault.number} {fault.kind.value}: {error}")

@@ -47,6 +47,10 @@ def test_the_batch_host_loses_its_power_and_training_goes_on_without_a_requeue(
     assert recovered.t - begun < 45
     assert job.state.restart_count == 0
     assert host not in job.state.slots
+    (other,) = {*job.state.slots} - {job.state.own_node}
+    sandbox.exec(["pkill", "-9", "-f", "slurm_robust.agent --job-dir"], node=other, user="root", check=True)
+    job.wait_recovered(2)
+    assert (set(job.state.evicted), other in job.state.slots) == ({host}, True)
     sandbox.fault.restart_slurmctld()
     job.wait(lambda: job.state.ended is not None, 120, "end of the run")
     assert job.out.read_text() == reference
@@ -58,7 +62,13 @@ def test_the_batch_host_loses_its_power_and_training_goes_on_without_a_requeue(
     assert job.log.count("controller 1 of job") == 1
     assert "is requeued, to end at once with exit code 0" in job.log
     assert "this run is over" in job.log
-    assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1, 1 + TAKEOVER_GAP]
+    # No srun is left that would have reported the killed agent.
+    assert f"the agent on {other} ended (nobody listens at its port any more" in job.log
+    assert [e.generation for e in job.events(ev.GenerationLaunched)] == [
+        1,
+        1 + TAKEOVER_GAP,
+        2 + TAKEOVER_GAP,
+    ]
 
 
 def test_a_cut_network_of_the_batch_host_heals_and_one_controller_is_left(
