@@ -50,7 +50,7 @@ class Storm:
         self._mends: list[tuple[float, Planted, Callable[[], object]]] = []
 
     def run(self, plan: Sequence[Planned], faults: int, until: float) -> None:
-        """Plant the first ``faults`` of ``plan`` that find a target, and none after ``until``, a monotonic time.
+        """Plant the first ``faults`` of ``plan`` that find a target, none after ``until``, a monotonic time.
 
         Raises :class:`BenchmarkFailed` for no new step.
         """
