@@ -119,7 +119,10 @@ def _register_report(commands: Commands) -> None:
         json=True,
     )
     parser.add_argument(
-        "--html", metavar="FILE", type=Path, help="write one HTML page with timeline, curves and evidence"
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write one HTML page with timeline, curves and evidence ('-': to standard output)",
     )
     parser.add_argument("--csv", action="store_true", help="print one table as CSV")
     parser.add_argument(
@@ -136,6 +139,8 @@ def _report(args: argparse.Namespace) -> int:
         raise UsageError("--json and --csv both print", fix="give one of them")
     from slurm_robust.report import job_main, job_text
 
+    if args.html == job_main.STDOUT and (args.json or args.csv):
+        raise UsageError("--html - prints, too", fix="give --html a file")
     table = job_text.Table(args.table or job_text.Table.INCIDENTS.value) if args.csv else None
     wanted = job_main.Wanted(html=args.html, json=args.json, csv=table)
     return job_main.main(args.job, wanted, job_dir=args.job_dir)

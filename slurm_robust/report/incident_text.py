@@ -87,9 +87,9 @@ def _nodes(names: Sequence[str]) -> str:
 # -- the incident in a few lines -------------------------------------------------------------------
 
 
-def incident_rows(events: Sequence[ev.AnyEvent]) -> tuple[IncidentRow, ...]:
-    """A row for each incident of a journal, in order."""
-    return tuple(map(incident_row, incident_reports(events)))
+def incident_rows(events: Sequence[ev.AnyEvent], *, is_over: bool = False) -> tuple[IncidentRow, ...]:
+    """A row for each incident of a journal, in order; ``is_over``: Slurm has ended the job."""
+    return tuple(map(incident_row, incident_reports(events, is_over=is_over)))
 
 
 def incident_row(report: IncidentReport) -> IncidentRow:
@@ -155,6 +155,8 @@ def outcome(report: IncidentReport) -> str:
         return f"training continues: step {last.step} was completed {took:.1f} s after the first sign"
     if isinstance(last, ev.RunEnded):
         return one_line(f"the job ended with exit code {last.code}: {last.reason}")
+    if report.status is IncidentStatus.ENDED:
+        return "Slurm ended the job before training went on"
     if not report.carried_out:
         return "only observed: no action was taken"
     return "open: " + _how_far(report)

@@ -54,13 +54,13 @@ class Listing(Record):
 
 def show_all(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int:
     """Print the incidents of a job. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    _, events, job = _load(name, job_dir)
-    show(listing(events, last, job), render_list, json=json)
+    _, events, job, is_over = _load(name, job_dir)
+    show(listing(events, last, job, is_over=is_over), render_list, json=json)
     return 0
 
 
-def _load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent], str]:
-    """The job that a person named, and its state: ``training; Slurm: RUNNING``.
+def _load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent], str, bool]:
+    """The job that a person named, its state (``training; Slurm: RUNNING``), and whether Slurm has ended it.
 
     Slurm is asked because a job that Slurm ended could not write that down.
     Raises ``NoSuchJob``, ``JournalDamaged``.
@@ -68,15 +68,18 @@ def _load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEven
     slurm = make_slurm()
     directory = find(name, job_dir, slurm)
     events = load_events(directory)
-    phase, _ = phase_of(events)
     with Bar("asking Slurm"):
-        state = view_of(events, slurm).state
-    return directory, events, f"{phase}; Slurm: {state}" if state else phase
+        view = view_of(events, slurm)
+    phase, _ = phase_of(events, is_over=view.is_over)
+    return directory, events, f"{phase}; Slurm: {view.state}" if view.state else phase, view.is_over
 
 
-def listing(events: Sequence[ev.AnyEvent], last: int | None, job: str) -> Listing:
-    """The newest ``last`` incidents of a journal, or all of them. ``job``: its state."""
-    rows = incident_rows(events)
+def listing(events: Sequence[ev.AnyEvent], last: int | None, job: str, *, is_over: bool = False) -> Listing:
+    """The newest ``last`` incidents of a journal, or all of them.
+
+    ``job``: its state; ``is_over``: Slurm has ended it.
+    """
+    rows = incident_rows(events, is_over=is_over)
     chosen = rows[-last:] if last is not None else rows
     return Listing(job_id=fold(events).job_id, job=job, incidents=chosen, left_out=len(rows) - len(chosen))
 
@@ -120,14 +123,20 @@ class Bundle(Record):
 
 def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, job_dir: str | None) -> int:
     """Print one incident. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchIncident`."""
-    directory, events, job = _load(name, job_dir)
-    show(gather(directory, events, number, job), partial(render, logs=logs, stacks=stacks), json=json)
+    directory, events, job, is_over = _load(name, job_dir)
+    found = gather(directory, events, number, job, is_over=is_over)
+    show(found, partial(render, logs=logs, stacks=stacks), json=json)
     return 0
 
 
-def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, job: str) -> Bundle:
-    """One incident and the contents of its folder; ``job``: its state. Raises :class:`NoSuchIncident`."""
-    every = {report.number: report for report in incident_reports(events)}
+def gather(
+    directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, job: str, *, is_over: bool = False
+) -> Bundle:
+    """One incident and the contents of its folder.
+
+    ``job``: its state; ``is_over``: Slurm has ended it. Raises :class:`NoSuchIncident`.
+    """
+    every = {report.number: report for report in incident_reports(events, is_over=is_over)}
     if number not in every:
         those = f"it has {fold_ranks(every)}" if every else "it has none"
         raise NoSuchIncident(f"{directory.path} has no incident {number}; {those}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
+from msgspec.structs import replace
+
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, NodeExit, Verdict, finds_out_more
@@ -106,13 +108,18 @@ class IncidentReport(Record):
         return tuple(e for e in self.events if isinstance(e, ev.NodesTested))
 
 
-def incident_reports(events: Sequence[ev.AnyEvent]) -> list[IncidentReport]:
-    """A report on each incident of a journal, in order."""
-    past, found = _Past(), []
+def incident_reports(events: Sequence[ev.AnyEvent], *, is_over: bool = False) -> list[IncidentReport]:
+    """A report on each incident of a journal, in order.
+
+    ``is_over``: Slurm has ended the job, which the journal need not say.
+    """
+    past, found = _Past(), list[IncidentReport]()
     for place, event in enumerate(events):
         if isinstance(event, ev.IncidentOpened):
             found.append(_report(event, past, tuple(_until_its_end(events, place))))
         past.add(event)
+    if is_over and found and found[-1].status is IncidentStatus.OPEN:
+        found[-1] = replace(found[-1], status=IncidentStatus.ENDED)
     return found
 
 

@@ -47,6 +47,9 @@ MOST_EVIDENCE = 2 * 1024 * 1024
 
 HEADS = ("alerts.txt", "stacks.txt")
 
+STDOUT = Path("-")
+"""Where a page goes that is not to be a file."""
+
 
 class CannotWrite(SrobustError):
     """The page cannot be written; what was there before is untouched."""
@@ -74,7 +77,9 @@ def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
             report = replace(report, progress=progress(events, times_of(events, known.runs), None))
         if wanted.csv is not None:
             print(csv_text(report, wanted.csv), end="")
-    if wanted.html is not None:
+    if wanted.html == STDOUT:
+        print(page_of(report), end="")
+    elif wanted.html is not None:
         written, size = write_page(wanted.html, page_of(report))
         if not wanted.json and wanted.csv is None:
             print(f"wrote {written} ({size / 1e6:.1f} MB): open it in a browser, or send it as one file")

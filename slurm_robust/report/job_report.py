@@ -158,7 +158,7 @@ def job_report(
     few, when = _without_steps(events, times)
     started = next((event for event in few if isinstance(event, ev.RunStarted)), None)
     phase, reason = phase_of(few, is_over=slurm.ended)
-    reports = incident_reports(few)
+    reports = incident_reports(few, is_over=slurm.ended)
     return JobReport(
         job_id=books.job_id,
         command=started.command if started is not None else (),

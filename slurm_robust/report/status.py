@@ -38,6 +38,12 @@ from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.ours import read_ours
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 
+REQUEUED = "requeued"
+"""The phase of a job that waits for its next run."""
+
+MOST_INCIDENTS = 5
+"""Incidents on the screen, the newest; ``--json`` and ``srobust incidents`` have all."""
+
 MOST_LOST = 4
 """Classes of lost time on the screen, the greatest first; ``--json`` has all."""
 
@@ -172,7 +178,7 @@ def status_at(
         companions=dict(state.companions),
         standbys=_standbys(state),
         evicted=dict(state.evicted),
-        incidents=incident_rows(events),
+        incidents=incident_rows(events, is_over=is_over),
         ledger=summary_of(events, now),
         restored=restored_text(launched) if launched else "",
         stored=state.stored,
@@ -240,7 +246,7 @@ def _requeue(events: Sequence[ev.AnyEvent], begun: ev.RequeueStarted) -> tuple[s
     """Phase and reason of a requeue: whether Slurm has accepted it, else its refusal."""
     orders = [e for e in events[events.index(begun) :] if isinstance(e, ev.StageDone)]
     if any(order.ok and order.what in ("requeue", "watcher") for order in orders):
-        return "requeued", begun.reason
+        return REQUEUED, begun.reason
     return "requeueing", f"{begun.reason}; {orders[-1].detail}" if orders else begun.reason
 
 
@@ -358,8 +364,8 @@ INCIDENT_STYLES = {
 }
 
 
-def incident_table(job_id: int, rows: Sequence[IncidentRow]) -> RenderableType:
-    """One row per incident, and where the reports are."""
+def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) -> RenderableType:
+    """One row per incident, and where the reports are; ``older``: incidents that are not shown."""
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=0)
     table.add_column("#", justify="right", no_wrap=True)
     for name in ("when", "seen", "blamed", "done"):
@@ -382,7 +388,10 @@ def incident_table(job_id: int, rows: Sequence[IncidentRow]) -> RenderableType:
             seconds(row.recover_s),
             "-" if row.steps_repeated is None else str(row.steps_repeated),
         )
-    return Group(table, Text(f"'srobust incident {job_id} N' prints the report on one of them", style="dim"))
+    hint = f"'srobust incident {job_id} N' prints the report on one of them"
+    if older:
+        hint += f", 'srobust incidents {job_id}' lists all"
+    return Group(table, Text(hint, style="dim"))
 
 
 def _seen(row: IncidentRow) -> str:
@@ -406,11 +415,8 @@ def render(status: Status) -> RenderableType:
         ("launched", f"generation {status.generation}, run {status.run} of the Slurm job"),
         ("restored", status.restored),
         ("stored", _stored(status)),
-        (
-            "nodes",
-            f"{fold_nodes(status.slots)}" + (f"  spare {fold_nodes(status.spares)}" if status.spares else ""),
-        ),
-        ("standbys", "; ".join(f"{node} {row.describe()}" for node, row in status.standbys.items())),
+        ("nodes", _nodes(status)),
+        ("standbys", _standby_rows(status)),
         ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
         ("lent", "; ".join(_lent(job_id, one) for job_id, one in status.companions.items())),
         ("evicted", "; ".join(f"{node} ({why})" for node, why in status.evicted.items())),
@@ -423,7 +429,22 @@ def render(status: Status) -> RenderableType:
     facts = facts_table((name, one_line(value, None)) for name, value in rows if value)
     if not status.incidents:
         return facts
-    return Group(facts, Text("\nIncidents", style="bold"), incident_table(status.job_id, status.incidents))
+    newest = status.incidents[-MOST_INCIDENTS:]
+    older = len(status.incidents) - len(newest)
+    title = f"\nIncidents, the newest {len(newest)} of {len(status.incidents)}" if older else "\nIncidents"
+    return Group(facts, Text(title, style="bold"), incident_table(status.job_id, newest, older=older))
+
+
+def _nodes(status: Status) -> str:
+    text = fold_nodes(status.slots) + (f"  spare {fold_nodes(status.spares)}" if status.spares else "")
+    return f"{text}, until the requeue" if status.phase == REQUEUED else text
+
+
+def _standby_rows(status: Status) -> str:
+    """The next run of the job has others."""
+    if status.phase == REQUEUED:
+        return ""
+    return "; ".join(f"{node} {row.describe()}" for node, row in status.standbys.items())
 
 
 def _lent(job_id: int, companion: Companion) -> str:

@@ -10,6 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Blame, NodeExit, Symptom
+from slurm_robust.report.incident_text import outcome
 from slurm_robust.report.incidents import IncidentStatus, incident_reports
 from tests.unit.report import incident_journal
 
@@ -122,3 +123,14 @@ def test_an_incident_that_was_never_closed_ends_where_the_next_begins() -> None:
 def test_a_report_survives_the_way_through_json() -> None:
     report = incident_reports(incident_journal.whole())[3]
     assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report
+
+
+def test_a_job_that_slurm_has_ended_leaves_no_incident_open() -> None:
+    until_decided = [*incident_journal.start(), *incident_journal.rank_killed()[:3]]
+    (report,) = incident_reports(until_decided)
+    assert report.status is IncidentStatus.OPEN
+    (report,) = incident_reports(until_decided, is_over=True)
+    assert report.status is IncidentStatus.ENDED
+    assert outcome(report) == "Slurm ended the job before training went on"
+    (over,) = incident_reports([*incident_journal.start(), *incident_journal.rank_killed()], is_over=True)
+    assert over.status is IncidentStatus.OVER

@@ -69,6 +69,17 @@ def test_the_page_is_one_file(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "out.html"]
 
 
+def test_a_page_to_standard_output_is_nothing_else(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = printed(capsys, folder, "--html", "-")
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.rstrip().endswith("</html>")
+    assert [path.name for path in tmp_path.iterdir()] == ["7"]
+    code, said = failed(capsys, folder, "--html", "-", "--json")
+    assert (code, "give --html a file" in said) == (ExitCode.USAGE, True)
+
+
 def test_evidence_of_incidents_is_on_the_page(folder: Path) -> None:
     incident = folder / "incidents" / "001"
     incident.mkdir(parents=True)

@@ -137,6 +137,37 @@ def test_an_incident_with_many_signs_shows_the_first_and_where_the_others_are() 
     assert text.count("percentile") == 1
 
 
+def test_the_screen_has_the_newest_incidents_and_says_where_all_are() -> None:
+    def incident(number: int) -> tuple[ev.AnyEvent, ...]:
+        opened = ev.IncidentOpened(
+            t=10.0 * number, incident=number, generation=1, symptom=Symptom.HANG, detail=f"sign {number}",
+            detect_s=0.0, best_step=1,
+        )  # fmt: skip
+        over = ev.IncidentClosed(t=10.0 * number + 5, incident=number, generation=2, step=2, recover_s=1.0)
+        return opened, over
+
+    def screen(numbers: int) -> str:
+        return shown(launched(), *(event for n in range(1, numbers + 1) for event in incident(n)))
+
+    few, many = screen(5), screen(7)
+    assert "the newest" not in few
+    assert "lists all" not in few
+    assert "Incidents, the newest 5 of 7" in many
+    assert "'srobust incidents 0' lists all" in many
+    assert ("sign 2" in many, "sign 3" in many) == (False, True)
+
+
+def test_a_requeued_job_has_the_nodes_and_standbys_of_its_next_run() -> None:
+    taken = ev.AllocationTaken(t=0.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2",))
+    rehearsed = ev.StandbyChanged(t=1.0, node="n2", stage=StandbyStage.REHEARSED, took_s=12.0)
+    begun = ev.RequeueStarted(t=2.0, exclude=("n1",), reason="n1 is lost", failure=True)
+    done = ev.StageDone(t=3.0, what="requeue", ok=True, detail="")
+    assert "until the requeue" not in shown(taken, rehearsed, begun)
+    text = shown(taken, rehearsed, begun, done)
+    assert "n1 spare n2, until the requeue" in text
+    assert "standbys" not in text
+
+
 def test_what_is_on_storage_and_how_often_it_should() -> None:
     written = ev.StorageWritten(t=1.0, generation=1, step=90, seconds=2.0)
     assert "step 90, written in 2.0 s" in shown(launched(), written)
