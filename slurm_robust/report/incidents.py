@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import takewhile
 
 from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Blame, NodeExit, Verdict, finds_out_more
+from slurm_robust.model.incident import Blame, NodeExit, Symptom, Verdict, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 
 BEFORE_S = 60.0
 """Notes of the last seconds before the first sign belong to the report: a drill, a lost spare, a node that
 did not answer when slow training was examined."""
+
+
+_LOST = (Symptom.NODE_LOST, Symptom.AGENTS_LOST)
+# What the other ranks show first, if they miss one of those.
+_MISSED = (Symptom.HANG, Symptom.WORKER_EXIT)
 
 
 class IncidentStatus(str, Enum):
@@ -45,8 +51,9 @@ class IncidentReport(Record):
     """The one in which it began."""
 
     symptom: str
+    """Of the first of ``signs``."""
     signs: tuple[str, ...]
-    """What was seen, in order."""
+    """What was seen, in order; a lost node or agent before the ranks that missed it."""
 
     status: IncidentStatus
     events: tuple[ev.AnyEvent, ...]
@@ -154,13 +161,14 @@ def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]
     verdicts = [e.verdict for e in final if e.verdict is not None]
     launched = [e for e in own if isinstance(e, ev.GenerationLaunched)]
     since = opened.t - opened.detect_s - BEFORE_S
+    seen = _signs(opened, own)
     return IncidentReport(
         job_id=past.job_id,
         number=opened.incident,
         t=opened.t,
         generation=opened.generation,
-        symptom=opened.symptom.value,
-        signs=(opened.detail, *(e.detail for e in own if isinstance(e, ev.SymptomAdded))),
+        symptom=seen[0].symptom.value,
+        signs=tuple(sign.detail for sign in seen),
         status=_status(own[-1]),
         events=(*(e for e in past.notes if e.t >= since), *own),
         generations=(opened.generation, *(e.generation for e in launched)),
@@ -178,6 +186,20 @@ def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]
         recover_s=next((e.recover_s for e in own if isinstance(e, ev.IncidentClosed)), None),
         steps_repeated=_steps_repeated(own, past),
     )
+
+
+def _signs(
+    opened: ev.IncidentOpened, own: Iterable[ev.AnyEvent]
+) -> list[ev.IncidentOpened | ev.SymptomAdded]:
+    added = [e for e in own if isinstance(e, ev.SymptomAdded)]
+    signs: list[ev.IncidentOpened | ev.SymptomAdded] = [opened, *added]
+    if opened.symptom in _MISSED:
+        undecided = takewhile(lambda e: not isinstance(e, ev.Decided), own)
+        lost = (e for e in undecided if isinstance(e, ev.SymptomAdded) and e.symptom in _LOST)
+        if (cause := next(lost, None)) is not None:
+            signs.remove(cause)
+            signs.insert(0, cause)
+    return signs
 
 
 def _until_its_end(events: Sequence[ev.AnyEvent], place: int) -> Iterator[ev.AnyEvent]:

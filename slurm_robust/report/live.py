@@ -272,8 +272,8 @@ def render(sample: StackSample) -> RenderableType:
     return Group(
         title,
         *_silent(sample),
-        indented(stack_text.placed(sample.localisation)),
         *_caution(sample),
+        indented(stack_text.placed(sample.localisation)),
         "",
         _groups(sample.groups),
         *map(indented, sample.flight),

@@ -134,3 +134,17 @@ def test_a_job_that_slurm_has_ended_leaves_no_incident_open() -> None:
     assert outcome(report) == "Slurm ended the job before training went on"
     (over,) = incident_reports([*incident_journal.start(), *incident_journal.rank_killed()], is_over=True)
     assert over.status is IncidentStatus.OVER
+
+
+def test_a_lost_agent_is_named_before_the_rank_that_missed_it() -> None:
+    begun = ev.IncidentOpened(
+        t=100.0, incident=1, generation=1, symptom=Symptom.WORKER_EXIT, detail="rank 0: connection reset",
+        detect_s=0.1, best_step=1,
+    )  # fmt: skip
+    lost = ev.SymptomAdded(t=102.0, incident=1, symptom=Symptom.AGENTS_LOST, detail="the agent on n2 ended")
+    decided = ev.Decided(t=102.0, incident=1, actions=(), reason="start the agent again")
+    (report,) = incident_reports([begun, lost, decided, closed()])
+    assert report.symptom == Symptom.AGENTS_LOST.value
+    assert report.signs == ("the agent on n2 ended", "rank 0: connection reset")
+    (report,) = incident_reports([begun, decided, lost, closed()])  # lost in the recovery from another fault
+    assert report.signs == ("rank 0: connection reset", "the agent on n2 ended")

@@ -101,8 +101,8 @@ def test_the_rank_that_blocks_the_others_is_seen_at_a_glance(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Stacks of 4 ranks of job 7, ")
     assert lines[0].endswith(", generation 1 on 4 nodes, by py-spy")
-    assert lines[1].startswith("  They place the fault at rank 2 (exactly there, confidence 95%)")
-    assert lines[2].startswith("  No incident is open")
+    assert lines[1].startswith("  No incident is open")
+    assert lines[2].startswith("  They place the fault at rank 2 (exactly there, confidence 95%)")
     usual, odd = lines[4:6]
     assert usual.split()[:4] == ["3", "ranks:", "0-1,3", "n[1-2,4]"]
     assert "waits for other ranks" in usual
