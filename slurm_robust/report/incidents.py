@@ -20,8 +20,8 @@ did not answer when slow training was examined."""
 
 
 _LOST = (Symptom.NODE_LOST, Symptom.AGENTS_LOST)
-# What the other ranks show first, if they miss one of those.
-_MISSED = (Symptom.HANG, Symptom.WORKER_EXIT)
+# What may be seen first of that: ranks that miss it, or nodes of which all others came back.
+_MISSED = (Symptom.HANG, Symptom.WORKER_EXIT, Symptom.UNREACHABLE)
 
 
 class IncidentStatus(str, Enum):
