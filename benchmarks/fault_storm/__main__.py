@@ -25,7 +25,7 @@ from benchmarks.fault_storm.training import Training
 from benchmarks.fault_storm.verdict import by_kind, innocents, unequal
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
-from slurm_robust.sandbox import Sandbox
+from slurm_robust.sandbox import Sandbox, SandboxError
 from tests.cluster.protected_job import USER
 from tests.cluster.shared_storage import shared_disk
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             facts["faults_took_s"] = round(time.monotonic() - begun)
             _end(storm, training)
             failures += _compare(sandbox, training, facts)
-        except (common.BenchmarkFailed, AssertionError) as error:
+        except (common.BenchmarkFailed, SandboxError, AssertionError) as error:
             failures.append(str(error).splitlines()[0])
         finally:
             storm.watch.end()

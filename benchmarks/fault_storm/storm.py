@@ -217,7 +217,9 @@ class Storm:
             (self._disk / name).unlink(missing_ok=True)
 
     def _start_slurmd(self, node: str) -> None:
-        if self._is_well(node) and self._sandbox.fault.daemon_pid(node, "slurmd") is None:
+        state = self._sandbox.control.nodes().get(node)
+        is_on = state is not None and state.on  # else it is started with the node
+        if is_on and self._sandbox.fault.daemon_pid(node, "slurmd") is None:
             self._sandbox.fault.start_slurmd(node)
 
     def _tend(self) -> None:
