@@ -41,9 +41,9 @@ def test_every_policy_has_its_was_when_all_of_its_cases_were_measured() -> None:
     every = cases(4, all_of_was=True)
     assert len({case.title for case in every}) == len(every)
     times = {
-        "warm standby": 2.0, "warm standby, 2 nodes lost": 3.0, "cold standby": 10.0,
-        "cold standby, 2 nodes lost": 12.0, "requeue, tuned": 40.0, "requeue, tuned, 2 nodes lost": 50.0,
-        "more lost than stand by, 2 nodes lost": 44.0,
+        "warm standby": 2.0, "warm standby, 2 nodes lost": 3.0, "shared spare": 10.0,
+        "shared spare, 2 nodes lost": 12.0, "requeue, tuned": 40.0, "requeue, tuned, 2 nodes lost": 50.0,
+        "standbys and shared spares, 2 nodes lost": 44.0,
     }  # fmt: skip
     found = was_table(times, every, 4)
     assert found == {
@@ -52,5 +52,5 @@ def test_every_policy_has_its_was_when_all_of_its_cases_were_measured() -> None:
         recovery.RESCHEDULE: pytest.approx(0.99 * 10 + 0.12),
         recovery.REQUEUE: pytest.approx(0.99 * 40 + 0.5),
     }
-    del times["cold standby, 2 nodes lost"]
+    del times["shared spare, 2 nodes lost"]
     assert recovery.RESCHEDULE not in was_table(times, every, 4)
