@@ -111,7 +111,7 @@ def switch(nodes: int) -> int:
 def was_table(medians: Mapping[str, float], every: Sequence[Case], nodes: int) -> dict[str, float]:
     """WAS of each policy of which all times were measured; ``medians`` by a case's title.
 
-    The paper's own policy reschedules what its standbys are short of; *reschedule* does so for each lost node.
+    The paper's policy reschedules what its standbys are short of; *reschedule* does so for each lost node.
     """
 
     def seconds(case: Case) -> float | None:
