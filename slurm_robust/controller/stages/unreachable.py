@@ -43,7 +43,8 @@ class Unreachable:
         """Go on training when the nodes are back; go on without them when waiting is over."""
         if core.leaving or core.ending:  # no time is left to wait: what follows must not lead here again
             return ToStopping(reason=core.leaving or core.ending or "", waited=True)
-        found = unexplained_silence(core, self._since, now)
+        # Nodes that this controller has never heard, after a takeover, were silent when the stage began.
+        found = unexplained_silence(core, self._since - 2 * core.config.timings.node_dead_s, now)
         silent = tuple(n for n in found.nodes if n in core.state.slots) if found is not None else ()
         if len(silent) < len(self._silent):
             self._shrunk_at = now.mono

@@ -77,9 +77,10 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
 
 
 def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
-    """The silence of nodes, but for those whose agents ended with their step."""
-    nodes = (*core.state.slots, *core.state.spares)
-    return core.witnesses.silence(now, since, core.starts.step_ended(nodes, now))
+    """The silence of nodes, but for those whose agents ended with their step, and standbys whose agent has."""
+    state, starts = core.state, core.starts
+    explained = starts.step_ended((*state.slots, *state.spares), now) | starts.ended(state.spares)
+    return core.witnesses.silence(now, since, explained)
 
 
 def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool:

@@ -362,6 +362,29 @@ def test_without_a_standby_it_is_waited_for_as_ever_and_then_requeued_without_it
     assert job.requeued == [("n1",)]
 
 
+def test_a_host_that_died_with_the_agent_of_another_node_is_not_waited_for_for_ever() -> None:
+    """The next controller has never heard either of them."""
+    job = Job(slots=("n1", "n2", "n3", "n4"), spares=("n5",))
+    job.train_to(3)
+    started = ev.ControllerStarted(
+        t=job.wall, epoch=2, host="n2", pid=1, port=1, taken_from="n1", reason="dead"
+    )
+    later = Job(
+        slots=("n1", "n2", "n3", "n4"),
+        spares=("n5",),
+        history=(*job.journal, started),
+        first=ToReconnecting(),
+    )
+    later.heartbeats = {node: b for node, b in job.heartbeats.items() if node not in ("n1", "n3")}
+    later.dead.add("n1")
+    for node in later.heartbeats:
+        later.change(node)
+    later.until(lambda: bool(later.events(ev.Decided)), later.core.config.timings.unreachable_s + 60)
+    assert "all nodes are heard again" not in later.said
+    (opened,) = later.events(ev.IncidentOpened)
+    assert opened.symptom is Symptom.UNREACHABLE
+
+
 def test_a_host_that_was_only_cut_off_goes_on_training() -> None:
     job = taken_over(returns=True)
     job.train_to(9)

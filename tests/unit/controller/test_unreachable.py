@@ -174,3 +174,14 @@ def test_a_training_that_does_not_go_on_after_the_network_does_hangs() -> None:
     heal(job)
     job.until(lambda: job.core.state.generation == 2, 200)
     assert evicted(job) == set()
+
+
+def test_a_standby_whose_agent_has_ended_is_no_sign_of_a_cut_network() -> None:
+    job = Job(slots=("n1", "n2"), spares=("n3",))
+    job.train_to(3)
+    job.task_ends("n3", "srun: error: n3: task 2: Killed")
+    job.heartbeats.pop("n3")
+    job.power_cut("n2")
+    job.until(lambda: bool(job.events(ev.Decided)), 20)
+    assert (set(job.core.state.evicted), job.requeued) == ({"n2"}, [])
+    job.until(lambda: "n3" in job.core.state.slots and job.stage == "Running", 60)
