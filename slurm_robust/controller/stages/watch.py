@@ -77,7 +77,7 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
 
 
 def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
-    """The silence of nodes, but for those whose agents ended with their step, and standbys whose agent has."""
+    """The silence of nodes, but for agents that ended with their step, or by themselves on a standby."""
     state, starts = core.state, core.starts
     explained = starts.step_ended((*state.slots, *state.spares), now) | starts.ended(state.spares)
     return core.witnesses.silence(now, since, explained)
