@@ -167,7 +167,7 @@ class BeaconReceiver:
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._end.fileno(), select.POLLIN)
-        # Datagrams are read a few at a time: a wake-up costs ten times what a datagram does.
+        # Datagrams are read a few at a time: a wake-up costs far more than a datagram.
         while not poll.poll(1000 * self._interval_s / 2):
             if self._drain():
                 self._look(time.monotonic())
