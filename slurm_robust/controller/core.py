@@ -153,7 +153,11 @@ class Core(Context):
         if heard is not Heard.SAME:
             self.record(
                 ev.AgentJoined(
-                    t=now.wall, node=heartbeat.node, agent=heartbeat.agent, address=heartbeat.address
+                    t=now.wall,
+                    node=heartbeat.node,
+                    agent=heartbeat.agent,
+                    address=heartbeat.address,
+                    port=heartbeat.data_port,
                 )
             )
             if heartbeat.node in self.state.evicted:
@@ -270,7 +274,8 @@ class Core(Context):
         """Answer to Knock. Nothing is concluded before :meth:`on_tick`."""
         self.witnesses.on_knock(found, now)
         for node in self.witnesses.gone(found, now):
-            if not (self.liveness.hears(node) or self.starts.ended((node,))):
+            is_new = node not in self.fleet.views and self.starts.waited_s(node, now) is not None
+            if not (is_new or self.liveness.hears(node) or self.starts.ended((node,))):
                 self.starts.on_end(StepEnd(nodes=(node,), code=-1, message=GONE, is_task=True), now)
 
     def on_beacons(self, ages: Mapping[str, float]) -> None:

@@ -15,6 +15,8 @@ LOOK_EVERY_S = 0.25
 EVERY_S = 1.5
 GONE = "nobody listens at its port any more, while its node answers"
 ASK_EVERY_S = 5.0
+UNHEARD_S = 2.0
+"""Agents that live have mostly found a new controller by then."""
 
 
 class Witnesses:
@@ -41,7 +43,8 @@ class Witnesses:
             if node in views and dead_s / 2 < now.mono - views[node].heard <= STALLED_S
         }
         self._noted &= silent.keys()
-        if not silent or len(silent) > MOST_WITNESSED:
+        unheard = self._unheard(now)
+        if not (silent or unheard) or len(silent) + len(unheard) > MOST_WITNESSED:
             return
         self._knocked = now.mono
         for node, heard in silent.items():
@@ -49,15 +52,24 @@ class Witnesses:
             if step_at is not None:
                 self._sign(node, step_at, "its ranks go on", now)
         heartbeats = {node: views[node].heartbeat for node in silent}
-        places = {
-            node: (b.address, b.data_port) for node, b in heartbeats.items() if b.address and b.data_port
-        }
+        places = {node: (b.address, b.data_port) for node, b in heartbeats.items()} | unheard
+        places = {node: (address, port) for node, (address, port) in places.items() if address and port}
         if places:
             context.emit(Knock(places=places))
         stalled = tuple(node for node, heard in silent.items() if now.mono - heard > dead_s)
         if stalled and now.mono - self._asked > ASK_EVERY_S:
             self._asked = now.mono
             context.emit(AskAboutNodes(nodes=stalled))
+
+    def _unheard(self, now: Now) -> dict[str, tuple[str, int]]:
+        """Where the agents listen that an earlier controller had and this one has never heard, by node."""
+        context = self._context
+        if now.mono - context.started < UNHEARD_S:
+            return {}
+        joined, views = context.state.joined, context.fleet.views
+        wanted = (*context.state.slots, *context.state.spares)
+        agents = (joined[node] for node in wanted if node in joined and node not in views)
+        return {agent.node: (agent.address, agent.port) for agent in agents}
 
     def on_knock(self, found: Knocked, now: Now) -> None:
         """Kernels have answered for their agents."""
@@ -71,7 +83,7 @@ class Witnesses:
         Where several refuse a connection at once, it may be the network that does so.
         """
         views, dead_s = self._context.fleet.views, self._context.config.timings.node_dead_s
-        silent = [n for n in found.refused if n in views and now.mono - views[n].heard > dead_s / 2]
+        silent = [n for n in found.refused if n not in views or now.mono - views[n].heard > dead_s / 2]
         return tuple(silent) if len(found.refused) == 1 else ()
 
     def on_slurm(self, found: tuple[Witness, ...] | None, now: Now) -> None:

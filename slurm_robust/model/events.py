@@ -106,6 +106,8 @@ class AgentJoined(Event):
     node: str
     agent: str
     address: str
+    port: int = 0
+    """TCP port at which other agents reach its copies, 0 for none or not yet."""
 
 
 class GenerationLaunched(Event):

@@ -104,6 +104,8 @@ class JobState(Record, dict=True):
     """Nodes that a quick test has cleared or failed, in any run; none is tested twice."""
     held: tuple[str, ...] = ()
     """The nodes of this run's allocation that were not given back."""
+    joined: dict[str, ev.AgentJoined] = {}
+    """The newest agent of each node in this run."""
     generation: int = 0
     running: bool = False
     """The generation was launched and has not ended."""
@@ -245,6 +247,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         slots=event.slots,
         spares=event.spares,
         held=event.nodes,
+        joined={},
         aside={},
         companions={},
         standbys={},
@@ -257,6 +260,11 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         got_on=False,
         requeueing=None,
     )
+
+
+@apply.register
+def _(event: ev.AgentJoined, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, joined={**state.joined, event.node: event})
 
 
 @apply.register

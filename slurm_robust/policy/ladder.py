@@ -105,18 +105,17 @@ def nodes_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     unable = {} if everywhere else fault.unable
     # A worker is slow to die by what it held. Where that goes on for ever on one node only, it is the node.
     unable = unable | (dict.fromkeys(fault.stuck, STUCK) if len(fault.stuck) == 1 else {})
-    why = {node: _lost(fault, node) for node in fault.lost if node not in fault.step_ended}
+    silent = [node for node in fault.lost if node not in fault.step_ended and node not in fault.ended]
+    ended = [node for node in fault.lost if node in fault.ended]
+    why = {node: f"{node} does not respond" for node in silent}
+    if not silent:  # else the loss of another node may be why its agent ended
+        why = {node: f"the agent on {node} ended again ({fault.ended[node]})" for node in ended}
     why |= {node: f"{node}: {text}" for node, text in (fault.named | unable).items() if node not in why}
     if not why:
         return None
     return convict(
         why, rules, rung=2 if fault.symptom is Symptom.NETWORK else 1, reason="; ".join(why.values())
     )
-
-
-def _lost(fault: Fault, node: str) -> str:
-    ended = fault.ended.get(node)
-    return f"the agent on {node} ended again ({ended})" if ended else f"{node} does not respond"
 
 
 def unstarted(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:

@@ -71,6 +71,24 @@ def test_the_batch_host_loses_its_power_and_training_goes_on_without_a_requeue(
     ]
 
 
+def test_an_agent_is_killed_and_then_the_batch_host_dies(sandbox: Sandbox, reference: str) -> None:
+    """The next controller has never heard that agent, whose node lives and has the copies."""
+    job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.3", nodes=4)
+    job.wait_step(5)
+    host, slots = job.state.own_node, job.state.slots
+    other = next(node for node in slots if node != host)
+    sandbox.exec(["pkill", "-9", "-f", "slurm_robust.agent --job-dir"], node=other, user="root", check=True)
+    sandbox.fault.power_cut(host)
+    taken_over(job)
+    job.wait(lambda: len(job.events(ev.GenerationLaunched)) > 1, 60, "the next generation")
+    launched = job.events(ev.GenerationLaunched)[-1]
+    assert launched.restore is not None, job.log
+    assert launched.restore.step >= 4
+    assert (set(job.state.evicted), other in job.state.slots) == ({host}, True)
+    job.wait(lambda: job.state.ended is not None, 120, "end of the run")
+    assert job.out.read_text() == reference
+
+
 def test_a_cut_network_of_the_batch_host_heals_and_one_controller_is_left(
     sandboxes: Callable[..., Sandbox], reference: str
 ) -> None:

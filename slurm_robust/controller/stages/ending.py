@@ -191,8 +191,10 @@ class Reconnecting:
             core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)
         waited_s, taken = now.mono - self._since, state.taken_from
-        others_here = set(state.slots) - here.keys() == {taken}
-        if others_here and is_taken_host_lost(core, taken, waited_s, now):
+        missing = set(state.slots) - here.keys() - core.starts.ended(state.slots).keys()
+        if not missing:
+            return ToRunning(agents=here)  # where the agents that ended are seen
+        if missing == {taken} and is_taken_host_lost(core, taken, waited_s, now):
             detail = f"{taken}, from which this controller took over, has not been heard for {waited_s:.1f} s"
             fault = Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=waited_s)
             return leave(core, {**here, taken: "gone"}, fault, now)

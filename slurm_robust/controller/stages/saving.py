@@ -18,17 +18,29 @@ RESEND_S = 2.0
 
 
 class Saving:
-    """Has the nodes write the newest checkpoint that can be restored, bounded by ``timings.checkpoint_s``."""
+    """Has the nodes write the newest checkpoint that can be restored, bounded by ``timings.checkpoint_s``.
+
+    Where an agent has ended, its node's memory may hold parts of it: another agent is started there first.
+    """
 
     def __init__(self, begin: ToSaving) -> None:
         self._then = begin.then
         self._since = self._sent = 0.0
+        self._agentless: tuple[str, ...] = ()
+        self._is_chosen = False
         self._orders: dict[str, Save] = {}
         self._plan: RestorePlan | None = None
 
     def enter(self, core: Core, now: Now) -> None:
-        """Find what is to be written, and by whom."""
+        """Find the nodes that can report copies, but have no agent now."""
         self._since = now.mono
+        slots = [node for node in core.state.slots if core.fleet.heartbeat(node) is None]
+        if core.config.checkpoint.memory and core.checkpoints.need_memory():
+            self._agentless = tuple(core.starts.ended(slots))
+
+    def _choose(self, core: Core, now: Now) -> None:
+        """Find what is to be written, and by whom."""
+        self._since, self._is_chosen = now.mono, True
         if not core.config.checkpoint.memory:
             return
         core.checkpoints.seal_pending(now, awaited=_may_report(core))
@@ -49,6 +61,10 @@ class Saving:
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on when all have written, when no node is left that could, or when there is no more time."""
+        if not self._is_chosen:
+            if self._awaits_agents(core, now):
+                return None
+            self._choose(core, now)
         if self._plan is None:
             return self._after(core)
         saved = self._plan.ref
@@ -68,6 +84,15 @@ class Saving:
         if now.mono - self._sent > RESEND_S:
             self._send(core, now)
         return None
+
+    def _awaits_agents(self, core: Core, now: Now) -> bool:
+        """Whether an agent may yet come to a node whose agent ended; starts one."""
+        missing = [node for node in self._agentless if core.fleet.heartbeat(node) is None]
+        waited_s = now.mono - self._since
+        if not missing or core.leaving or core.ending or waited_s > core.config.timings.agent_start_s:
+            return False
+        found = core.starts.check(missing, now)
+        return any(node not in found.down | found.silent | found.refused for node in missing)
 
     def _after(self, core: Core) -> Transition:
         """A controller that is ordered to end asks for no requeue: that would contradict the order."""

@@ -149,7 +149,8 @@ class Stopping:
         good_step = self._good_step(core, now)
         step, shared = core.checkpoints.seal(generation, silent, now, good_step)
         # What is in the memory of nodes that lost only their agents, the next agents report.
-        lives_on = set(silent) >= set(core.state.slots) or bool(core.starts.step_ended(silent, now))
+        gone = core.starts.step_ended(silent, now) | core.starts.ended(silent)
+        lives_on = set(silent) >= set(core.state.slots) or bool(gone)
         core.record(
             ev.GenerationEnded(
                 t=now.wall,

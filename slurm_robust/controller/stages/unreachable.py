@@ -71,10 +71,17 @@ class Unreachable:
         if not self._begin.ended:
             core.monitor.excuse(now.mono - self._since, now)
             return ToRunning(agents=self._begin.agents)
-        ended = core.starts.step_ended((*fault.lost, *core.state.spares), now)
-        silent = tuple(node for node in fault.lost if node in self._silent or node in ended)
-        alive = tuple(node for node in core.state.slots if node not in silent)
-        fault = structs.replace(fault, lost=silent, alive=alive, unreachable="", step_ended=ended)
+        step_ended = core.starts.step_ended((*fault.lost, *core.state.spares), now)
+        ended = core.starts.ended(fault.lost)
+        away = {*self._silent, *step_ended, *ended}
+        fault = structs.replace(
+            fault,
+            lost=tuple(node for node in fault.lost if node in away),
+            alive=tuple(node for node in core.state.slots if node not in away),
+            unreachable="",
+            step_ended=step_ended,
+            ended=ended,
+        )
         return ToDeciding(fault=fault)
 
     def _go_without(self, core: Core, why: str, now: Now) -> Transition:

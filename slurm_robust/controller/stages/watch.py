@@ -77,9 +77,9 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
 
 
 def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
-    """The silence of nodes, but for agents that ended with their step, or by themselves on a standby."""
-    state, starts = core.state, core.starts
-    explained = starts.step_ended((*state.slots, *state.spares), now) | starts.ended(state.spares)
+    """The silence of nodes, but for agents that are known to have ended."""
+    nodes = (*core.state.slots, *core.state.spares)
+    explained = core.starts.step_ended(nodes, now) | core.starts.ended(nodes)
     return core.witnesses.silence(now, since, explained)
 
 
@@ -167,11 +167,9 @@ def conclude(core: Core, fault: Fault, now: Now, *, waited: bool = False) -> Tra
 def with_cause(core: Core, fault: Fault, now: Now) -> Fault:
     """``fault`` with what the silence of all lost nodes has in common, if that is anything."""
     silence = unexplained_silence(core, core.started, now)
-    unexplained = set(fault.lost) - fault.step_ended.keys()
-    if silence is None or not unexplained <= set(silence.nodes):
+    unexplained = set(fault.lost) - fault.step_ended.keys() - fault.ended.keys()
+    if silence is None or not unexplained or not unexplained <= set(silence.nodes):
         return fault
-    if unexplained <= fault.ended.keys():
-        return fault  # of each of them it is known why
     return structs.replace(fault, unreachable=silence.cause)
 
 

@@ -19,6 +19,7 @@ from slurm_robust.controller.preflight import Plan, load_plan, save_plan
 from slurm_robust.controller.takeover import finish, take_over, watch
 from slurm_robust.controller.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, Symptom
 from slurm_robust.model.job import CommandKind, JobDirectory
@@ -362,23 +363,90 @@ def test_without_a_standby_it_is_waited_for_as_ever_and_then_requeued_without_it
     assert job.requeued == [("n1",)]
 
 
-def test_a_host_that_died_with_the_agent_of_another_node_is_not_waited_for_for_ever() -> None:
-    """The next controller has never heard either of them."""
-    job = Job(slots=("n1", "n2", "n3", "n4"), spares=("n5",))
+FOUR = ("n1", "n2", "n3", "n4")
+
+
+def taken_over_without(*others: str, spares: tuple[str, ...], memory: bool = False) -> Job:
+    """The controller on n2, after n1 died with its node, and the agents of ``others`` are not heard either."""
+    job = Job(slots=FOUR, spares=spares, memory=memory)
     job.train_to(3)
     started = ev.ControllerStarted(
         t=job.wall, epoch=2, host="n2", pid=1, port=1, taken_from="n1", reason="dead"
     )
+    copies = {node: job.heartbeats[node].copies for node in others}
     later = Job(
-        slots=("n1", "n2", "n3", "n4"),
-        spares=("n5",),
+        slots=FOUR,
+        spares=spares,
         history=(*job.journal, started),
         first=ToReconnecting(),
+        memory=memory,
+        copies=copies,
     )
-    later.heartbeats = {node: b for node, b in job.heartbeats.items() if node not in ("n1", "n3")}
+    later.heartbeats = {node: b for node, b in job.heartbeats.items() if node not in ("n1", *others)}
     later.dead.add("n1")
     for node in later.heartbeats:
         later.change(node)
+    return later
+
+
+@pytest.mark.parametrize("spares", [("n5",), ("n5", "n6")])
+def test_an_agent_that_was_killed_before_its_host_died_is_started_again_and_its_copies_count(
+    spares: tuple[str, ...],
+) -> None:
+    """No srun is left that would report its end, and the next controller has never heard it."""
+    job = taken_over_without("n3", spares=spares, memory=True)
+    job.agentless.add("n3")
+    begun = job.mono
+    job.until(lambda: job.core.state.generation == 1 + TAKEOVER_GAP)
+    assert job.mono - begun < 15
+    assert job.core.state.slots == ("n5", "n2", "n3", "n4")
+    assert job.started == [("n3",)]
+    assert job.core.state.evicted.keys() == {"n1"}
+    assert job.core.state.restored_step == 3
+
+
+def test_where_only_the_agent_of_another_node_ended_training_goes_on_there() -> None:
+    """The host was cut off when it was taken over from, and is back."""
+    job = taken_over_without("n3", spares=("n5",), memory=True)
+    job.agentless.add("n3")
+    job.dead.clear()
+    job.join("n1", generation=1, phase=Phase.RUNNING)
+    job.until(lambda: job.core.state.generation == 1 + TAKEOVER_GAP)
+    assert job.core.state.slots == FOUR
+    assert job.core.state.evicted == {}
+    (opened,) = job.events(ev.IncidentOpened)
+    assert opened.symptom is Symptom.AGENTS_LOST
+
+
+def test_without_a_standby_only_the_dead_host_is_excluded() -> None:
+    job = taken_over_without("n3", spares=())
+    job.agentless.add("n3")
+    job.until(lambda: bool(job.requeued))
+    assert job.requeued == [("n1",)]
+
+
+def test_the_copies_of_a_node_whose_agent_ended_go_to_storage_before_the_requeue() -> None:
+    job = taken_over_without("n3", spares=(), memory=True)
+    job.agentless.add("n3")
+    job.until(lambda: bool(job.requeued))
+    assert job.started == [("n3",)]
+    assert CheckpointId(step=3, generation=1) in job.storage
+    assert job.core.state.stored is not None
+
+
+def test_a_node_that_dies_meanwhile_does_not_hold_up_the_requeue() -> None:
+    job = taken_over_without("n3", spares=(), memory=True)
+    job.agentless.add("n3")
+    job.until(lambda: "n1" in job.core.state.evicted)
+    job.power_cut("n3")
+    begun = job.mono
+    job.until(lambda: bool(job.requeued), limit=job.core.config.timings.agent_start_s + 60)
+    assert job.mono - begun < 60
+
+
+def test_a_host_that_died_with_the_agent_of_another_node_is_not_waited_for_for_ever() -> None:
+    """The next controller has never heard either of them, nor does the other node's kernel answer."""
+    later = taken_over_without("n3", spares=("n5",))
     later.until(lambda: bool(later.events(ev.Decided)), later.core.config.timings.unreachable_s + 60)
     assert "all nodes are heard again" not in later.said
     (opened,) = later.events(ev.IncidentOpened)
