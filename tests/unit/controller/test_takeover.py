@@ -367,7 +367,7 @@ FOUR = ("n1", "n2", "n3", "n4")
 
 
 def taken_over_without(*others: str, spares: tuple[str, ...], memory: bool = False) -> Job:
-    """The controller on n2, after n1 died with its node, and the agents of ``others`` are not heard either."""
+    """The controller on n2, after n1 died with its node; the agents of ``others`` are not heard either."""
     job = Job(slots=FOUR, spares=spares, memory=memory)
     job.train_to(3)
     started = ev.ControllerStarted(
