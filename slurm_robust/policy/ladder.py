@@ -408,9 +408,10 @@ def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     One cause that takes all nodes is not the nodes' fault, so none of them is evicted.
     """
     ended = {node: why for node, why in fault.step_ended.items() if node in fault.lost}
+    silent = [node for node in fault.lost if node not in fault.ended]
     if ended and not fault.named and set(fault.lost) <= ended.keys() | fault.ended.keys():
         reason = f"the step of the agents on {fold(ended)} ended ({next(iter(ended.values()))})"
-    elif not fault.alive and len(fault.lost) > 1:
+    elif not fault.alive and len(fault.lost) > 1 and len(silent) != 1:
         reason = f"all {len(fault.lost)} agents fell silent at once"
     else:
         return None

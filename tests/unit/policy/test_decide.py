@@ -54,6 +54,21 @@ def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
         assert f"rank 1 on n3: {message}: ask for more memory (sbatch --mem)" in decision.reason
 
 
+def test_a_node_whose_agent_ended_beside_a_dead_node_is_not_blamed() -> None:
+    for alive in ((), ("n1",)):
+        ended = {"n3": "Killed"}
+        decision = decide(STATE, failed(lost=("n2", "n3"), ended=ended, alive=alive), 0.0, RULES)
+        assert [action for action in decision.actions if isinstance(action, inc.Evict)] == [inc.Evict("n2")]
+        assert kinds(decision) == ["Evict", "Replace", "Restart"]
+
+
+def test_where_all_agents_ended_no_node_is_blamed() -> None:
+    fault = failed(lost=("n2", "n3"), ended={"n2": "Killed", "n3": "Killed"}, alive=())
+    first = decide(STATE, fault, 0.0, RULES)
+    assert first.verdict is not None
+    assert first.verdict.signature.kind is inc.FaultKind.AGENTS_LOST
+
+
 def test_a_killed_rank_is_restarted_in_place() -> None:
     decision = decide(STATE, failed(root=root(signal=9)), 0.0, RULES)
     assert kinds(decision) == ["Restart"]
