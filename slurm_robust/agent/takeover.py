@@ -25,7 +25,7 @@ from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.select import make_client
-from slurm_robust.util.files import names_in, read_regular, write_atomically
+from slurm_robust.util.files import names_in, publish_once, read_regular, write_atomically
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.probes import Answers, Place, probe
 
@@ -80,6 +80,7 @@ class TakeoverWatch:
         self._agreed: tuple[int, float] | None = None  # since when there is a quorum, for which epoch
         self._voted: Path | None = None
         self._started, self._start_at = 0, 0.0
+        self._newest_start = "", 0.0  # by any node, and when it was first seen here
         self._ask_at, self._was_down = 0.0, False
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -125,6 +126,7 @@ class TakeoverWatch:
             pass  # storage or Slurm does not answer now; the next round asks again
 
     def _round(self, silent_s: float, controller: EpochRecord, place: Place) -> None:
+        silent_since = time.time() - silent_s
         newest = newest_epoch(self._job.epochs)
         host = controller.node or controller.host
         if newest is None or newest.epoch != controller.epoch or self._node == host:
@@ -162,7 +164,7 @@ class TakeoverWatch:
             self._agreed = controller.epoch, now
         if now - self._agreed[1] >= policy.patience_s(self._node, agreeing):
             why = policy.describe(host, silent_s, answers=is_answering, agreeing=agreeing, slurm=slurm)
-            self._start(controller.epoch, host, why)
+            self._start(controller.epoch, host, why, silent_since)
 
     def _cast(self, vote: Vote) -> None:
         self._voted = self._path(vote.epoch, vote.node)
@@ -217,9 +219,26 @@ class TakeoverWatch:
             return ""
         return f"{host} is {'+'.join(sorted(node.states))}"
 
-    def _start(self, epoch: int, host: str, why: str) -> None:
+    def _has_turn(self, epoch: int) -> bool:
+        """Whether no other node has begun to start a controller a moment ago; then it is this one's turn.
+
+        Nodes see each other's votes at different times, so that several may take themselves for the first.
+        """
+        starts = sorted(name for name in names_in(self._job.votes) if name.startswith(f"{epoch:06d}.start-"))
+        newest, now = starts[-1] if starts else "", self._clock()
+        if newest != self._newest_start[0]:
+            self._newest_start = newest, now
+        if newest and now - self._newest_start[1] < policy.TURN_S:
+            return False
+        own = f"{epoch:06d}.start-{len(starts):02d}"
+        self._newest_start = own, now
+        return publish_once(self._job.votes / own, self._node.encode())
+
+    def _start(self, epoch: int, host: str, why: str, silent_since: float) -> None:
         is_running = self._child is not None and self._child.poll() is None
         if self._started >= policy.MOST or is_running or self._clock() < self._start_at:
+            return
+        if not self._has_turn(epoch):
             return
         self._started, self._start_at = self._started + 1, self._clock() + policy.TURN_S
         self._agreed = None
@@ -231,6 +250,7 @@ class TakeoverWatch:
                 f"--epoch={epoch}",
                 f"--taken-from={host}",
                 f"--why={why}",
+                f"--silent-since={silent_since:.3f}",
             ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

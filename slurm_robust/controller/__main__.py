@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -86,13 +87,15 @@ def main(argv: list[str] | None = None) -> int:
         "--taken-from", default="", help="the node of the controller whose place this one takes"
     )
     parser.add_argument("--why", default="", help="why it takes over")
+    parser.add_argument("--silent-since", type=float, default=0.0, help="when that one was last heard")
     parser.add_argument(
         "--supervisor", type=int, help="descriptor on which the supervisor learns that the job is over"
     )
     given = parser.parse_args(argv)
     directory = JobDirectory(given.job_dir)
     try:
-        code = control(directory, load_plan(directory, given.run_id), given.taken_from, given.why)
+        taken = Taken(given.taken_from, given.why, given.silent_since)
+        code = control(directory, load_plan(directory, given.run_id), taken)
         report_end(given.supervisor, code)
     except Exception as error:  # noqa: BLE001  # whatever it is, training must go on under the next controller
         code = _explain(error, given.supervisor)
@@ -113,7 +116,15 @@ def _explain(error: Exception, supervisor: int | None) -> int:
     return int(ExitCode.INTERNAL)
 
 
-def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str = "") -> int:
+class Taken(NamedTuple):
+    """The controller that this one takes over from: its node, why, and when it was last heard."""
+
+    node: str = ""
+    why: str = ""
+    silent_since: float = 0.0
+
+
+def control(directory: JobDirectory, plan: Plan, taken: Taken = Taken()) -> int:  # noqa: B008  # immutable
     """Take the job's next epoch, replay the journal, and go on from there."""
     raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
@@ -127,7 +138,7 @@ def control(directory: JobDirectory, plan: Plan, taken_from: str = "", why: str 
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)
         write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
-        _write_start(journal, plan, epoch, taken_from, why)
+        _write_start(journal, plan, epoch, taken)
         beacons = _listen_for_beacons(directory, spec, server.port, journal)
         if beacons is not None:
             stack.enter_context(closing(beacons))
@@ -256,9 +267,9 @@ def _fenced(code: int, journal: Journal) -> int:
     return int(ExitCode.OTHER_CONTROLLER) if found == [False] else code
 
 
-def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken_from: str, why: str) -> None:
-    # A controller that is started again under the same supervisor takes nothing over.
-    taken = bool(taken_from) and fold(journal.events).own_node == taken_from
+def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken: Taken) -> None:
+    if fold(journal.events).own_node != taken.node:
+        taken = Taken()  # a controller that is started again under the same supervisor takes nothing over
     known = len(journal.events)
     if not journal.events:
         journal.append(_run_started(plan))
@@ -273,8 +284,9 @@ def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken_from: s
             port=epoch.port,
             node=epoch.node,
             known=known,
-            taken_from=taken_from if taken else "",
-            reason=why if taken else "",
+            taken_from=taken.node,
+            reason=taken.why,
+            silent_since=taken.silent_since,
         )
     )
     if short := file_shortage(len(plan.nodes), "agents"):

@@ -53,11 +53,21 @@ class Incidents:
         state = self._context.state
         return state.incident.number if state.incident else state.incidents
 
+    def unwatched_s(self, now: Now) -> float:
+        """Seconds since the controller before was last heard, whose host this one has never heard; else 0.
+
+        Nobody could detect the fault before this controller came.
+        """
+        state, fleet = self._context.state, self._context.fleet
+        is_open = state.taken_from in state.slots and fleet.heartbeat(state.taken_from) is None
+        return max(0.0, now.wall - state.silent_since) if is_open and state.silent_since else 0.0
+
     def open(self, fault: Fault, now: Now) -> None:
         """Training stopped being productive; in an open incident the fault is one more symptom."""
         context, state = self._context, self._context.state
         assert fault.symptom is not None  # it was detected
-        symptom, detail, detect_s = fault.symptom, fault.detail, max(0.0, fault.detect_s)
+        symptom, detail = fault.symptom, fault.detail
+        detect_s = max(0.0, fault.detect_s, self.unwatched_s(now))
         if state.incident is not None:
             number = state.incident.number
             context.record(ev.SymptomAdded(t=now.wall, incident=number, symptom=symptom, detail=detail))

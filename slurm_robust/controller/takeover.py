@@ -57,13 +57,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--epoch", type=int, required=True, help="of the controller that is silent")
     parser.add_argument("--taken-from", required=True, help="the node of the controller that is silent")
     parser.add_argument("--why", required=True, help="how that is known")
+    parser.add_argument("--silent-since", type=float, default=0.0, help="when that controller was last heard")
     given = parser.parse_args(argv)
     directory = JobDirectory(given.job_dir)
     try:
         plan = load_plan(directory, given.run_id)
         _go_on_in(plan.output, directory.path / "takeover.log")
         slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
-        code = take_over(directory, plan, slurm, given.epoch, given.taken_from, given.why)
+        code = take_over(directory, plan, slurm, given.epoch, given.taken_from, given.why, given.silent_since)
     except (SrobustError, OSError) as error:
         say(f"no controller can take over: {error}")
         code = int(ExitCode.JOB_DIR)
@@ -72,7 +73,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def take_over(
-    directory: JobDirectory, plan: Plan, slurm: SlurmClient, epoch: int, taken_from: str, why: str
+    directory: JobDirectory,
+    plan: Plan,
+    slurm: SlurmClient,
+    epoch: int,
+    taken_from: str,
+    why: str,
+    silent_since: float = 0.0,
 ) -> int:
     """Keep a controller running until the job is over, then end the job; its exit code."""
     node = os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
@@ -80,7 +87,7 @@ def take_over(
     others = Others(directory, epoch)
     if (code := others.end()) is None:
         threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
-        options = ("--taken-from", taken_from, "--why", why)
+        options = ("--taken-from", taken_from, "--why", why, "--silent-since", str(silent_since))
         notify = bool(plan.config.notify.channels)
         code = supervise(directory.path, plan.run_id, *options, after=epoch, notify=notify)
     if code != ExitCode.REQUEUED:

@@ -68,6 +68,8 @@ class ControllerStarted(Event):
     """The node of the controller from which this one took over, "" where it did not."""
     reason: str = ""
     """Why it took over."""
+    silent_since: float = 0.0
+    """When that controller was last heard, by the clock of this host; 0 where that is not known."""
 
 
 class ClockCompared(Event):

@@ -77,6 +77,8 @@ class JobState(Record, dict=True):
     """Where the newest controller runs."""
     taken_from: str = ""
     """The node from which it took over, "" where it did not."""
+    silent_since: float = 0.0
+    """When the controller there was last heard, 0 where that is not known."""
     fresh_generation: int = 0
     """Numbers below this may have been used by a controller that was taken over, unknown to the newer one."""
     slots: tuple[str, ...] = ()
@@ -234,6 +236,7 @@ def _(event: ev.ControllerStarted, state: JobState) -> JobState:
         epoch=event.epoch,
         own_node=own,
         taken_from=event.taken_from,
+        silent_since=event.silent_since,
         fresh_generation=fresh,
         ended=ended,
     )

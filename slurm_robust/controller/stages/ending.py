@@ -195,8 +195,9 @@ class Reconnecting:
         if not missing:
             return ToRunning(agents=here)  # where the agents that ended are seen
         if missing == {taken} and is_taken_host_lost(core, taken, waited_s, now):
-            detail = f"{taken}, from which this controller took over, has not been heard for {waited_s:.1f} s"
-            fault = Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=waited_s)
+            silent_s = max(waited_s, core.incidents.unwatched_s(now))
+            detail = f"{taken}, from which this controller took over, has not been heard for {silent_s:.0f} s"
+            fault = Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=silent_s)
             return leave(core, {**here, taken: "gone"}, fault, now)
         if waited_s > RECONNECT_S:
             # An agent without our generation is another one than the launch saw.

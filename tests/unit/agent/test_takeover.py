@@ -137,6 +137,17 @@ def test_the_next_one_does_so_if_the_first_does_not(world: World, watches: list[
     assert (len(n3.started), len(n4.started)) == (1, 0)
 
 
+def test_one_that_votes_late_leaves_it_to_one_that_has_begun(world: World, watches: list[Watch]) -> None:
+    n2, n3, n4 = watches[1:]
+    turn_all([n3, n4])
+    assert len(n3.started) == 1, "n2, which is before it, had not voted"
+    turn_all([n2, n3, n4])
+    assert not n2.started
+    world.now += TURN_S
+    turn_all([n2, n3, n4])
+    assert (len(n2.started), len(n3.started), len(n4.started)) == (1, 1, 0)
+
+
 def test_a_host_whose_kernel_answers_is_left_to_its_supervisor(world: World, watches: list[Watch]) -> None:
     world.silent.clear()
     turn_all(watches[1:])
@@ -250,9 +261,10 @@ def test_nobody_takes_over_where_it_is_switched_off(world: World) -> None:
 def test_the_agent_stays_for_what_it_has_started(world: World, tmp_path: Path) -> None:
     watch = Watch(world, "n2")
     world.down("n1")
+    world.job.votes.mkdir()
     watch.watch._program = (sys.executable, "-c", "import sys; sys.stdin.read()")
     watch.watch.guard(lambda: False)  # nothing was started
-    watch.watch._start(1, "n1", "why")
+    watch.watch._start(1, "n1", "why", 50.0)
     child = watch.watch._child
     assert child is not None
     watch.watch.guard(lambda: False)

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import takeover
-from slurm_robust.controller.__main__ import _fenced, _write_start
+from slurm_robust.controller.__main__ import Taken, _fenced, _write_start
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan, load_plan, save_plan
@@ -306,7 +306,14 @@ def taken_over(
     job = Job(slots=("n1", "n2"), spares=spares, config=config)
     job.train_to(3)
     started = ev.ControllerStarted(
-        t=job.wall, epoch=2, host="n2", pid=1, port=1, taken_from="n1", reason="dead"
+        t=job.wall,
+        epoch=2,
+        host="n2",
+        pid=1,
+        port=1,
+        taken_from="n1",
+        reason="dead",
+        silent_since=job.wall - 16,
     )
     history = (*job.journal, started)
     later = Job(slots=("n1", "n2"), spares=spares, history=history, first=ToReconnecting(), config=config)
@@ -328,6 +335,7 @@ def test_the_dead_host_gives_its_slot_to_a_standby_within_seconds() -> None:
     assert "n1" in job.core.state.evicted
     (opened,) = [e for e in job.journal if isinstance(e, ev.IncidentOpened)]
     assert opened.symptom is Symptom.NODE_LOST
+    assert 20 <= opened.detect_s < 22, "detection begins with the silence of the controller before"
 
 
 def test_observe_mode_names_the_dead_host_too() -> None:
@@ -359,6 +367,8 @@ def test_without_a_standby_it_is_waited_for_as_ever_and_then_requeued_without_it
     job = taken_over(spares=())
     begun = job.mono
     job.until(lambda: bool(job.requeued))
+    (opened,) = job.events(ev.IncidentOpened)
+    assert opened.detect_s > 16 + 8
     assert job.mono - begun > 8
     assert job.requeued == [("n1",)]
 
@@ -494,8 +504,13 @@ def test_a_controller_says_from_whom_it_took_over_and_its_successor_does_not(tmp
         journal = Journal(tmp_path / "journal.jsonl")
         journal.epoch = number
         epoch = EpochRecord(epoch=number, host=node, addresses=(), port=1, pid=1, run_id="r", node=node)
-        _write_start(journal, plan, epoch, taken_from, "it is dead")
+        taken = Taken(taken_from, "it is dead", 50.0) if taken_from else Taken()
+        _write_start(journal, plan, epoch, taken)
         assert journal.close()
     found = [e for e in read(tmp_path / "journal.jsonl") if isinstance(e, ev.ControllerStarted)]
-    assert [(e.taken_from, e.reason) for e in found] == [("", ""), ("n1", "it is dead"), ("", "")]
+    assert [(e.taken_from, e.reason, e.silent_since) for e in found] == [
+        ("", "", 0.0),
+        ("n1", "it is dead", 50.0),
+        ("", "", 0.0),
+    ]
     assert [e.known for e in found] == [0, 2, 3]
