@@ -45,9 +45,11 @@ class Companions:
         self._answer = None
         self._wanted = self._ask(sources, missing, exclude, some=some)
 
-    def fetch(self, sources: tuple[Source, ...], missing: int, exclude: Iterable[str]) -> None:
-        """Ask for standbys while training goes on; what is lent stands by."""
-        self._fetched = self._ask(sources, missing, exclude, some=True)
+    def fetch(
+        self, sources: tuple[Source, ...], missing: int, exclude: Iterable[str], *, some: bool = True
+    ) -> None:
+        """Ask for standbys while training goes on, or may do so; what is lent stands by."""
+        self._fetched = self._ask(sources, missing, exclude, some=some)
 
     def _ask(self, sources: tuple[Source, ...], missing: int, exclude: Iterable[str], *, some: bool) -> int:
         self._number += 1

@@ -24,7 +24,8 @@ class Unreachable:
     """Waits for the nodes to be heard again, bounded by ``timings.unreachable_s``.
 
     Training may well go on meanwhile: it needs no controller. Going on without the nodes comes before the
-    bound where standbys are heard, or where Slurm itself has given the nodes up.
+    bound where standbys are heard, or where Slurm itself has given the nodes up. Standbys that are missing
+    for that are asked of the reservation, and end if the nodes come back.
     """
 
     def __init__(self, begin: ToUnreachable) -> None:
@@ -33,6 +34,7 @@ class Unreachable:
         self._asked_at = 0.0
         self._silent: tuple[str, ...] = ()
         self._shrunk_at: float | None = None
+        self._companions: frozenset[int] | None = None  # those there were before others were asked for
 
     def enter(self, core: Core, now: Now) -> None:
         """Ask Slurm, the second witness."""
@@ -59,14 +61,40 @@ class Unreachable:
                 return self._go_on(core, f"only {fold(silent)} does not respond", now)
         elif why := self._is_over(core, silent, now):
             return self._go_without(core, why, now)
+        else:
+            self._fetch_standbys(core, silent, now)
         if now.mono - self._asked_at > ASK_EVERY_S:
             self._ask(core, now)
         return None
+
+    def _fetch_standbys(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
+        """Ask the reservation, once, for as many as are missing to go on without ``silent``.
+
+        Not where no other slot is heard: then this node itself may be the one that is cut off.
+        """
+        reserved = tuple(source for source in core.rules.sources if source.reservation)
+        is_alone = {*core.state.slots} - {*silent} <= {core.state.own_node}
+        if self._companions is not None or core.companions.fetches or not reserved or is_alone:
+            return
+        if core.config.mode != "act":
+            return
+        self._companions = frozenset(core.state.companions)
+        missing = len(silent) - len(standbys_heard(core, now))
+        core.companions.fetch(reserved, missing, (*core.state.evicted, *silent), some=False)
+
+    def _give_back_standbys(self, core: Core, now: Now) -> None:
+        """End the companions that were asked for in vain."""
+        if self._companions is not None:
+            core.companions.give_up_fetching()
+            fetched = core.state.companions.keys() - self._companions
+            core.companions.end(sorted(fetched), "the nodes that were silent are heard again", now)
 
     def _go_on(self, core: Core, why: str, now: Now) -> Transition:
         """As if nothing had happened: a node that is still silent is judged by itself."""
         core.note(why, "", now)
         core.emit(Say(text=why))
+        if not self._silent:
+            self._give_back_standbys(core, now)
         fault = self._begin.fault
         if not self._begin.ended:
             core.monitor.excuse(now.mono - self._since, now)

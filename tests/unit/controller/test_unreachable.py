@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.config.job import JobConfig
+from slurm_robust.config.job import CompanionConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from tests.unit.controller.fake_job import Job
@@ -90,6 +90,56 @@ def test_standbys_take_the_slots_of_nodes_that_are_cut_off_together() -> None:
     job.power_cut("n6")
     job.until(lambda: job.core.state.generation == 3, 20)
     assert job.core.state.slots == ("n1", "n2", "n5", "n3")
+
+
+WITH_RESERVATION = JobConfig(companions=CompanionConfig(reservation="spares"))
+
+
+@pytest.mark.parametrize(("spares", "lent"), [(("n5",), ("n6",)), ((), ("n6", "n7"))])
+def test_standbys_that_are_missing_come_from_the_reservation(
+    spares: tuple[str, ...], lent: tuple[str, ...]
+) -> None:
+    job = trained(spares=spares, config=WITH_RESERVATION)
+    job.lendable = lent
+    cut(job, {"n3", "n4"}, 15.0)
+    (order,) = job.borrowed
+    assert (order.missing, order.some, set(order.exclude)) == (len(lent), False, {"n3", "n4"})
+    assert job.core.state.slots == ("n1", "n2", *spares, *lent)
+    assert (job.core.state.generation, evicted(job), job.requeued) == (2, set(), [])
+
+
+def test_where_the_reservation_has_too_few_the_nodes_are_waited_for_as_ever() -> None:
+    job = trained(spares=("n5",), config=WITH_RESERVATION)
+    cut(job, {"n3", "n4"}, 60.0)
+    assert len(job.borrowed) == 1
+    heal(job)
+    assert (job.stage, job.core.state.generation, job.core.state.slots) == ("Running", 1, NODES)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_was_borrowed_is_given_back_when_the_nodes_are_heard_again(is_late: bool) -> None:
+    job = trained(config=WITH_RESERVATION)
+    job.lendable, job.lends = ("n6", "n7"), False
+    cut(job, {"n3", "n4"}, 10.0)
+    assert job.stage == "Unreachable"
+    (lend,) = job.unlent
+    if not is_late:
+        job.dead |= {"n6", "n7"}  # lent, but their agents are slow
+        lend()
+    heal(job)
+    if is_late:
+        lend()
+    assert (job.stage, job.core.state.generation, job.core.state.slots) == ("Running", 1, NODES)
+    assert set(job.ended) == {106, 107}
+    assert job.core.state.companions == {}
+    assert job.core.state.spares == ()
+
+
+def test_a_controller_that_hears_nobody_borrows_nothing() -> None:
+    job = trained(config=WITH_RESERVATION)
+    job.lendable = ("n6", "n7", "n8")
+    cut(job, {"n2", "n3", "n4"}, 60.0)
+    assert (job.stage, job.borrowed) == ("Unreachable", [])
 
 
 def test_nodes_that_stay_away_are_gone_on_without_and_convicted_by_nobody() -> None:
