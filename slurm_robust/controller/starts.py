@@ -17,6 +17,7 @@ from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.model.startup import AGENT, ZYGOTE, phase_times
 from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
 from slurm_robust.policy.starting import (
+    ASK_AGAIN_S,
     GRACE_S,
     Answer,
     Start,
@@ -42,6 +43,8 @@ class _NodeStart:
     witness: Witness | None = None
     failed: str = ""  # why the start before this one came to nothing
     unsettled: bool = False  # one before it failed because slurmctld was away
+    missed: bool = False  # nothing was started: the agent that was there is silent
+    ask_next: float = 0.0  # about a node that was missed
 
 
 @dataclass
@@ -154,7 +157,8 @@ class AgentStarts:
         answers = {node: judge(start, patience) for node, start in starts.items()}
         if asked := _nodes_of(answers, Answer.ASK):
             for node in asked:
-                self._nodes[node].asked = now.mono
+                start = self._nodes[node]
+                start.asked, start.ask_next = now.mono, now.mono + max(ASK_AGAIN_S, now.mono - start.first)
             context.emit(AskAboutNodes(nodes=asked))
         found = {answer: {n: self._why(starts[n]) for n in _nodes_of(answers, answer)} for answer in _TOLD}
         if again := found[Answer.AGAIN]:
@@ -168,7 +172,7 @@ class AgentStarts:
         known = self._context.fleet.forget(node)
         heard = known.heard if known is not None else -math.inf
         old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
-        new = _NodeStart(first=now.mono, at=now.mono, times=old.times)
+        new = _NodeStart(first=now.mono, at=now.mono, times=old.times, missed=True)
         if old.ended >= heard or went_with_step(old.end, node, heard - old.ended):
             new.end, new.ended = old.end, old.ended
         self._nodes[node] = new
@@ -232,6 +236,8 @@ class AgentStarts:
             asked_s=None if start.asked is None else now.mono - start.asked,
             witness=start.witness,
             unsettled=start.unsettled,
+            missed=start.missed,
+            asks_again=start.missed and now.mono >= start.ask_next,
         )
 
     def _start_again(self, why: dict[str, str], now: Now) -> None:

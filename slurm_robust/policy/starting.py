@@ -22,6 +22,8 @@ GRACE_S = 2.5
 # Slurm ends what is left of such a step by SIGTERM and, after KillWait (30 s by default), by SIGKILL.
 LAST_S = 35.0
 ASK_S = 12.0  # Slurm's commands report a slurmctld that is gone after 9 s
+ASK_AGAIN_S = 10.0
+"""About a node whose agent fell silent; later and later."""
 
 
 STORAGE_S = 1800.0
@@ -88,6 +90,10 @@ class Start(Record):
     """Slurm's answer."""
     unsettled: bool = False
     """A start before failed because slurmctld was away."""
+    missed: bool = False
+    """The node had an agent, which fell silent."""
+    asks_again: bool = False
+    """The last question about it was :data:`ASK_AGAIN_S` ago, or longer the longer the silence lasts."""
 
     @property
     def outlook(self) -> Outlook | None:
@@ -101,6 +107,11 @@ class Start(Record):
 def judge(start: Start, patience_s: float) -> Answer:
     """The answer for one node; ``patience_s``: how long an agent may take to join."""
     end, witness = start.end, start.witness
+    if start.missed and end is None:
+        if witness is not None and witness.against:
+            return Answer.DOWN  # beside the silence
+        if start.asks_again:
+            return Answer.ASK
     if end is None and start.waited_s <= patience_s:
         return Answer.WAIT
     if end is not None and start.outlook is not Outlook.STAYS and start.end_s < GRACE_S:
@@ -124,8 +135,10 @@ def judge(start: Start, patience_s: float) -> Answer:
 
 def format_start(start: Start) -> str:
     """Why there is no agent, as far as it is known."""
-    seconds = f", {start.tried_s:.0f} s" if start.tried_s >= 1 else ""
-    parts = [f"no agent has joined in {count(start.times, 'start')}{seconds}"]
+    seconds = f"{start.tried_s:.0f} s" if start.tried_s >= 1 else ""
+    parts = [", ".join(filter(None, (f"no agent has joined in {count(start.times, 'start')}", seconds)))]
+    if start.missed:
+        parts = [" for ".join(filter(None, ("its agent has been silent", seconds)))]
     if start.end is not None:
         parts.append(start.end.message or f"srun ended with exit code {start.end.code} without a message")
     if start.witness is not None:

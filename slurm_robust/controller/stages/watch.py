@@ -200,11 +200,13 @@ def watch_spares(core: Core, now: Now) -> None:
         reason = f"spare {node} is not fit: {why}"
         core.evict(node, reason, now, evidence=(failed[node],) if node in failed else ())
         core.emit(Say(text=f"{reason}: it is not used any more"))
+    deaths = core.fleet.deaths(core.state.spares)
     for node in core.state.spares:
         if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, now.mono):
             silent = core.fleet.silence(node, now.mono, now.mono)
             core.starts.missed(node, now)
-            _set_aside(core, node, f"silent for {silent:.1f} s", True, now)
+            dead, _ = deaths.get(node, ("", 0.0))
+            _set_aside(core, node, dead or f"silent for {silent:.1f} s", not dead, now)
     missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
     found = core.starts.check(missing, now)
     over = found.down | found.silent | found.refused

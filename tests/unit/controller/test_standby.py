@@ -71,6 +71,33 @@ def test_a_standby_whose_agent_cannot_start_is_known_within_seconds() -> None:
     assert job.core.state.evicted == {}
 
 
+def test_a_standby_that_slurm_has_given_up_is_not_chosen() -> None:
+    """Its slot would wait for an agent that cannot come."""
+    job = Job()
+    job.train_to(3)
+    job.power_cut("n3")
+    job.pass_time(8)
+    assert job.core.state.aside["n3"].usable is False
+    assert "Slurm says DOWN+NOT_RESPONDING" in job.core.state.aside["n3"].reason
+    begun = job.mono
+    job.power_cut("n2")
+    job.until(lambda: job.requeued != [])
+    assert job.mono - begun < 10
+
+
+def test_a_silent_standby_is_asked_about_again_and_answers_at_last() -> None:
+    job = Job()
+    job.train_to(3)
+    silent = job.heartbeats.pop("n3")
+    job.given_up = {"n3"}
+    job.pass_time(8)
+    assert job.core.state.aside["n3"].usable is False
+    job.given_up = set()
+    job.heartbeats["n3"] = silent
+    job.pass_time(3)
+    assert job.core.state.aside == {}
+
+
 def test_a_hiccup_of_a_standby_is_no_loss() -> None:
     job = Job()
     job.train_to(3)
