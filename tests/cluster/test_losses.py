@@ -60,12 +60,27 @@ def test_two_nodes_at_once_with_one_standby_and_a_reservation_of_others(cluster:
     job.wait(lambda: job.state.restart_count == 1, 150, "next run of the job")
     assert job.wait_end() == 0
     assert job.out.read_text() == expected
-    (refused,) = job.events(ev.NotLent)
+    refused = job.events(ev.NotLent)[0]
     assert "Access denied to requested reservation" in refused.reason
     assert not set(lost) & {*job.state.slots, *job.state.spares}
     told = report(job)
     assert "2 nodes to replace, 1 standby left" in told
     assert "Access denied to requested reservation" in told
+
+
+def test_standbys_that_died_before_are_not_waited_for(cluster: Sandbox) -> None:
+    job = submit(cluster, 2, 2)
+    job.wait_step(5)
+    slot = job.state.slots[1]
+    for node in job.state.spares:
+        cluster.fault.power_cut(node)
+        job.wait(lambda node=node: node in job.state.aside, 30, "the standby is set aside")  # type: ignore[misc]
+    cluster.fault.power_cut(slot)
+    job.wait(lambda: job.events(ev.RequeueStarted), 40, "requeue")
+    (opened,), (asked,) = job.events(ev.IncidentOpened), job.events(ev.RequeueStarted)
+    assert asked.t - opened.t < 15, job.log
+    job.wait(lambda: job.state.restart_count == 1, 150, "next run of the job")
+    assert job.wait_end() == 0
 
 
 def test_all_standbys_die_while_they_are_woken(cluster: Sandbox) -> None:

@@ -35,6 +35,7 @@ class Unreachable:
         self._silent: tuple[str, ...] = ()
         self._shrunk_at: float | None = None
         self._companions: frozenset[int] | None = None  # those there were before others were asked for
+        self._asked = 0  # for so many standbys
 
     def enter(self, core: Core, now: Now) -> None:
         """Ask Slurm, the second witness."""
@@ -68,19 +69,22 @@ class Unreachable:
         return None
 
     def _fetch_standbys(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
-        """Ask the reservation, once, for as many as are missing to go on without ``silent``.
+        """Ask the reservation for as many as are missing to go on without ``silent``.
 
-        Not where no other slot is heard: then this node itself may be the one that is cut off.
+        Not where no other node is heard: then this node itself may be the one that is cut off.
         """
         reserved = tuple(source for source in core.rules.sources if source.reservation)
-        is_alone = {*core.state.slots} - {*silent} <= {core.state.own_node}
-        if self._companions is not None or core.companions.fetches or not reserved or is_alone:
+        if core.config.mode != "act" or core.companions.fetches or not reserved:
             return
-        if core.config.mode != "act":
+        standbys = standbys_heard(core, now)
+        missing = len(silent) - len(standbys)
+        is_alone = not standbys and {*core.state.slots} - {*silent} <= {core.state.own_node}
+        if is_alone or missing <= self._asked:
             return
-        self._companions = frozenset(core.state.companions)
-        missing = len(silent) - len(standbys_heard(core, now))
-        core.companions.fetch(reserved, missing, (*core.state.evicted, *silent), some=False)
+        if self._companions is None:
+            self._companions = frozenset(core.state.companions)
+        core.companions.fetch(reserved, missing - self._asked, (*core.state.evicted, *silent), some=False)
+        self._asked = missing
 
     def _give_back_standbys(self, core: Core, now: Now) -> None:
         """End the companions that were asked for in vain."""

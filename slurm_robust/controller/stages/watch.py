@@ -205,8 +205,8 @@ def watch_spares(core: Core, now: Now) -> None:
         if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, now.mono):
             silent = core.fleet.silence(node, now.mono, now.mono)
             core.starts.missed(node, now)
-            dead, _ = deaths.get(node, ("", 0.0))
-            _set_aside(core, node, dead or f"silent for {silent:.1f} s", not dead, now)
+            why = "its node is dead" if node in deaths else f"silent for {silent:.1f} s"
+            _set_aside(core, node, why, node not in deaths, now)
     missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
     found = core.starts.check(missing, now)
     over = found.down | found.silent | found.refused

@@ -135,6 +135,22 @@ def test_what_was_borrowed_is_given_back_when_the_nodes_are_heard_again(is_late:
     assert job.core.state.spares == ()
 
 
+def test_one_that_falls_silent_later_is_asked_for_too() -> None:
+    job = trained(("n1", "n2", "n3", "n4", "n5"), config=WITH_RESERVATION)
+    job.lendable = ("n6", "n7", "n8")
+    cut(job, {"n3", "n4"}, 1.0)
+    cut(job, {"n5"}, 15.0)
+    assert sum(order.missing for order in job.borrowed) == 3
+    assert job.core.state.slots == ("n1", "n2", "n6", "n7", "n8")
+
+
+def test_where_a_standby_is_heard_the_controller_is_not_cut_off() -> None:
+    job = trained(spares=("n5",), config=WITH_RESERVATION)
+    job.lendable = ("n6", "n7")
+    cut(job, {"n2", "n3", "n4"}, 15.0)
+    assert job.core.state.slots == ("n1", "n5", "n6", "n7")
+
+
 def test_a_controller_that_hears_nobody_borrows_nothing() -> None:
     job = trained(config=WITH_RESERVATION)
     job.lendable = ("n6", "n7", "n8")
