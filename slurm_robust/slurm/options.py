@@ -5,31 +5,33 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.records import Submission
 
-# Options of sbatch(1) that stand alone, or take their value only behind "=". All others take one.
-_ALONE = frozenset(
-    {"contiguous", "exclusive", "get-user-env", "help", "hold", "ignore-pbs", "nice", "no-kill", "no-requeue"}
-    | {"overcommit", "oversubscribe", "parsable", "propagate", "quiet", "reboot", "requeue", "resv-ports"}
-    | {"spread-job", "spread-segments", "consolidate-segments", "stepmgr", "test-only", "usage"}
-    | {"use-min-nodes", "verbose", "version", "wait"}
-)
-_LETTERS = {
-    "H": "hold",
-    "N": "nodes",
-    "O": "overcommit",
-    "Q": "quiet",
-    "V": "version",
-    "W": "wait",
-    "h": "help",
-    "k": "no-kill",
-    "s": "oversubscribe",
-    "t": "time",
-    "v": "verbose",
-    "w": "nodelist",
-}
+# The options of sbatch in any release from 22.05 to 26.05, by its own table (src/common/slurm_opt.c): letter,
+# long name, "=" for one that takes a value, "[=]" for one that takes its value only behind "=".
+_TABLE = """
+A,account= acctg-freq= a,array= autocomplete= batch= bb= bbf= b,begin= D,chdir= cluster= cluster-constraint=
+M,clusters= comment= consolidate-segments C,constraint= container= container-id= container-type= context=
+contiguous S,core-spec= cores-per-socket= cpu-freq= cpus-per-gpu= c,cpus-per-task= deadline= delay-boot=
+d,dependency= m,distribution= e,error= x,exclude= exclusive[=] export= export-file= external extra=
+B,extra-node-info= get-user-env[=] gid= gpu-bind= gpu-freq= G,gpus= gpus-per-node= gpus-per-socket=
+gpus-per-task= gres= gres-flags= h,help hint= H,hold ignore-pbs i,input= J,job-name= kill-on-invalid-dep=
+L,licenses= mail-type= mail-user= mcs-label= mem= mem-bind= mem-per-cpu= mem-per-gpu= mem-update= mincpus=
+network= nice[=] k,no-kill[=] no-requeue F,nodefile= w,nodelist= N,nodes= n,ntasks= ntasks-per-core=
+ntasks-per-gpu= ntasks-per-node= ntasks-per-socket= ntasks-per-tres= oom-kill-step[=] open-mode= o,output=
+O,overcommit s,oversubscribe parsable p,partition= power= prefer= priority= profile= propagate[=] q,qos=
+Q,quiet reboot requeue[=] reservation= resources= resv-ports[=] segment= signal= sockets-per-node=
+spread-job spread-segments stepmgr switches= tasks-per-node= test-only thread-spec= threads-per-core=
+t,time= time-min= tmp= tres-bind= tres-per-task= uid= usage use-min-nodes v,verbose V,version W,wait
+wait-all-nodes= wckey= wrap=
+"""
+_NAMES = {word.rpartition(",")[2].rstrip("[=]"): word for word in _TABLE.split()}
+_VALUED = frozenset(name for name, word in _NAMES.items() if word.endswith("="))
+_ALONE = frozenset(name for name, word in _NAMES.items() if word.endswith(name))
+_LETTERS = {word[0]: name for name, word in _NAMES.items() if word[1] == ","}
 # Variables that sbatch reads, with the option that each stands for.
 _VARIABLES = {
     "SBATCH_EXCLUSIVE": "exclusive",
@@ -55,6 +57,11 @@ class Options(Record):
 
     given: dict[str, str] = {}
     complete: bool = True
+    unknown: tuple[str, ...] = ()
+    """Words of ``#SBATCH`` lines that are no option of sbatch, or may be one of several."""
+
+    late: tuple[int, ...] = ()
+    """The ``#SBATCH`` lines below the first command, which sbatch ignores."""
 
 
 class Signal(Record):
@@ -69,15 +76,23 @@ class Signal(Record):
 
 def of_script(script: str, environ: Mapping[str, str]) -> Options:
     """What ``sbatch`` would take from a batch script and from the environment, which overrides it."""
-    return Options(given=_merged(_of_script(script), _of_environment(environ)))
+    words, late = _lines(script)
+    given, unknown = _of_words(words, to_the_end=True)
+    return Options(given=_merged(given, _of_environment(environ)), unknown=unknown, late=late)
 
 
 def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options:
-    """What a job was submitted with. ``environ``: of the job, which has what sbatch had, or of nobody."""
-    line = _of_words(_split(submission.line)[1:])
+    """What a job was submitted with. ``environ``: of the job, which has what sbatch had, or of nobody.
+
+    No word is ``unknown``: sbatch has taken them all.
+    """
+    words, late = _lines(submission.script)
+    script, _ = _of_words(words, to_the_end=True)
+    line, _ = _of_words(_split(submission.line)[1:])
     return Options(
-        given=_merged(_of_script(submission.script), _of_environment(environ), line),
+        given=_merged(script, _of_environment(environ), line),
         complete=bool(submission.line and submission.script),
+        late=late,
     )
 
 
@@ -94,36 +109,65 @@ def parse_signal(text: str) -> Signal | None:
     )
 
 
-def _of_script(script: str) -> dict[str, str]:
-    """Only lines before the first command count."""
+def _lines(script: str) -> tuple[list[str], tuple[int, ...]]:
+    """The words of ``#SBATCH`` lines above the first command, and the numbers of those below it.
+
+    Of a heterogeneous job those of the first component.
+    """
     words: list[str] = []
-    for line in script.splitlines():
-        if line.startswith("#SBATCH"):
+    late: list[int] = []
+    begun = False
+    for number, line in enumerate(script.splitlines(), 1):
+        if not line.startswith("#SBATCH"):
+            begun = begun or line.strip()[:1] not in ("", "#")
+        elif begun:
+            late.append(number)
+        else:
             words += _split(line.removeprefix("#SBATCH"), comments=True)
-        elif line.strip() and not line.startswith("#"):
-            break
-    return _of_words(words)
+    return list(takewhile(lambda word: word not in ("hetjob", "packjob"), words)), tuple(late)
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return _named((option, environ[name]) for name, option in _VARIABLES.items() if name in environ)
 
 
-def _of_words(words: Sequence[str]) -> dict[str, str]:
-    """Up to the first word that is no option: the batch script, whose own options follow."""
+def _of_words(words: Sequence[str], *, to_the_end: bool = False) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Options as getopt_long(3) finds them, and words that are none.
+
+    Unless ``to_the_end``, up to the first such word: the batch script, whose own options follow.
+    """
     found: list[tuple[str, str]] = []
-    index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] != "--":
-        word, index = words[index], index + 1
+    unknown: list[str] = []
+    left = [*reversed(words)]
+    while left:
+        word = left.pop()
+        if not word.startswith("-") or word in ("-", "--"):
+            if not to_the_end:
+                break
+            unknown.append(word)
+            continue
         if word.startswith("--"):
-            name, has_value, value = word[2:].partition("=")
+            written, equals, value = word.partition("=")
+            name = _full_name(written[2:])
         else:
-            name, value = _LETTERS.get(word[1:2], word[1:2]), word[2:]
-            has_value = value
-        if not has_value and name not in _ALONE and index < len(words):
-            value, index = words[index], index + 1
-        found.append((name, value))
-    return _named(found)
+            written, value = word[:2], word[2:]
+            name, equals = _LETTERS.get(word[1], ""), value
+            if name in _ALONE and value:
+                left.append(f"-{value}")
+                value = ""
+        if not name:
+            unknown.append(written)
+        if left and not equals and (name in _VALUED or (not name and not left[-1].startswith("-"))):
+            value = left.pop()
+        if name:
+            found.append((name, value))
+    return _named(found), tuple(unknown)
+
+
+def _full_name(written: str) -> str:
+    """The long option that is written so, or begins so if it is the only one; "" for none."""
+    names = [name for name in _NAMES if name.startswith(written)]
+    return written if written in names else names[0] if len(names) == 1 else ""
 
 
 def _named(found: Iterable[tuple[str, str]]) -> dict[str, str]:

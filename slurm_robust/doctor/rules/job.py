@@ -6,9 +6,20 @@ from slurm_robust.doctor.facts import Facts, known
 from slurm_robust.doctor.rule import Level, Rule
 from slurm_robust.doctor.rules.site import leaving_s
 from slurm_robust.slurm.options import OFF, Signal, parse_signal
+from slurm_robust.util.text import some_of
 
 _EARLY_S = 60
 """Slurm may send a signal so much earlier than asked."""
+
+
+def _unknown_options(facts: Facts) -> str:
+    unknown = known(facts.options, "sbatch's options").unknown
+    return f"sbatch itself has no option {', '.join(unknown)}" if unknown else ""
+
+
+def _late_options(facts: Facts) -> str:
+    late = known(facts.options, "sbatch's options").late
+    return f"#SBATCH below the first command: line {some_of([*map(str, late)])}" if late else ""
 
 
 def _requeue(facts: Facts) -> str:
@@ -79,6 +90,24 @@ def _memory_default(facts: Facts) -> str:
 
 
 RULES = (
+    Rule(
+        name="job.unknown_option",
+        level=Level.NOTE,
+        needs=("options",),
+        why="sbatch refuses the script, unless the option is one of a SPANK plugin or of a Slurm after 26.05",
+        fix="correct it, unless sbatch --help names it on this site",
+        source="sbatch(1); Slurm's src/common/slurm_opt.c, 22.05 to 26.05",
+        judge=_unknown_options,
+    ),
+    Rule(
+        name="job.late_option",
+        level=Level.NOTE,
+        needs=("options",),
+        why="sbatch ignores it: the job does not get what it asks for",
+        fix="move it above the first command",
+        source="sbatch(1), DESCRIPTION",
+        judge=_late_options,
+    ),
     Rule(
         name="job.no_kill",
         level=Level.BAD,

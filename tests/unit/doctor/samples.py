@@ -165,6 +165,8 @@ BAD: dict[str, tuple[Change, ...]] = {
     "slurm.power_saving": (slurm(SuspendProgram="/usr/sbin/off", SuspendTime="600 sec"),),
     "clock.offset": (fact(clock_s=3.0), fact(clock_s=-200.0)),
     "clock.credentials": (fact(clock_s=-200.0),),
+    "job.unknown_option": (fact(options=Options(given=OPTIONS, unknown=("--foo", "bar"))),),
+    "job.late_option": (fact(options=Options(given=OPTIONS, late=(12,))),),
     "job.no_kill": (options(no_kill=None),),
     "job.requeue": (
         fact(job=msgspec.structs.replace(JOB, requeue=False)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.slurm.options import OFF, Signal, of_script, of_submission, parse_signal
+from slurm_robust.slurm.options import OFF, Options, Signal, of_script, of_submission, parse_signal
 from slurm_robust.slurm.records import Submission
 from slurm_robust.slurm.values import parse_memory
 
@@ -28,6 +28,40 @@ def test_lines_before_the_first_command_count() -> None:
         "signal": "B:USR1@120",
         "comment": "a b",
     }
+
+
+def test_lines_below_the_first_command_are_late() -> None:
+    assert of_script(SCRIPT, {}).late == (8,)
+    assert of_submission(Submission(script=SCRIPT), {}).late == (8,)
+    assert of_script("#!/bin/sh\n  # why\n#SBATCH -k\n", {}) == Options(given={"no-kill": ""})
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "unknown"),
+    [
+        ("--no-kil --sig B:USR1@60", {"no-kill": "", "signal": "B:USR1@60"}, ()),
+        ("--no --mem=0", {"mem": "0"}, ("--no",)),
+        ("--foo --mem=0", {"mem": "0"}, ("--foo",)),
+        ("--foo=1 --bar 2 --mem=0", {"mem": "0"}, ("--foo", "--bar")),
+        ("-Z 2 -k", {"no-kill": ""}, ("-Z",)),
+        ("why --mem=0", {"mem": "0"}, ("why",)),
+        ("-- - --mem=0", {"mem": "0"}, ("--", "-")),
+        ("--mem --no-kill", {"mem": "--no-kill"}, ()),  # as getopt has it, and sbatch refuses that
+        ("-HN2 -OG 8 --oom-kill-step -k", {"hold": "", "nodes": "2", "overcommit": "", "gpus": "8"}, ()),
+        ("-k hetjob --mem=0", {}, ()),
+    ],
+)
+def test_what_is_no_option_ends_nothing(words: str, given: dict[str, str], unknown: tuple[str, ...]) -> None:
+    options = of_script(f"#!/bin/sh\n#SBATCH {words}\n#SBATCH --time=5\nhostname\n", {})
+    assert options.unknown == unknown
+    assert options.given.items() >= given.items()
+    assert ("time" in options.given) is ("hetjob" not in words)
+
+
+def test_of_a_submission_sbatch_has_taken_every_option() -> None:
+    submission = Submission(line="sbatch --foo --mem=0 x --time=5", script="#!/bin/sh\n#SBATCH --bar -k\n")
+    options = of_submission(submission, {})
+    assert options == Options(given={"mem": "0", "no-kill": ""})
 
 
 def test_the_environment_overrides_the_script_and_the_command_line_both() -> None:
