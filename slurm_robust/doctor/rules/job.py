@@ -30,8 +30,9 @@ def _requeue(facts: Facts) -> str:
     given = facts.option("requeue")
     if given == OFF:
         return "the job asks for --no-requeue"
-    off = given is None and facts.number("JobRequeue") == 0
-    return "the job does not ask for --requeue, and JobRequeue is 0" if off else ""
+    if given is not None or facts.number("JobRequeue"):
+        return ""
+    return "the job does not ask for --requeue, and JobRequeue is 0"
 
 
 def _expedite(facts: Facts) -> str:
@@ -121,7 +122,6 @@ RULES = (
     Rule(
         name="job.requeue",
         level=Level.BAD,
-        needs=("slurm",),
         why="the job ends when its allocation cannot be saved or its time is up",
         fix="submit with --requeue",
         source="sbatch(1) --requeue; slurm.conf(5) JobRequeue",
@@ -184,7 +184,7 @@ RULES = (
     Rule(
         name="job.open_mode",
         level=Level.NOTE,
-        needs=("options", "slurm"),
+        needs=("options",),
         why="each requeue empties the job's log, and with it the report of what led to it",
         fix="submit with --open-mode=append",
         source="sbatch(1) --open-mode; slurm.conf(5) JobFileAppend",
@@ -203,7 +203,7 @@ RULES = (
     Rule(
         name="job.mem",
         level=Level.NOTE,
-        needs=("options", "slurm"),
+        needs=("options",),
         why="the job gets the site's default, which may leave no room for snapshots in memory",
         fix="submit with --mem=0, for all memory of each node",
         source="sbatch(1) --mem; slurm.conf(5) DefMemPerNode, SelectTypeParameters",

@@ -19,7 +19,7 @@ from slurm_robust.doctor.facts import Facts, Node, Software
 from slurm_robust.doctor.rule import Level, Rule, apply, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.site import TIMES
-from slurm_robust.slurm.options import Options
+from slurm_robust.slurm.options import OFF, Options
 from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, fact, software
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
@@ -65,6 +65,23 @@ def test_an_option_that_may_have_been_given_is_unknown() -> None:
     partly = fact(options=Options(given={"signal": "B:USR1@120"}, complete=False))(GOOD)
     assert apply(BY_NAME["job.no_kill"], partly).level is Level.UNKNOWN
     assert apply(BY_NAME["job.signal"], partly).level is Level.GOOD
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "level"),
+    [
+        ("job.requeue", {"requeue": OFF}, Level.BAD),
+        ("job.requeue", {"requeue": ""}, Level.GOOD),
+        ("job.requeue", {}, Level.UNKNOWN),
+        ("job.open_mode", {"open-mode": "append"}, Level.GOOD),
+        ("job.open_mode", {}, Level.UNKNOWN),
+        ("job.mem", {"mem": "0"}, Level.GOOD),
+        ("job.mem", {}, Level.UNKNOWN),
+    ],
+)
+def test_what_the_job_asks_for_needs_no_slurm_conf(name: str, given: dict[str, str], level: Level) -> None:
+    facts = fact(job=None, slurm=None, options=Options(given=given))(GOOD)
+    assert apply(BY_NAME[name], facts).level is level
 
 
 def test_neighbours_of_bad_releases_are_good() -> None:
