@@ -66,6 +66,9 @@ class Facts(Record):
     clock_s: float | None = None
     """How far this host's clock is ahead of slurmctld's."""
 
+    reservations: tuple[str, ...] | None = None
+    """The names of those that this user may see, if the job's settings name one."""
+
     job: Job | None = None
     options: Options | None = None
     """What the job was, or will be, submitted with."""

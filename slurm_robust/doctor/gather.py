@@ -57,6 +57,7 @@ class _Site(Record):
 
     slurm: dict[str, str] | None = None
     clock_s: float | None = None
+    reservations: tuple[str, ...] | None = None
     job: Job | None = None
     options: options.Options | None = None
     gpus_per_node: int | None = None
@@ -73,7 +74,13 @@ def gather(
     inside = int(own) if own.isdecimal() and wanted.script is None else None
     job_id = wanted.job_id or inside
     ours = job_id in (None, inside)
-    site, unseen = _site(slurm, job_id, environ if ours else {}, named=wanted.job_id is not None)
+    site, unseen = _site(
+        slurm,
+        job_id,
+        environ if ours else {},
+        named=wanted.job_id is not None,
+        reserved=config.companions.reservation is not None,
+    )
     submitted = site.options
     if wanted.script is not None:
         submitted = _script(wanted.script, environ)
@@ -93,6 +100,7 @@ def gather(
         configured=config if wanted.configured else None,
         slurm=site.slurm,
         clock_s=site.clock_s,
+        reservations=site.reservations,
         job=site.job,
         options=submitted,
         environ=dict(environ) if ours else None,
@@ -107,10 +115,10 @@ def gather(
 
 
 def _site(
-    slurm: SlurmClient, job_id: int | None, environ: Mapping[str, str], *, named: bool
+    slurm: SlurmClient, job_id: int | None, environ: Mapping[str, str], *, named: bool, reserved: bool
 ) -> tuple[_Site, tuple[str, ...]]:
     """Everything that Slurm is asked. It is not asked again after it gave no answer."""
-    conf, ahead, job, submitted, gpus = None, None, None, None, None
+    conf, ahead, made, job, submitted, gpus = None, None, None, None, None, None
     unseen: tuple[str, ...] = ()
     try:
         ahead = clock_offset(slurm)
@@ -122,11 +130,14 @@ def _site(
             job = slurm.job(job_id)
             submitted = options.of_submission(slurm.submission(job_id), environ)
             gpus = min(slurm.allocation(job_id).gpus_per_node.values(), default=None)
+        if reserved:
+            made = tuple(reservation.name for reservation in slurm.reservations())
     except SlurmError as error:
         if named and isinstance(error, JobNotFound):
             raise
         unseen = (f"Slurm: {error.what if isinstance(error, SlurmCommandError) else error}",)
-    return _Site(slurm=conf, clock_s=ahead, job=job, options=submitted, gpus_per_node=gpus), unseen
+    site = _Site(slurm=conf, clock_s=ahead, reservations=made, job=job, options=submitted, gpus_per_node=gpus)
+    return site, unseen
 
 
 def _script(path: Path, environ: Mapping[str, str]) -> options.Options:

@@ -44,6 +44,13 @@ def _peers(facts: Facts) -> str:
     return "checkpoint.peers is false" if checkpoint.memory and not checkpoint.peers else ""
 
 
+def _reservation(facts: Facts) -> str:
+    name = facts.config.companions.reservation
+    if name is None or name in known(facts.reservations, "reservations"):
+        return ""
+    return f"there is no reservation {name} that this user may see (companions.reservation)"
+
+
 _CONFIGURATION = "docs/configuration.md"
 
 RULES = (
@@ -82,6 +89,14 @@ RULES = (
         fix="ask for one node more than train, and set spares to 1",
         source=f"{_CONFIGURATION}, spares",
         judge=lambda facts: "" if known(facts.configured, "a configuration").spares else "spares is 0",
+    ),
+    Rule(
+        name="settings.reservation",
+        level=Level.NOTE,
+        why="no companion gets a node from it: a lost node without a standby costs a requeue",
+        fix="the administrator makes it (srobust spares create), or correct its name",
+        source="docs/spares.md; docs/fallbacks.md",
+        judge=_reservation,
     ),
     Rule(
         name="settings.memory",

@@ -192,6 +192,9 @@ BAD: dict[str, tuple[Change, ...]] = {
     ),
     "timeouts.node_dead": (config("timings", node_dead_s=2.0),),
     "settings.spares": (config(spares=0),),
+    "settings.reservation": (
+        lambda facts: config("companions", reservation="spare")(fact(reservations=("spares",))(facts)),
+    ),
     "settings.memory": (config("checkpoint", memory=False),),
     "settings.peers": (config("checkpoint", peers=False),),
     "settings.hang": (config("detect", hang=False),),

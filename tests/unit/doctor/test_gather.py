@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.config.job import JobConfig
+from slurm_robust.config.job import CompanionConfig, JobConfig
 from slurm_robust.doctor.gather import CannotRead, Wanted, gather, software
 from slurm_robust.doctor.rule import apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.nodes.host import Host
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.cli_client import CliSlurmClient
-from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
@@ -113,6 +113,15 @@ def test_without_slurms_commands(tmp_path: Path) -> None:
     assert (facts.slurm, facts.clock_s, facts.gpus) == (None, None, None)
     assert unseen[0].startswith("Slurm: cannot start ")
     assert len(apply_all(RULES, facts)) == len(RULES)
+
+
+def test_slurm_is_asked_for_reservations_where_the_job_names_one(slurm: FakeSlurm) -> None:
+    slurm.create_reservation(ReservationRequest(name="spares", node_count=1, users=(slurm.user,)))
+    named = JobConfig(companions=CompanionConfig(reservation="spares"))
+    facts, _ = gather(Wanted(), named, {}, slurm, HERE)
+    assert facts.reservations == ("spares",)
+    facts, _ = gather(Wanted(), JobConfig(), {}, slurm, HERE)
+    assert facts.reservations is None
 
 
 def test_a_slurmctld_that_is_away_is_asked_once(slurm: FakeSlurm) -> None:

@@ -20,7 +20,7 @@ from slurm_robust.doctor.rule import Level, Rule, apply, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.slurm.options import OFF, Options
-from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, fact, software
+from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, software
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -84,6 +84,12 @@ def test_what_the_job_asks_for_needs_no_slurm_conf(name: str, given: dict[str, s
     assert apply(BY_NAME[name], facts).level is level
 
 
+def test_a_reservation_that_is_there_is_good() -> None:
+    rule, named = BY_NAME["settings.reservation"], config("companions", reservation="spares")(GOOD)
+    assert apply(rule, named).level is Level.UNKNOWN
+    assert apply(rule, fact(reservations=("other", "spares"))(named)).level is Level.GOOD
+
+
 def test_neighbours_of_bad_releases_are_good() -> None:
     for name, release in (
         ("nccl.large_scale", (2, 27, 7)),
@@ -119,6 +125,7 @@ VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_TIMEOUT", "NCC
 WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "configured": st.builds(JobConfig),
     "slurm": st.dictionaries(st.sampled_from(sorted(SLURM)), TEXT),
+    "reservations": st.lists(TEXT, max_size=2).map(tuple),
     "clock_s": st.floats(allow_nan=True),
     "job": st.builds(
         msgspec.structs.replace, st.just(JOB), time_limit_s=st.one_of(st.none(), st.floats(0, 1e9))
