@@ -5,12 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_robust.cli.parsing import UsageError, add_command, add_config_options, settings_of, whole_number
+from slurm_robust.cli import run
+from slurm_robust.cli.parsing import (
+    Parser,
+    UsageError,
+    add_command,
+    add_config_options,
+    settings_of,
+    whole_number,
+)
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.util.text import count, without_urls
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
+    from slurm_robust.config.job import JobConfig
+    from slurm_robust.config.reader import Layers
 
 
 def register(commands: Commands) -> None:
@@ -57,14 +69,95 @@ def _doctor(args: argparse.Namespace) -> int:
     from slurm_robust.config.jobfile import collect
     from slurm_robust.doctor.gather import Wanted
     from slurm_robust.doctor.main import main
+    from slurm_robust.doctor.script import read
 
     if args.script is not None and args.jobid is not None:
         raise UsageError("SCRIPT and --jobid exclude each other", fix="give one of them")
-    config = collect(args.config, os.environ, settings_of(args)).build()
+    script = None if args.script is None else read(args.script)
+    known = _Known() if script is None else _known(script)
+    layers = known.layers
+    if layers is None:
+        layers = collect(args.config, os.environ, settings_of(args))
+    else:
+        if args.config is not None:
+            layers.add_file(args.config)
+        layers.overrule(settings_of(args))
     wanted = Wanted(
-        script=args.script,
+        script=script,
         job_id=args.jobid,
         state_bytes=args.state,
-        configured=args.config is not None or bool(args.settings),
+        configured=known.configured or args.config is not None or bool(args.settings),
+        refused=known.refused,
+        unseen=known.unseen,
     )
-    return main(wanted, config, json=args.json, verbose=args.verbose)
+    return main(wanted, layers.build(), json=args.json, verbose=args.verbose)
+
+
+class _Known(NamedTuple):
+    """What a batch script says to ``srobust run``."""
+
+    layers: Layers[JobConfig] | None = None
+    """The settings; None where they are wrong, or ``srobust run`` is not there."""
+
+    configured: bool = False
+    """Whether that is all of them, or has the spares at least."""
+
+    refused: str | None = None
+    unseen: tuple[str, ...] = ()
+
+
+def _known(script: str) -> _Known:
+    """Never raises: what is wrong is ``refused``."""
+    from slurm_robust.config.jobfile import collect
+    from slurm_robust.doctor.script import expands, run_of, unquoted
+
+    found = run_of(script)
+    if found is None:
+        return _Known(unseen=("srobust run in the script: without it the job is not protected",))
+    given, unseen = _given([word if expands(word) else unquoted(word) for word in found.words])
+    if found.more:
+        unseen.append(f"{count(found.more, 'other srobust run')} in the script")
+    variables = {}
+    for variable in found.variables:
+        if expands(variable):
+            unseen.append(f"{without_urls(variable)} in the script")
+        else:
+            name, _, variables[name] = unquoted(variable).partition("=")
+    parser = Parser(prog="srobust")
+    run.register(parser.add_subparsers())
+    try:
+        args = run.parse(parser, ["run", *given])
+        _, options = run.checked(args)
+        file = args.config and Path(os.path.expanduser(args.config))
+        if file and not os.path.exists(file):
+            unseen.append(f"--config {file} of srobust run in the script: no such file")
+            file = None
+        layers = collect(file, os.environ | variables, options)
+        # What is not seen may solve a contradiction.
+        layers.whole = layers.whole and not unseen
+        layers.build()
+    except SrobustError as error:
+        refused = "; ".join(line.strip() for line in error.in_full().splitlines())
+        return _Known(refused=refused, unseen=tuple(unseen))
+    sure = ("spares",) in layers.places and not any("spares" in text.lower() for text in unseen)
+    return _Known(layers=layers, configured=sure or not unseen, refused="", unseen=tuple(unseen))
+
+
+def _given(words: list[str]) -> tuple[list[str], list[str]]:
+    """What follows ``srobust run`` without what only the shell knows, and that."""
+    from slurm_robust.doctor.script import expands
+
+    own, command, verbatim = run.split_command(words)
+    given: list[str] = []
+    unseen: list[str] = []
+    while own:
+        option, own = own[: run.width(own[0])], own[run.width(own[0]) :]
+        if any(map(expands, option)):
+            unseen.append(f"{without_urls(' '.join(option))} of srobust run in the script")
+        elif option[0] not in ("-h", "--help"):
+            given += option
+    if verbatim:
+        given.append("--")
+    elif command and expands(command[0]):
+        unseen.append(f"{command[0]} of srobust run in the script, and what follows it")
+    return [*given, *command], unseen

@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 
 from slurm_robust import __version__
 from slurm_robust.cli import admin, config, doctor, fleet, inspect, notify, run, sandbox, spares
-from slurm_robust.cli.parsing import Parser, UsageError, add_command
+from slurm_robust.cli.parsing import Parser, add_command
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.text import message, visible
 
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     try:
-        args = _parse(list(sys.argv[1:] if argv is None else argv))
+        args = run.parse(make_parser(), list(sys.argv[1:] if argv is None else argv))
         code: int = args.handler(args)
         sys.stdout.flush()
         return code
@@ -134,19 +134,6 @@ def _internal(error: Exception) -> int:
     traceback.print_exc()
     print(f"srobust: internal error: {error!r}; please report it with the lines above", file=sys.stderr)
     return ExitCode.INTERNAL
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    command: tuple[str, ...] = ()
-    verbatim = False
-    if argv[:1] in (["run"], ["replay"]):
-        own, command, verbatim = run.split_command(argv[1:])
-        argv = [argv[0], *own]
-    given = argparse.Namespace(command=command, verbatim=verbatim)
-    args, unknown = make_parser().parse_known_args(argv, given)
-    if unknown:
-        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=f"see srobust {argv[0]} --help")
-    return args
 
 
 def _report(error: SrobustError) -> int:

@@ -13,8 +13,9 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
 
 if TYPE_CHECKING:
-    from slurm_robust.cli.parsing import Commands
+    from slurm_robust.cli.parsing import Commands, Parser
     from slurm_robust.config.job import JobConfig
+    from slurm_robust.config.reader import Layers
 
 # Of each option its key, and its value or None where it was not given.
 OwnSettings = Mapping[str, tuple[str, object]]
@@ -77,8 +78,37 @@ def split_command(argv: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
     while index < len(argv) and argv[index].startswith("-"):
         if argv[index] == "--":
             return argv[:index], tuple(argv[index + 1 :]), True
-        index += 2 if argv[index] in (*OWN_OPTIONS, *OTHER_VALUE_OPTIONS) else 1
+        index += width(argv[index])
     return argv[:index], tuple(argv[index:]), False
+
+
+def width(option: str) -> int:
+    """How many words it takes, its value included."""
+    return 2 if option in (*OWN_OPTIONS, *OTHER_VALUE_OPTIONS) else 1
+
+
+def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
+    """The arguments of any command. Raises UsageError, also for those that ``parser`` does not know."""
+    command: tuple[str, ...] = ()
+    verbatim = False
+    if argv[:1] in (["run"], ["replay"]):
+        own, command, verbatim = split_command(argv[1:])
+        argv = [argv[0], *own]
+    given = argparse.Namespace(command=command, verbatim=verbatim)
+    args, unknown = parser.parse_known_args(argv, given)
+    if unknown:
+        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=f"see srobust {argv[0]} --help")
+    return args
+
+
+def checked(args: argparse.Namespace) -> tuple[CommandKind, Layers[JobConfig]]:
+    """How ``srobust run`` is to run the command, and what its options set. Raises UsageError."""
+    kind = _kind_of(args, USAGE)
+    if args.name and not all(c.isascii() and (c.isalnum() or c in "-_") for c in args.name):
+        raise UsageError(f"--name {args.name!r} is not a folder name", fix="use letters, digits, '-' and '_'")
+    own = {option: (key, getattr(args, key)) for option, (key, *_) in OWN_OPTIONS.items()}
+    own["--observe"] = ("mode", "observe" if args.observe else None)
+    return kind, _options(args, own)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -88,32 +118,31 @@ def _run(args: argparse.Namespace) -> int:
     def run_once() -> int:
         from slurm_robust.controller.main import run
 
-        kind = _kind_of(args, USAGE)
-        if args.name and not all(c.isascii() and (c.isalnum() or c in "-_") for c in args.name):
-            raise UsageError(
-                f"--name {args.name!r} is not a folder name", fix="use letters, digits, '-' and '_'"
-            )
-        own = {option: (key, getattr(args, key)) for option, (key, *_) in OWN_OPTIONS.items()}
-        own["--observe"] = ("mode", "observe" if args.observe else None)
-        return run(_configured(args, kind, own), args.command, kind, args.name)
+        kind, options = checked(args)
+        return run(_configured(args, kind, options), args.command, kind, args.name)
 
     return ending_for_good(run_once)
 
 
-def _configured(args: argparse.Namespace, kind: CommandKind, own: OwnSettings) -> JobConfig:
+def _options(args: argparse.Namespace, own: OwnSettings) -> Layers[JobConfig]:
+    from slurm_robust.config.reader import Place
+
+    options = settings_of(args)
+    for option, (key, value) in own.items():
+        if value is not None:
+            options.add(key, value, Place(f"option {option}", ExitCode.USAGE))
+    return options
+
+
+def _configured(args: argparse.Namespace, kind: CommandKind, options: Layers[JobConfig]) -> JobConfig:
     """The configuration of a command that runs a training. Raises ConfigError.
 
     All that is wrong with it, with the options and with the user's command is reported at once.
     """
     from slurm_robust.config.errors import Problem
     from slurm_robust.config.jobfile import collect
-    from slurm_robust.config.reader import Place
     from slurm_robust.controller.preflight import PreflightError, check_command
 
-    options = settings_of(args)
-    for option, (key, value) in own.items():
-        if value is not None:
-            options.add(key, value, Place(f"option {option}", ExitCode.USAGE))
     layers = collect(args.config, os.environ, options)
     try:
         check_command(kind, args.command, Path.cwd())
@@ -168,5 +197,5 @@ def _replay(args: argparse.Namespace) -> int:
     kind = _kind_of(args, REPLAY_USAGE)
     if kind is CommandKind.EXEC:
         raise UsageError("only a Python script or module can be replayed", fix="leave out the --")
-    own = {"--nproc-per-node": ("nproc_per_node", args.nproc_per_node)}
-    return replay(_configured(args, kind, own), args.command, kind, json=args.json)
+    options = _options(args, {"--nproc-per-node": ("nproc_per_node", args.nproc_per_node)})
+    return replay(_configured(args, kind, options), args.command, kind, json=args.json)

@@ -60,6 +60,9 @@ class Facts(Record):
     configured: JobConfig | None = None
     """The same, if somebody has named them."""
 
+    refused: str | None = None
+    """What ``srobust run`` would say against its options in the batch script, "" for nothing."""
+
     slurm: dict[str, str] | None = None
     """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""
 

@@ -7,13 +7,11 @@ import resource
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
-from pathlib import Path
 
 from slurm_robust.checkpoint import budget
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.doctor.facts import Facts, Node, Software, Version
-from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.checks import clock
@@ -38,18 +36,19 @@ _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 class Wanted(Record):
     """What to look at: a batch script, or a job (of this environment unless ``job_id`` names another)."""
 
-    script: Path | None = None
+    script: str | None = None
+    """Its text."""
+
+    refused: str | None = None
+    """What ``srobust run`` would say against its options in the script, "" for nothing."""
+
+    unseen: tuple[str, ...] = ()
+    """What is not known of the script."""
+
     job_id: int | None = None
     state_bytes: int | None = None
     configured: bool = False
     """Whether somebody has named the job's settings."""
-
-
-class CannotRead(SrobustError):
-    """The batch script cannot be read."""
-
-    exit_code = ExitCode.NO_INPUT
-    fix = "give the script that sbatch would get"
 
 
 class _Site(Record):
@@ -68,7 +67,7 @@ def gather(
 ) -> tuple[Facts, tuple[str, ...]]:
     """The facts, and a sentence on each part that was not seen.
 
-    Raises :class:`CannotRead`, and ``JobNotFound`` for a job that was named and is not there.
+    Raises ``JobNotFound`` for a job that was named and is not there.
     """
     own = environ.get("SLURM_JOB_ID", "")
     inside = int(own) if own.isdecimal() and wanted.script is None else None
@@ -83,7 +82,7 @@ def gather(
     )
     submitted = site.options
     if wanted.script is not None:
-        submitted = _script(wanted.script, environ)
+        submitted = options.of_script(wanted.script, environ)
     elif job_id is None:
         unseen += ("the job: give a batch script or --jobid, or run it inside of the job",)
     node = None
@@ -98,6 +97,7 @@ def gather(
     facts = Facts(
         config=config,
         configured=config if wanted.configured else None,
+        refused=wanted.refused,
         slurm=site.slurm,
         clock_s=site.clock_s,
         reservations=site.reservations,
@@ -111,7 +111,7 @@ def gather(
         ranks=_ranks(config, nodes, site.gpus_per_node),
         state_bytes=wanted.state_bytes,
     )
-    return facts, unseen
+    return facts, unseen + wanted.unseen
 
 
 def _site(
@@ -138,18 +138,6 @@ def _site(
         unseen = (f"Slurm: {error.what if isinstance(error, SlurmCommandError) else error}",)
     site = _Site(slurm=conf, clock_s=ahead, reservations=made, job=job, options=submitted, gpus_per_node=gpus)
     return site, unseen
-
-
-def _script(path: Path, environ: Mapping[str, str]) -> options.Options:
-    try:
-        if not path.is_file():
-            raise CannotRead(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
-        text = path.read_text(errors="replace")
-    except OSError as error:
-        raise CannotRead(f"{path}: {error.strerror}") from error
-    if not text.startswith("#!"):
-        raise CannotRead(f"{path} is no batch script: sbatch refuses one that does not begin with #!")
-    return options.of_script(text, environ)
 
 
 def installed(name: str) -> str:

@@ -12,6 +12,7 @@ from slurm_robust.slurm.errors import SlurmError
 
 Need = Literal[
     "configured",
+    "refused",
     "slurm",
     "clock_s",
     "job",

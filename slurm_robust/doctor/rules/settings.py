@@ -82,6 +82,15 @@ RULES = (
         judge=_beats,
     ),
     Rule(
+        name="settings.refused",
+        level=Level.BAD,
+        needs=("refused",),
+        why="the job ends as soon as it has started",
+        fix="correct it in the batch script",
+        source=f"{_CONFIGURATION}; srobust run --help",
+        judge=lambda facts: f"srobust run says: {facts.refused}" if facts.refused else "",
+    ),
+    Rule(
         name="settings.spares",
         level=Level.NOTE,
         needs=("configured",),
@@ -93,7 +102,7 @@ RULES = (
     Rule(
         name="settings.reservation",
         level=Level.NOTE,
-        why="no companion gets a node from it: a lost node without a standby costs a requeue",
+        why="no companion gets a node from it when no standby is left",
         fix="the administrator makes it (srobust spares create), or correct its name",
         source="docs/spares.md; docs/fallbacks.md",
         judge=_reservation,

@@ -57,6 +57,7 @@ CONFIG = JobConfig(spares=1)
 GOOD = Facts(
     config=CONFIG,
     configured=CONFIG,
+    refused="",
     slurm=SLURM,
     clock_s=0.4,
     job=JOB,
@@ -191,6 +192,7 @@ BAD: dict[str, tuple[Change, ...]] = {
         config("detect", hang_floor_s=500.0),
     ),
     "timeouts.node_dead": (config("timings", node_dead_s=2.0),),
+    "settings.refused": (fact(refused="unknown arguments: --spare; fix: see srobust run --help"),),
     "settings.spares": (config(spares=0),),
     "settings.reservation": (
         lambda facts: config("companions", reservation="spare")(fact(reservations=("spares",))(facts)),

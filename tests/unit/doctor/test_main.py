@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -63,6 +65,132 @@ def test_a_bad_script_is_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "BAD  job.no_kill" in capsys.readouterr().out
     script.write_text("#!/bin/sh\n#SBATCH --no-kill --signal=B:USR1@120\n")
     assert main(["doctor", str(script)]) == 0
+
+
+class Found(NamedTuple):
+    """A report, by rule."""
+
+    levels: dict[str, str]
+    texts: dict[str, str]
+    unseen: list[str]
+    """Of the script."""
+
+
+Doctor = Callable[..., Found]
+
+
+@pytest.fixture
+def doctor(
+    no_slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Doctor:
+    """``srobust doctor`` of a script with a command, beside a job.yaml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("spares: 2\ncheckpoint: {peers: false}\n")
+
+    def ask(command: str, *options: str) -> Found:
+        Path("train.sbatch").write_text(f"#!/bin/sh\n#SBATCH --nodes=4\n{command}\n")
+        main(["doctor", "train.sbatch", "--json", *options])
+        document = json.loads(capsys.readouterr().out)
+        hazards = {hazard["rule"]: hazard for hazard in document["hazards"]}
+        return Found(
+            levels={rule: hazard["level"] for rule, hazard in hazards.items()},
+            texts={rule: hazard["text"] for rule, hazard in hazards.items()},
+            unseen=[text for text in document["unseen"] if text.endswith("script") or "script," in text],
+        )
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "spares"),
+    [
+        ("srobust run --spares 0 t.py", (), "note"),
+        ('exec srobust run --spares=1 \\\n "$@"', (), "good"),
+        ("srobust run t.py --spares 1", (), "note"),  # as the script's own option
+        ("srobust run -- t.py", (), "note"),
+        ("srobust run --config job.yaml t.py", (), "good"),
+        ("srobust run --config job.yaml --spares 0 t.py", (), "note"),
+        ("export SROBUST_CONFIG_SPARES='1'\nsrobust run t.py", (), "good"),
+        ("export SROBUST_CONFIG_SPARES=1\nsrobust run --set spares=0 t.py", (), "note"),
+        ("srobust run --spares 0 t.py", ("--set", "spares=1"), "good"),
+        ("srobust run --spares 0 t.py", ("--config", "job.yaml"), "good"),
+        ("srobust run --spares 1 t.py", ("--set", "spares=0"), "note"),
+        ('srobust run "$@"', (), "unknown"),
+        ("srobust run $MORE t.py", (), "unknown"),
+        ('srobust run --spares "$SPARES" t.py', (), "unknown"),
+        ("srobust run --config job.yaml --spares `cat n` t.py", (), "unknown"),
+        ("export SROBUST_CONFIG_SPARES=$N\nsrobust run --config job.yaml t.py", (), "unknown"),
+        ("srobust run --name $NAME --spares 1 t.py", (), "good"),
+        ("./start.sh", (), "unknown"),
+        ("./start.sh", ("--set", "spares=0"), "note"),
+    ],
+)
+def test_the_settings_are_those_of_srobust_run(
+    doctor: Doctor, command: str, options: tuple[str, ...], spares: str
+) -> None:
+    found = doctor(command, *options)
+    assert found.levels["settings.spares"] == spares
+    assert found.levels["settings.refused"] == ("unknown" if command == "./start.sh" else "good")
+
+
+def test_what_is_not_seen_may_solve_a_contradiction(doctor: Doctor) -> None:
+    found = doctor("srobust run --config ~none/x --set timings.stop_grace_s=20 t.py")
+    assert found.levels["settings.refused"] == "good"
+
+
+def test_all_of_its_options_count(doctor: Doctor) -> None:
+    found = doctor("srobust run --config job.yaml --observe --nodes 90 --nproc-per-node 8 t.py")
+    assert found.levels["settings.peers"] == "note"
+    assert found.levels["settings.observe"] == "bad"
+    assert doctor("srobust run t.py").texts["nccl.all_to_all"] == "not seen: ranks"
+    assert found.texts["nccl.all_to_all"] != "not seen: ranks"
+    assert found.unseen == []
+
+
+@pytest.mark.parametrize(
+    ("command", "unseen"),
+    [
+        ('srobust run --spares "$SPARES" t.py', ['--spares "$SPARES" of srobust run in the script']),
+        ("srobust run --set a=$(x y) -- $RUN", ["--set a=$(x y) of srobust run in the script"]),
+        ('srobust run "$@"', ['"$@" of srobust run in the script, and what follows it']),
+        ("export SROBUST_CONFIG_MODE=$M\nsrobust run t.py", ["SROBUST_CONFIG_MODE=$M in the script"]),
+        ("srobust run a.py\nsrobust run b.py", ["1 other srobust run in the script"]),
+    ],
+)
+def test_what_only_the_shell_knows_is_not_seen(doctor: Doctor, command: str, unseen: list[str]) -> None:
+    assert doctor(command).unseen == unseen
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_script_whose_settings_are_not_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.sbatch"
+    script.write_text("#!/bin/sh\n./start.sh\n")
+    main(["doctor", str(script)])
+    assert "not seen: srobust run in the script: without it the job is not" in capsys.readouterr().out
+    script.write_text("#!/bin/sh\nsrobust run --config none.yaml t.py\n")
+    main(["doctor", str(script)])
+    assert "not seen: --config none.yaml of srobust run in the script: no such" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--spare 1 t.py", "unknown arguments: --spare; fix: see srobust run --help"),
+        ("--spares one t.py", "argument --spares: invalid int value: 'one'"),
+        ("--spares -1 t.py", "option --spares: spares must be an integer of 0 or more"),
+        ("--set spare=1 t.py", "unknown key spare"),
+        ("--config train.sbatch t.py", "train.sbatch"),
+        ("--name a/b t.py", "--name 'a/b' is not a folder name"),
+        ("--spares 1", "nothing to run"),
+        ("--help", "nothing to run"),
+        ("--set timings.stop_grace_s=20 t.py", "shutdown_s (10) is less than the 25 s"),
+    ],
+)
+def test_what_srobust_run_will_refuse(doctor: Doctor, options: str, said: str) -> None:
+    found = doctor(f"srobust run {options}")
+    assert found.levels["settings.refused"] == "bad"
+    assert said in found.texts["settings.refused"]
+    assert found.levels["settings.spares"] == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_TIMEOUT", "NCC
 WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "configured": st.builds(JobConfig),
     "slurm": st.dictionaries(st.sampled_from(sorted(SLURM)), TEXT),
+    "refused": TEXT,
     "reservations": st.lists(TEXT, max_size=2).map(tuple),
     "clock_s": st.floats(allow_nan=True),
     "job": st.builds(
