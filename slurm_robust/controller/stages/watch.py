@@ -16,7 +16,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
-from slurm_robust.policy.silence import Silence
+from slurm_robust.policy.silence import TOGETHER, Silence
 from slurm_robust.policy.standbys import failed_tests
 from slurm_robust.util.hostlist import fold
 
@@ -93,8 +93,9 @@ def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool
 
 
 def standbys_heard(core: Core, now: Now) -> list[str]:
-    """Standbys that were heard a moment ago."""
-    limit, views = core.config.timings.node_dead_s, core.fleet.views
+    """Standbys that were heard so lately that they are not among those that fall silent together."""
+    timings, views = core.config.timings, core.fleet.views
+    limit = max(timings.heartbeat_s, timings.node_dead_s - TOGETHER * timings.heartbeat_s)
     return [
         n
         for n in core.state.spares

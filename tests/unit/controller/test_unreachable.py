@@ -151,6 +151,17 @@ def test_where_a_standby_is_heard_the_controller_is_not_cut_off() -> None:
     assert job.core.state.slots == ("n1", "n5", "n6", "n7")
 
 
+@pytest.mark.parametrize("later_s", [0.5, 1.0])
+def test_a_standby_that_falls_silent_a_moment_later_is_silent_too(later_s: float) -> None:
+    job = trained(("n1", "n2"), spares=("n3",))
+    job.slurm_answers = False
+    cut(job, {"n2"}, later_s)
+    cut(job, {"n3"}, 60.0)
+    assert (job.stage, job.requeued) == ("Unreachable", [])
+    heal(job)
+    assert (job.stage, job.core.state.generation) == ("Running", 1)
+
+
 def test_a_controller_that_hears_nobody_borrows_nothing() -> None:
     job = trained(config=WITH_RESERVATION)
     job.lendable = ("n6", "n7", "n8")
