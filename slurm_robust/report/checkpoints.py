@@ -10,11 +10,12 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -36,7 +37,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.policy import restore
 from slurm_robust.report.console import BYTES, Bar, show, track
 from slurm_robust.report.find import NoSuchJob, find, load_events
-from slurm_robust.util.text import count, one_line
+from slurm_robust.util.text import count, named_ranks, one_line
 from slurm_robust.wire.keys import load_client
 
 _FOR_EVER = 2**62
@@ -213,13 +214,12 @@ def would_restore(
 
 def render(listing: Listing) -> RenderableType:
     """The table, and below it what would be restored."""
-    table = Table(expand=False)
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
     for name in ("step", "gen"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("storage", no_wrap=True)
-    for tier in (Tier.MEMORY, Tier.PEER, Tier.LOCAL):
-        table.add_column(f"{tier.value} here", overflow="fold")
-    table.add_column("journal", overflow="fold")
+    for name in ("here", "journal"):
+        table.add_column(name, overflow="fold")
     for row in listing.rows:
         marks = ["would be restored"] if row.token == listing.restored else []
         marks += ["latest"] if row.token == listing.latest else []
@@ -227,7 +227,7 @@ def render(listing: Listing) -> RenderableType:
             str(row.step),
             str(row.generation),
             _stored_text(row.stored),
-            *(ranks_text(row.here.get(tier.value, ())) for tier in (Tier.MEMORY, Tier.PEER, Tier.LOCAL)),
+            _here_text(row.here),
             one_line("; ".join([*marks, *row.notes])),
             style="bold" if row.token == listing.restored else "",
         )
@@ -243,11 +243,11 @@ def render(listing: Listing) -> RenderableType:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 0, 2 and shared``; ``-`` for none."""
-    own = ", ".join(str(rank) for rank in ranks if rank != SHARED)
-    parts = [f"rank {own}"] if own else []
+    """``ranks 0,2 and shared``."""
+    own = [rank for rank in ranks if rank != SHARED]
+    parts = [named_ranks(own)] if own else []
     parts += ["shared"] if SHARED in ranks else []
-    return " and ".join(parts) or "-"
+    return " and ".join(parts)
 
 
 class Verified(Record):
@@ -357,11 +357,18 @@ def _stored(store: CheckpointStore, ref: CheckpointId, now: float) -> Stored:
     )
 
 
+def _here_text(here: Mapping[str, Sequence[int]]) -> str:
+    """A line for each tier, the nearest first."""
+    tiers = (tier.value for tier in Tier if tier.value in here)
+    return "\n".join(f"{tier}: {ranks_text(here[tier])}" for tier in tiers) or "-"
+
+
 def _stored_text(stored: Stored | None) -> str:
     if stored is None:
         return "-"
-    parts = f"complete, {stored.of} parts" if stored.complete else f"{stored.parts} of {stored.of} parts"
-    return f"{parts}, {stored.nbytes / 1e6:.1f} MB, {_age(stored.age_s)} old"
+    of = count(stored.of, "part")
+    parts = f"complete, {of}" if stored.complete else f"{stored.parts} of {of}"
+    return f"{parts}\n{stored.nbytes / 1e6:.1f} MB, {_age(stored.age_s)} old"
 
 
 def _age(seconds: float) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from rich.console import Console
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.header import PartHeader
@@ -27,6 +30,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from slurm_robust.report.checkpoints import Listing, Row, Stored, render
 from slurm_robust.wire.keys import create_keys, load_client
 from tests.unit.sample_events import run_started
 
@@ -154,15 +158,39 @@ def test_a_table_of_all_tiers(job: Job, capsys: pytest.CaptureFixture[str]) -> N
     job.to_disk(job.memory.own(0, 0))
     code, text = call(capsys, "ls", job.directory.path)
     assert code == 0
-    lines = [line for line in text.splitlines() if "│" in line]
-    assert [line.split("│")[1].strip() for line in lines] == ["30", "20", "10"]
-    assert "rank 0 and shared" in lines[0]
-    assert "1 of 2 parts" in lines[1]
-    assert "would be restored" in lines[1]
-    assert "rank 1" in lines[1]
-    assert "complete, 2 parts" in lines[2]
-    assert "latest" in lines[2]
+    rows = {step: row for row in re.split(r"\n(?= +\d+ +1  )", text)[1:] for step in [row.split()[0]]}
+    assert list(rows) == ["30", "20", "10"]
+    assert "memory: rank 0 and shared" in rows["30"]
+    assert "1 of 2 parts" in rows["20"]
+    assert "would be restored" in rows["20"]
+    assert "peer: rank 1" in rows["20"]
+    assert "complete, 2 parts" in rows["10"]
+    assert "latest" in rows["10"]
     assert "From what node n1 and storage have, step 20 from memory (1 part), peer (1)" in text
+
+
+def test_eighty_columns_are_enough() -> None:
+    stored = Stored(parts=100, of=128, complete=False, nbytes=1_234_567_000_000, age_s=1000.0)
+    here = {"peer": tuple(range(8, 16)), "memory": (SHARED, *range(8)), "local": tuple(range(8))}
+    note = "restored for generation 12 from memory (120 parts), peer (8)"
+    row = Row(token="x", step=1234490, generation=12, stored=stored, here=here, notes=(note,))
+    listing = Listing(
+        job_id=9,
+        node="n1",
+        storage="/s",
+        memory="/m",
+        local="/l",
+        rows=(row,),
+        restored="x",
+        how="",
+        latest="",
+    )
+    screen = io.StringIO()
+    Console(width=80, file=screen).print(render(listing))
+    text = screen.getvalue()
+    assert "1234490   12  100 of 128 parts " in text
+    assert " 1234567.0 MB, 17 min old " in text
+    assert {"memory:", "0-7", "and", "shared", "peer:", "8-15", "local:", *note.split()} <= set(text.split())
 
 
 def test_the_same_as_json_with_what_the_journal_knows(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +221,7 @@ def test_a_job_without_any(job: Job, capsys: pytest.CaptureFixture[str]) -> None
     assert code == 0
     assert "no checkpoint in " in text
     assert "in the memory or on the local disk of node n1" in " ".join(text.split())
-    assert "│" not in text
+    assert "journal" not in text
     code, text = call(capsys, "verify", job.directory.path)
     assert code == 0
     assert "0 files with 0.0 MB are whole" in text
