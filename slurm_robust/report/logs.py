@@ -19,7 +19,7 @@ from slurm_robust.report.find import NoSuchJob, NotBegun, find, load_events
 from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
-from slurm_robust.util.text import as_json, one_line, settled, visible, without_escapes
+from slurm_robust.util.text import as_json, fold_ranks, one_line, settled, visible, without_escapes
 
 POLL_S = 0.5
 BEGIN_POLL_S = 5.0
@@ -174,12 +174,12 @@ class Logs:
             fix = "'srobust status' says how far the job is; -f waits for the output"
         elif generation not in there:
             text = f"generation {generation} has no output in {self._directory.logs(0).parent}"
-            fix = f"give one of {min(there)} to {max(there)}"
+            fix = f"give one of {fold_ranks(there)}"
         else:
             ranks = sorted(self._directory.worker_logs(generation, wanted.stream))
             name = "any rank" if wanted.rank is None else f"rank {wanted.rank}"
             text = f"no output of {name} in generation {generation}"
-            fix = f"give one of {ranks[0]} to {ranks[-1]}" if ranks else "-f waits for the output"
+            fix = f"give one of {fold_ranks(ranks)}" if ranks else "-f waits for the output"
         return NoSuchJob(text, fix=fix)
 
 

@@ -150,7 +150,7 @@ def some_of(names: Collection[str], most: int = _MOST_NAMES) -> str:
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """``0-11,16``."""
+    """``0-11,16``, of ranks or other numbers."""
     return _folded(_runs(ranks))
 
 

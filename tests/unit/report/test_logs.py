@@ -106,16 +106,16 @@ def test_nothing_of_the_output_is_obeyed_by_the_terminal(
 @pytest.mark.parametrize(
     ("options", "text", "fix"),
     [
-        (["--rank", "9"], "no output of rank 9 in generation 2", "give one of 0 to 1"),
-        (["--gen", "3"], "generation 3 has no output", "give one of 1 to 2"),
-        (["--err"], "no output of rank 0 in generation 2", "-f waits"),
+        (["--rank", "9"], "no output of rank 9 in generation 11", "give one of 0-1"),
+        (["--gen", "3"], "generation 3 has no output", "give one of 1-2,11"),
+        (["--err"], "no output of rank 0 in generation 11", "-f waits"),
         (["--rank", "x"], "neither a number from 0 nor 'all'", "--help"),
     ],
 )
 def test_missing_output_is_reported_with_what_exists(
     job: JobDirectory, options: list[str], text: str, fix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for generation, rank in ((1, 0), (2, 0), (2, 1)):
+    for generation, rank in ((1, 0), (2, 0), (11, 0), (11, 1)):
         write(job, "x\n", generation, rank)
     assert main(["logs", str(job.path), *options]) in (64, 66)
     said = capsys.readouterr().err
