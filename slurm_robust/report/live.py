@@ -28,6 +28,7 @@ from slurm_robust.report.find import find, load_events
 from slurm_robust.report.slurmview import ask_slurm, make_slurm
 from slurm_robust.report.stacks import StackGroup, flight
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
@@ -91,6 +92,12 @@ def unanswered(job_id: int, epoch: EpochRecord, slurm: SlurmClient) -> NotLive:
     if view.is_over:
         return NotLive(
             f"job {job_id} has ended: Slurm says {view.describe()}", fix="choose a job that is running"
+        )
+    if view.job is not None and not view.job.is_running:
+        was = "was requeued and " if view.job.restart_count else ""
+        return NotLive(
+            f"job {job_id} {was}is {view.describe()}: nothing of it runs now",
+            fix=waiting_advice(view.job) or f"'srobust status {job_id}' shows when it runs again",
         )
     says = f"; Slurm: {view.describe()}" if view.describe() else ""
     return NotLive(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.journal import another_job, fold
 from slurm_robust.model.record import Record
@@ -12,6 +14,7 @@ from slurm_robust.slurm.errors import ControllerUnreachable, JobNotFound, SlurmE
 from slurm_robust.slurm.records import TERMINAL_STATES, AccountingRow, Job
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.hostlist import fold as fold_nodes
+from slurm_robust.util.text import count
 
 ANSWER_S = 10.0
 """Limit for one answer of Slurm, in seconds: a person waits at a screen."""
@@ -27,6 +30,8 @@ class SlurmView(Record):
     """Why there is no answer, as the end of a sentence that begins with "Slurm"."""
     away: bool = False
     """Slurm may answer later."""
+    leaves: bool = False
+    """Slurm ends the run that the journal knows, and not to requeue the job."""
 
     @property
     def state(self) -> str:
@@ -39,7 +44,7 @@ class SlurmView(Record):
     def is_over(self) -> bool:
         """Whether it has ended for good, as far as Slurm knows."""
         if self.job is not None:
-            return self.job.is_finished
+            return self.job.is_finished or self.leaves
         return self.row is not None and self.row.state in TERMINAL_STATES
 
     @property
@@ -48,9 +53,11 @@ class SlurmView(Record):
         return not self.is_over and (self.job is not None or self.row is not None or self.away)
 
     def describe(self) -> str:
-        """For a table: ``PENDING (Resources)``, ``does not answer (…)``; "" for an unknown job."""
-        reason = self.job.reason if self.job is not None else ""
-        return self.silent or self.state + (f" ({reason})" if reason not in ("", "None") else "")
+        """``PENDING (Resources), needs 3 nodes``, ``does not answer (…)``; "" for an unknown job."""
+        job = self.job
+        reason = f" ({job.reason})" if job is not None and job.reason not in ("", "None") else ""
+        needs = f", needs {count(job.num_nodes, 'node')}" if job is not None and job.is_pending else ""
+        return self.silent or self.state + reason + needs
 
 
 def make_slurm() -> SlurmClient:
@@ -81,11 +88,17 @@ def newest_run(slurm: SlurmClient, job_id: int) -> AccountingRow | None:
 
 def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
     """The job of a journal as Slurm knows it; empty where its id now belongs to another job."""
-    view = ask_slurm(slurm, fold(events).job_id)
+    state = fold(events)
+    view = ask_slurm(slurm, state.job_id)
     job = view.job
-    if job is not None and another_job(events, "", job.restart_count, job.submit_time):
+    if job is None:
+        return view
+    if another_job(events, "", job.restart_count, job.submit_time):
         return SlurmView()
-    return view
+    # So says 22.05 of a cancelled job, and of a requeued one, whose restarts it has counted.
+    return structs.replace(
+        view, leaves=job.states == {"COMPLETING"} and job.restart_count <= state.restart_count
+    )
 
 
 def completing_advice(slurm: SlurmClient, job: Job) -> str:

@@ -205,3 +205,20 @@ def test_a_controller_that_is_silent_because_slurm_ended_the_job(tmp_path: Path)
     assert "does not answer; Slurm: RUNNING" in str(unanswered(state.job_id, epoch, slurm))
     slurm.cluster.finish(state.job_id, "CANCELLED")
     assert str(unanswered(state.job_id, epoch, slurm)) == "job 1 has ended: Slurm says CANCELLED"
+
+
+def test_a_requeued_job_that_is_pending_is_said_to_be(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    job = slurm.job(slurm.submit(SubmitRequest(command=("train.sh",), nodes=3)))
+    epoch = take_epoch(tmp_path, host="n1", addresses=("10.0.0.1",), port=7, pid=1, run_id="r")
+    pending = frozenset({"PENDING"})
+    slurm.cluster.set_node("n1", states=frozenset({"DOWN"}))
+    slurm.cluster.set_node("n2", states=frozenset({"DOWN"}))
+    slurm.cluster.put(job, states=pending, reason="Resources", restart_count=2, nodes=())
+    found = unanswered(1, epoch, slurm)
+    assert str(found) == (
+        "job 1 was requeued and is PENDING (Resources), needs 3 nodes: nothing of it runs now"
+    )
+    assert found.fix == "'srobust status 1' shows when it runs again"
+    slurm.cluster.put(job, states=pending, reason="JobHeldUser", restart_count=2, nodes=(), priority=0)
+    assert unanswered(1, epoch, slurm).fix == "held (JobHeldUser): scontrol release 1"

@@ -292,6 +292,20 @@ def test_a_job_that_slurm_ended_without_a_word_in_its_journal_is_over(
     assert "Slurm has ended the job" in capsys.readouterr().out
 
 
+def test_a_job_that_is_cancelled_on_its_way_to_a_requeue_is_over(folder: Path, slurm: FakeSlurm) -> None:
+    with (folder / "journal.jsonl").open("ab") as file:
+        file.write(
+            ev.encode_event(ev.RequeueStarted(t=3.0, exclude=(), reason="node lost", failure=True)) + b"\n"
+        )
+    job, completing = slurm.job(1), frozenset({"COMPLETING"})  # as 22.05 says of both
+    slurm.cluster.put(job, states=completing)
+    status = status_of(str(folder), None, slurm)
+    assert (status.phase, status.slurm) == ("stopped", "COMPLETING")
+    assert status.reason == "Slurm has ended the job; it was requeueing (node lost)"
+    slurm.cluster.put(job, states=completing, restart_count=1)
+    assert status_of(str(folder), None, slurm).phase == "requeueing"
+
+
 @pytest.mark.parametrize(("age_s", "is_said"), [(2.0, False), (35.0, True)])
 def test_a_controller_that_writes_nothing_is_said_to_be_silent(
     folder: Path, slurm: FakeSlurm, age_s: float, is_said: bool
