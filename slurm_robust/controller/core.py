@@ -56,6 +56,7 @@ from slurm_robust.wire.probes import Answers
 from slurm_robust.wire.sockets import Knocked
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
+QUIET = 2.5  # heartbeats after which no order is expected to reach an agent
 TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
 
 
@@ -353,6 +354,10 @@ class Core(Context):
             text = f"rank {drill.rank} does not run now; ranks are 0 to {world - 1}"
             return msg.DrillReply(ok=False, text=text), []
         node = self.state.placement.node_of(drill.rank)
+        view, quiet_s = self.fleet.views.get(node), QUIET * self.config.timings.heartbeat_s
+        if view is None or view.dead is not None or now.mono - view.heard > quiet_s:
+            text = f"node {node} does not respond; nothing was done to rank {drill.rank}"
+            return msg.DrillReply(ok=False, text=text), []
         order = msg.Inject(epoch=self.state.epoch, rank=drill.rank, signal=signals[drill.fault])
         self.emit(Send(node=node, message=order))
         text = f"drill: {drill.fault} on rank {drill.rank} ({node}, generation {self.state.generation})"
