@@ -30,8 +30,13 @@ class Borrowing:
             self._spares = core.state.spares
         else:
             self._ask(core)
-        nodes = count(action.nodes, "node")
-        core.emit(Say(text=f"waiting for {nodes} from outside the allocation, {self._limit_s:.0f} s at most"))
+        sources = ", then ".join(map(str, action.sources))
+        each = " each" if action.sources[1:] else ""
+        text = (
+            f"waiting for {count(action.nodes, 'node')} from {sources}: {config.companions.wait_s:g} s{each} "
+            f"(companions.wait_s), {self._limit_s:.0f} s at most if Slurm answers slowly"
+        )
+        core.emit(Say(text=text))
 
     def _ask(self, core: Core) -> None:
         suspects = (*self._fault.lost, *self._fault.named)

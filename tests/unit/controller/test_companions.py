@@ -83,6 +83,8 @@ def test_slurm_that_never_answers_is_waited_for_within_a_bound() -> None:
     job.lose("n2")
     job.until(lambda: bool(job.requeued), limit=300)
     assert "no answer within" in job.events(ev.RequeueStarted)[0].reason
+    waits = "waiting for 1 node from reservation spares: 20 s (companions.wait_s), 210 s at most if Slurm"
+    assert f"{waits} answers slowly" in job.said
 
 
 def test_a_node_that_comes_too_late_is_given_back() -> None:
