@@ -16,7 +16,14 @@ from slurm_robust.model.companion import Source
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.companion import Lent, companion_job, is_companion_of
-from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError, SlurmError, SlurmTimeout
+from slurm_robust.slurm.errors import (
+    JobNotFound,
+    PermissionDenied,
+    ReservationNotFound,
+    SlurmCommandError,
+    SlurmError,
+    SlurmTimeout,
+)
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.slurm.requeue import Clock, SystemClock
@@ -238,7 +245,7 @@ class Borrower:
                 waiting.append(self._submit(request))
                 submitted(waiting[-1], source)
         except (SlurmError, CommandTimeout) as error:
-            wish.refusals.append((source, _why(error)))
+            wish.refusals.append((source, _why(error) + _fix(source, error)))
         self._wait(wish, source, waiting)
 
     def _submit(self, request: SubmitRequest) -> int:
@@ -270,7 +277,8 @@ class Borrower:
             return None, ""
         free = [node for node in nodes if node.usable and "IDLE" in node.states and node.name not in exclude]
         names = fold(node.name for node in nodes)
-        return len(free), f"{len(free)} of {counted(len(nodes), 'node')} free ({names})"
+        why = f"{len(free)} of {counted(len(nodes), 'node')} free ({names}; see srobust spares status)"
+        return len(free), why
 
     def _wait(self, wish: _Wish, source: Source, waiting: list[int]) -> None:
         """Until all run, or ``wait_s`` is over."""
@@ -286,7 +294,8 @@ class Borrower:
         self._cancel(waiting)  # once: the core has those cancelled that could not be
         for job_id in waiting:
             why = f"companion {job_id} has not started within {self._config.wait_s:g} s"
-            wish.refusals.append((source, why + (f" ({last[job_id]})" if last.get(job_id) else "")))
+            reason = last.get(job_id, "")
+            wish.refusals.append((source, why + (f" ({reason})" if reason else "") + _fix(source, reason)))
 
     def _look(self, wish: _Wish, source: Source, job_id: int, last: dict[int, str]) -> bool:
         """Whether it is known what became of the companion."""
@@ -310,6 +319,19 @@ class Borrower:
             return True
         last[job_id] = job.reason
         return False
+
+
+_MAKE_IT = " (fix: srobust spares create, or another companions.reservation)"
+
+
+def _fix(source: Source, why: Exception | str) -> str:
+    """What helps against a refusal of a reservation, by an error or by a reason of Slurm; "" if not known."""
+    if not source.reservation:
+        return ""
+    if isinstance(why, PermissionDenied):
+        return " (fix: an administrator lets your user or account use it)"
+    deleted = ("ReservationDeleted", f"Reservation_{source.reservation}_was_deleted")
+    return _MAKE_IT if isinstance(why, ReservationNotFound) or why in deleted else ""
 
 
 def _why(error: Exception) -> str:

@@ -162,7 +162,7 @@ def test_full_then_denied_reservation_leads_to_the_next_fallback(
     job.wait_recovered(1)
     assert job.state.lenders.keys() == {free}
     (refusal,) = job.events(ev.NotLent)
-    assert refusal.reason == "0 of 2 nodes free (n[4-5])"
+    assert refusal.reason == "0 of 2 nodes free (n[4-5]; see srobust spares status)"
     assert job.wait_end() == 0
     assert job.out.read_text() == expected
     site.wait_returned()

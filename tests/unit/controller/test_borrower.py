@@ -17,6 +17,7 @@ from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
 SPARES, PARTITION = Source(reservation="spares"), Source()
+MAKE_IT = "(fix: srobust spares create, or another companions.reservation)"
 
 
 class Site:
@@ -93,14 +94,14 @@ def test_a_full_reservation_is_known_without_waiting(site: Site) -> None:
         site.start(reservation="spares")
     before = site.clock.time()
     found = site.borrow()
-    assert found.refusals == ((SPARES, "0 of 2 nodes free (n[5-6])"),)
+    assert found.refusals == ((SPARES, "0 of 2 nodes free (n[5-6]; see srobust spares status)"),)
     assert (site.submitted, site.clock.time()) == ([], before)
 
 
 def test_too_few_spares_are_left_alone(site: Site) -> None:
     site.start(reservation="spares")
     found = site.borrow(missing=2)
-    assert found.refusals == ((SPARES, "1 of 2 nodes free (n[5-6])"),)
+    assert found.refusals == ((SPARES, "1 of 2 nodes free (n[5-6]; see srobust spares status)"),)
     assert site.submitted == []
 
 
@@ -113,13 +114,15 @@ def test_what_the_reservation_lacks_comes_from_the_partition(site: Site) -> None
 
 def test_a_reservation_that_is_missing(site: Site) -> None:
     site.slurm.delete_reservation("spares")
-    assert site.borrow().refusals == ((SPARES, "Requested reservation is invalid"),)
+    ((_, why),) = site.borrow().refusals
+    assert why == f"Requested reservation is invalid {MAKE_IT}"
 
 
 def test_a_reservation_of_others(site: Site) -> None:
     site.slurm.delete_reservation("spares")
     site.slurm.create_reservation(ReservationRequest(name="spares", nodes=("n5",), users=("bob",)))
-    assert site.borrow().refusals == ((SPARES, "Access denied to requested reservation"),)
+    ((_, why),) = site.borrow().refusals
+    assert why.startswith("Access denied to requested reservation (fix: an administrator lets your user ")
 
 
 def test_a_submit_limit_leads_to_the_next_source(site: Site) -> None:
@@ -156,12 +159,19 @@ def test_two_jobs_want_the_last_spare(site: Site) -> None:
     assert "has not started within 20 s" in why
 
 
-def test_a_reservation_that_goes_while_a_companion_waits(site: Site) -> None:
+@pytest.mark.parametrize("reason", ["ReservationDeleted", "Reservation_spares_was_deleted"])
+def test_a_reservation_that_goes_while_a_companion_waits(site: Site, reason: str) -> None:
     site.slurm.drain(["n5", "n6"], "test")
     site.borrower._free = lambda source, exclude: (1, "")  # type: ignore[method-assign]
-    site.clock.on_advance.append(lambda now: site.cluster.reservations.pop("spares", None) and None)
+
+    def delete(now: float) -> None:
+        ((job, _),) = site.submitted
+        site.cluster.reservations.pop("spares", None)
+        site.cluster.put(site.cluster.jobs[job], reason=reason, priority=0)
+
+    site.clock.on_advance.append(delete)
     ((_, why),) = site.borrow().refusals
-    assert "has not started within 20 s" in why
+    assert why.endswith(f"has not started within 20 s ({reason}) {MAKE_IT}")
     assert site.alive() == []
 
 
