@@ -139,7 +139,9 @@ def blamed(report: IncidentReport) -> str:
 
 
 def _evidence(verdict: inc.Verdict) -> str:
-    return f"by {RUNGS.get(verdict.rung, 'unknown')}, {verdict.confidence:.0%} sure"
+    # The nodes that are unreachable were seen to be; there need be no alert.
+    rung = 1 if verdict.signature.kind is inc.FaultKind.UNREACHABLE else verdict.rung
+    return f"by {RUNGS.get(rung, 'unknown')}, {verdict.confidence:.0%} sure"
 
 
 def done(report: IncidentReport) -> str:
@@ -205,7 +207,7 @@ def actions_text(decided: ev.Decided) -> str:
     standbys = [a.standby for a in decided.actions if isinstance(a, inc.Replace)]
     parts = [f"evict {fold(evicted)}"] if evicted else []
     moved = [a.node for a in decided.actions if isinstance(a, inc.Replace) and a.node not in evicted]
-    parts += [f"{fold(moved)} {'stands' if len(moved) == 1 else 'stand'} by"] if moved else []
+    parts += [_moved(moved, decided.verdict)] if moved else []
     if standbys:
         parts.append(
             f"{fold(standbys)} takes its slot" if len(standbys) == 1 else f"{fold(standbys)} take their slots"
@@ -213,6 +215,13 @@ def actions_text(decided: ev.Decided) -> str:
     parts += [text for action in decided.actions if (text := _action(action))]
     text = ", ".join(parts)
     return text if decided.carried_out else f"observed only: {text}"
+
+
+def _moved(nodes: Sequence[str], verdict: inc.Verdict | None) -> str:
+    """What becomes of nodes whose slots others take, though they are not evicted."""
+    if verdict is not None and verdict.signature.kind is inc.FaultKind.UNREACHABLE:
+        return f"go on without {fold(nodes)}"
+    return f"{fold(nodes)} {'stands' if len(nodes) == 1 else 'stand'} by"
 
 
 def _action(action: inc.Action) -> str:
@@ -308,7 +317,8 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
         case ev.AllocationTaken():
             yield "new run", f"run {event.restart_count} of the Slurm job on {fold(event.nodes)}"
         case ev.StageDone():
-            yield "stage", f"{event.what}: {'' if event.ok else 'failed: '}{event.detail}"
+            how = event.detail if event.ok else f"failed: {event.detail}"
+            yield "stage", f"{event.what}: {how or 'done'}"
         case ev.RunEnded():
             yield "job ended", f"exit code {event.code}: {event.reason}"
         case ev.Noted():

@@ -441,10 +441,11 @@ def _nodes(status: Status) -> str:
 
 
 def _standby_rows(status: Status) -> str:
-    """The next run of the job has others."""
+    """Without those that do not answer, which have their line. The next run of the job has others."""
     if status.phase == REQUEUED:
         return ""
-    return "; ".join(f"{node} {row.describe()}" for node, row in status.standbys.items())
+    rows = ((node, row) for node, row in status.standbys.items() if node not in status.aside)
+    return "; ".join(f"{node} {row.describe()}" for node, row in rows)
 
 
 def _lent(job_id: int, companion: Companion) -> str:

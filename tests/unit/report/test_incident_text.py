@@ -13,7 +13,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
 from slurm_robust.report import stacks
-from slurm_robust.report.incident_text import actions_text, result_rows, timeline
+from slurm_robust.report.incident_text import actions_text, facts, result_rows, timeline
 from slurm_robust.report.incidents import incident_reports
 from slurm_robust.report.stacks import flight
 from slurm_robust.util.text import MOST_TEXT, clean_log, one_line
@@ -77,6 +77,37 @@ def test_the_timeline_says_who_lent_a_node_and_who_did_not() -> None:
         "companion 13 lends n7",
     ]
     assert actions_text(asked) == "ask for 1 node from outside the allocation"
+
+
+def test_nodes_that_are_unreachable_are_not_said_to_stand_by_nor_to_have_alerts() -> None:
+    """They may have lost their power. Where a hang moves ranks, the node stands by."""
+
+    def decided(kind: inc.FaultKind) -> ev.Decided:
+        verdict = inc.Verdict(
+            rung=2, blame=inc.Blame.NOBODY, signature=inc.Signature(kind=kind), reason="x", confidence=0.7
+        )
+        moves = inc.Replace(node="n3", standby="n5"), inc.Replace(node="n4", standby="n6"), inc.Restart()
+        return ev.Decided(
+            t=incident_journal.BEGIN + 1001, incident=1, verdict=verdict, actions=moves, reason="x"
+        )
+
+    lost = decided(inc.FaultKind.UNREACHABLE)
+    assert actions_text(lost) == "go on without n[3-4], n[5-6] take their slots, restart"
+    assert actions_text(decided(inc.FaultKind.RANKS)) == "n[3-4] stand by, n[5-6] take their slots, restart"
+    killed = incident_journal.rank_killed()
+    (report,) = incident_reports([*incident_journal.start(), *killed[:3], lost])
+    assert dict(facts(report))["blamed"] == "nobody (by what was observed, 70% sure)"
+
+
+def test_a_stage_without_a_text_of_slurm_is_done() -> None:
+    told = [
+        ev.StageDone(t=incident_journal.BEGIN + 1001, what="requeue", ok=True, detail=""),
+        ev.StageDone(t=incident_journal.BEGIN + 1001, what="release", ok=False, detail="no"),
+    ]
+    killed = incident_journal.rank_killed()
+    (report,) = incident_reports([*incident_journal.start(), *killed[:3], *told])
+    stages = [entry.text for entry in timeline(report) if entry.what == "stage"]
+    assert stages == ["requeue: done", "release: failed: no"]
 
 
 def test_the_timeline_says_which_standby_could_not_be_taken() -> None:

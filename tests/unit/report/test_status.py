@@ -229,6 +229,9 @@ def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:
     aside = ev.SpareSetAside(t=1.0, node="n2", reason="silent for 5.5 s", usable=True)
     assert "standby n2 (silent for 5.5 s)" in shown(taken, aside)
     assert "silent" not in shown(taken, aside, ev.SpareAnswers(t=2.0, node="n2"))
+    rehearsed = ev.StandbyChanged(t=1.0, node="n2", stage=StandbyStage.REHEARSED, took_s=12.0)
+    assert "n2 rehearsed" in shown(taken, rehearsed)
+    assert "n2 rehearsed" not in shown(taken, rehearsed, aside)
 
 
 def test_companions_and_their_nodes_are_shown() -> None:
