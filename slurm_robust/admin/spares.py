@@ -388,15 +388,19 @@ def remove(
                 f"{name} is in use: {_jobs_text(jobs, holding=True) or error.what}",
                 fix="wait for these jobs, or cancel them with --force",
             ) from error
-    print(one_line(f"{name} is removed; {fold(made.nodes)} are for everybody again"))
+    print(one_line(f"{name} is removed; {_opened(made)}"))
     return 0
+
+
+def _opened(made: Reservation) -> str:
+    return f"{fold(made.nodes)} {'is' if len(made.nodes) == 1 else 'are'} open to all jobs again"
 
 
 def _removal(made: Reservation, jobs: Sequence[Job]) -> str:
     lines = [
         one_line(shlex.join(commands.delete_reservation(made.name)), None),
         "",
-        one_line(f"{fold(made.nodes)} are for everybody again."),
+        one_line(f"{_opened(made)}."),
     ]
     if running := _jobs_text(jobs, holding=True):
         lines.append(f"Slurm refuses while they run: {running}. --force cancels them.")

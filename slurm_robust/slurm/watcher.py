@@ -21,6 +21,7 @@ import argparse
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -117,11 +118,11 @@ def arrange_watcher(
         done = start_watcher(job_id, ending_run=ending_run, exclude=exclude, log=log)
         if done.exit_code:
             raise OSError(f"the watcher did not start: {done.stderr.strip()}")
-        return "a detached process"
+        return f"a process on {socket.gethostname()} starts job {job_id} again early"
     request = watcher_job(
         job_id, ending_run=ending_run, exclude=exclude, keep_off=keep_off, log=log, partition=partition
     )
-    return f"job {client.submit(request)}"
+    return f"job {client.submit(request)} starts job {job_id} again early"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -334,7 +334,7 @@ def test_removal_is_shown_and_then_done(slurm: FakeSlurm, capsys: pytest.Capture
     assert "Nothing was done; --apply does it." in shown
     assert len(slurm.reservations()) == 1
     assert spares.remove(NAME, apply=True, force=False, slurm=slurm) == 0
-    assert "srobust_spares is removed; n[1-2] are for everybody again" in capsys.readouterr().out
+    assert "srobust_spares is removed; n[1-2] are open to all jobs again" in capsys.readouterr().out
     assert slurm.reservations() == ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_a_job_that_runs_again_is_all_it_waits_for(slurm: Path) -> None:
     assert watcher.main(["41", "--ending-run=0", "--exclude=n4", f"--log={log}"]) == 0
     (last,) = lines(log)
     assert last["ok"]
-    assert last["detail"] == "running again on n1,n2"
+    assert last["detail"] == "running again on n[1-2]"
     assert last["t"]
 
 
@@ -91,8 +92,9 @@ def test_the_way_that_works_on_the_site(slurm: Path) -> None:
     site = Site()
     said = watcher.arrange_watcher(site, 41, ending_run=0, log=log, partition="spare")
     (job,) = site.jobs()
-    assert said == f"job {job.job_id}"
+    assert said == f"job {job.job_id} starts job 41 again early"
     assert (job.name, job.partition) == ("srobust-watch-41", "spare")
     site.proctrack = "proctrack/linuxproc"
-    assert watcher.arrange_watcher(site, 41, ending_run=0, log=log) == "a detached process"
+    said = watcher.arrange_watcher(site, 41, ending_run=0, log=log)
+    assert said == f"a process on {socket.gethostname()} starts job 41 again early"
     wait_for(lambda: lines(log), 20, "the detached watcher has written its outcome")
