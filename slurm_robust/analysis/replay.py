@@ -17,6 +17,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
+from slurm_robust.util.hostlist import fold
 
 TEST = "replay"
 """Name of the test in a :class:`~slurm_robust.model.incident.Diagnosis`."""
@@ -290,7 +291,7 @@ def conclude(
     found = intersect(grid, [seen.outcome for seen in horizontal], [seen.outcome for seen in vertical])
     suspects = nodes_of(grid, found.units, nodes)
     parts = [
-        f"{phase.value} group {number} ({', '.join(seen[number].nodes)}: {seen[number].text})"
+        f"{phase.value} group {number} ({fold(seen[number].nodes)}: {seen[number].text})"
         for phase, seen, numbers in (
             (Phase.HORIZONTAL, horizontal, found.a),
             (Phase.VERTICAL, vertical, found.b),
@@ -298,7 +299,7 @@ def conclude(
         for number in numbers
     ]
     if suspects:
-        reason = f"{', '.join(suspects)}: common to {' and '.join(parts)}"
+        reason = f"{fold(suspects)}: common to {' and '.join(parts)}"
         reason += "; more than one node or group, so some may be innocent" if found.is_ambiguous else ""
     elif parts:
         reason = f"no node is common to the faulty groups of both phases: {' and '.join(parts)}; "

@@ -30,6 +30,7 @@ from slurm_robust.policy.checkpoints import (
     step_to_store,
 )
 from slurm_robust.policy.restore import Holding, RestorePlan
+from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Flush, Heartbeat, Pace, Progress
 
 PRUNE_EVERY_S = 1.0  # each reads a folder on shared storage
@@ -405,6 +406,6 @@ class CheckpointScheduler:
             return
         else:
             late = [node for node, heartbeat in heartbeats.items() if heartbeat.flushed < step]
-            context.note(f"step {step} did not get onto storage in time: {','.join(late)}", "", now)
+            context.note(f"step {step} did not get onto storage in time: {fold(late)}", "", now)
         self._flush = -1
         self._checkpoints.on_stored(now)

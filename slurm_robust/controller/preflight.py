@@ -29,6 +29,7 @@ from slurm_robust.slurm.environment import allocation_from_environment, array_ta
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.records import Allocation, Job
 from slurm_robust.util.files import write_atomically
+from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.ours import check_own_folder, read_ours
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
@@ -115,7 +116,7 @@ def sizes(config: JobConfig, allocation: Allocation) -> tuple[int, int, int]:
         asked = f"--nodes {config.nodes} " if config.nodes is not None else ""
         raise PreflightError(
             f"{asked}--spares {config.spares} needs {max(1, slots) + config.spares} nodes, "
-            f"the allocation has {have} ({','.join(allocation.nodes)})",
+            f"the allocation has {have} ({fold_nodes(allocation.nodes)})",
             fix=f"submit with 'sbatch --nodes={max(1, slots) + config.spares}', or ask for fewer nodes "
             "(--nodes, --spares)",
             code=ExitCode.ALLOCATION,

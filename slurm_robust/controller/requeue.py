@@ -121,7 +121,8 @@ class Requeuer:
             return exclude
         kept = affordable(exclude, self._slurm.nodes(), job, len(self._nodes))
         if given_up := set(exclude) - set(kept):
-            text = f"{fold(given_up)} is not excluded: there would be too few nodes for the job to start"
+            are = "is" if len(given_up) == 1 else "are"
+            text = f"{fold(given_up)} {are} not excluded: there would be too few nodes for the job to start"
             report("exclude nodes", True, text)
             say(f"requeue: {text}")
         return kept

@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from slurm_robust.model.record import Record
+from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count
 
 BEACONS_IN_VERDICT = 8
@@ -105,5 +106,5 @@ def describe(node: str, silent_s: float, interval_s: float, probing: Probing, ki
     )
     if probing.unanswered:
         seen = count(len(probing.unanswered), "other node")
-        text += f", nor those of {seen} ({', '.join(probing.unanswered)})"
+        text += f", nor those of {seen} ({fold(probing.unanswered)})"
     return text

@@ -113,7 +113,7 @@ def _replace(
     if not rules.requeue:
         reason = f"{short}, and slurm.requeue is off"
         return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason
-    without = f" without {','.join(exclude)}" if exclude else ""
+    without = f" without {fold(exclude)}" if exclude else ""
     return (Requeue(exclude=exclude, reason=short),), f"{short}: requeue{without}"
 
 

@@ -20,6 +20,7 @@ from slurm_robust.model.stacks import Frame, Localisation, ProcessKind, RankStac
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.ladder import moved_with_ranks, place, worth_tests
 from slurm_robust.policy.rules import Rules
+from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import named_ranks
 
 # A rank that only takes long moves on within seconds; evicting its node would be for nothing.
@@ -128,7 +129,7 @@ def reason_to_go_on(fault: Fault, found: Localisation, rules: Rules, state: JobS
     """
     is_slow = fault.symptom is Symptom.SLOW
     if is_slow and found.ranks and (moved := moved_with_ranks(place(Symptom.SLOW, found, state), state)):
-        where = ",".join(moved.nodes)
+        where = fold(moved.nodes)
         return f"{fault.detail}; {found.reason}; it was the same on {where}: it is the code, and goes on"
     if found.ranks or not (is_slow or fault.low_confidence):
         return ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from slurm_robust.model.record import Record
+from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.probes import Place
 
 VOTERS = 7
@@ -89,6 +90,6 @@ def patience_s(own: str, agreeing: Sequence[str]) -> float:
 def describe(host: str, silent_s: float, *, answers: bool, agreeing: Sequence[str], slurm: str) -> str:
     """Why another controller is started, with the numbers."""
     kernel = "though its kernel answers" if answers else "nor does its kernel answer any probe"
-    found = f"{kernel}, as {', '.join(agreeing)} found"
+    found = f"{kernel}, as {fold(agreeing)} found"
     text = f"the controller on {host} has not answered for {silent_s:.0f} s, {found}"
     return f"{text}; Slurm says: {slurm}" if slurm else text

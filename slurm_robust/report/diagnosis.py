@@ -24,7 +24,7 @@ from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.report.console import STYLES, show
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
-from slurm_robust.util.hostlist import InvalidHostlist, expand
+from slurm_robust.util.hostlist import InvalidHostlist, expand, fold
 from slurm_robust.util.text import one_line
 
 
@@ -94,7 +94,7 @@ def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
 
 
 def _headline(suspects: Sequence[str]) -> Text:
-    text = f"suspects: {', '.join(suspects) or 'none'}"
+    text = f"suspects: {fold(suspects) or 'none'}"
     return Text(one_line(text), style="bold red" if suspects else "bold")
 
 
@@ -118,7 +118,7 @@ def _cell(results: Sequence[TestResult]) -> Text:
 
 def _with(result: TestResult) -> str:
     others = [peer for peer in result.peers if peer != result.node]
-    return f" with {', '.join(others)}" if others else ""
+    return f" with {fold(others)}" if others else ""
 
 
 def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str]]:
@@ -140,7 +140,7 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
     except InvalidHostlist as error:
         raise WrongArgument(f"--nodes: {error}", fix="write it as Slurm does: n[1-4,7]") from error
     if foreign := [name for name in names if name not in allocation.nodes]:
-        raise WrongArgument(f"the job does not hold {', '.join(foreign)}", fix="name nodes of this job only")
+        raise WrongArgument(f"the job does not hold {fold(foreign)}", fix="name nodes of this job only")
     # In the order of Slurm, in which neighbours are near each other.
     return SlurmPlace(slurm, allocation), [name for name in allocation.nodes if name in names]
 
@@ -163,5 +163,5 @@ def render_replay(verdict: ReplayVerdict) -> RenderableType:
     for phase, seen in ((Phase.HORIZONTAL, verdict.horizontal), (Phase.VERTICAL, verdict.vertical)):
         for number, group in enumerate(seen):
             outcome = Text(one_line(f"{group.outcome.value} {group.text}"), style=STYLES[group.outcome])
-            table.add_row(phase.value, str(number), Text(one_line(", ".join(group.nodes))), outcome)
+            table.add_row(phase.value, str(number), Text(one_line(fold(group.nodes))), outcome)
     return Group(*parts, table) if table.row_count else Group(*parts)

@@ -65,6 +65,7 @@ from slurm_robust.slurm.requeue_plan import (
     decide,
     newly_drained,
 )
+from slurm_robust.util.hostlist import fold
 
 __all__ = ["Clock", "Outcome", "Stage", "StageOutcome", "Until", "requeue_without", "watch_until_running"]
 
@@ -213,7 +214,7 @@ def _drive(
             clock.sleep(poll_s)
             continue
         error_met = _carry_out(client, order, step)
-        detail = ",".join(step.nodes) if error_met is None else str(error_met)
+        detail = fold(step.nodes) if error_met is None else str(error_met)
         report(StageOutcome(stage=step.stage, ok=error_met is None, detail=detail))
         memory = after(memory, step, error_met)
         if error_met is not None:

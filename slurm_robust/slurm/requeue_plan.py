@@ -165,7 +165,7 @@ def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
 
 def _decide_running(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
     if job.restart_count > order.ending_run:
-        return End(ok=True, why=f"running again on {','.join(job.nodes)}")
+        return End(ok=True, why=f"running again on {fold(job.nodes)}")
     if not order.may_requeue:
         return Wait(why=f"run {job.restart_count} has not ended yet")
     if Stage.REQUEUE in memory.refused:

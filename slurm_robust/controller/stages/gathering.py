@@ -125,10 +125,9 @@ class Gathering:
         if not is_everywhere(len(refused), len(fit), first=core.state.generation == 0):
             return None
         node, text = next(iter(refused.items()))
-        nodes = ",".join(sorted(refused))
         return ToEnding(
             code=core.starts.refusal_code,
-            reason=f"agents cannot start on {nodes}; {node} says: {text}",
+            reason=f"agents cannot start on {fold(refused)}; {node} says: {text}",
             final=False,
         )
 

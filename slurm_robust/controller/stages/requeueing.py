@@ -10,6 +10,7 @@ from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.policy.patience import GIVE_UP_S, LOST_S, PAUSE_S, next_pause_s, requeue_patience_s
+from slurm_robust.util.hostlist import fold
 
 SAY_EVERY_S = 600.0
 
@@ -33,7 +34,7 @@ class Requeueing:
         core.record(
             ev.RequeueStarted(t=now.wall, exclude=begin.exclude, reason=begin.reason, failure=begin.failure)
         )
-        without = f" without {','.join(begin.exclude)}" if begin.exclude else ""
+        without = f" without {fold(begin.exclude)}" if begin.exclude else ""
         core.emit(Say(text=f"requeue of job {core.state.job_id}{without}: {begin.reason}"))
         if not core.checkpoints.need_memory():
             # Now: Slurm's own TERM comes to the agents before any later word of ours, and leaves the copies.

@@ -107,7 +107,7 @@ class Launching:
         grown_s = self._started.see(started, now.mono)
         if waited > patience_s(core.config.timings.launch_s, WORKERS_LEAST_S, grown_s):
             late = [n for n in slots if (b := core.fleet.heartbeat(n)) is None or b.generation < generation]
-            detail = f"{','.join(late) or 'some ranks'} did not start workers within {waited:.0f} s"
+            detail = f"{fold(late) or 'some ranks'} did not start workers within {waited:.0f} s"
             late_fault = Fault(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)
             return leave(core, self._agents, late_fault, now)
         if now.mono - self._sent > RESEND_S:

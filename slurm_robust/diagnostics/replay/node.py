@@ -27,6 +27,7 @@ from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
+from slurm_robust.util.hostlist import fold
 from slurm_robust.worker.environment import OF_A_RUN
 from slurm_robust.worker.replay import (
     ENVIRONMENT,
@@ -197,7 +198,7 @@ def group_run(folder: Path, nodes: Sequence[str], nproc: int, waited_s: float) -
     machines = [line.name for lines in ranks for line in lines if isinstance(line, Machine)]
     silent = sorted({nodes[r // nproc] for r, lines in enumerate(ranks) if not _has_ended(lines)})
     if not trouble and silent:
-        trouble = f"no result within {waited_s:.0f} s from {', '.join(silent)}"
+        trouble = f"no result within {waited_s:.0f} s from {fold(silent)}"
     return GroupRun(
         nodes=tuple(nodes),
         steps=_steps(ranks),

@@ -60,7 +60,7 @@ def test_the_incident_has_the_numbers() -> None:
         "n3 is dead: no beacon for 0.",
         "every 0.10 s",
         "no probe (TCP)",
-        "nor those of 3 other nodes (n2, n4, n5)",
+        "nor those of 3 other nodes (n[2,4-5])",
     ):
         assert part in incident.detail
 

@@ -105,8 +105,8 @@ def test_a_suspect_comes_first_then_each_group() -> None:
     first, *_ = text.splitlines()
     assert first == "suspects: n5"
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
-    assert ["horizontal", "0", "n1, n2", "pass"] in rows
-    assert ["vertical", "0", "n1, n5", "fail other bits than the majority from step 1 on"] in rows
+    assert ["horizontal", "0", "n[1-2]", "pass"] in rows
+    assert ["vertical", "0", "n[1,5]", "fail other bits than the majority from step 1 on"] in rows
     assert len(rows) == 8
 
 

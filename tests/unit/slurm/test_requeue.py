@@ -75,7 +75,7 @@ PENDING = job("PENDING", 1, reason="BeginTime", excluded_nodes=("n2",), nodes=()
             Wait(why="the last run is still completing"),
         ),
         (PENDING, Do(stage=Stage.START)),
-        (job("RUNNING", 1, nodes=("n1", "n3")), End(ok=True, why="running again on n1,n3")),
+        (job("RUNNING", 1, nodes=("n1", "n3")), End(ok=True, why="running again on n[1,3]")),
         (job("COMPLETING", 0), Wait(why="the run is ending for another reason")),
         (job("STAGE_OUT", 0), Wait(why="the job is STAGE_OUT")),
     ],

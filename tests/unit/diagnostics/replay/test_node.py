@@ -131,7 +131,7 @@ def test_ranks_end_with_the_part_that_started_them(tmp_path: Path) -> None:
         for part in parts:
             part.send_signal(signal.SIGKILL)
         wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 10, "ranks gone")
-    assert result(tmp_path, "a", "b").trouble == "no result within 1 s from a, b"
+    assert result(tmp_path, "a", "b").trouble == "no result within 1 s from a,b"
 
 
 def test_nobody_waits_for_a_first_node_that_does_not_come(tmp_path: Path) -> None:
