@@ -97,7 +97,7 @@ def unanswered(job_id: int, epoch: EpochRecord, slurm: SlurmClient) -> NotLive:
         was = "was requeued and " if view.job.restart_count else ""
         return NotLive(
             f"job {job_id} {was}is {view.describe()}: nothing of it runs now",
-            fix=waiting_advice(view.job) or f"'srobust status {job_id}' shows when it runs again",
+            fix=waiting_advice(view.job) or f"'srobust status {job_id}' shows what it waits for",
         )
     says = f"; Slurm: {view.describe()}" if view.describe() else ""
     return NotLive(
