@@ -281,7 +281,7 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
             rung=4,
             blame=Blame.CODE,
             signature=signature,
-            reason=f"{reason}; it was the same on {','.join(moved.nodes)}, so it moves with the rank: the "
+            reason=f"{reason}; it was the same on {fold(moved.nodes)}, so it moves with the rank: the "
             "code is at fault",
             confidence=0.9,
             allowed=0,
@@ -445,7 +445,7 @@ def slurm_refuses(fault: Fault, rules: Rules, state: JobState) -> Verdict | None
     """Slurm starts no agent: neither another node nor another try helps, and its message says what does."""
     if not fault.refused:
         return None
-    nodes = ",".join(fault.refused)
+    nodes = fold(fault.refused)
     return Verdict(
         rung=1,
         blame=Blame.NOBODY,
