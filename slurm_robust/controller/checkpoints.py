@@ -214,6 +214,16 @@ class Checkpoints:
         step, _ = self.seal(state.generation, tuple(state.evicted), now, None)
         return step >= 0
 
+    def repeated(self, without: tuple[str, ...], now: Now) -> int:
+        """Steps of the generation that runs which a restore repeats that lacks the copies on ``without``."""
+        context, state = self._context, self._context.state
+        if not (context.config.checkpoint.memory and state.running and state.reports):
+            return 0
+        step, _ = self.seal(state.generation, without, now, None)
+        if state.stored is not None and state.stored.generation == state.generation:
+            step = max(step, state.stored.step)
+        return max(0, state.steps_here - max(step, state.restored_step))
+
     def memory_suffices(self, now: Now) -> bool:
         """Whether something can be restored without storage."""
         state = self._context.state

@@ -172,7 +172,8 @@ class AgentStarts:
         known = self._context.fleet.forget(node)
         heard = known.heard if known is not None else -math.inf
         old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
-        new = _NodeStart(first=now.mono, at=now.mono, times=old.times, missed=True)
+        times = 1 if known is not None else old.times  # the newest start led to an agent
+        new = _NodeStart(first=now.mono, at=now.mono, times=times, missed=True)
         if old.ended >= heard or went_with_step(old.end, node, heard - old.ended):
             new.end, new.ended = old.end, old.ended
         self._nodes[node] = new

@@ -48,15 +48,23 @@ def excused_s(cut_s: float) -> float:
 
 
 def enough_waited(
-    silent: Collection[str], waited_s: float, limit_s: float, *, standbys: int, given_up: bool
+    silent: Collection[str],
+    waited_s: float,
+    limit_s: float,
+    *,
+    standbys: int,
+    given_up: bool,
+    repeated_s: float = 0.0,
 ) -> str:
     """Why nodes that fell silent together are waited for no longer, "" while they are.
 
-    ``standbys``: that are heard; ``given_up``: Slurm itself has given up all of ``silent``.
+    ``standbys``: that are heard; ``given_up``: Slurm itself has given up all of ``silent``; ``repeated_s``:
+    seconds of training that going on without them repeats, since the newest copies are on them. To wait as
+    long costs at most twice what was best.
     """
     if waited_s > limit_s:
         return f"not heard for {waited_s:.0f} s more (timings.unreachable_s)"
-    if standbys >= len(silent):
+    if standbys >= len(silent) and waited_s >= repeated_s:
         return "there are standbys enough"
     return f"Slurm has given up {fold(silent)}" if given_up else ""
 

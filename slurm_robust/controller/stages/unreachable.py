@@ -16,8 +16,11 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.policy.silence import enough_waited, is_settled
 from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import count
 
 ASK_EVERY_S = 5.0
+PATIENT_S = 2.0
+"""A shorter wait is not worth a line."""
 
 
 class Unreachable:
@@ -36,6 +39,7 @@ class Unreachable:
         self._shrunk_at: float | None = None
         self._companions: frozenset[int] | None = None  # those there were before others were asked for
         self._asked = 0  # for so many standbys
+        self._is_patience_said = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Ask Slurm, the second witness."""
@@ -57,8 +61,7 @@ class Unreachable:
             why = f"the step of the agents on {fold(ended)} ended" if ended else "all nodes are heard again"
             return self._go_on(core, why, now)
         if not found.cause:
-            since_s = None if self._shrunk_at is None else now.mono - self._shrunk_at
-            if is_settled(since_s, core.config.timings.node_dead_s):
+            if self._is_settled(core, now):
                 return self._go_on(core, f"only {fold(silent)} does not respond", now)
         elif why := self._is_over(core, silent, now):
             return self._go_without(core, why, now)
@@ -126,12 +129,30 @@ class Unreachable:
         self._asked_at = now.mono
         core.emit(AskAboutNodes(nodes=core.state.slots))
 
+    def _is_settled(self, core: Core, now: Now) -> bool:
+        since_s = None if self._shrunk_at is None else now.mono - self._shrunk_at
+        return is_settled(since_s, core.config.timings.node_dead_s)
+
     def _is_over(self, core: Core, silent: tuple[str, ...], now: Now) -> str:
         """Why the nodes are waited for no longer, "" while they are."""
+        # While some come back, others may, too.
+        standbys = len(standbys_heard(core, now)) if self._is_settled(core, now) else 0
+        steps = core.checkpoints.repeated(silent, now) if standbys >= len(silent) else 0
+        pace = core.monitor.pace
+        repeated_s = steps * (pace.p50_s or pace.p99_s)
+        if repeated_s > PATIENT_S and not self._is_patience_said:
+            self._is_patience_said = True
+            text = (
+                f"there are standbys enough, but only {fold(silent)} have the newest copies: waiting for them "
+                f"for {repeated_s:.0f} s, as long as it would take to repeat {count(steps, 'step')}"
+            )
+            core.note(text, "", now)
+            core.emit(Say(text=text))
         return enough_waited(
             silent,
             now.mono - self._since,
             core.config.timings.unreachable_s,
-            standbys=len(standbys_heard(core, now)),
+            standbys=standbys,
             given_up=core.witnesses.gave_up(silent),
+            repeated_s=repeated_s,
         )

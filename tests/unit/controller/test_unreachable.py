@@ -135,11 +135,30 @@ def test_what_was_borrowed_is_given_back_when_the_nodes_are_heard_again(is_late:
     assert job.core.state.spares == ()
 
 
+@pytest.mark.parametrize("heals", [True, False])
+def test_nodes_that_alone_have_the_newest_copies_are_waited_for_as_long_as_the_loss_is_worth(
+    heals: bool,
+) -> None:
+    """Twenty steps of a second each, of which no other node has copies of all ranks."""
+    job = trained(spares=("n5", "n6", "n7"))
+    begun = job.mono
+    cut(job, {"n2", "n3", "n4"}, 12.0)
+    assert job.stage == "Unreachable"
+    assert any("only n[2-4] have the newest copies: waiting for them for 2" in text for text in job.said)
+    if heals:
+        heal(job)
+        assert (job.stage, job.core.state.generation, job.core.state.slots) == ("Running", 1, NODES)
+        return
+    job.until(lambda: job.core.state.generation == 2)
+    assert 24 < job.mono - begun < 32
+    assert job.core.state.slots == ("n1", "n5", "n6", "n7")
+
+
 def test_one_that_falls_silent_later_is_asked_for_too() -> None:
     job = trained(("n1", "n2", "n3", "n4", "n5"), config=WITH_RESERVATION)
     job.lendable = ("n6", "n7", "n8")
     cut(job, {"n3", "n4"}, 1.0)
-    cut(job, {"n5"}, 15.0)
+    cut(job, {"n5"}, 40.0)
     assert sum(order.missing for order in job.borrowed) == 3
     assert job.core.state.slots == ("n1", "n2", "n6", "n7", "n8")
 
@@ -147,7 +166,7 @@ def test_one_that_falls_silent_later_is_asked_for_too() -> None:
 def test_where_a_standby_is_heard_the_controller_is_not_cut_off() -> None:
     job = trained(spares=("n5",), config=WITH_RESERVATION)
     job.lendable = ("n6", "n7")
-    cut(job, {"n2", "n3", "n4"}, 15.0)
+    cut(job, {"n2", "n3", "n4"}, 40.0)
     assert job.core.state.slots == ("n1", "n5", "n6", "n7")
 
 
