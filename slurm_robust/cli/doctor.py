@@ -88,6 +88,7 @@ def _doctor(args: argparse.Namespace) -> int:
         state_bytes=args.state,
         configured=known.configured or args.config is not None or bool(args.settings),
         refused=known.refused,
+        hears=known.hears,
         unseen=known.unseen,
     )
     return main(wanted, layers.build(), json=args.json, verbose=args.verbose)
@@ -103,6 +104,7 @@ class _Known(NamedTuple):
     """Whether that is all of them, or has the spares at least."""
 
     refused: str | None = None
+    hears: bool | None = None
     unseen: tuple[str, ...] = ()
 
 
@@ -138,9 +140,15 @@ def _known(script: str) -> _Known:
         layers.build()
     except SrobustError as error:
         refused = "; ".join(line.strip() for line in error.in_full().splitlines())
-        return _Known(refused=refused, unseen=tuple(unseen))
+        return _Known(refused=refused, hears=found.hears, unseen=tuple(unseen))
     sure = ("spares",) in layers.places and not any("spares" in text.lower() for text in unseen)
-    return _Known(layers=layers, configured=sure or not unseen, refused="", unseen=tuple(unseen))
+    return _Known(
+        layers=layers,
+        configured=sure or not unseen,
+        refused="",
+        hears=found.hears,
+        unseen=tuple(unseen),
+    )
 
 
 def _given(words: list[str]) -> tuple[list[str], list[str]]:

@@ -111,9 +111,12 @@ class Incidents:
         context, incident = self._context, self._context.state.incident
         assert incident is not None
         by_itself = incident.decided is None
+        clock = self._clock if self._clock is not None and self._clock.number == incident.number else None
+        if clock is not None:
+            # It may have been completed before the first sign, and heard of after a silence.
+            age_s = min(age_s, max(0.0, now.mono - clock.detected))
         recover_s = self._recovery_s(incident, age_s, now)
-        known = self._clock is not None and self._clock.number == incident.number
-        stages = self._clock.stages(now.mono - age_s) if self._clock is not None and known else {}
+        stages = clock.stages(now.mono - age_s) if clock is not None else {}
         self._clock = None
         context.record(
             ev.IncidentClosed(

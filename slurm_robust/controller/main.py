@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from slurm_robust.config.job import JobConfig
@@ -13,6 +14,7 @@ from slurm_robust.controller import preflight, supervisor
 from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import job_directory, sizes
+from slurm_robust.controller.takeover import watch
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.doctor.facts import Facts
 from slurm_robust.doctor.rule import Level, apply
@@ -62,6 +64,8 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     if job is not None:  # else Slurm does not answer now
         for text in slurm_times(slurm, config, allocation):
             say(f"warning: {text}")
+    if "SLURMD_NODENAME" not in os.environ:  # within salloc, whose command Slurm neither signals nor ends
+        threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
     return supervisor.supervise(directory.path, run_id, notify=bool(config.notify.channels))
 
 

@@ -63,6 +63,9 @@ class Facts(Record):
     refused: str | None = None
     """What ``srobust run`` would say against its options in the batch script, "" for nothing."""
 
+    hears: bool | None = None
+    """Whether signals of Slurm reach ``srobust run`` in the batch script."""
+
     slurm: dict[str, str] | None = None
     """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""
 

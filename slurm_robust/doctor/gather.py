@@ -42,6 +42,9 @@ class Wanted(Record):
     refused: str | None = None
     """What ``srobust run`` would say against its options in the script, "" for nothing."""
 
+    hears: bool | None = None
+    """Whether signals of Slurm reach ``srobust run`` in the script."""
+
     unseen: tuple[str, ...] = ()
     """What is not known of the script."""
 
@@ -98,6 +101,7 @@ def gather(
         config=config,
         configured=config if wanted.configured else None,
         refused=wanted.refused,
+        hears=wanted.hears,
         slurm=site.slurm,
         clock_s=site.clock_s,
         reservations=site.reservations,

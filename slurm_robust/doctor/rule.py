@@ -13,6 +13,7 @@ from slurm_robust.slurm.errors import SlurmError
 Need = Literal[
     "configured",
     "refused",
+    "hears",
     "slurm",
     "clock_s",
     "job",

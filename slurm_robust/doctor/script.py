@@ -38,6 +38,9 @@ class Run(Record):
     more: int = 0
     """How many others follow."""
 
+    hears: bool = True
+    """Signals of Slurm reach it: it takes the place of the shell (``exec``), or the script has a ``trap``."""
+
 
 def read(path: Path) -> str:
     """Raises :class:`CannotRead`."""
@@ -56,15 +59,17 @@ def run_of(script: str) -> Run | None:
     """The first ``srobust run``; None for a script without one."""
     runs: list[tuple[str, ...]] = []
     variables: list[str] = []
+    hears = False
     for words in _commands(script):
         start = _start(words)
+        hears = hears or "trap" in words[:1] or (not runs and start is not None and "exec" in words[:start])
         if not runs and (start is not None or "export" in words):
             variables += [word for word in words[:start] if re.match(r"SROBUST_CONFIG_\w+=", word)]
         if start is not None:
             runs.append(tuple(words[start:]))
     if not runs:
         return None
-    return Run(words=runs[0], variables=tuple(variables), more=len(runs) - 1)
+    return Run(words=runs[0], variables=tuple(variables), more=len(runs) - 1, hears=hears)
 
 
 def expands(word: str) -> bool:

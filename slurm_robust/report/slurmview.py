@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from slurm_robust.model.events import AnyEvent
+from slurm_robust.model.events import AllocationTaken, AnyEvent
 from slurm_robust.model.journal import another_job, fold
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
@@ -30,6 +30,8 @@ class SlurmView(Record):
     """Why there is no answer, as the end of a sentence that begins with "Slurm"."""
     away: bool = False
     """Slurm may answer later."""
+    needs: int = 0
+    """How many nodes a pending job waits for, 0 where that is not known."""
     leaves: bool = False
     """Slurm ends the run that the journal knows, and not to requeue the job."""
 
@@ -56,7 +58,7 @@ class SlurmView(Record):
         """``PENDING (Resources), needs 3 nodes``, ``does not answer (…)``; "" for an unknown job."""
         job = self.job
         reason = f" ({job.reason})" if job is not None and job.reason not in ("", "None") else ""
-        needs = f", needs {count(job.num_nodes, 'node')}" if job is not None and job.is_pending else ""
+        needs = f", needs {count(self.needs, 'node')}" if self.needs else ""
         return self.silent or self.state + reason + needs
 
 
@@ -68,7 +70,9 @@ def make_slurm() -> SlurmClient:
 def ask_slurm(slurm: SlurmClient, job_id: int) -> SlurmView:
     """The job as Slurm knows it now. Never raises."""
     try:
-        return SlurmView(job=slurm.job(job_id))
+        job = slurm.job(job_id)
+        # Of a requeued job NumNodes may be what was left of it, once it had been shrunk.
+        return SlurmView(job=job, needs=job.num_nodes if job.is_pending and not job.restart_count else 0)
     except JobNotFound:
         return SlurmView(row=newest_run(slurm, job_id))
     except (ControllerUnreachable, SlurmTimeout) as error:
@@ -95,9 +99,13 @@ def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
         return view
     if another_job(events, "", job.restart_count, job.submit_time):
         return SlurmView()
-    # So says 22.05 of a cancelled job, and of a requeued one, whose restarts it has counted.
+    allocated = [event.nodes for event in events if isinstance(event, AllocationTaken)]
+    most = max(job.num_nodes, *map(len, allocated[-1:]), 0)
     return structs.replace(
-        view, leaves=job.states == {"COMPLETING"} and job.restart_count <= state.restart_count
+        view,
+        needs=most if job.is_pending else 0,
+        # So says 22.05 of a cancelled job, and of a requeued one, whose restarts it has counted.
+        leaves=job.states == {"COMPLETING"} and job.restart_count <= state.restart_count,
     )
 
 

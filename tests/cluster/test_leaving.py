@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import pytest
 
+from slurm_robust.model import events as ev
+from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.config import HEAD
-from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob
 from tests.cluster.test_copies import images, newest_launch, undisturbed
 from tests.waiting import wait_for
 
@@ -117,3 +120,23 @@ def test_the_advice_for_a_job_that_no_nodes_fit_helps(sandbox: Sandbox) -> None:
     sandbox.exec([*update, "ExcNodeList="], user=USER, check=True)
     job.wait(lambda: job.state.restart_count == 1, 180, "next run of the job")
     sandbox.exec(["scancel", str(job.id)], user=USER, check=True)
+
+
+def test_scancel_of_an_interactive_job_ends_it_and_blames_nobody(sandbox: Sandbox) -> None:
+    """Slurm does not signal what salloc has started."""
+    home = sandbox.home(USER)
+    shutil.copy(SCRIPTS / "tiny.py", home / "tiny.py")
+    run = "srobust run --job-dir interactive tiny.py --out x.sha --steps 5000 --step-s 0.2"
+    script = f"salloc --quiet --nodes=2 --no-kill bash -c '{run}; echo $? > code'"
+    (home / "interactive.sh").write_text(f"cd ~; setsid {script} > salloc.log 2>&1 < /dev/null &\n")
+    sandbox.exec(["bash", "interactive.sh"], user=USER, timeout_s=30.0, check=True)
+
+    def events() -> list[ev.AnyEvent]:
+        return [event for path in home.glob("interactive/*/journal.jsonl") for event in read(path)]
+
+    wait_for(lambda: any(isinstance(e, ev.FirstStep) for e in events()), 60, "the first step")
+    (folder,) = home.glob("interactive/*")
+    sandbox.exec(["scancel", folder.name], user=USER, check=True)
+    wait_for((home / "code").exists, 60, "the end of srobust run")
+    assert (home / "code").read_text() == "143\n", (home / "salloc.log").read_text()
+    assert not [e for e in events() if isinstance(e, ev.NodeEvicted | ev.RequeueStarted)]

@@ -146,6 +146,18 @@ RULES = (
         judge=lambda facts: "the job does not ask for --signal" if facts.option("signal") is None else "",
     ),
     Rule(
+        name="job.exec",
+        level=Level.BAD,
+        needs=("hears",),
+        why="Slurm signals the shell of the batch script, which ends by USR1 and passes nothing on: at the time "
+        "limit the job ends without a checkpoint of its last steps, and is not requeued",
+        fix="write exec before srobust run",
+        source="sbatch(1) --signal; measured on Slurm 22.05",
+        judge=lambda facts: (
+            "" if facts.hears else "srobust run does not take the place of the script's shell"
+        ),
+    ),
+    Rule(
         name="job.signal_target",
         level=Level.BAD,
         needs=("options",),

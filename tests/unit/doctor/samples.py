@@ -58,6 +58,7 @@ GOOD = Facts(
     config=CONFIG,
     configured=CONFIG,
     refused="",
+    hears=True,
     slurm=SLURM,
     clock_s=0.4,
     job=JOB,
@@ -192,6 +193,7 @@ BAD: dict[str, tuple[Change, ...]] = {
         config("detect", hang_floor_s=500.0),
     ),
     "timeouts.node_dead": (config("timings", node_dead_s=2.0),),
+    "job.exec": (fact(hears=False),),
     "settings.refused": (fact(refused="unknown arguments: --spare; fix: see srobust run --help"),),
     "settings.spares": (config(spares=0),),
     "settings.reservation": (

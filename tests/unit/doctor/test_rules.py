@@ -126,6 +126,7 @@ WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "configured": st.builds(JobConfig),
     "slurm": st.dictionaries(st.sampled_from(sorted(SLURM)), TEXT),
     "refused": TEXT,
+    "hears": st.booleans(),
     "reservations": st.lists(TEXT, max_size=2).map(tuple),
     "clock_s": st.floats(allow_nan=True),
     "job": st.builds(

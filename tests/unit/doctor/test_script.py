@@ -36,7 +36,9 @@ def test_what_sbatch_would_not_get_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_follows_srobust_run(command: str, words: tuple[str, ...]) -> None:
-    assert run_of(f"#!/bin/bash\n#SBATCH -k\necho hello\n{command}\n") == Run(words=words)
+    run = run_of(f"#!/bin/bash\n#SBATCH -k\necho hello\n{command}\n")
+    assert run is not None
+    assert (run.words, run.variables, run.more) == (words, (), 0)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,23 @@ srobust run --name b x.py
             "SROBUST_CONFIG_JOB_DIR='/a b'",
         ),
         more=1,
+        hears=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "hears"),
+    [
+        ("exec srobust run x.py", True),
+        ("srobust run x.py", False),
+        ("trap 'kill -USR1 $pid' USR1\nsrobust run x.py & pid=$!", True),
+        ("exec > log\nsrobust run x.py", False),
+    ],
+)
+def test_whether_signals_of_slurm_reach_it(lines: str, hears: bool) -> None:
+    run = run_of(f"#!/bin/bash\n{lines}\n")
+    assert run is not None
+    assert run.hears is hears
 
 
 def test_words_as_the_command_gets_them() -> None:
