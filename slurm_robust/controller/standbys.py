@@ -130,6 +130,7 @@ class Standbys:
                 self._tried[node] = self._tried.get(node, 0) + 1
                 self._test = _Test(self._tests, node, now.mono)
                 budget_s = self._context.config.standby.test_s
+                self._context.emit(Say(text=f"standby {node} runs its quick test"))
                 self._context.emit(TestStandby(number=self._tests, node=node, budget_s=budget_s))
                 self._follow(node, heartbeat, now)
                 return

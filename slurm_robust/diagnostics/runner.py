@@ -21,7 +21,7 @@ from slurm_robust.diagnostics.plan import DiagnosticPlan, DiagnosticRound, plan
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.slurm.errors import SlurmError
-from slurm_robust.util.text import count
+from slurm_robust.util.hostlist import fold
 
 # Outside of what the kernel hands out by itself, so that a port is rarely in use.
 _PORTS = range(20_000, 32_000)
@@ -127,9 +127,7 @@ class _DiagnosticRun:
             why = "it was stopped" if self._stopped.is_set() else "no time was left"
             self.left_out |= dict.fromkeys(first.programs, why)
             return
-        self._report(
-            f"{', '.join(first.programs)} on {count(len(first.nodes), 'node')}, {limit_s:.0f} s at most"
-        )
+        self._report(f"{', '.join(first.programs)} on {fold(first.nodes)}, {limit_s:.0f} s at most")
         others: list[str] = []
         try:
             answers = self._play(first, limit_s, port, others)

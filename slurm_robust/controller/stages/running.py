@@ -23,6 +23,7 @@ from slurm_robust.model.progress import Progress, slowest
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
 from slurm_robust.policy.restore import RestorePlan, format_tiers
 from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import count
 from slurm_robust.wire.messages import Heartbeat, Launch, Phase
 
 RESEND_S = 2.0
@@ -60,6 +61,8 @@ class Launching:
         )
         if plan is not None:
             text = f"resumes from step {plan.ref.step}, from {format_tiers(plan.tiers)}"
+            if state.reports and (again := state.best_step - plan.ref.step) > 0:
+                text += f"; repeats {count(again, 'step')}"
             core.emit(Say(text=f"generation {core.state.generation} {text}"))
         elif state.generation:
             text = "starts again from step 0: no checkpoint can be reached"

@@ -143,7 +143,7 @@ class Unreachable:
         if repeated_s > PATIENT_S and not self._is_patience_said:
             self._is_patience_said = True
             text = (
-                f"there are standbys enough, but only {fold(silent)} have the newest copies: waiting for them for "
+                f"there are standbys enough, but only {fold(silent)} have the newest copies: waiting for "
                 f"{repeated_s:.0f} s, as long as it would take to repeat {count(steps, 'step')}"
             )
             core.note(text, "", now)

@@ -149,8 +149,8 @@ RULES = (
         name="job.exec",
         level=Level.BAD,
         needs=("hears",),
-        why="Slurm signals the shell of the batch script, which ends by USR1 and passes nothing on: at the time "
-        "limit the job ends without a checkpoint of its last steps, and is not requeued",
+        why="Slurm signals the shell of the batch script, which ends by USR1 and passes nothing on: near its "
+        "time limit the job ends without a checkpoint of its last steps, and is not requeued",
         fix="write exec before srobust run",
         source="sbatch(1) --signal; measured on Slurm 22.05",
         judge=lambda facts: (

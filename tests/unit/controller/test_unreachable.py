@@ -144,7 +144,7 @@ def test_nodes_that_alone_have_the_newest_copies_are_waited_for_as_long_as_the_l
     begun = job.mono
     cut(job, {"n2", "n3", "n4"}, 12.0)
     assert job.stage == "Unreachable"
-    assert any("only n[2-4] have the newest copies: waiting for them for 2" in text for text in job.said)
+    assert any("only n[2-4] have the newest copies: waiting for 2" in text for text in job.said)
     if heals:
         heal(job)
         assert (job.stage, job.core.state.generation, job.core.state.slots) == ("Running", 1, NODES)
