@@ -154,6 +154,21 @@ def test_nodes_that_alone_have_the_newest_copies_are_waited_for_as_long_as_the_l
     assert job.core.state.slots == ("n1", "n5", "n6", "n7")
 
 
+def test_an_incident_that_passes_by_itself_does_not_end_before_it_began() -> None:
+    """Training went on behind the cut, and what it did is heard of afterwards."""
+    job = trained()
+    job.ages = True
+    cut(job, {"n2", "n3", "n4"}, 0.5)
+    job.train_to(20)
+    job.pass_time(12.0)
+    assert job.stage == "Unreachable"
+    heal(job)
+    job.pass_time(2.0)
+    (opened,), (closed,) = job.events(ev.IncidentOpened), job.events(ev.IncidentClosed)
+    assert closed.step == 20
+    assert closed.t >= opened.t
+
+
 def test_one_that_falls_silent_later_is_asked_for_too() -> None:
     job = trained(("n1", "n2", "n3", "n4", "n5"), config=WITH_RESERVATION)
     job.lendable = ("n6", "n7", "n8")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from slurm_robust.report.slurmview import completing_advice
+from slurm_robust.model import events as ev
+from slurm_robust.report.slurmview import completing_advice, view_of
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.unit.sample_events import run_started
 
 
 def test_a_completing_job_waits_for_nodes_that_slurm_has_not_given_up() -> None:
@@ -20,3 +22,20 @@ def test_a_completing_job_waits_for_nodes_that_slurm_has_not_given_up() -> None:
     )
     slurm.cluster.unreachable = True
     assert completing_advice(slurm, job) == ""
+
+
+def test_a_requeued_job_needs_as_many_nodes_as_it_had() -> None:
+    """NumNodes shows what was left of it."""
+    slurm = FakeSlurm()
+    job = slurm.job(slurm.submit(SubmitRequest(command=("train.sh",), nodes=3)))
+    pending = frozenset({"PENDING"})
+    for node in ("n1", "n2", "n3"):
+        slurm.cluster.set_node(node, states=frozenset({"DOWN"}))
+    slurm.cluster.put(job, states=pending, reason="Resources", restart_count=1, nodes=(), num_nodes=2)
+    events = (
+        run_started(t=1.0, job_id=job.job_id, slots=2, spares=1),
+        ev.AllocationTaken(
+            t=1.0, restart_count=0, nodes=("n1", "n2", "n3"), slots=("n1", "n2"), spares=("n3",)
+        ),
+    )
+    assert view_of(events, slurm).describe() == "PENDING (Resources), needs 3 nodes"
