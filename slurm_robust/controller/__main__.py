@@ -124,7 +124,10 @@ class Taken(NamedTuple):
     silent_since: float = 0.0
 
 
-def control(directory: JobDirectory, plan: Plan, taken: Taken = Taken()) -> int:  # noqa: B008  # immutable
+NOT_TAKEN = Taken()
+
+
+def control(directory: JobDirectory, plan: Plan, taken: Taken = NOT_TAKEN) -> int:
     """Take the job's next epoch, replay the journal, and go on from there."""
     raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
@@ -269,7 +272,7 @@ def _fenced(code: int, journal: Journal) -> int:
 
 def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken: Taken) -> None:
     if fold(journal.events).own_node != taken.node:
-        taken = Taken()  # a controller that is started again under the same supervisor takes nothing over
+        taken = NOT_TAKEN  # a controller that is started again under the same supervisor takes nothing over
     known = len(journal.events)
     if not journal.events:
         journal.append(_run_started(plan))

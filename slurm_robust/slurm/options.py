@@ -132,7 +132,7 @@ def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_words(words: Sequence[str], *, to_the_end: bool = False) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Options as getopt_long(3) finds them, and words that are none.
+    """The options, parsed as by getopt_long(3), and the words that are not options.
 
     Unless ``to_the_end``, up to the first such word: the batch script, whose own options follow.
     """

@@ -72,9 +72,13 @@ def test_standbys_that_died_before_are_not_waited_for(cluster: Sandbox) -> None:
     job = submit(cluster, 2, 2)
     job.wait_step(5)
     slot = job.state.slots[1]
+
+    def lose(standby: str) -> None:
+        cluster.fault.power_cut(standby)
+        job.wait(lambda: standby in job.state.aside, 30, "the standby is set aside")
+
     for node in job.state.spares:
-        cluster.fault.power_cut(node)
-        job.wait(lambda node=node: node in job.state.aside, 30, "the standby is set aside")  # type: ignore[misc]
+        lose(node)
     cluster.fault.power_cut(slot)
     job.wait(lambda: job.events(ev.RequeueStarted), 40, "requeue")
     (opened,), (asked,) = job.events(ev.IncidentOpened), job.events(ev.RequeueStarted)

@@ -38,7 +38,7 @@ class Unreachable:
         self._silent: tuple[str, ...] = ()
         self._shrunk_at: float | None = None
         self._companions: frozenset[int] | None = None  # those there were before others were asked for
-        self._asked = 0  # for so many standbys
+        self._asked = 0  # how many standbys the reservation was asked for
         self._is_patience_said = False
 
     def enter(self, core: Core, now: Now) -> None:
