@@ -1,7 +1,7 @@
-"""A pytest plug-in: a cluster test that fails is run once more in a fresh sandbox, and named if it passes.
+"""A pytest plug-in: a test that fails is run once more with fresh fixtures, and named if it passes.
 
-A real Slurm on a busy machine is late now and then; a defect fails in both runs. ``-p no:tests.flaky`` leaves
-the second run out.
+Real processes on a busy machine are late now and then, those of Slurm and our own; a defect fails in both
+runs. ``-p no:tests.flaky`` leaves the second run out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _AGAIN = pytest.StashKey[bool]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a cluster test. After a failure end all fixtures, hence all sandboxes, and run it once more."""
-    if item.get_closest_marker("cluster") is None or _AGAIN in item.stash:
+    """Run a test. After a failure end all fixtures, hence all sandboxes, and run it once more."""
+    if _AGAIN in item.stash:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
@@ -66,4 +66,4 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> Generator[Non
     if flaky:
         terminalreporter.section(f"{len(flaky)} flaky", yellow=True)
     for name in flaky:
-        terminalreporter.line(f"flaky: {name} (failed once, passed in a fresh sandbox)", yellow=True)
+        terminalreporter.line(f"flaky: {name} (failed once, passed with fresh fixtures)", yellow=True)

@@ -1,4 +1,4 @@
-"""A cluster test that fails is run once more with fresh fixtures; the plug-in is ``tests/flaky.py``."""
+"""A test that fails is run once more with fresh fixtures; the plug-in is ``tests/flaky.py``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_passes_in_a_fresh_sandbox_is_named_and_the_run_is_green(
     assert result.ret == 0
     assert result.parseoutcomes() == {"passed": 3, "rerun": 1}
     result.stdout.fnmatch_lines(
-        ["E*slurmctld was late*", "flaky: *::test_late (failed once, passed in a fresh sandbox)"]
+        ["E*slurmctld was late*", "flaky: *::test_late (failed once, passed with fresh fixtures)"]
     )
 
 
@@ -106,7 +106,18 @@ def test_hangs(sandbox):
     assert result.duration < 30
 
 
-def test_a_test_without_a_sandbox_has_one_run(run: Run) -> None:
-    result = run("def test_broken(sandbox):\n    assert sandbox == 2\n")
+def test_a_test_without_a_sandbox_has_a_second_run_too(run: Run) -> None:
+    body = """
+runs = itertools.count(1)
+
+def test_late():
+    assert next(runs) == 2, "a thread was late"
+
+def test_broken():
+    assert False
+"""
+    result = run(f"import itertools\n{body}")
     assert result.ret == 1
-    assert result.parseoutcomes() == {"failed": 1}
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1, "rerun": 2}
+    result.stdout.fnmatch_lines(["flaky: *::test_late (failed once, passed with fresh fixtures)"])
+    result.stdout.no_fnmatch_line("flaky: *::test_broken *")
