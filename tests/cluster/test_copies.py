@@ -17,6 +17,7 @@ from slurm_robust.checkpoint.image import MAGIC, PAGE
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,24 +28,12 @@ WIDE = {"nodes": 6, "slurmd_timeout_s": 20, "cred_expire_s": 5}
 # Restarts that are our own doing must not end the job.
 PATIENT = "--set limits.per_hour=1000 --set limits.total=1000"
 STEPS = 60
+SIXTY = f"{TINY} {STEPS} --step-s 0"
 
 
 @pytest.fixture
 def wide(sandboxes: Callable[..., Sandbox]) -> Sandbox:
     return sandboxes(**WIDE)
-
-
-_hashes: dict[str, str] = {}
-
-
-def undisturbed(sandbox: Sandbox, nodes: int, words: str = f"{TINY} {STEPS} --step-s 0") -> str:
-    """Hash of the final weights of the same training without a fault; made once."""
-    key = f"{nodes} {words}"
-    if key not in _hashes:
-        job = ProtectedJob(sandbox, words, nodes=nodes)
-        assert job.wait_end() == 0, job.log
-        _hashes[key] = job.out.read_text()
-    return _hashes[key]
 
 
 def newest_launch(job: ProtectedJob) -> ev.GenerationLaunched:
@@ -118,7 +107,7 @@ def peer_holder(job: ProtectedJob, sandbox: Sandbox, rank: int) -> str:
 @pytest.mark.parametrize("kills", [10, pytest.param(30, marks=pytest.mark.soak)])
 def test_all_workers_killed_at_random_moments(sandbox: Sandbox, kills: int) -> None:
     words = f"{TINY} {14 * kills} --step-s 0.02 --width 20000"
-    expected = undisturbed(sandbox, 2, words)
+    expected = undisturbed(2, words)
     job = ProtectedJob(sandbox, f"{PATIENT} {words}", nodes=2)
     job.wait_step(2)
     dice = random.Random(20)
@@ -139,7 +128,7 @@ def test_all_workers_killed_at_random_moments(sandbox: Sandbox, kills: int) -> N
 
 def test_a_rank_killed_in_the_middle_of_its_copy(sandbox: Sandbox) -> None:
     words = f"{TINY} 30 --step-s 0.3 --width 300000"
-    expected = undisturbed(sandbox, 2, f"{TINY} 30 --step-s 0 --width 300000")
+    expected = undisturbed(2, f"{TINY} 30 --step-s 0 --width 300000")
     job = ProtectedJob(sandbox, words, nodes=2)
     job.wait_step(3)
     node = job.state.slots[1]
@@ -158,7 +147,7 @@ def test_a_rank_killed_in_the_middle_of_its_copy(sandbox: Sandbox) -> None:
 
 
 def test_the_peer_of_a_dead_node_has_its_state(wide: Sandbox) -> None:
-    expected = undisturbed(wide, 3)
+    expected = undisturbed(3, SIXTY)
     job = ProtectedJob(wide, f"--spares 1 {TINY} {STEPS} --step-s 0.4", nodes=4)
     job.wait_step(6)
     dead = job.state.slots[1]
@@ -173,7 +162,7 @@ def test_the_peer_of_a_dead_node_has_its_state(wide: Sandbox) -> None:
 
 
 def test_when_source_and_peer_are_gone_storage_has_it(wide: Sandbox) -> None:
-    expected = undisturbed(wide, 4)
+    expected = undisturbed(4, SIXTY)
     options = f"--spares 2 --set checkpoint.every_steps=4 {TINY} {STEPS} --step-s 0.6"
     job = ProtectedJob(wide, options, nodes=6)
     job.wait(lambda: job.events(ev.StorageWritten), 120, "a checkpoint on storage")
@@ -190,7 +179,7 @@ def test_when_source_and_peer_are_gone_storage_has_it(wide: Sandbox) -> None:
 
 
 def test_a_whole_pipeline_group_can_go(wide: Sandbox) -> None:
-    expected = undisturbed(wide, 4)
+    expected = undisturbed(4, SIXTY)
     job = ProtectedJob(wide, f"--spares 2 --set parallel.pp=2 {TINY} {STEPS} --step-s 0.4", nodes=6)
     job.wait_step(6)
     group = (job.state.slots[1], job.state.slots[3])  # dp before pp: ranks 1 and 3 are one pipeline
@@ -206,7 +195,7 @@ def test_a_whole_pipeline_group_can_go(wide: Sandbox) -> None:
 
 
 def test_a_flipped_byte_in_memory_is_found_and_another_copy_used(sandbox: Sandbox) -> None:
-    expected = undisturbed(sandbox, 2)
+    expected = undisturbed(2, SIXTY)
     job = ProtectedJob(sandbox, f"{PATIENT} {TINY} {STEPS} --step-s 0.2", nodes=2)
     job.wait_step(6)
     for rank in (0, 1):
@@ -224,7 +213,7 @@ def test_a_flipped_byte_in_memory_is_found_and_another_copy_used(sandbox: Sandbo
 
 
 def test_flipped_bytes_in_a_peer_copy_lead_to_storage(wide: Sandbox) -> None:
-    expected = undisturbed(wide, 3)
+    expected = undisturbed(3, SIXTY)
     options = f"{PATIENT} --spares 1 --set checkpoint.every_steps=4 {TINY} {STEPS} --step-s 0.6"
     job = ProtectedJob(wide, options, nodes=4)
     job.wait(lambda: job.events(ev.StorageWritten), 120, "a checkpoint on storage")
@@ -240,7 +229,7 @@ def test_flipped_bytes_in_a_peer_copy_lead_to_storage(wide: Sandbox) -> None:
 
 
 def test_a_damaged_file_on_storage_is_passed_over(sandbox: Sandbox) -> None:
-    expected = undisturbed(sandbox, 2)
+    expected = undisturbed(2, SIXTY)
     job = ProtectedJob(
         sandbox, f"{PATIENT} --set checkpoint.memory=false {TINY} {STEPS} --step-s 0.3", nodes=2
     )
@@ -257,7 +246,7 @@ def test_a_damaged_file_on_storage_is_passed_over(sandbox: Sandbox) -> None:
 
 
 def test_an_agent_killed_while_copies_are_under_way(wide: Sandbox) -> None:
-    expected = undisturbed(wide, 3, f"{TINY} 30 --step-s 0 --width 300000")
+    expected = undisturbed(3, f"{TINY} 30 --step-s 0 --width 300000")
     job = ProtectedJob(wide, f"--spares 1 {TINY} 30 --step-s 0.4 --width 300000", nodes=4)
     job.wait_step(4)
     node = job.state.slots[1]
@@ -269,7 +258,7 @@ def test_an_agent_killed_while_copies_are_under_way(wide: Sandbox) -> None:
 
 @pytest.mark.soak
 def test_a_network_cut_during_copies_heals(wide: Sandbox) -> None:
-    expected = undisturbed(wide, 3, f"{TINY} 40 --step-s 0 --width 300000")
+    expected = undisturbed(3, f"{TINY} 40 --step-s 0 --width 300000")
     options = f"--spares 1 --set timings.node_dead_s=15 {TINY} 40 --step-s 0.4 --width 300000"
     job = ProtectedJob(wide, options, nodes=4)
     job.wait_step(4)
@@ -287,7 +276,7 @@ def test_a_network_cut_during_copies_heals(wide: Sandbox) -> None:
 
 
 def test_a_requeue_takes_the_newest_step_to_storage_and_finds_it_there(sandbox: Sandbox) -> None:
-    expected = undisturbed(sandbox, 3)
+    expected = undisturbed(3, SIXTY)
     job = ProtectedJob(sandbox, f"{TINY} {STEPS} --step-s 0.4", nodes=3, sbatch=("--nodelist=n1,n2,n3",))
     job.wait_step(6)
     sandbox.fault.power_cut("n2")
@@ -302,7 +291,7 @@ def test_a_requeue_takes_the_newest_step_to_storage_and_finds_it_there(sandbox: 
 
 
 def test_a_node_without_memory_or_disk_for_copies(wide: Sandbox) -> None:
-    expected = undisturbed(wide, 3)
+    expected = undisturbed(3, SIXTY)
     options = f"--spares 1 --set checkpoint.local_directory=/tmp --set checkpoint.every_steps=4 {TINY}"
     # Filling disks takes seconds on a slow machine, and the training must last longer.
     job = ProtectedJob(wide, f"{options} {STEPS} --step-s 1.2", nodes=4)

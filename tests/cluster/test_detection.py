@@ -14,6 +14,7 @@ from slurm_robust.model.incident import Evict, Symptom
 from slurm_robust.report.live import NOT_ALL, StackSample
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -61,16 +62,9 @@ def looked_at(job: Faulty) -> StackSample:
     return msgspec.json.decode(done.stdout, type=StackSample)
 
 
-def undisturbed(sandbox: Sandbox, steps: int) -> str:
-    words = f"tiny.py --out OUT --steps {steps} --step-s 0"
-    job = ProtectedJob(sandbox, words, nodes=4)
-    assert job.wait_end() == 0, job.log
-    return job.out.read_text()
-
-
 def test_hangs_of_all_kinds_are_placed_on_the_node_that_hangs(cluster: Sandbox) -> None:
     steps = 150
-    expected = undisturbed(cluster, steps)
+    expected = undisturbed(4, f"tiny.py --out OUT --steps {steps} --step-s 0")
     job = Faulty(cluster, steps, spares=4)
     job.wait_step(25)
     stopped: list[str] = []

@@ -13,7 +13,8 @@ from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.config import HEAD
 from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob
-from tests.cluster.test_copies import images, newest_launch, undisturbed
+from tests.cluster.test_copies import SIXTY, images, newest_launch
+from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -37,7 +38,7 @@ def copies(sandbox: Sandbox, nodes: tuple[str, ...]) -> list[str]:
 
 
 def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
-    expected = undisturbed(sandbox, 3)
+    expected = undisturbed(3, SIXTY)
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=3)
     job.wait_step(5)
     pid = sandbox.fault.daemon_pid(HEAD, "slurmctld")
@@ -58,7 +59,7 @@ def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
 
 
 def test_on_other_nodes_it_resumes_from_storage_and_nothing_stays_behind(sandbox: Sandbox) -> None:
-    expected = undisturbed(sandbox, 2)
+    expected = undisturbed(2, SIXTY)
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.3", nodes=2)
     job.wait_step(24)
     survivor, lost = job.state.slots

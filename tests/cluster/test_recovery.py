@@ -17,6 +17,7 @@ from slurm_robust.model.incident import FaultKind, Requeue, Symptom
 from slurm_robust.model.moment import read as read_moment
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -25,12 +26,9 @@ TINY = "tiny.py --out OUT --steps"
 
 
 @pytest.fixture(scope="module")
-def reference(shared_sandbox: Sandbox) -> str:
+def reference() -> str:
     """Hash of the weights after 60 steps of two ranks without a fault."""
-    job = ProtectedJob(shared_sandbox, f"{TINY} 60 --step-s 0", nodes=2)
-    assert job.wait_end() == 0, job.log
-    assert job.exit_code() == "0:0"
-    return job.out.read_text()
+    return undisturbed(2, f"{TINY} 60 --step-s 0")
 
 
 @pytest.mark.releases

@@ -11,7 +11,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import ProtectedJob
 from tests.cluster.shared_storage import HOME, fill, shared_disk, shared_storage
-from tests.cluster.test_copies import undisturbed
+from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -64,7 +64,7 @@ def notes(job: ProtectedJob) -> str:
 )
 def test_a_cut_of_the_network_of_the_storage_alone(patient: Sandbox, seconds: int, talk: str) -> None:
     steps = steps_for(seconds)
-    expected = undisturbed(patient, 3, f"{TINY} --steps {steps} --step-s 0")
+    expected = undisturbed(3, f"{TINY} --steps {steps} --step-s 0")
     with shared_storage(patient, HOME) as storage:
         job = ProtectedJob(patient, f"--spares 1 {TINY} --steps {steps} --step-s {STEP_S} {talk}", nodes=4)
         job.wait_step(5)
@@ -89,7 +89,7 @@ def test_a_cut_of_the_network_of_the_storage_alone(patient: Sandbox, seconds: in
 def test_a_full_job_folder_whose_controller_dies(patient: Sandbox, alone_s: int) -> None:
     """Training goes on under agents alone; then a rank dies, and there is room."""
     steps = 400 + round(alone_s / STEP_S)
-    expected = undisturbed(patient, 3, f"{TINY} --steps {steps} --step-s 0")
+    expected = undisturbed(3, f"{TINY} --steps {steps} --step-s 0")
     with shared_disk(patient, f"{HOME}/srobust-jobs", mb=16) as disk:
         options = f"--spares 1 {TINY} --steps {steps} --step-s {STEP_S} {IS_SILENT}"
         job = ProtectedJob(patient, options, nodes=4)

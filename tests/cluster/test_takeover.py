@@ -11,6 +11,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.state import TAKEOVER_GAP
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -19,11 +20,9 @@ TINY = "tiny.py --out OUT --steps"
 
 
 @pytest.fixture(scope="module")
-def reference(shared_sandbox: Sandbox) -> str:
+def reference() -> str:
     """Hash of the weights after 60 steps of two ranks without a fault."""
-    job = ProtectedJob(shared_sandbox, f"{TINY} 60 --step-s 0", nodes=2)
-    assert job.wait_end() == 0, job.log
-    return job.out.read_text()
+    return undisturbed(2, f"{TINY} 60 --step-s 0")
 
 
 def taken_over(job: ProtectedJob) -> ev.ControllerStarted:
