@@ -50,6 +50,52 @@ class RunStarted(Event):
     """"" where it is not known."""
     array_task: str = ""
     """The id that squeue shows where the job is a task of an array (``38_1``), else ""."""
+    training: str = ""
+    """The name of the training of which the job is a chapter, "" for none."""
+
+
+class Continued(Event):
+    """The job goes on from where an earlier one was; stands right after :class:`RunStarted`.
+
+    What counts of the checkpoints of earlier jobs is taken over as it was there: their generations keep their
+    numbers, and the first one of this job gets the next.
+    """
+
+    from_job: int
+    from_folder: str
+    """The folder of that job."""
+    generation: int
+    """The newest of all earlier jobs."""
+    training: str = ""
+    """As in :class:`RunStarted`."""
+    chapter: int = 0
+    """How many jobs the training has with this one; 0 without a training."""
+    sealed: dict[int, int] = {}
+    """For each generation the step of its newest checkpoint that counts."""
+    unsealed: tuple[int, ...] = ()
+    """Generations for which that is not known yet: what is complete on storage counts."""
+    good_steps: dict[int, int] = {}
+    """The newest step that may count of generations that ended with non-finite numbers."""
+    shared: tuple[int, ...] = ()
+    """Generations with a part that is equal on all ranks."""
+    layouts: dict[int, str] = {}
+    """Identity of each generation's parallel layout."""
+    banned: tuple[CheckpointId, ...] = ()
+    """Checkpoints not to be restored by themselves."""
+    writers: dict[int, int] = {}
+    """For each generation the job that ran it."""
+    best_step: int = -1
+    """Newest step completed by all ranks in any earlier job; -1 for none."""
+    reports: bool = False
+    """The script reports its steps."""
+    slots: int = 0
+    """How many nodes trained in the earlier job."""
+    nproc_per_node: int = 1
+    """Of the earlier job."""
+    runs: tuple[str, ...] = ()
+    """The ``run_id`` of each earlier job, which their checkpoints bear."""
+    reason: str = ""
+    """Why from there, in words."""
 
 
 class ControllerStarted(Event):
@@ -457,6 +503,7 @@ class Noted(Event):
 
 AnyEvent: TypeAlias = (
     RunStarted
+    | Continued
     | ControllerStarted
     | ClockCompared
     | AllocationTaken

@@ -70,6 +70,10 @@ class JobState(Record, dict=True):
 
     run_id: str = ""
     job_id: int = 0
+    training: str = ""
+    """The name of the training of which the job is a chapter, "" for none."""
+    continued: ev.Continued | None = None
+    """From where the job goes on, None for one that began anew."""
     nproc_per_node: int = 1
     restart_count: int = -1
     epoch: int = 0
@@ -223,6 +227,24 @@ def _(event: ev.RunStarted, state: JobState) -> JobState:
         job_id=event.job_id,
         nproc_per_node=event.nproc_per_node,
         wanted_spares=event.spares,
+        training=event.training,
+    )
+
+
+@apply.register
+def _(event: ev.Continued, state: JobState) -> JobState:
+    return msgspec.structs.replace(
+        state,
+        continued=event,
+        generation=event.generation,
+        best_step=event.best_step,
+        reports=event.reports,
+        sealed=event.sealed,
+        unsealed=event.unsealed,
+        good_steps=event.good_steps,
+        shared=event.shared,
+        layouts=event.layouts,
+        banned=event.banned,
     )
 
 

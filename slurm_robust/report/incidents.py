@@ -145,6 +145,8 @@ class _Past:
         match event:
             case ev.RunStarted():
                 self.job_id, self.nproc_per_node = event.job_id, event.nproc_per_node
+            case ev.Continued():
+                self.best, self.reported = event.best_step, event.reports
             case ev.GenerationLaunched():
                 self.launched = event
             case ev.FirstStep() | ev.ProgressMade():

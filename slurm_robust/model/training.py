@@ -1,0 +1,143 @@
+"""A training that outlives its jobs: its folder, and its chapters, each of which is one job.
+
+The folder lies beside those of the jobs, ``srobust-jobs/training-NAME``, and is its owner's only (0700)::
+
+    chapters.jsonl     one line for each job, in the order in which they took the training
+    checkpoints/       on shared storage, of all its jobs, unless the configuration names another folder
+    holder.lock        locked while a job takes the training
+
+What training was and how far it came stays in the journal of each job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.record import UNREADABLE, Record
+
+PREFIX = "training-"
+"""Of the names of folders of trainings."""
+
+ASIDE = ".old-"
+"""Stands in the name of a folder, of a job or a training, that made room for a new one, before the time."""
+
+MOST_LETTERS = 100
+"""Of a training's name: a folder's name has 255 at most."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def is_name(text: str) -> bool:
+    """Whether a training may have this name: it is a part of its folder's."""
+    return _NAME.fullmatch(text) is not None and len(text) <= MOST_LETTERS and ASIDE not in text
+
+
+class Chapter(Record):
+    """One job of a training."""
+
+    job_id: int
+    run_id: str
+    """Of the run in the job's folder, by which that is known again where job ids have begun anew."""
+    folder: str
+    """The name of the job's folder, beside the training's."""
+    t: float
+    """When the job took the training, in seconds since 1970."""
+    cluster: str = ""
+    submitted: float | None = None
+    """Slurm's submit time of the job, in seconds since 1970; None if not known."""
+    array_task: str = ""
+    """As in :class:`~slurm_robust.model.events.RunStarted`."""
+    node: str = ""
+    """The batch host when it took the training."""
+
+    @property
+    def job(self) -> str:
+        """The id that squeue shows."""
+        return self.array_task or str(self.job_id)
+
+
+_decoder = msgspec.json.Decoder(Chapter)
+
+
+class TrainingDirectory:
+    """Names inside the folder of a training, and its chapters."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, root: Path, name: str) -> TrainingDirectory:
+        """That of the training ``name`` beside the jobs' folders in ``root``."""
+        return cls(root / f"{PREFIX}{name}")
+
+    @property
+    def name(self) -> str:
+        """Of the training, also where it was moved aside."""
+        return self.path.name.removeprefix(PREFIX).partition(ASIDE)[0]
+
+    @property
+    def chapters(self) -> Path:
+        """One :class:`Chapter` a line."""
+        return self.path / "chapters.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints on shared storage, unless the configuration names another folder."""
+        return self.path / "checkpoints"
+
+    @property
+    def lock(self) -> Path:
+        """Locked while a job takes the training."""
+        return self.path / "holder.lock"
+
+    def read(self) -> tuple[Chapter, ...]:
+        """Its jobs, oldest first; none where there is no such training. Raises ``OSError``.
+
+        A line that was torn, or that another release wrote, is left out.
+        """
+        try:
+            return tuple(_parsed(self.chapters.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+
+    def job(self, chapter: Chapter) -> JobDirectory:
+        """The folder of one of its jobs."""
+        return JobDirectory(self.path.parent / chapter.folder)
+
+
+def _parsed(data: bytes) -> Iterator[Chapter]:
+    for line in data.splitlines():
+        try:
+            yield _decoder.decode(line)
+        except UNREADABLE:
+            continue
+
+
+def encoded(chapter: Chapter) -> bytes:
+    """The line of a chapter."""
+    return msgspec.json.encode(chapter) + b"\n"
+
+
+def trainings(root: Path) -> tuple[TrainingDirectory, ...]:
+    """All below ``root``, by name, also those that were moved aside. Raises ``OSError``."""
+    try:
+        found = sorted(path for path in root.iterdir() if path.name.startswith(PREFIX))
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    return tuple(TrainingDirectory(path) for path in found if path.is_dir())
+
+
+def training_of(job: JobDirectory, name: str, run_id: str) -> TrainingDirectory | None:
+    """Where the training ``name`` is now, one of whose jobs is ``job`` with this run; None where it is gone.
+
+    One that was moved aside is known by its chapters. Raises ``OSError``.
+    """
+    for training in trainings(job.path.parent):
+        if training.name == name and any(chapter.run_id == run_id for chapter in training.read()):
+            return training
+    return None
