@@ -23,6 +23,9 @@ class TimeClass(str, Enum):
     REQUEUE_DELAY = "requeue delay"
     """Between two runs: the last one winds up, or Slurm does not start the job yet."""
 
+    BETWEEN = "between jobs"
+    """Between two chapters of a training: one job of it has ended, and the next is not submitted yet."""
+
     STARTING = "starting"
     """From Slurm's start, or the order to launch, to the first step, but for the restore."""
 
@@ -84,6 +87,7 @@ NAMES: dict[TimeClass, OtherNames] = {
     TimeClass.REQUEUE_DELAY: OtherNames(
         google="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION", meta="time to recover", paper="failover"
     ),
+    TimeClass.BETWEEN: OtherNames(google="", meta="idleness", paper=""),
     TimeClass.STARTING: OtherNames(google="PROGRAM_STARTUP", meta="time to start", paper="failover"),
     TimeClass.RESTORING: OtherNames(
         google="UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME", meta="time to start", paper="failover"

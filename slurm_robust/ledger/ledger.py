@@ -82,21 +82,28 @@ def ledger(
     runs: Sequence[AccountedRun] = (),
     ended: bool = False,
     times: Sequence[float] | None = None,
+    *,
+    best: int = -1,
+    not_before: float | None = None,
 ) -> Ledger:
     """The ledger of a journal until the job's end, or until ``now`` while it goes on.
 
     ``now``: seconds since 1970, by a clock that agrees with slurmctld's.
     ``runs``: Slurm's account, for what the journal does not have. ``ended``: Slurm says that the job is over.
     ``times``: what :func:`times_of` says, for who has asked it already.
+    ``best``: the newest step that earlier jobs of its training had completed, -1 for none.
+    ``not_before``: what was before that moment, in seconds since 1970, belongs to another job.
     """
     accounted = {run.run: run for run in runs}
     if not events:
         return Ledger(job_id=0, begin=now, spans=(), repeated=0, ended=ended)
     times = times_of(events, runs) if times is None else times
     begin = _begin(events, times, accounted)
+    if not_before is not None:
+        begin = max(begin, not_before)
     # A curve over the job's life has some thousand points, however long it is.
     merged_ms = max(LEAST_MERGED_MS, round((max(times) - begin) * 1000 / MOST_POINTS))
-    sweep = _Sweep(events, begin, accounted, merged_ms)
+    sweep = _Sweep(events, begin, accounted, merged_ms, best)
     order = sorted(range(len(events)), key=times.__getitem__)  # stable: equal times keep the journal's order
     for place in order:
         sweep.take(events[place], sweep.ms(times[place]))
@@ -134,6 +141,7 @@ class _Sweep:
         begin: float,
         accounted: Mapping[int, AccountedRun],
         merged_ms: int,
+        best: int,
     ) -> None:
         self.account = Account(merged_ms)
         self.over = False
@@ -149,7 +157,7 @@ class _Sweep:
         self._trains = False  # the generation has made a step
         self._step: int | None = None  # the newest of this generation
         self._spent: dict[str, float] = {}
-        self._best = {True: _NEVER, False: _NEVER}
+        self._best = {True: best, False: _NEVER}
         self._open: ev.IncidentOpened | None = None
         self._opened_ms = 0
         self._allocated = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.ledger.account import Span
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
@@ -95,10 +95,19 @@ def summary_of(events: Sequence[ev.AnyEvent], now: float) -> Summary:
 
 def summarise(books: Ledger, events: Sequence[ev.AnyEvent]) -> Summary:
     """The figures of a ledger; ``events`` is the journal that it was made from."""
+    by_incident: dict[int, list[Span]] = {}
+    for span in books.spans:
+        if span.incident:
+            by_incident.setdefault(span.incident, []).append(span)
+    over = {e.incident for e in events if isinstance(e, ev.IncidentClosed)}
+    return figures(books, tuple(_costs(events, by_incident)), over, _steps(books, events))
+
+
+def figures(books: Ledger, incidents: tuple[IncidentCost, ...], over: Collection[int], steps: int) -> Summary:
+    """The figures of a ledger whose ``incidents`` and ``steps`` are known; ``over``: those that are."""
     classes: Counter[TimeClass] = Counter()
     details: Counter[str] = Counter()
     lost, held_ms = Lost(), 0
-    by_incident: dict[int, list[Span]] = {}
     for span in books.spans:
         for part in span.parts:
             classes[part.time] += part.ms
@@ -106,11 +115,7 @@ def summarise(books: Ledger, events: Sequence[ev.AnyEvent]) -> Summary:
                 details[f"{part.time.value}: {part.detail}"] += part.ms
         held_ms += (span.end_ms - span.begin_ms) * bool(span.nodes)
         lost += lost_in(span)
-        if span.incident:
-            by_incident.setdefault(span.incident, []).append(span)
-    incidents = tuple(_costs(events, by_incident))
     effective = sum(classes[one] for one in EFFECTIVE)
-    over = {e.incident for e in events if isinstance(e, ev.IncidentClosed)}
     repaired = [one.lost.ms for one in incidents if one.number in over]
     return Summary(
         wall_ms=books.wall_ms,
@@ -121,7 +126,7 @@ def summarise(books: Ledger, events: Sequence[ev.AnyEvent]) -> Summary:
         ettr_window=_window(books),
         classes={one: classes[one] for one in TimeClass if classes[one]},
         details=dict(details.most_common()),
-        steps=_steps(books, events),
+        steps=steps,
         repeated=books.repeated,
         incidents=incidents,
         causes=_greatest((one.cause, one.lost) for one in incidents),
