@@ -37,7 +37,6 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     :class:`~slurm_robust.model.journal.JournalDamaged`, ``SlurmError``.
     """
     allocation = preflight.find_allocation(os.environ)
-    preflight.sizes(config, allocation)
     preflight.check_log_rules(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
     for text in preflight.check_place(directory, os.environ, later_run=allocation.restart_count > 0):
@@ -55,11 +54,15 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     if over is not None and state.ended is not None:
         say(f"this run is over since {directory.journal} says so: {state.ended.reason}")
         return over
+    before = len(state.slots) or None
+    sized = preflight.sizes(config, allocation, before, later_run=before is not None)
+    if sized[0].text:
+        say(sized[0].text)
     preflight.open_directory(directory)
     preflight.check_place(directory, os.environ, later_run=True)  # what was made since, perhaps by others
     preflight.check_alone(directory)
     run_id = state.run_id or f"{allocation.job_id}-{secrets.token_hex(4)}"
-    plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job)
+    plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job, sized)
     preflight.save_plan(directory, plan)
     if job is not None:  # else Slurm does not answer now
         for text in slurm_times(slurm, config, allocation):
@@ -88,7 +91,8 @@ def replay(config: JobConfig, command: tuple[str, ...], kind: CommandKind, *, js
     slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
     # Slurm's own answer: the variables are stale once a node is lost.
     allocation = slurm.allocation(allocation_from_environment(os.environ).job_id)
-    slots, _, nproc = sizes(config, allocation)
+    found, nproc = sizes(config, allocation)
+    slots = found.slots
     directory = job_directory(config, os.environ, allocation.job_id, "")
     preflight.make_directory(directory)
     replays = directory.path / "replays"

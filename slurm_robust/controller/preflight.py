@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import stat
@@ -24,6 +25,7 @@ from slurm_robust.model.journal import fold, minute
 from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.resharding import Sizes, fitting_nodes, sizes_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
@@ -108,11 +110,18 @@ def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> Non
         )
 
 
-def sizes(config: JobConfig, allocation: Allocation) -> tuple[int, int, int]:
-    """Slots, spares and processes per node for this allocation. Raises PreflightError."""
+def sizes(
+    config: JobConfig, allocation: Allocation, before: int | None = None, *, later_run: bool = False
+) -> tuple[Sizes, int]:
+    """Slots and spares for this allocation, and processes per node. Raises PreflightError.
+
+    ``before``: the slots of the run before, None for the first one of a training; ``later_run``: that was a
+    run of this job.
+    """
     have = len(allocation.nodes)
-    slots = config.nodes if config.nodes is not None else have - config.spares
-    if slots < 1 or slots + config.spares > have:
+    found = sizes_of(have, nodes=config.nodes, spares=config.spares, before=before, later_run=later_run)
+    slots = found.slots
+    if slots < 1 or slots > have:
         asked = f"--nodes {config.nodes} " if config.nodes is not None else ""
         raise PreflightError(
             f"{asked}--spares {config.spares} needs {max(1, slots) + config.spares} nodes, "
@@ -126,14 +135,17 @@ def sizes(config: JobConfig, allocation: Allocation) -> tuple[int, int, int]:
     try:
         layout_of(config, slots, nproc)
     except DoesNotDivide as error:
-        given = [name for name in ("tp", "cp", "ep", "pp") if getattr(config.parallel, name) > 1]
+        parallel = config.parallel
+        given = {name: getattr(parallel, name) for name in ("tp", "cp", "ep", "pp")}
+        names = ", ".join(f"parallel.{name}" for name, size in given.items() if size > 1)
+        fits = ", ".join(map(str, fitting_nodes(math.prod(given.values()), nproc, slots)))
         raise PreflightError(
             f"{error} ({slots} nodes with {nproc} each)",
-            fix=f"correct {', '.join(f'parallel.{name}' for name in given)} in the configuration, or train "
-            "on another number of nodes (--nodes) or processes (--nproc-per-node)",
+            fix=f"correct {names} in the configuration, or train on another number of nodes (--nodes; {fits} "
+            "fit) or processes (--nproc-per-node)",
             code=ExitCode.CONFIG,
         ) from error
-    return slots, config.spares, nproc
+    return found, nproc
 
 
 def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, name: str) -> JobDirectory:
@@ -263,9 +275,14 @@ def make_plan(
     allocation: Allocation,
     run_id: str,
     job: Job | None = None,
+    sized: tuple[Sizes, int] | None = None,
 ) -> Plan:
-    """Put the checked pieces together; ``job``: Slurm's view of it. Raises PreflightError."""
-    slots, spares, nproc = sizes(config, allocation)
+    """Put the checked pieces together. Raises PreflightError.
+
+    ``job``: Slurm's view of it; ``sized``: the answer of :func:`sizes`, without it that for a first run.
+    """
+    found, nproc = sized or sizes(config, allocation)
+    slots, spares = found.slots, found.spares
     return Plan(
         run_id=run_id,
         job_id=allocation.job_id,

@@ -24,6 +24,7 @@ from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import another_job, read
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.replacement import assign
+from slurm_robust.policy.resharding import Sizes
 from slurm_robust.report.incidents import incident_reports
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import SubmitRequest
@@ -119,7 +120,7 @@ def test_checkpoints_that_storage_does_not_list_are_not_missing(kind: CommandKin
     assert run_as(65534, lambda: missing(kind, ("./train",), str(closed))) == "None"
 
 
-@pytest.mark.parametrize(("nodes", "spares"), [(4, 0), (3, 1), (None, 3)])
+@pytest.mark.parametrize(("nodes", "spares"), [(4, 0), (4, 1), (None, 3)])
 def test_more_nodes_than_the_allocation_has(nodes: int | None, spares: int) -> None:
     with pytest.raises(PreflightError) as error:
         preflight.sizes(JobConfig(nodes=nodes, spares=spares), ALLOCATION)
@@ -127,8 +128,15 @@ def test_more_nodes_than_the_allocation_has(nodes: int | None, spares: int) -> N
 
 
 def test_sizes_default_to_the_allocation_less_the_spares_and_all_gpus() -> None:
-    assert preflight.sizes(JobConfig(spares=1), ALLOCATION) == (2, 1, 8)
-    assert preflight.sizes(JobConfig(nodes=1, nproc_per_node=2), ALLOCATION) == (1, 0, 2)
+    assert preflight.sizes(JobConfig(spares=1), ALLOCATION) == (Sizes(slots=2, spares=1), 8)
+    assert preflight.sizes(JobConfig(nodes=1, nproc_per_node=2), ALLOCATION) == (Sizes(slots=1, spares=0), 2)
+
+
+def test_a_run_with_too_few_nodes_for_its_spares_keeps_its_slots() -> None:
+    found, _ = preflight.sizes(JobConfig(spares=1), ALLOCATION, before=3, later_run=True)
+    assert (found.slots, found.spares) == (3, 0)
+    found, _ = preflight.sizes(JobConfig(nodes=3, spares=1), ALLOCATION)
+    assert (found.slots, found.spares) == (3, 0)
 
 
 def test_a_world_that_the_parallel_sizes_do_not_divide() -> None:
@@ -137,7 +145,9 @@ def test_a_world_that_the_parallel_sizes_do_not_divide() -> None:
         preflight.sizes(config, ALLOCATION)
     check(error, ExitCode.CONFIG, "tp 4 * pp 5 = 20 does not divide the world of 24 ranks")
     assert "parallel.tp, parallel.pp" in error.value.fix
-    assert preflight.sizes(JobConfig(parallel=ParallelConfig(tp=4, pp=3)), ALLOCATION) == (3, 0, 8)
+    assert "(--nodes; 5, 10, 15 fit)" in error.value.fix
+    config = JobConfig(parallel=ParallelConfig(tp=4, pp=3))
+    assert preflight.sizes(config, ALLOCATION) == (Sizes(slots=3, spares=0), 8)
 
 
 def test_a_job_directory_that_cannot_be_made(tmp_path: Path) -> None:

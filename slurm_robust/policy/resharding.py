@@ -1,0 +1,143 @@
+"""How many slots a run has, and what it can do with a checkpoint that other ranks took. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from slurm_robust.model.layout import DoesNotDivide, ParallelLayout
+from slurm_robust.model.record import Record
+from slurm_robust.util.text import count
+
+_MOST_SIZES = 3
+"""So many numbers of nodes that fit are named."""
+
+
+class Sizes(Record):
+    """How the nodes of a run are used."""
+
+    slots: int
+    spares: int
+    text: str = ""
+    """Where that is not what was asked for: a line for the log."""
+
+
+def sizes_of(have: int, *, nodes: int | None, spares: int, before: int | None, later_run: bool) -> Sizes:
+    """Slots and spares of a run that has ``have`` nodes; too many slots for them where they cannot suffice.
+
+    ``nodes`` and ``spares`` are those of the configuration; ``before``: the slots of the run before, None
+    for the first one of a training; ``later_run``: the same job was requeued.
+
+    The slots go before the spares, because another number of ranks is another training. So a run keeps the
+    slots of the run before while it has the nodes. A user changes them by ``nodes``, with a new job of more
+    nodes than slots and spares, and with fewer nodes than slots.
+    """
+    if nodes is not None:
+        slots = nodes
+    elif before is None:
+        slots = have - spares
+    elif later_run:
+        slots = min(have, before)
+    else:
+        slots = max(have - spares, min(have, before))
+    text = ""
+    if before is not None and slots != before and slots <= have:
+        text = f"trains on {count(slots, 'slot')}; the run before had {before}"
+    if slots < 1 or slots > have or (nodes is None and before is None):
+        return Sizes(slots=slots, spares=spares, text=text)
+    left = have - slots
+    if left < spares:
+        fewer = f"{count(have, 'node')}: {count(slots, 'slot')} and {_standbys(left)} instead of {spares}"
+        text = f"{fewer}; {text}" if text else fewer
+    elif later_run and nodes is None and left > spares:
+        text = (
+            f"{count(have, 'node')}: {count(slots, 'slot')} as before, and {_standbys(left)}; to train on "
+            f"more nodes, say --nodes {have - spares}"
+        )
+        spares = left
+    return Sizes(slots=slots, spares=min(spares, left), text=text)
+
+
+def _standbys(number: int) -> str:
+    return "no standby" if not number else count(number, "standby")
+
+
+class Way(str, Enum):
+    """What a checkpoint of one layout is to a generation of another one."""
+
+    SAME = "same"
+    """It is of the same layout: from every tier, each rank its own part."""
+    RESHARD = "reshard"
+    """From storage, cut up anew: exact for what is replicated or sharded in a known way."""
+    REFUSE = "refuse"
+    """Nobody knows how: other parallel sizes than those of data parallelism have changed."""
+
+
+_FREE = "dp"
+"""The dimension whose size a user may change."""
+
+
+def way(old: str, new: ParallelLayout) -> Way:
+    """From the layout with identity ``old`` ("": not known, taken to be the same) to ``new``."""
+    if old in ("", new.identity()):
+        return Way.SAME
+    try:
+        before = ParallelLayout.from_identity(old)
+    except ValueError:
+        return Way.REFUSE
+    return Way.RESHARD if _fixed(before) == _fixed(new) else Way.REFUSE
+
+
+def refusal(old: str, new: ParallelLayout) -> tuple[str, str]:
+    """Why :func:`way` refuses, and the fix."""
+    try:
+        layout = ParallelLayout.from_identity(old)
+    except ValueError:
+        return f"its parallel layout, {old!r}, cannot be read", "use the slurm_robust that took it"
+    before, now = dict(_fixed(layout)), dict(_fixed(new))
+    names = [name for name in {**before, **now} if before.get(name, 1) != now.get(name, 1)]
+    if not names:
+        order = "-".join(name for name, _ in layout.sizes)
+        return "its parallel dimensions have another order", f"set parallel.order: {order}"
+    was = ", ".join(f"{name} {before.get(name, 1)}" for name in names)
+    is_now = ", ".join(f"{name} {now.get(name, 1)}" for name in names)
+    keys = ", ".join(f"parallel.{name}: {before.get(name, 1)}" for name in names)
+    return f"it was taken with {was}, and this run has {is_now}", f"set {keys}"
+
+
+def fitting_nodes(layout_used: int, nproc_per_node: int, near: int) -> tuple[int, ...]:
+    """Numbers of nodes whose ranks are a multiple of ``layout_used``, the nearest to ``near`` first."""
+    fits = [n for n in range(1, 2 * max(near, layout_used) + 1) if n * nproc_per_node % layout_used == 0]
+    return tuple(sorted(sorted(fits, key=lambda n: (abs(n - near), n))[:_MOST_SIZES]))
+
+
+def _fixed(layout: ParallelLayout) -> tuple[tuple[str, int], ...]:
+    """All but data parallelism, in order; dimensions of one rank have no place in the order."""
+    return tuple((name, size) for name, size in layout.sizes if name != _FREE and size > 1)
+
+
+def source_rank(rank: int, old: ParallelLayout, new: ParallelLayout) -> int | None:
+    """The rank of ``old`` whose own part ``rank`` of ``new`` goes on with, None for a rank that is new.
+
+    It has the same place in every dimension. Raises :class:`DoesNotDivide` if the layouts have other sizes
+    than those of data parallelism.
+    """
+    if _fixed(old) != _fixed(new):
+        raise DoesNotDivide("the layouts differ in more than data parallelism")
+    place = new.coordinates(rank)
+    if place[_FREE] >= dict(old.sizes)[_FREE]:
+        return None
+    return _rank_at(place, old)
+
+
+def replicas(rank: int, old: ParallelLayout, new: ParallelLayout) -> tuple[int, ...]:
+    """The ranks of ``old`` that differ from ``rank`` of ``new`` in data parallelism alone, in order."""
+    place = new.coordinates(rank)
+    return tuple(_rank_at({**place, _FREE: dp}, old) for dp in range(dict(old.sizes)[_FREE]))
+
+
+def _rank_at(place: dict[str, int], layout: ParallelLayout) -> int:
+    rank, stride = 0, 1
+    for name, size in layout.sizes:
+        rank += place[name] * stride
+        stride *= size
+    return rank
