@@ -89,17 +89,19 @@ class Fleet:
             self.forget(node)
 
     def give_sign(self, node: str, at: float) -> None:
-        """``node`` gave another sign of life than a heartbeat. Raises ``KeyError``."""
-        view = self._views[node]
-        view.sign = max(view.sign, at)
+        """``node`` gave another sign of life than a heartbeat; nothing to one that has no agent any more."""
+        if (view := self._views.get(node)) is not None:
+            view.sign = max(view.sign, at)
 
     def declare_dead(self, node: str, why: str, since: float) -> None:
-        """Nothing of ``node`` answers, and its silence is as good as any longer one. Raises ``KeyError``."""
-        self._views[node].dead = why, since
+        """Nothing of ``node`` answers, and its silence is as good as any longer one."""
+        if (view := self._views.get(node)) is not None:
+            view.dead = why, since
 
     def declare_alive(self, node: str) -> None:
-        """Something of ``node`` is heard again. Raises ``KeyError``."""
-        self._views[node].dead = None
+        """Something of ``node`` is heard again."""
+        if (view := self._views.get(node)) is not None:
+            view.dead = None
 
     def deaths(self, nodes: Iterable[str]) -> dict[str, tuple[str, float]]:
         """Of ``nodes`` those that are known to be dead: why, and since when nothing came of them."""

@@ -92,6 +92,7 @@ class Liveness:
         if number == PROVING:
             self._on_proving(answers, now)
             return
+        self._drop_forgotten()
         for node, probing in list(self._probings.items()):
             if probing.number == number:
                 self._probings[node] = structs.replace(probing, over=node in answers.asked)
@@ -100,6 +101,7 @@ class Liveness:
 
     def on_observed(self, found: NodesProbed, now: Now) -> None:
         """Answer of an agent to ProbeNodes."""
+        self._drop_forgotten()
         for node, probing in list(self._probings.items()):
             control = probing.controls.get(found.node)
             if probing.number != found.number or control is None:
@@ -109,6 +111,11 @@ class Liveness:
             elif node in found.asked and control in found.answering and found.node not in probing.unanswered:
                 unanswered = (*probing.unanswered, found.node)
                 self._probings[node] = structs.replace(probing, unanswered=unanswered)
+
+    def _drop_forgotten(self) -> None:
+        """A node whose agent is known to have ended is probed no more; an answer says nothing of it."""
+        views = self._context.fleet.views
+        self._probings = {node: probing for node, probing in self._probings.items() if node in views}
 
     # -- what follows --------------------------------------------------------------------------------
 
@@ -215,12 +222,13 @@ class Liveness:
         return len(dying) <= len(heard)
 
     def _lives(self, node: str, why: str, now: Now) -> None:
-        probing = self._probings[node]
+        probing, state = self._probings[node], self._context.state
         if not probing.answered:
             self._probings[node] = structs.replace(probing, answered=True)
             silent_s = self._silence(self._context.fleet.views[node], now)
             text = f"no beacon of the agent of {node} comes, but {why}: the node is not dead"
-            if silent_s > verdict_s(self._interval_s):
+            is_over = state.ended is not None or state.requeueing is not None  # agents are told to end
+            if silent_s > verdict_s(self._interval_s) and not is_over:
                 self._context.note(text, node, now)
 
     # -- which probes come through -------------------------------------------------------------------

@@ -101,8 +101,10 @@ class Monitor:
         return None
 
     def _alert_age_s(self, node: str, now: Now) -> float:
-        """Seconds since the newest alert of a node began."""
-        view = self._context.fleet.views[node]
+        """Seconds since the newest alert of a node began, 0 where nothing is known of its agent any more."""
+        view = self._context.fleet.views.get(node)
+        if view is None or not view.heartbeat.alerts:
+            return 0.0
         return min(alert.age_s for alert in view.heartbeat.alerts) + max(0.0, now.mono - view.received)
 
     def _numbers(self, now: Now) -> Fault | None:

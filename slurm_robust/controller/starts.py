@@ -218,7 +218,8 @@ class AgentStarts:
 
     def failed(self, node: str) -> str:
         """Why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""
-        return self._nodes[node].failed
+        start = self._nodes.get(node)
+        return start.failed if start is not None else ""
 
     def _why(self, start: Start) -> str:
         refusal = self.refused.get(start.node)

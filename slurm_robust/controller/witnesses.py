@@ -74,8 +74,7 @@ class Witnesses:
     def on_knock(self, found: Knocked, now: Now) -> None:
         """Kernels have answered for their agents."""
         for node in found.taken:
-            if node in self._context.fleet.views:
-                self._sign(node, now.mono, "its node answers", now)
+            self._sign(node, now.mono, "its node answers", now)
 
     def gone(self, found: Knocked, now: Now) -> tuple[str, ...]:
         """Nodes whose agent has ended, as their kernel shows. After a takeover no srun may report that.
@@ -129,10 +128,11 @@ class Witnesses:
 
     def _sign(self, node: str, at: float, why: str, now: Now) -> None:
         context = self._context
-        if node in self._given_up:
+        view = context.fleet.views.get(node)
+        if node in self._given_up or view is None:
             return
         context.fleet.give_sign(node, at)
-        silent_s = now.mono - context.fleet.views[node].heard
+        silent_s = now.mono - view.heard
         if node not in self._noted and silent_s > context.config.timings.node_dead_s:
             self._noted.add(node)
             text = f"the agent of {node} is silent, but {why}: waiting for it, up to {STALLED_S:.0f} s"

@@ -10,6 +10,7 @@ from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.controller.liveness import PROVING
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
+from slurm_robust.wire.messages import NodesProbed, ProbeNodes
 from slurm_robust.wire.probes import Answers
 from slurm_robust.wire.sockets import Knocked
 from tests.unit.controller.fake_job import Job
@@ -253,6 +254,40 @@ def test_an_answer_to_old_probes_does_not_count() -> None:
     job.core.on_answers(PROVING + 1_000, Answers(), job.now())
     job.pass_time(2.0)
     assert opened(job) == []
+
+
+def probes_of(job: Job) -> int:
+    """The number of the probes that are under way, with ``n3`` as the suspect."""
+    job.cut.add("n3")
+    orders = [message for _, message in job.sent if isinstance(message, ProbeNodes)]
+    while orders == [m for _, m in job.sent if isinstance(m, ProbeNodes)]:
+        job.pass_time(0.1)
+    return [message.number for _, message in job.sent if isinstance(message, ProbeNodes)][-1]
+
+
+@pytest.mark.parametrize("who", ["the controller's own", "an observer's"])
+def test_an_answer_about_a_node_whose_agent_was_forgotten_meanwhile_says_nothing(who: str) -> None:
+    job = trained()
+    number = probes_of(job)
+    observer = next(node for node, m in job.sent if isinstance(m, ProbeNodes) and m.number == number)
+    job.core.fleet.forget("n3")
+    if who == "an observer's":
+        found = NodesProbed(node=observer, number=number, answering=("n3",), asked=("n3",))
+        job.core.on_observed(found, job.now())
+    else:
+        found_here = Answers(tcp={"n3": 0.001}, asked=frozenset({"n3"}))
+        job.act(job.core.on_answers(number, found_here, job.now()))
+    assert not any("its kernel answers" in note.text for note in job.events(ev.Noted))
+
+
+def test_a_sign_of_a_node_whose_agent_was_forgotten_changes_nothing() -> None:
+    job = trained()
+    job.core.fleet.forget("n3")
+    job.core.fleet.give_sign("n3", job.mono)
+    job.core.fleet.declare_dead("n3", "x", job.mono)
+    job.core.fleet.declare_alive("n3")
+    job.core.on_knock(Knocked(taken=frozenset({"n3"}), refused=frozenset()), job.now())
+    assert "n3" not in job.core.fleet.views
 
 
 @pytest.mark.parametrize("seed", range(20))
