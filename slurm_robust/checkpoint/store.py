@@ -168,6 +168,26 @@ class CheckpointStore:
         self._sweep(current)
         return removed
 
+    def remove(
+        self, checkpoints: Collection[CheckpointId], generation: int | None = None
+    ) -> list[CheckpointId]:
+        """Remove these, whole or not, and let ``latest`` name one that is left; returns what was removed.
+
+        ``generation``: the running one, whose folder stays. Nothing is removed where somebody else prunes for
+        long. Raises ``OSError``.
+        """
+        removed = []
+        with self._alone() as alone:
+            for checkpoint in sorted(checkpoints) if alone else ():
+                if self.folder(checkpoint).is_dir():
+                    self._remove(checkpoint)
+                    removed.append(checkpoint)
+            if self.latest() in removed:
+                (self.path / LATEST).unlink(missing_ok=True)
+        self.point_latest()
+        self._sweep(self.newest_generation() + 1 if generation is None else generation)
+        return removed
+
     def _pruned(
         self, keep: int, protect: Collection[CheckpointId], current: int, keep_every: int | None
     ) -> list[CheckpointId]:

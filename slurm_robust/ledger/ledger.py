@@ -179,6 +179,8 @@ class _Sweep:
                 self._step_done(event, at)
             case ev.GenerationLaunched():
                 self._launched(event, at)
+            case ev.Continued(reports=True):
+                self._best[True] = max(self._best[True], event.best_step)
             case ev.AllocationTaken():
                 self._took_allocation(event, at)
             case ev.IncidentOpened():

@@ -343,3 +343,17 @@ def test_a_pruner_that_dies_anywhere_leaves_whole_checkpoints_only(tmp_path: Pat
         assert store.complete() == [ref(2, 4)]
         assert visible(store.path) == ["gen-0002"]
     assert crash_at > 70
+
+
+def test_what_is_removed_is_gone_and_the_pointer_names_one_that_is_left(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    publish_all(store, ref(1, 10), ref(1, 20), ref(2, 30))
+    publish(store, ref(2, 40), 0, 2)
+    assert store.point_latest() == ref(2, 30)
+    assert store.remove([ref(2, 30), ref(2, 40), ref(3, 9)]) == [ref(2, 30), ref(2, 40)]
+    assert store.complete() == [ref(1, 20), ref(1, 10)]
+    assert store.latest() == ref(1, 20)
+    assert visible(tmp_path) == ["gen-0001", "latest"]
+    assert store.remove(store.complete()) == [ref(1, 10), ref(1, 20)]
+    assert store.latest() is None
+    assert visible(tmp_path) == []

@@ -64,6 +64,13 @@ def test_steps_of_an_earlier_job_that_are_done_again_are_repeated() -> None:
     assert classes(books[1])["recomputing"] >= 20_000
 
 
+def test_a_job_alone_knows_by_its_own_journal_what_it_repeats() -> None:
+    started, *rest = job(400, 430, range(30, 80), 540, 2)
+    went_on = ev.Continued(t=started.t, from_job=1, from_folder="1", generation=1, best_step=49, reports=True)
+    assert ledger([started, went_on, *rest], rest[-1].t).repeated == 20
+    assert ledger([started, *rest], rest[-1].t).repeated == 0
+
+
 def test_a_job_that_waits_while_the_one_before_still_runs_waits_only_after_it() -> None:
     first, second = job(0, 20, range(50), 100), job(50, 130, range(50, 80), 220, 2)
     books = chapters(first, second)
