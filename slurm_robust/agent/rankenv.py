@@ -154,6 +154,7 @@ def _worker(
         layout=launch.layout,
         copies=memory,
         restore_tier=restore_tier(launch, rank),
+        earlier=spec.earlier,
     )
     return WorkerSpec(
         rank=rank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,22 @@ class DiskTier:
     """One rank's view of a :class:`CheckpointStore`.
 
     Rank 0's part holds the shared state too, and every rank reads it from there. ``layout`` is the identity
-    of the parallel layout; with "" any is accepted.
+    of the parallel layout; with "" any is accepted. ``earlier``: runs whose checkpoints are read, too.
     """
 
     def __init__(
-        self, store: CheckpointStore, *, run_id: str, rank: int, world_size: int, layout: str = ""
+        self,
+        store: CheckpointStore,
+        *,
+        run_id: str,
+        rank: int,
+        world_size: int,
+        layout: str = "",
+        earlier: Collection[str] = (),
     ) -> None:
         self.store = store
         self._run_id = run_id
+        self._earlier = earlier
         self._rank = rank
         self._world_size = world_size
         self._layout = layout
@@ -94,7 +103,10 @@ class DiskTier:
     def _read(self, checkpoint: CheckpointId, rank: int, entries: tuple[str, ...], what: str) -> Snapshot:
         path = self.store.part_path(checkpoint, rank, self._world_size)
         sidecar = read_sidecar(path)
-        _check_place(path, sidecar.header, self._header(checkpoint, rank))
+        expected = self._header(checkpoint, rank)
+        if (run_id := sidecar.header.run_id) in self._earlier:
+            expected = msgspec.structs.replace(expected, run_id=run_id)
+        _check_place(path, sidecar.header, expected)
         if set(sidecar.entries) != set(entries):
             raise EntryMismatch(
                 f"{path} holds the entries {', '.join(sidecar.entries)}, the script names "

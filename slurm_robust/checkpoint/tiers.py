@@ -99,13 +99,24 @@ def shared_tiers(places: Places) -> dict[Tier, SharedTier]:
 
 
 def rank_tiers(
-    places: Places, *, job_dir: str, run_id: str, rank: int, world_size: int, layout: str
+    places: Places,
+    *,
+    job_dir: str,
+    run_id: str,
+    rank: int,
+    world_size: int,
+    layout: str,
+    earlier: Collection[str] = (),
 ) -> dict[Tier, RankTier]:
-    """One rank's view of the shared tiers, nearest first. ``job_dir``: the job's folder. Imports torch."""
+    """One rank's view of the shared tiers, nearest first. ``job_dir``: the job's folder. Imports torch.
+
+    ``earlier``: runs of earlier jobs whose checkpoints are read, too.
+    """
     from slurm_robust.checkpoint.disk import DiskTier
 
     store = CheckpointStore(places[Tier.STORAGE], partial(make_in_job, Path(job_dir), run_id))
-    return {Tier.STORAGE: DiskTier(store, run_id=run_id, rank=rank, world_size=world_size, layout=layout)}
+    tier = DiskTier(store, run_id=run_id, rank=rank, world_size=world_size, layout=layout, earlier=earlier)
+    return {Tier.STORAGE: tier}
 
 
 class SharedTiers:

@@ -22,6 +22,7 @@ from slurm_robust.config.section import (
 )
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import LEAVING_S
+from slurm_robust.model.training import MOST_LETTERS, is_name
 
 _HIGHEST_PORT = 65535
 _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
@@ -513,6 +514,11 @@ class JobConfig(Section):
     ``srobust-jobs`` in the submit directory. Other users must not be able to rename it, see
     [shared folders](shared-folders.md)."""
 
+    training: Annotated[str | None, Meta(examples=["gpt-7b"])] = None
+    """Name of the training of which the job is a chapter: it goes on from the newest checkpoint of the jobs
+    before it, and only one of them runs at a time. See [trainings](trainings.md). ``SROBUST_TRAINING`` sets
+    it, too. ``null``: the job is on its own."""
+
     preload: Annotated[tuple[str, ...], Meta(examples=[["transformers"]])] = ()
     """Python modules, besides torch, that every agent imports before it forks the first worker. The journal
     names a module that starts the GPU driver, see [below](#what-workers-see)."""
@@ -540,7 +546,13 @@ class JobConfig(Section):
     wrong usage; 0 is success and always final."""
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield modules that cannot be imported, ports that collide, and metrics of nothing."""
+        """Yield names that cannot be used, ports that collide, and metrics of nothing."""
+        if self.training is not None and not is_name(self.training):
+            yield Contradiction(
+                keys=("training",),
+                text=f"training is {self.training!r}, which cannot be a part of a folder's name",
+                fix=f"use up to {MOST_LETTERS} letters, digits, '-', '_' and '.', a letter or digit first",
+            )
         for module in self.preload:
             if not all(part.isidentifier() for part in module.split(".")):
                 yield Contradiction(

@@ -3,7 +3,8 @@
 1. the defaults of the schema (:mod:`slurm_robust.config.job`)
 2. ``/etc/slurm-robust/job.yaml``, the site's file, if it is there
 3. the file of ``--config``
-4. environment variables ``SROBUST_CONFIG_<KEY>`` (``SROBUST_CONFIG_TIMINGS_NODE_DEAD_S=10``)
+4. environment variables ``SROBUST_CONFIG_<KEY>`` (``SROBUST_CONFIG_TIMINGS_NODE_DEAD_S=10``), and
+   ``SROBUST_TRAINING``
 5. options of the command line
 """
 
@@ -23,6 +24,8 @@ SITE_FILE = Path("/etc/slurm-robust/job.yaml")
 
 # Not just SROBUST_: workers have facts of that prefix in their environment.
 _PREFIX = "SROBUST_CONFIG_"
+TRAINING = "SROBUST_TRAINING"
+"""Short for ``SROBUST_CONFIG_TRAINING``, which wins where both are set: it is typed at each submission."""
 
 
 def collect(file: Path | None, environ: Mapping[str, str], options: Layers[JobConfig]) -> Layers[JobConfig]:
@@ -46,9 +49,11 @@ def _site_file() -> Path | None:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layers[JobConfig]:
-    """Return what ``SROBUST_CONFIG_*`` set."""
+    """Return what ``SROBUST_CONFIG_*`` and ``SROBUST_TRAINING`` set."""
     names = {environment_name(key): key for key in schema_keys(JobConfig)}
     found = Layers(JobConfig)
+    if environ.get(TRAINING) and environment_name("training") not in environ:
+        found.add("training", environ[TRAINING], Place(f"environment variable {TRAINING}"))
     for variable in sorted(environ):
         if variable.startswith(_PREFIX):
             name = names.get(variable) or variable.removeprefix(_PREFIX).lower()

@@ -275,7 +275,8 @@ def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken: Taken)
         taken = NOT_TAKEN  # a controller that is started again under the same supervisor takes nothing over
     known = len(journal.events)
     if not journal.events:
-        journal.append(_run_started(plan))
+        goes_on = (plan.continued,) if plan.continued is not None else ()
+        journal.append(_run_started(plan), *goes_on)
     if journal.torn is not None:
         journal.append(ev.Noted(t=time.time(), text=f"a torn last line was set aside in {journal.torn}"))
     journal.append(
@@ -357,7 +358,6 @@ def _own_addresses(host: str) -> tuple[str, ...]:
 
 def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
     detect, checkpoint = plan.config.detect, plan.config.checkpoint
-    folder = Path(plan.cwd, checkpoint.directory) if checkpoint.directory else directory.checkpoints
     inspection = InspectionSpec(
         kernel_s=detect.kernel_s, gpu_s=detect.gpu_s, network_s=detect.network_s, node_s=detect.node_s
     )
@@ -381,7 +381,8 @@ def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
         beacon_s=beacon_interval(plan.config.timings.verdict_s, len(plan.nodes)),
         takeover_s=plan.config.timings.takeover_s,
         kill_wait_s=plan.config.timings.kill_wait_s,
-        checkpoint_dir=str(folder),
+        checkpoint_dir=str(plan.storage(directory)),
+        earlier=plan.continued.runs if plan.continued is not None else (),
         copies=copies,
         inspection=inspection if detect.inspect else None,
         numa_binding=plan.config.workers.numa_binding == "node",
@@ -403,6 +404,7 @@ def _run_started(plan: Plan) -> ev.RunStarted:
         version=__version__,
         cluster=plan.cluster,
         array_task=plan.array_task,
+        training=plan.training,
     )
 
 

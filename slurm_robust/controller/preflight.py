@@ -25,6 +25,7 @@ from slurm_robust.model.journal import fold, minute
 from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState
+from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.policy.resharding import Sizes, fitting_nodes, sizes_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
@@ -79,6 +80,23 @@ class Plan(Record):
     gpus: int = 0
     output: str = ""
     """The job's own output, in which a controller on another node goes on; "" where that is no file."""
+    training: str = ""
+    """As in :class:`~slurm_robust.model.events.RunStarted`."""
+    continued: ev.Continued | None = None
+    """From where the job goes on; None for one that began anew."""
+
+    def storage(self, directory: JobDirectory) -> Path:
+        """Where the job's checkpoints on shared storage are; ``directory``: the job's."""
+        return checkpoints_of(self.config, self.training, directory, self.cwd)
+
+
+def checkpoints_of(config: JobConfig, training: str, directory: JobDirectory, cwd: str) -> Path:
+    """Where a job's checkpoints on storage are: as configured, else in its training's folder, or its own."""
+    if config.checkpoint.directory:
+        return Path(cwd, config.checkpoint.directory)
+    if training:
+        return TrainingDirectory.of(directory.path.parent, training).checkpoints
+    return directory.checkpoints
 
 
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
@@ -276,6 +294,9 @@ def make_plan(
     run_id: str,
     job: Job | None = None,
     sized: tuple[Sizes, int] | None = None,
+    *,
+    training: str = "",
+    continued: ev.Continued | None = None,
 ) -> Plan:
     """Put the checked pieces together. Raises PreflightError.
 
@@ -303,6 +324,8 @@ def make_plan(
         eligible=job.eligible_time if job is not None else None,
         gpus=sum(allocation.gpus_per_node.values()),
         output=_own_output(),
+        training=training,
+        continued=continued,
     )
 
 

@@ -79,6 +79,8 @@ class JobSpec(Record):
     """Silence of the controller after which an agent asks whether its host is dead; 0: never."""
     kill_wait_s: float = 180.0
     checkpoint_dir: str = ""
+    earlier: tuple[str, ...] = ()
+    """The ``run_id`` of each earlier job whose checkpoints count in this one."""
     copies: CopySpec = CopySpec()
     inspection: InspectionSpec | None = None
     """None: no inspection."""

@@ -18,6 +18,7 @@ TIERS = "SROBUST_TIERS"
 LAYOUT = "SROBUST_LAYOUT"
 COPIES = "SROBUST_COPIES"
 RESTORE_TIER = "SROBUST_RESTORE_TIER"
+EARLIER = "SROBUST_EARLIER_RUNS"
 
 REHEARSAL = "SROBUST_REHEARSAL"
 """Set in a rehearsal, which is no run of the job; a script may ask for it."""
@@ -42,6 +43,7 @@ class WorkerEnvironment(Record):
     layout: str = ""  # identity of the parallel layout
     copies: str = ""  # the folder of snapshots in this node's memory, "" for none
     restore_tier: Tier = Tier.STORAGE  # where this rank's parts of ``restore`` are or will appear
+    earlier: tuple[str, ...] = ()  # runs of earlier jobs, whose checkpoints may be restored
 
     def to_env(self) -> dict[str, str]:
         """The variables to set; :meth:`from_env` reads them back."""
@@ -55,6 +57,7 @@ class WorkerEnvironment(Record):
             LAYOUT: self.layout,
             COPIES: self.copies,
             RESTORE_TIER: self.restore_tier.value,
+            EARLIER: " ".join(self.earlier),
         }
 
     @classmethod
@@ -98,4 +101,5 @@ class WorkerEnvironment(Record):
             layout=environ.get(LAYOUT, ""),
             copies=environ.get(COPIES, ""),
             restore_tier=tier,
+            earlier=tuple(environ.get(EARLIER, "").split()),
         )

@@ -237,6 +237,7 @@ class ManagedRun:
                 rank=rank,
                 world_size=world_size,
                 layout=own.layout,
+                earlier=own.earlier,
             )
         return self._tiers
 

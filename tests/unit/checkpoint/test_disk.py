@@ -215,3 +215,12 @@ def test_many_finishers_at_once_write_the_same(tmp_path: Path) -> None:
         "rank-00000-of-00002.part",
         "rank-00001-of-00002.part",
     ]
+
+
+def test_a_part_of_an_earlier_run_is_read_and_one_of_any_other_is_not(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    DiskTier(store, run_id="7-a", rank=0, world_size=1).save(REF, snapshot(0))
+    later = DiskTier(store, run_id="8-b", rank=0, world_size=1, earlier=("6-z", "7-a"))
+    assert later.load(REF, tuple(snapshot(0).own)).own.keys() == snapshot(0).own.keys()
+    with pytest.raises(ForeignPart, match="is of run 7-a"):
+        DiskTier(store, run_id="8-b", rank=0, world_size=1, earlier=("6-z",)).load(REF, ("model",))

@@ -158,3 +158,14 @@ def test_an_option_for_a_section_is_refused_with_its_name(name: str, expected: s
 def test_a_wrong_option_is_wrong_usage() -> None:
     assert refused(option("nodes", "0")).exit_code == ExitCode.USAGE
     assert refused(option("timings.node_dead_s", "1")).exit_code == ExitCode.USAGE
+
+
+def test_a_training_has_a_variable_of_its_own(site: Path) -> None:
+    own = {"SROBUST_TRAINING": "gpt"}
+    assert collect(None, own, Layers(JobConfig)).build().training == "gpt"
+    long = own | {"SROBUST_CONFIG_TRAINING": "bert"}
+    assert collect(None, long, Layers(JobConfig)).build().training == "bert"
+    assert collect(None, own, option("training", "t5")).build().training == "t5"
+    assert collect(None, {"SROBUST_TRAINING": ""}, Layers(JobConfig)).build().training is None
+    error = refused(collect(None, {"SROBUST_TRAINING": "../x"}, Layers(JobConfig)))
+    assert "training is '../x', which cannot be a part of a folder's name" in str(error)
