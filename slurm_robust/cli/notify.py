@@ -23,7 +23,7 @@ def register(commands: Commands) -> None:
         epilog="Exit codes of --test: 0 all messages were sent, 1 a channel failed.",
         json=True,
     )
-    text = "Slurm's job id, an array's task as squeue shows it (38_1), or the job's folder"
+    text = "Slurm's job id, an array's task as squeue shows it (38_1), the job's folder, or a training's name"
     parser.add_argument("job", metavar="JOB", nargs="?", help=text)
     parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
     parser.add_argument(

@@ -127,7 +127,7 @@ def add_group(commands: Commands, name: str, text: str, *, member: str = "comman
 
 def add_job(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """The argument JOB, the same for every command about one job; ``--job-dir`` belongs to it."""
-    text = "Slurm's job id, an array's task as squeue shows it (38_1), or the job's folder"
+    text = "Slurm's job id, an array's task as squeue shows it (38_1), the job's folder, or a training's name"
     parser.add_argument("job", metavar="JOB", help=text, nargs="?" if optional else None)
     parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
 

@@ -1,10 +1,11 @@
-"""Finds the job that a person names by its id or folder, and reads its journal."""
+"""Finds the job or the training that a person names by its id, folder or name, and reads its journal."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,12 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
 from slurm_robust.model.journal import parse, read_bytes
+from slurm_robust.model.training import PREFIX, Chapter, TrainingDirectory, trainings
 from slurm_robust.report.console import BYTES, Bar
 from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
+from slurm_robust.util.text import some_of
 
 _ID = re.compile(r"(?P<job>\d+)(?:_(?P<task>\d+))?")
 # Other ids that squeue and sacct show: components of heterogeneous jobs, waiting tasks, steps.
@@ -40,22 +43,26 @@ class NotBegun(NoSuchJob):
 def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDirectory:
     """The folder of the job that a person named.
 
-    ``name`` is a job id, the id of an array's task as squeue shows it (``38_1``), or a folder. Ids are
-    looked up in ``root``, else in ``srobust-jobs`` here; only if that has none, Slurm is asked for the
-    folder from which the job was submitted. Raises :class:`NoSuchJob` naming the places.
+    ``name`` is a job id, the id of an array's task as squeue shows it (``38_1``), a folder, or the name of a
+    training, which stands for its newest job. Ids and names are looked up in ``root``, else in
+    ``srobust-jobs`` here; only if that has no such id, Slurm is asked for the folder from which the job was
+    submitted. Raises :class:`NoSuchJob` naming the places.
     """
     if not name:
         raise NoSuchJob("JOB is empty", fix="give a job's id, or its folder", code=ExitCode.USAGE)
     number = _ID.fullmatch(name)
     if number is None:
-        if _LOOKS_LIKE_ID.fullmatch(name) and not Path(name).exists():
-            raise _no_such_id(name)
-        return _folder(Path(name))
+        return _by_name(name, root, slurm)
     task = number["task"] is not None
-    here = Path(root) if root else Path.cwd() / JOBS_FOLDER
+    here = root_of(root)
     found, closed = _search(here, name, task)
     if found is not None:
         return found
+    training = None
+    with suppress(NoSuchJob):  # a folder that may not be read is no hint at a training of that name
+        training = find_training(name, root)
+    if training is not None:
+        return newest_job(training, slurm or make_slurm())
     slurm = slurm or make_slurm()
     view = ask_slurm(slurm, int(number["job"]))
     roots = [here]
@@ -70,6 +77,119 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
     places = " or ".join(str(each / name) for each in roots)
     # Slurm's record is of the whole array, which says little about one task.
     raise _nothing(name, places) if task else _without_journal(name, places, view, slurm)
+
+
+def root_of(root: str | None) -> Path:
+    """Where the folders of jobs and trainings are: ``--job-dir``, else ``srobust-jobs`` here."""
+    return Path(root) if root else Path.cwd() / JOBS_FOLDER
+
+
+def _by_name(name: str, root: str | None, slurm: SlurmClient | None) -> JobDirectory:
+    """What is no number: a folder, or a training."""
+    path = Path(name)
+    if _LOOKS_LIKE_ID.fullmatch(name) and not path.exists():
+        raise _no_such_id(name)
+    training = find_training(name, root)
+    if training is not None and not (path.is_dir() and JobDirectory(path).journal.exists()):
+        return newest_job(training, slurm or make_slurm())
+    if "/" not in name and not path.exists():
+        raise no_such_training(name, root, "there is neither a training nor a folder")
+    return _folder(path)
+
+
+# -- trainings ---------------------------------------------------------------------------------------
+
+
+def find_training(name: str, root: str | None) -> TrainingDirectory | None:
+    """The training that a person named by its name or folder, with a chapter; None where there is none.
+
+    Raises :class:`NoSuchJob` for one that may not be read.
+    """
+    training = TrainingDirectory(Path(name))
+    if "/" not in name:
+        training = TrainingDirectory.of(root_of(root), name.removeprefix(PREFIX))
+    elif not training.path.name.startswith(PREFIX):
+        return None
+    try:
+        return training if training.read() else None
+    except OSError as error:
+        raise unreadable(training.path, error) from error
+
+
+def no_such_training(name: str, root: str | None, text: str) -> NoSuchJob:
+    """The error for a name that nothing has; it lists those that there are."""
+    where = root_of(root)
+    try:
+        known = [one.path.name.removeprefix(PREFIX) for one in trainings(where)]
+    except OSError as error:
+        return unreadable(where, error)
+    said = f"{text} {name}; {where} has " + (f"the trainings {some_of(known)}" if known else "no training")
+    return NoSuchJob(
+        said, fix="give a job's id or folder, a training's name, or the --job-dir of 'srobust run'"
+    )
+
+
+def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:
+    """Where the folder of one of its jobs is now; None where it is gone and another job has its place.
+
+    One that has no journal yet is where it will be. Raises ``OSError``.
+    """
+    first = training.job(chapter).path
+    for place in (first, *sorted(first.parent.glob(f"{chapter.folder}.*"))):
+        if _has_journal(place) and _run_of(JobDirectory(place)) in ("", chapter.run_id):
+            return JobDirectory(place)
+    return None if _has_journal(first) else JobDirectory(first)
+
+
+def _run_of(directory: JobDirectory) -> str:
+    """The ``run_id`` of a journal, "" where it does not begin with one."""
+    try:
+        with directory.journal.open("rb") as file:
+            first = decode_event(file.readline())
+    except msgspec.DecodeError:
+        return ""
+    return first.run_id if isinstance(first, RunStarted) else ""
+
+
+def newest_job(training: TrainingDirectory, slurm: SlurmClient) -> JobDirectory:
+    """The folder of the newest job of a training that has begun.
+
+    Raises :class:`NotBegun` while the newest one is only pending or starting, :class:`NoSuchJob`.
+    """
+    try:
+        chapters = training.read()
+        for chapter in reversed(chapters):
+            directory = chapter_folder(training, chapter)
+            if directory is not None and _has_journal(directory.path):
+                return directory
+            if chapter is chapters[-1] and directory is not None:
+                _check_starting(training, chapter, slurm)
+    except OSError as error:
+        raise unreadable(training.path, error) from error
+    raise NoSuchJob(
+        f"none of the jobs of training {training.name} has a folder any more",
+        fix=f"'srobust training {training.name}' shows what is left",
+    )
+
+
+def _check_starting(training: TrainingDirectory, chapter: Chapter, slurm: SlurmClient) -> None:
+    """Raises :class:`NotBegun` for a job without a journal that Slurm has, or may have."""
+    view = ask_slurm(slurm, chapter.job_id)
+    if not view.goes_on:
+        return
+    how = "is only starting"
+    if view.job is not None and view.job.is_pending:
+        how = f"is pending ({view.job.reason or 'None'})"
+    elif view.away:
+        how = f"has no journal yet, and Slurm {view.silent}"
+    raise NotBegun(
+        f"job {chapter.job}, the newest of training {training.name}, {how}",
+        fix=f"try again in a few seconds; 'srobust training {training.name}' shows the jobs before it",
+        may_begin=True,
+    )
+
+
+# -- folders -----------------------------------------------------------------------------------------
 
 
 def _folder(path: Path) -> JobDirectory:
