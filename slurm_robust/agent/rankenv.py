@@ -152,6 +152,7 @@ def _worker(
         places=spec.tier_places(job),
         restore=launch.restore,
         layout=launch.layout,
+        restore_layout=launch.restore_layout,
         copies=memory,
         restore_tier=restore_tier(launch, rank),
         earlier=spec.earlier,

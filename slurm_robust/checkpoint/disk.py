@@ -19,10 +19,12 @@ from slurm_robust.checkpoint.errors import (
 )
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.part import Sidecar, corrupt, encode_sidecar, read_sidecar, verify_items
-from slurm_robust.checkpoint.state import Snapshot
+from slurm_robust.checkpoint.reshard import load_resharded
+from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.store import METADATA, CheckpointStore
 from slurm_robust.checkpoint.tree import unflatten
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.util.files import replacing
 from slurm_robust.version import __version__
 
@@ -86,6 +88,21 @@ class DiskTier:
         snapshot = self._read(checkpoint, self._rank, entries, OWN)
         shared = self._read(checkpoint, 0, entries, SHARED).shared
         return Snapshot(own=snapshot.own, shared=shared, rng=snapshot.rng)
+
+    def load_resharded(self, checkpoint: CheckpointId, training: Training, old: str, new: str) -> Snapshot:
+        """As :meth:`load`, of a checkpoint that ranks of the layout ``old`` wrote; ``new``: that of these.
+
+        Raises :class:`~slurm_robust.checkpoint.errors.CannotReshard`, too.
+        """
+        return load_resharded(
+            self.store,
+            checkpoint,
+            training,
+            run_id=self._run_id,
+            rank=self._rank,
+            old=ParallelLayout.from_identity(old),
+            new=ParallelLayout.from_identity(new),
+        )
 
     def _header(self, checkpoint: CheckpointId, rank: int) -> PartHeader:
         return PartHeader.of(

@@ -86,6 +86,29 @@ def placed(value: Any) -> Placed:
     return Placed(local=value[_SHARD], whole=whole, at=at if len(at) == len(whole) else None)
 
 
+def local(value: Any) -> Any:
+    """This rank's block of what :func:`localised` stored."""
+    return value[_SHARD]
+
+
+def region(like: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where this rank's block of a live tensor begins in the whole, and its sizes; all of an ordinary one."""
+    kind = dtensor()
+    if kind is None or not isinstance(like, kind):
+        return tuple(0 for _ in like.shape), tuple(like.shape)
+    sizes = tuple(like.detach().to_local().shape)
+    at = tuple(_offsets(like))
+    return (at if len(at) == len(sizes) else tuple(0 for _ in sizes)), sizes
+
+
+def stored_as(like: torch.Tensor, block: torch.Tensor) -> Any:
+    """``block`` as :func:`localised` stores a tensor that is sharded like the live one."""
+    kind = dtensor()
+    if kind is None or not isinstance(like, kind):
+        return block
+    return {_SHARD: block, **_layout(like), "offsets": _offsets(like)}
+
+
 def numbered(optimizer: Optimizer, state: Any) -> Iterator[tuple[int, torch.Tensor]]:
     """Each parameter with the number that it has in ``state``, the optimizer's ``state_dict``."""
     for group, packed in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):

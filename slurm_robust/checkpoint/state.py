@@ -67,6 +67,8 @@ class Snapshot:
     rng: dict[str, Any]
     placed: frozenset[int] = frozenset()
     """Of a snapshot that was read: addresses of the storages that are not in a mapped file."""
+    kept: frozenset[str] = frozenset()
+    """Entries that stay as the script has built them."""
 
 
 def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compact: bool = True) -> Snapshot:
@@ -147,7 +149,7 @@ def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
     """
     for name, entry in entries.items():
         target = unwrapped(entry)
-        if isinstance(target, Unread):
+        if isinstance(target, Unread) or name in snapshot.kept:
             continue
         tree = merge(snapshot.shared.get(name), snapshot.own[name])
         try:

@@ -24,7 +24,7 @@ from slurm_robust.model.copies import CheckpointId, Copy, Tier
 from slurm_robust.model.job import make_in_job
 
 if TYPE_CHECKING:
-    from slurm_robust.checkpoint.state import Snapshot
+    from slurm_robust.checkpoint.state import Snapshot, Training
 
 Places = Mapping[Tier, str]
 """Where each tier of a job is: a folder, or whatever the tier's own class understands."""
@@ -80,6 +80,12 @@ class RankTier(Protocol):
 
     def load(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
         """This rank's state, verified to its last byte.
+
+        Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
+        """
+
+    def load_resharded(self, checkpoint: CheckpointId, training: Training, old: str, new: str) -> Snapshot:
+        """This rank's state from a checkpoint of other ranks: from the layout ``old`` into ``new``.
 
         Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
         """

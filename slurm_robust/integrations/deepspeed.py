@@ -49,6 +49,11 @@ class EngineState:
     random layer token drop, and curricula.
     """
 
+    needs_its_layout = (
+        "ZeRO cuts the optimizer into one piece a rank. Train on as many ranks as before, or use DeepSpeed's "
+        "universal checkpoints: engine.save_checkpoint(), ds_to_universal.py, --fresh"
+    )
+
     def __init__(self, engine: Any) -> None:
         _refuse(engine)
         self._engine = engine

@@ -36,6 +36,11 @@ class TrainingState:
     optimizer that is offloaded to the CPU, aware of precision or divided by layers, parameters in eight bits.
     """
 
+    needs_its_layout = (
+        "Megatron cuts the optimizer into one piece a rank. Train on as many ranks as before, or use "
+        "Megatron's own checkpoints (--save, --load with --ckpt-format torch_dist) and --fresh"
+    )
+
     def __init__(self, model_chunks: Sequence[nn.Module], optimizer: Any) -> None:
         self._chunks: list[Any] = list(model_chunks)
         is_chain = type(optimizer).__name__ == "ChainedOptimizer"

@@ -9,6 +9,9 @@ from functools import cached_property
 
 from slurm_robust.model.record import Record
 
+DATA = "dp"
+"""The dimension whose size may change from one generation to the next: its ranks hold the same, or shards."""
+
 _SIZE = re.compile(r"([a-z]+)(\d+)")
 _IDENTITY = re.compile(r"(?P<world>\d+)x(?P<nproc>\d+):(?P<sizes>[a-z]+\d+(?:-[a-z]+\d+)*)")
 
@@ -66,6 +69,19 @@ class ParallelLayout(Record):
             rank, found[name] = divmod(rank, size)
         return found
 
+    def rank_at(self, place: Mapping[str, int]) -> int:
+        """The rank at ``place``, the inverse of :meth:`coordinates`."""
+        rank, stride = 0, 1
+        for name, size in self.sizes:
+            rank += place.get(name, 0) * stride
+            stride *= size
+        return rank
+
+    @property
+    def fixed(self) -> tuple[tuple[str, int], ...]:
+        """The sizes beyond data parallelism, in order; dimensions of one rank have no place in the order."""
+        return tuple((name, size) for name, size in self.sizes if name != DATA and size > 1)
+
     def groups_of(self, rank: int) -> tuple[tuple[str, int], ...]:
         """Names of the groups that ``rank`` is in: the dimension and the group's lowest rank.
 
@@ -94,6 +110,23 @@ class ParallelLayout(Record):
         It is stamped on every copy of a checkpoint: state that was cut up in another way is of no use.
         """
         return f"{self.world_size}x{self.nproc_per_node}:" + "-".join(f"{n}{s}" for n, s in self.sizes)
+
+
+def source_rank(rank: int, old: ParallelLayout, new: ParallelLayout) -> int | None:
+    """The rank of ``old`` with the place of ``rank`` of ``new`` in every dimension; None for one that is new.
+
+    Raises :class:`DoesNotDivide` if the layouts differ in more than data parallelism.
+    """
+    if old.fixed != new.fixed:
+        raise DoesNotDivide("the layouts differ in more than data parallelism")
+    place = new.coordinates(rank)
+    return old.rank_at(place) if place.get(DATA, 0) < dict(old.sizes).get(DATA, 1) else None
+
+
+def replicas(rank: int, old: ParallelLayout, new: ParallelLayout) -> tuple[int, ...]:
+    """The ranks of ``old`` that differ from ``rank`` of ``new`` in data parallelism alone, in order."""
+    place = new.coordinates(rank)
+    return tuple(old.rank_at({**place, DATA: number}) for number in range(dict(old.sizes).get(DATA, 1)))
 
 
 class Placement(Record, dict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from slurm_robust.model.layout import DoesNotDivide, ParallelLayout
+from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import count
 
@@ -72,10 +72,6 @@ class Way(str, Enum):
     """Nobody knows how: other parallel sizes than those of data parallelism have changed."""
 
 
-_FREE = "dp"
-"""The dimension whose size a user may change."""
-
-
 def way(old: str, new: ParallelLayout) -> Way:
     """From the layout with identity ``old`` ("": not known, taken to be the same) to ``new``."""
     if old in ("", new.identity()):
@@ -84,7 +80,7 @@ def way(old: str, new: ParallelLayout) -> Way:
         before = ParallelLayout.from_identity(old)
     except ValueError:
         return Way.REFUSE
-    return Way.RESHARD if _fixed(before) == _fixed(new) else Way.REFUSE
+    return Way.RESHARD if before.fixed == new.fixed else Way.REFUSE
 
 
 def refusal(old: str, new: ParallelLayout) -> tuple[str, str]:
@@ -93,7 +89,7 @@ def refusal(old: str, new: ParallelLayout) -> tuple[str, str]:
         layout = ParallelLayout.from_identity(old)
     except ValueError:
         return f"its parallel layout, {old!r}, cannot be read", "use the slurm_robust that took it"
-    before, now = dict(_fixed(layout)), dict(_fixed(new))
+    before, now = dict(layout.fixed), dict(new.fixed)
     names = [name for name in {**before, **now} if before.get(name, 1) != now.get(name, 1)]
     if not names:
         order = "-".join(name for name, _ in layout.sizes)
@@ -108,36 +104,3 @@ def fitting_nodes(layout_used: int, nproc_per_node: int, near: int) -> tuple[int
     """Numbers of nodes whose ranks are a multiple of ``layout_used``, the nearest to ``near`` first."""
     fits = [n for n in range(1, 2 * max(near, layout_used) + 1) if n * nproc_per_node % layout_used == 0]
     return tuple(sorted(sorted(fits, key=lambda n: (abs(n - near), n))[:_MOST_SIZES]))
-
-
-def _fixed(layout: ParallelLayout) -> tuple[tuple[str, int], ...]:
-    """All but data parallelism, in order; dimensions of one rank have no place in the order."""
-    return tuple((name, size) for name, size in layout.sizes if name != _FREE and size > 1)
-
-
-def source_rank(rank: int, old: ParallelLayout, new: ParallelLayout) -> int | None:
-    """The rank of ``old`` whose own part ``rank`` of ``new`` goes on with, None for a rank that is new.
-
-    It has the same place in every dimension. Raises :class:`DoesNotDivide` if the layouts have other sizes
-    than those of data parallelism.
-    """
-    if _fixed(old) != _fixed(new):
-        raise DoesNotDivide("the layouts differ in more than data parallelism")
-    place = new.coordinates(rank)
-    if place[_FREE] >= dict(old.sizes)[_FREE]:
-        return None
-    return _rank_at(place, old)
-
-
-def replicas(rank: int, old: ParallelLayout, new: ParallelLayout) -> tuple[int, ...]:
-    """The ranks of ``old`` that differ from ``rank`` of ``new`` in data parallelism alone, in order."""
-    place = new.coordinates(rank)
-    return tuple(_rank_at({**place, _FREE: dp}, old) for dp in range(dict(old.sizes)[_FREE]))
-
-
-def _rank_at(place: dict[str, int], layout: ParallelLayout) -> int:
-    rank, stride = 0, 1
-    for name, size in layout.sizes:
-        rank += place[name] * stride
-        stride *= size
-    return rank

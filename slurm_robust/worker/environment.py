@@ -16,6 +16,7 @@ RECORD = "SROBUST_RECORD"
 RESTORE = "SROBUST_RESTORE"
 TIERS = "SROBUST_TIERS"
 LAYOUT = "SROBUST_LAYOUT"
+RESTORE_LAYOUT = "SROBUST_RESTORE_LAYOUT"
 COPIES = "SROBUST_COPIES"
 RESTORE_TIER = "SROBUST_RESTORE_TIER"
 EARLIER = "SROBUST_EARLIER_RUNS"
@@ -41,6 +42,7 @@ class WorkerEnvironment(Record):
     places: dict[Tier, str]  # where the tiers of the run's checkpoints are beyond the nodes' memory
     restore: CheckpointId | None = None  # the checkpoint to continue from, None for a fresh start
     layout: str = ""  # identity of the parallel layout
+    restore_layout: str = ""  # that of ``restore`` if it is another one
     copies: str = ""  # the folder of snapshots in this node's memory, "" for none
     restore_tier: Tier = Tier.STORAGE  # where this rank's parts of ``restore`` are or will appear
     earlier: tuple[str, ...] = ()  # runs of earlier jobs, whose checkpoints may be restored
@@ -55,6 +57,7 @@ class WorkerEnvironment(Record):
             RESTORE: str(self.restore) if self.restore else "",
             TIERS: msgspec.json.encode(self.places).decode(),
             LAYOUT: self.layout,
+            RESTORE_LAYOUT: self.restore_layout,
             COPIES: self.copies,
             RESTORE_TIER: self.restore_tier.value,
             EARLIER: " ".join(self.earlier),
@@ -99,6 +102,7 @@ class WorkerEnvironment(Record):
             restore=checkpoint,
             places=places,
             layout=environ.get(LAYOUT, ""),
+            restore_layout=environ.get(RESTORE_LAYOUT, ""),
             copies=environ.get(COPIES, ""),
             restore_tier=tier,
             earlier=tuple(environ.get(EARLIER, "").split()),

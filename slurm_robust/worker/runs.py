@@ -117,12 +117,14 @@ class ManagedRun:
 
     def _load(self, checkpoint: CheckpointId, training: Training) -> tuple[int, Snapshot]:
         self._restored = checkpoint
-        tier = self._environment.restore_tier
-        if tier.is_shared or not self._environment.copies:
+        environment = self._environment
+        tier = environment.restore_tier
+        if tier.is_shared or not environment.copies:
             shared = self._shared()
-            return checkpoint.step, shared.get(tier, shared[Tier.STORAGE]).load(
-                checkpoint, tuple(training.entries)
-            )
+            store = shared.get(tier, shared[Tier.STORAGE])
+            if old := environment.restore_layout:
+                return checkpoint.step, store.load_resharded(checkpoint, training, old, environment.layout)
+            return checkpoint.step, store.load(checkpoint, tuple(training.entries))
         self._reader = ImageReader(self._environment, *_place(self._environ))
 
         def expect(tables: list[Table]) -> None:

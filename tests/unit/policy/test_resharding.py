@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.model.layout import DoesNotDivide, ParallelLayout
+from slurm_robust.model.layout import DoesNotDivide, ParallelLayout, replicas, source_rank
 from slurm_robust.policy.resharding import (
     Sizes,
     Way,
     fitting_nodes,
     refusal,
-    replicas,
     sizes_of,
-    source_rank,
     way,
 )
 
