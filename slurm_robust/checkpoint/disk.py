@@ -98,7 +98,7 @@ class DiskTier:
             self.store,
             checkpoint,
             training,
-            run_id=self._run_id,
+            runs=(self._run_id, *self._earlier),
             rank=self._rank,
             old=ParallelLayout.from_identity(old),
             new=ParallelLayout.from_identity(new),

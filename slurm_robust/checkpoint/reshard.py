@@ -88,21 +88,23 @@ def load_resharded(
     checkpoint: CheckpointId,
     training: Training,
     *,
-    run_id: str,
+    runs: Sequence[str],
     rank: int,
     old: ParallelLayout,
     new: ParallelLayout,
 ) -> Snapshot:
     """The state of ``rank`` of the layout ``new`` from a checkpoint that the ranks of ``old`` wrote.
 
+    ``runs``: the ids of the run and of those whose checkpoints it may read.
+
     Raises :class:`CannotReshard`, another :class:`~slurm_robust.checkpoint.errors.CheckpointError` or
     ``OSError``.
     """
-    among = [_part(store, checkpoint, r, run_id, old) for r in replicas(rank, old, new)]
+    among = [_part(store, checkpoint, r, runs, old) for r in replicas(rank, old, new)]
     before = source_rank(rank, old, new)
     mine = next((part for part in among if part.rank == before), None)
     return _Resharding(training, among, mine, new).snapshot(
-        first=among[0] if among[0].rank == 0 else _part(store, checkpoint, 0, run_id, old),
+        first=among[0] if among[0].rank == 0 else _part(store, checkpoint, 0, runs, old),
         checkpoint=checkpoint,
         rank=rank,
         same_ranks=old.world_size == new.world_size,
@@ -306,10 +308,11 @@ def _marked(item: PartItem) -> Any:
 
 
 def _part(
-    store: CheckpointStore, checkpoint: CheckpointId, rank: int, run_id: str, layout: ParallelLayout
+    store: CheckpointStore, checkpoint: CheckpointId, rank: int, runs: Sequence[str], layout: ParallelLayout
 ) -> _Part:
     path = store.part_path(checkpoint, rank, layout.world_size)
     sidecar = read_sidecar(path)
+    run_id = sidecar.header.run_id if sidecar.header.run_id in runs else runs[0]
     expected = PartHeader.of(checkpoint, rank, run_id=run_id, layout="", world_size=layout.world_size)
     fix = f"somebody moved it: remove the folder {path.parent}"
     check_header(sidecar.header, expected, path, any_layout=True, fix=fix)
