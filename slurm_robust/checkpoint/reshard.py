@@ -139,10 +139,9 @@ class _Resharding:
         else:
             if self._kept:
                 _log.warning(
-                    "rank %d is new: %s not restored, since each rank had another one; as the script has built "
-                    "it, it goes on from here",
+                    "rank %d is new, and each rank had another state of %s: it begins as the script built it",
                     rank,
-                    f"entry {', '.join(map(repr, sorted(self._kept)))} is",
+                    ", ".join(map(repr, sorted(self._kept))),
                 )
             rng = _new_generators(self._read(first, first.rng), checkpoint.step, rank, self._new)
         shared_items = [item for item in first.sidecar.items if item.shared]
