@@ -81,7 +81,7 @@ class Continued(Event):
     layouts: dict[int, str] = {}
     """Identity of each generation's parallel layout."""
     banned: tuple[CheckpointId, ...] = ()
-    """Checkpoints not to be restored by themselves."""
+    """Checkpoints that the earlier job did not restore again; this one may."""
     writers: dict[int, int] = {}
     """For each generation the job that ran it."""
     best_step: int = -1

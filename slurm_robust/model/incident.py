@@ -178,6 +178,8 @@ class Fault(Record):
     """Nodes on which workers that got SIGKILL are still there."""
     restore: CheckpointId | None = None
     """The checkpoint that the generation began with."""
+    all_restored: bool = False
+    """``restore()`` had returned on every rank."""
 
     # -- as tested
     diagnosis: Diagnosis | None = None

@@ -33,6 +33,8 @@ class Progress(Record, array_like=True, gc=False):
     """Seconds since the phase began or, without one, since the last one ended (infinite: there was none)."""
     bad_step: int = -1
     """The first step of this generation with a non-finite loss, -1: none."""
+    restored: bool = False
+    """``restore()`` has returned on it in this generation."""
 
     @property
     def is_finite(self) -> bool:

@@ -137,8 +137,8 @@ class JobState(Record, dict=True):
     """Generations with a part that is equal on all ranks."""
     layouts: dict[int, str] = {}
     """Identity of each generation's parallel layout."""
-    banned: tuple[CheckpointId, ...] = ()
-    """Checkpoints not to be restored again."""
+    banned: dict[CheckpointId, str] = {}
+    """Checkpoints not to be restored again in this job, with the reason."""
     restored: CheckpointId | None = None
     """The checkpoint that the generation began with, None for a fresh start."""
     restored_tiers: dict[str, int] = {}
@@ -244,7 +244,7 @@ def _(event: ev.Continued, state: JobState) -> JobState:
         good_steps=event.good_steps,
         shared=event.shared,
         layouts=event.layouts,
-        banned=event.banned,
+        banned={},  # what an earlier job passed over may be taken again
     )
 
 
@@ -374,7 +374,7 @@ def _seal(state: JobState, generation: int, step: int, shared: bool) -> JobState
 
 @apply.register
 def _(event: ev.CheckpointBanned, state: JobState) -> JobState:
-    return msgspec.structs.replace(state, banned=(*state.banned, event.checkpoint))
+    return msgspec.structs.replace(state, banned={**state.banned, event.checkpoint: event.reason})
 
 
 @apply.register

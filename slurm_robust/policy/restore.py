@@ -7,13 +7,14 @@ exist (of a rank that lives on behind a cut network, say) and never count.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.model.incident import FaultKind, Signature
+from slurm_robust.model.incident import Blame, Fault, FaultKind, Signature, Verdict
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
@@ -125,34 +126,50 @@ def failed_to_restore(exit: WorkerExit) -> bool:
     return exit.code == UNUSABLE_COPY and exit.error is not None
 
 
-def spoils(exits: Iterable[WorkerExit], *, lost: bool, new_steps: bool) -> bool:
-    """Whether a generation that ended so speaks against the (undamaged) state that it began with.
-
-    It does when workers failed before the first new step for no reason outside of them.
-    """
-    failed = [exit for exit in exits if exit.failed]
-    return bool(failed) and not lost and not new_steps and not any(map(failed_to_restore, failed))
-
-
-def against(state: JobState, exits: Iterable[WorkerExit], *, lost: bool, good_step: int | None) -> str:
+def against(state: JobState, exits: Iterable[WorkerExit], *, good_step: int | None) -> str:
     """Why the checkpoint that a generation began with is not to be used again, "" if it may be.
 
-    ``exits``: of the generation that ended; ``lost``: it also lost nodes; ``good_step``: as in
+    ``exits``: of the generation that ended; ``good_step``: as in
     :class:`~slurm_robust.model.events.GenerationEnded`.
 
     A copy in memory that failed is gone, so the same step may be restored from another one; it is banned when
     that fails too. What storage holds cannot get better.
     """
-    failed = [exit for exit in exits if exit.failed]
-    if state.restored is not None and any(map(failed_to_restore, failed)):
+    if state.restored is not None and any(map(failed_to_restore, exits)):
         signature = restore_failure(state.restored)
         again = any(attempt.signature == signature for attempt in state.in_vain)
         return "it could not be restored" if again or from_shared_tier(state.restored_tiers) else ""
-    if good_step == -1:
-        return "all steps after it had a non-finite loss"
-    if spoils(failed, lost=lost, new_steps=state.steps_here > state.restored_step):
-        return "training failed with it before a new step was done"
-    return ""
+    return "all steps after it had a non-finite loss" if good_step == -1 else ""
+
+
+def spoils(fault: Fault, verdict: Verdict, state: JobState) -> bool:
+    """Whether what the ladder made of ``fault`` speaks against the (undamaged) state that it began with.
+
+    ``state``: as it was before the decision. It does when training ends before the first new step, again in
+    the same way, although every rank had restored, and nothing else explains it: no node, no place in code,
+    no signal that comes from outside (:data:`ITS_OWN`).
+    """
+    root = fault.root
+    if root is None or fault.lost or not fault.all_restored or state.steps_here > state.restored_step:
+        return False
+    unexplained = verdict.blame is Blame.NOBODY and verdict.signature.kind is FaultKind.EXIT
+    again = any(attempt.signature == verdict.signature for attempt in state.in_vain)
+    return unexplained and again and (root.exit.signal is None or root.exit.signal in ITS_OWN)
+
+
+ITS_OWN = frozenset(
+    (
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGSEGV,
+        signal.SIGSYS,
+        signal.SIGTRAP,
+    )
+)
+"""Signals that a process gets for what it does itself. All others are somebody's doing: the kernel's for want
+of memory, Slurm's, a person's."""
 
 
 def restore_failure(checkpoint: CheckpointId) -> Signature:

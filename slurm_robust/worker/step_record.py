@@ -354,6 +354,7 @@ class StepRecord:
             phase=phase.name,
             phase_s=max(0.0, now_monotonic - phase.begin),
             bad_step=report.bad_step,
+            restored=bool(self._marks[Mark.RESTORED]),
         )
 
     @property

@@ -64,7 +64,9 @@ class Launching:
             if state.reports and (again := state.best_step - plan.ref.step) > 0:
                 text += f"; repeats {count(again, 'step')}"
             core.emit(Say(text=f"generation {core.state.generation} {text}"))
-        elif state.generation:
+        for line in core.checkpoints.passed_over(plan.ref if plan else None):
+            core.emit(Say(text=line))
+        if plan is None and state.generation:
             text = "starts again from step 0: no checkpoint can be reached"
             core.note(f"generation {core.state.generation} {text}", "", now)
             core.emit(Say(text=f"generation {core.state.generation} {text}"))

@@ -164,7 +164,7 @@ class Stopping:
                 root=root.exit.rank if root is not None else -1,
             )
         )
-        core.checkpoints.judge_restored(self._exits, bool(self._lost), now, good_step)
+        core.checkpoints.judge_restored(self._exits, now, good_step)
 
     def _good_step(self, core: Core, now: Now) -> int | None:
         """As in :class:`~slurm_robust.model.events.GenerationEnded`.

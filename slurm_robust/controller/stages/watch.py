@@ -149,12 +149,18 @@ def ended_with(
         stuck=stuck,
         alive=tuple(n for n in state.slots if n not in lost),
         restore=state.restored,
+        all_restored=_all_restored(core, now),
         ended=core.starts.ended(lost),
         step_ended=core.starts.step_ended((*lost, *state.spares), now),
         oom=core.starts.out_of_memory(lost),
         cause=classify_exit(root.exit, core.log_rules) if root is not None else None,
         blames_peer=root is not None and blames_peer(root.exit, core.log_rules),
     )
+
+
+def _all_restored(core: Core, now: Now) -> bool:
+    restored = {record.rank for record in core.progress(now) if record.restored}
+    return len(restored) == core.state.placement.world_size
 
 
 def conclude(core: Core, fault: Fault, now: Now, *, waited: bool = False) -> Transition:

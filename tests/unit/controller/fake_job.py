@@ -137,6 +137,7 @@ class Job:
         self.orders: dict[str, Launch] = {}
         self.flush_step, self.stride = -1, 1
         self.saves: dict[str, Save] = {}
+        self.restores = True  # whether workers get so far that restore() returns
         self.writes = True  # whether agents can carry out a Save
         self.kept: dict[str, bool] = {}
         self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
@@ -368,7 +369,10 @@ class Job:
                 self._pending[node] = message
             case Launch(generation=generation, ranks=ranks) if generation > heartbeat.generation:
                 self.orders[node] = message
-                progress = tuple(Progress(rank=r, step=-1, reported=False, age_s=0.0) for r in ranks)
+                progress = tuple(
+                    Progress(rank=r, step=-1, reported=False, age_s=0.0, restored=self.restores)
+                    for r in ranks
+                )
                 phase = Phase.FREEING if node in self.freeing else Phase.RUNNING
                 self.change(node, generation=generation, phase=phase, progress=progress, exits=())
             case Stop() if node in (*self.stubborn, *self.slow) and heartbeat.phase in BUSY:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.job import CheckpointConfig, JobConfig, ParallelConfig, Timings
+from slurm_robust.config.job import CheckpointConfig, DetectConfig, JobConfig, ParallelConfig, Timings
 from slurm_robust.controller.checkpoints import Tempo
 from slurm_robust.controller.effects import Now, Prune
 from slurm_robust.controller.transitions import ToGathering
@@ -16,6 +16,7 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Flush, Pace, Phase, Progress
 from tests.unit.controller.fake_job import Job
+from tests.unit.sample_events import run_started
 
 FOUR = ("n1", "n2", "n3", "n4")
 CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message="own-00001.0 is damaged")
@@ -303,27 +304,106 @@ def test_all_agents_lost_at_once_loses_no_step(storage: bool) -> None:
     assert job.core.state.unsealed == (() if storage else (1,))
 
 
-def test_a_restart_that_fails_at_once_goes_one_older() -> None:
-    job = Job(memory=True)
-    for step in range(5):
+UNTESTED = JobConfig(detect=DetectConfig(diagnose=False))
+SYNTAX = WorkerError(type="SyntaxError", message="invalid syntax", file="train.py", line=7)
+
+
+def trained(to: int = 4, **changes: object) -> Job:
+    job = Job(memory=True, config=UNTESTED, **changes)  # type: ignore[arg-type]
+    for step in range(to + 1):
         job.train_to(step)
+    return job
+
+
+def test_a_state_with_which_training_ends_at_once_twice_is_left_for_an_older_one() -> None:
+    job = trained()
     job.kill_rank(1)
     assert where(job)[0] == 4
-    job.kill_rank(1)
+    job.kill_rank(1, signal=11)
+    assert where(job)[0] == 4
+    job.kill_rank(1, signal=11)
     (banned,) = job.events(ev.CheckpointBanned)
     assert banned.checkpoint == CheckpointId(generation=1, step=4)
     assert where(job)[0] == 3
+    (line,) = [line for line in job.said if "passed over" in line]
+    assert line == (
+        "step 4 of generation 1 is passed over in this job: training failed with it twice before a new "
+        "step was done; to take it again, submit a new job with: srobust run --from 7 --step 4"
+    )
+    assert fold(job.journal).banned == job.core.state.banned != {}
+
+
+@pytest.mark.parametrize("signal", [9, 15, 10])
+def test_signals_from_outside_do_not_speak_against_the_checkpoint(signal: int) -> None:
+    job = trained()
+    for _ in range(3):
+        job.kill_rank(1, signal=signal)
+        assert where(job)[0] == 4
+    assert job.events(ev.CheckpointBanned) == []
+
+
+@pytest.mark.parametrize(
+    "exit",
+    [{"signal": None, "code": 1, "error": SYNTAX}, {"signal": None, "code": 1}, {"signal": 11}],
+)
+def test_what_fails_before_the_state_is_restored_bans_nothing(exit: dict[str, object]) -> None:
+    job = trained()
+    job.restores = False  # from now on
+    job.kill_rank(1)
+    for _ in range(3):
+        if job.stage == "Running":  # else the bounds have ended it
+            assert where(job)[0] == 4
+            job.kill_rank(1, **exit)
+    assert job.events(ev.CheckpointBanned) == []
+
+
+def test_one_rank_that_has_not_restored_is_enough() -> None:
+    job = trained()
+    job.kill_rank(1)
+    for _ in range(2):
+        progress = tuple(structs.replace(p, restored=False) for p in job.heartbeats["n1"].progress)
+        job.tell("n1", progress=progress)
+        job.kill_rank(1, signal=11)
+    assert job.events(ev.CheckpointBanned) == []
+
+
+def test_an_exception_at_a_place_in_the_code_bans_nothing() -> None:
+    job = trained()
+    job.kill_rank(1)
+    for _ in range(2):
+        job.kill_rank(1, signal=None, code=1, error=SYNTAX)
+    job.pass_time(5)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    assert job.events(ev.CheckpointBanned) == []
+
+
+def test_a_ban_holds_over_a_requeue_and_not_in_the_next_job() -> None:
+    ban = ev.CheckpointBanned(t=1.0, checkpoint=CheckpointId(generation=1, step=4), reason="NaN")
+    job = trained()
+    job.kill_rank(1)
+    requeued = fold(
+        (
+            *job.journal,
+            ban,
+            ev.AllocationTaken(t=2.0, restart_count=1, nodes=("n1",), slots=("n1",), spares=()),
+        )
+    )
+    assert requeued.banned == {ban.checkpoint: "NaN"}
+    goes_on = ev.Continued(
+        t=3.0, from_job=7, from_folder="/x", generation=2, sealed={1: 4}, banned=(ban.checkpoint,)
+    )
+    assert fold((run_started(t=2.5, job_id=8, slots=2, spares=0), goes_on)).banned == {}
 
 
 def test_the_last_one_that_is_left_is_never_banned_and_the_bounds_end_it() -> None:
-    job = Job(spares=())
+    job = Job(spares=(), config=UNTESTED)
     job.train_to(5)
     job.storage = {CheckpointId(step=4, generation=1)}
     for generation in (2, 3):
-        job.kill_rank(1)
+        job.kill_rank(1, signal=11)
         assert job.core.state.generation == generation
         assert where(job) == (4, {"storage": 2})
-    job.kill_rank(1)
+    job.kill_rank(1, signal=11)
     job.pass_time(20)
     assert job.code == ExitCode.DO_NOT_REQUEUE
     assert job.events(ev.CheckpointBanned) == []

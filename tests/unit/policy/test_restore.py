@@ -8,13 +8,18 @@ from itertools import combinations, product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.model.layout import Placement
+from slurm_robust.model.state import Attempt, JobState
+from slurm_robust.policy import decide
 from slurm_robust.policy.restore import (
     Holding,
+    against,
     choose,
     failed_to_restore,
     format_source,
@@ -22,6 +27,7 @@ from slurm_robust.policy.restore import (
     seal,
     spoils,
 )
+from slurm_robust.policy.rules import Limits, Rules
 
 TWO = Placement(slots=("n1", "n2"), nproc_per_node=1)
 S = CheckpointId(step=5, generation=1)
@@ -303,16 +309,89 @@ CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message
 )
 def test_errors_of_restoring(exit: WorkerExit, is_one: bool) -> None:
     assert failed_to_restore(exit) == is_one
-    assert not (is_one and spoils([exit], lost=False, new_steps=False))
+    assert not (is_one and is_spoilt(ended(exit)))
 
 
-def test_what_speaks_against_a_checkpoint() -> None:
-    killed = WorkerExit(rank=0, signal=9)
-    assert spoils([killed], lost=False, new_steps=False)
-    assert not spoils([killed], lost=True, new_steps=False)
-    assert not spoils([killed], lost=False, new_steps=True)
-    assert not spoils([WorkerExit(rank=0, code=0)], lost=False, new_steps=False)
-    assert not spoils([], lost=False, new_steps=False)
+RESTORED = CheckpointId(step=10, generation=1)
+AGAIN = JobState(
+    slots=("n1", "n2"),
+    generation=2,
+    best_step=10,
+    steps_here=-1,
+    reports=True,
+    restored=RESTORED,
+)
+PLACE = WorkerError(type="ValueError", message="x", file="train.py", line=3)
+NO_PLACE = WorkerError(type="ValueError", message="x")
+SEGFAULT = WorkerExit(rank=1, signal=11)
+
+
+def ended(exit: WorkerExit, **changes: object) -> Fault:
+    """A generation that ended so when every rank had restored."""
+    root = NodeExit(node="n2", exit=exit)
+    fault = Fault(
+        symptom=Symptom.WORKER_EXIT,
+        root=root,
+        exits=(root,),
+        alive=("n1", "n2"),
+        restore=RESTORED,
+        all_restored=True,
+    )
+    return structs.replace(fault, **changes)
+
+
+def is_spoilt(fault: Fault, state: JobState = AGAIN, times: int = 2) -> bool:
+    """What holds the ``times``-th time that training ends so."""
+    for _ in range(times):
+        verdict = decide(state, fault, 1.0, Rules(limits=Limits())).verdict
+        if verdict is None:
+            return False
+        found = spoils(fault, verdict, state)
+        attempt = Attempt(signature=verdict.signature, t=1.0, step=state.best_step)
+        state = structs.replace(state, attempts=(*state.attempts, attempt))
+    return found
+
+
+@pytest.mark.parametrize(
+    "exit",
+    [SEGFAULT, WorkerExit(rank=1, code=3), WorkerExit(rank=1, code=1, error=NO_PLACE)],
+)
+def test_what_ends_twice_after_all_have_restored_speaks_against_the_state(exit: WorkerExit) -> None:
+    assert is_spoilt(ended(exit))
+    assert not is_spoilt(ended(exit), times=1)
+    assert not is_spoilt(ended(exit, all_restored=False))
+    assert not is_spoilt(ended(exit, lost=("n2",), alive=("n1",)))
+    assert not is_spoilt(ended(exit), structs.replace(AGAIN, steps_here=11))
+
+
+@pytest.mark.parametrize(
+    "exit",
+    [
+        WorkerExit(rank=1, code=1, error=PLACE),  # the code's
+        WorkerExit(rank=1, signal=9),  # somebody's
+        WorkerExit(rank=1, signal=15),
+        WorkerExit(rank=1, signal=10),
+        WorkerExit(rank=1, signal=9, oom="the kernel killed it for want of memory"),
+        WorkerExit(rank=1, code=1, taken="port 4000 was taken"),
+        WorkerExit(rank=1, signal=11, taken="port 4000 was taken"),
+    ],
+)
+def test_what_is_the_codes_or_comes_from_outside_does_not(exit: WorkerExit) -> None:
+    assert not is_spoilt(ended(exit))
+
+
+def test_an_end_that_no_rank_explains_does_not() -> None:
+    assert not is_spoilt(ended(SEGFAULT, root=None, exits=()))
+
+
+def test_a_named_node_does_not() -> None:
+    assert not is_spoilt(ended(SEGFAULT, named={"n2": "XID 79"}))
+
+
+def test_numbers_that_are_bad_from_the_first_step_on_do() -> None:
+    assert against(AGAIN, [], good_step=-1)
+    assert not against(AGAIN, [SEGFAULT], good_step=None)
+    assert not against(AGAIN, [], good_step=12)
 
 
 def test_the_source_of_a_restore_as_text() -> None:
