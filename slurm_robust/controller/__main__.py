@@ -291,6 +291,7 @@ def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken: Taken)
             taken_from=taken.node,
             reason=taken.why,
             silent_since=taken.silent_since,
+            start=plan.start,
         )
     )
     if short := file_shortage(len(plan.nodes), "agents"):

@@ -22,6 +22,9 @@ from slurm_robust.wire import messages as msg
 RECONNECT_S = 8.0
 """Agents notice within about 3 s that their controller is gone, and search for the next one."""
 
+ORDERED_S = 4.0
+"""For agents to find a controller that is to end the run at once; most have by then."""
+
 
 class Context:
     """The job as the controller knows it now.
@@ -45,8 +48,9 @@ class Context:
         self.switches: Final[Mapping[str, str]] = MappingProxyType(self._switches)
         """Leaf switch of each node, as far as Slurm says; only to be read."""
         self._ending: str | None = None
-        self._leaving: str | None = None
-        self._leaving_code = ExitCode.TERMINATED
+        order = state.stop_ordered  # to an earlier controller of this run
+        self._leaving: str | None = order.reason if order is not None else None
+        self._leaving_code = ExitCode(order.code) if order is not None else ExitCode.TERMINATED
         self._effects: list[Effect] = []
         self._notes: set[tuple[str, str]] = set()
 

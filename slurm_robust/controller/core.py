@@ -248,7 +248,7 @@ class Core(Context):
         """Slurm ends the job now (TERM), or the owner does (Ctrl-C). ``code``: what it ends with."""
         if self._leaving is None:
             self._leaving, self._leaving_code = reason, code
-            self.note(reason, "", now)
+            self.record(ev.StopOrdered(t=now.wall, reason=reason, code=code))
         return self.on_tick(now)
 
     def on_checkpoints(

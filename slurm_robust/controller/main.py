@@ -69,7 +69,8 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
             say(f"warning: {text}")
     if "SLURMD_NODENAME" not in os.environ:  # within salloc, whose command Slurm neither signals nor ends
         threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
-    return supervisor.supervise(directory.path, run_id, notify=bool(config.notify.channels))
+    notify = bool(config.notify.channels)
+    return supervisor.supervise(directory.path, run_id, notify=notify, start=plan.start)
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:

@@ -78,6 +78,8 @@ class Plan(Record):
     queued_s: float | None = None
     eligible: float | None = None
     gpus: int = 0
+    start: str = ""
+    """This start of ``srobust run``; controllers of other hosts that take over serve the same one."""
     output: str = ""
     """The job's own output, in which a controller on another node goes on; "" where that is no file."""
     training: str = ""
@@ -326,6 +328,7 @@ def make_plan(
         output=_own_output(),
         training=training,
         continued=continued,
+        start=secrets.token_hex(8),
     )
 
 

@@ -27,6 +27,7 @@ from typing import TypeVar
 
 from slurm_robust.controller.notifier import Notifier
 from slurm_robust.controller.output import say
+from slurm_robust.controller.over import code_of, end_of
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import signal_name
@@ -120,12 +121,18 @@ def report_end(descriptor: int | None, code: int) -> None:
 
 
 def supervise(
-    directory: Path, run_id: str = "", *options: str, after: int | None = None, notify: bool = False
+    directory: Path,
+    run_id: str = "",
+    *options: str,
+    after: int | None = None,
+    notify: bool = False,
+    start: str = "",
 ) -> int:
     """Run controllers on the ``directory`` of ``run_id`` until one reports the end; the job's exit code.
 
     ``options``: more of them for each controller; ``after``: the epoch of the controller that is replaced, by
-    default the newest there is, and none is replaced; ``notify``: people are to be told. Raises ``OSError``.
+    default the newest there is, and none is replaced; ``notify``: people are to be told; ``start``: the start
+    of ``srobust run`` that they serve. Raises ``OSError``.
     """
     raise_file_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
@@ -135,7 +142,7 @@ def supervise(
     if after is None:
         newest = newest_epoch(job.epochs)
         after = newest.epoch if newest is not None else 0
-    others = Others(job, after)
+    others = Others(job, after, start)
     return Supervisor(
         (*command, "--run-id", run_id, *options),
         others=others,
@@ -145,11 +152,12 @@ def supervise(
 
 
 class Others:
-    """Controllers of other hosts, as the job directory shows them."""
+    """Controllers of other hosts, and the end of the run, as the job directory shows them."""
 
-    def __init__(self, job: JobDirectory, after: int) -> None:
-        """``after``: only those with a higher epoch than this."""
+    def __init__(self, job: JobDirectory, after: int, start: str = "") -> None:
+        """``after``: only those with a higher epoch than this; ``start``: of ``srobust run``, "" for any."""
         self._job = job
+        self._start = start
         self._thread: threading.Thread | None = None
         self._size = -1
         self._host = socket.gethostname()
@@ -174,11 +182,15 @@ class Others:
         return size != before
 
     def end(self) -> int | None:
-        """The exit code of a job that is over for good."""
+        """The exit code of a run that has ended, and does not go on by another controller."""
         state = self.state()
-        return (
-            state.ended.code if state is not None and state.ended is not None and state.ended.final else None
-        )
+        ended = end_of(state, self._start) if state is not None else None
+        return ended.code if ended is not None else None
+
+    def code(self) -> int | None:
+        """The same as soon as it is decided, while what belongs to the end is still being done."""
+        state = self.state()
+        return code_of(state, self._start) if state is not None else None
 
     def state(self) -> JobState | None:
         """What the journal holds; None where storage does not answer, or refuses."""
@@ -266,7 +278,7 @@ class Supervisor:
             if reported is not None:
                 return reported
             if end_signal is not None:
-                return 128 + end_signal  # another controller could do no more about it
+                return self._code(128 + end_signal)  # another controller could do no more about it
             end = self._judge(code, time.monotonic() - started_at)
             if end is not None:
                 return end
@@ -366,12 +378,19 @@ class Supervisor:
             self._ends.popleft()
         if len(self._ends) >= MOST_ENDS:
             say(f"the controller {how}, {len(self._ends)} times within {WINDOW_S:.0f} s; giving up")
-            return int(ExitCode.INTERNAL)
+            return self._code(int(ExitCode.INTERNAL))
         pause_s = self._pause()
         soon = f" in {pause_s:.0f} s" if pause_s >= 1 else ""
-        say(f"the controller {how}; starting the next one{soon} (training goes on)")
+        is_over = self._others is not None and self._others.code() is not None
+        meanwhile = "the run has ended, and it ends the agents" if is_over else "training goes on"
+        say(f"the controller {how}; starting the next one{soon} ({meanwhile})")
         self._rest(pause_s)
         return None
+
+    def _code(self, otherwise: int) -> int:
+        """The exit code where no controller could report one: that of the journal, which binds us, too."""
+        found = self._others.code() if self._others is not None else None
+        return otherwise if found is None else found
 
     def _wait_for_storage(self, now: float) -> int | None:
         """As long as agents live, training may go on; for them storage is waited for."""
@@ -381,7 +400,7 @@ class Supervisor:
             self._no_agents_since = now
         if self._no_agents_since is not None and now - self._no_agents_since > STORAGE_S:
             say(f"no agent is left, and for {STORAGE_S:.0f} s storage let no controller begin; giving up")
-            return int(ExitCode.JOB_DIR)
+            return self._code(int(ExitCode.JOB_DIR))
         pause_s = self._pause()
         say(f"the next controller is started in {pause_s:.0f} s, if storage lets it (training goes on)")
         self._rest(pause_s)

@@ -84,12 +84,12 @@ def take_over(
     """Keep a controller running until the job is over, then end the job; its exit code."""
     node = os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
     say(f"takeover: {why}; the controller runs on {node} now")
-    others = Others(directory, epoch)
+    others = Others(directory, epoch, plan.start)
     if (code := others.end()) is None:
         threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
         options = ("--taken-from", taken_from, "--why", why, "--silent-since", str(silent_since))
         notify = bool(plan.config.notify.channels)
-        code = supervise(directory.path, plan.run_id, *options, after=epoch, notify=notify)
+        code = supervise(directory.path, plan.run_id, *options, after=epoch, notify=notify, start=plan.start)
     if code != ExitCode.REQUEUED:
         for number in (signal.SIGTERM, signal.SIGUSR1):  # what is left to do outlives the run
             signal.signal(number, signal.SIG_IGN)

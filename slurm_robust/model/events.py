@@ -116,6 +116,8 @@ class ControllerStarted(Event):
     """Why it took over."""
     silent_since: float = 0.0
     """When that controller was last heard, by the clock of this host; 0 where that is not known."""
+    start: str = ""
+    """The start of ``srobust run`` that it serves, which controllers of other hosts share; "" if unknown."""
 
 
 class ClockCompared(Event):
@@ -227,6 +229,15 @@ class SymptomAdded(Event):
     incident: int
     symptom: Symptom
     detail: str
+
+
+class StopStarted(Event):
+    """The workers of the generation are ended from now on: how they end later says nothing of a fault."""
+
+    generation: int
+    reason: str
+    symptom: Symptom | None = None
+    """Of the fault for which they are; None where nothing is wrong with them."""
 
 
 class GenerationEnded(Event):
@@ -485,6 +496,35 @@ class StageDone(Event):
     detail: str
 
 
+class StopOrdered(Event):
+    """Slurm or the owner ordered the run to end.
+
+    It binds each later controller of the same start of ``srobust run``.
+    """
+
+    reason: str
+    code: int
+    """The exit code where nothing else ended the run before."""
+
+
+class EndStarted(Event):
+    """It is decided how the run ends, and done from now on. It binds each later controller.
+
+    A run that is not over for good it binds only within the same start of ``srobust run``.
+    """
+
+    code: int
+    reason: str
+    final: bool = True
+    """As in :class:`RunEnded`."""
+    saves: bool = False
+    """What only memory holds goes to storage first."""
+    exclude: tuple[str, ...] = ()
+    """Where ``code`` says that the job is requeued: without these nodes."""
+    failure: bool = False
+    """The same: as in :class:`RequeueStarted`."""
+
+
 class RunEnded(Event):
     """The run is over."""
 
@@ -514,6 +554,7 @@ AnyEvent: TypeAlias = (
     | ProgressMade
     | IncidentOpened
     | SymptomAdded
+    | StopStarted
     | GenerationEnded
     | GenerationSealed
     | CheckpointBanned
@@ -541,6 +582,8 @@ AnyEvent: TypeAlias = (
     | CheckpointRequested
     | RequeueStarted
     | StageDone
+    | StopOrdered
+    | EndStarted
     | RunEnded
     | Noted
 )

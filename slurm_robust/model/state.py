@@ -9,11 +9,14 @@ import msgspec
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import (
     Blame,
     Evict,
+    GiveUp,
     Place,
     Replace,
+    Requeue,
     Signature,
     Swap,
     Symptom,
@@ -115,6 +118,8 @@ class JobState(Record, dict=True):
     generation: int = 0
     running: bool = False
     """The generation was launched and has not ended."""
+    stopping: ev.StopStarted | None = None
+    """Its workers are being ended."""
     best_step: int = -1
     """Newest step completed by all ranks in any generation, by the script's numbers; -1 before the first."""
     steps_here: int = -1
@@ -156,6 +161,12 @@ class JobState(Record, dict=True):
     runs_in_vain: int = 0
     """How many runs before it, one after the other, were :meth:`is_in_vain` at their end."""
     requeueing: ev.RequeueStarted | None = None
+    start: str = ""
+    """The start of ``srobust run`` that the newest controller serves."""
+    stop_ordered: ev.StopOrdered | None = None
+    """The first order of this start to end."""
+    end_started: ev.EndStarted | None = None
+    """How this run was to end, also once it has."""
     ended: ev.RunEnded | None = None
 
     @property
@@ -250,7 +261,8 @@ def _(event: ev.Continued, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.ControllerStarted, state: JobState) -> JobState:
-    ended = state.ended if state.ended is not None and state.ended.final else None
+    goes_on = bool(event.start) and event.start == state.start
+    ended, end_started = state.ended, state.end_started
     own = event.node or event.host
     fresh = state.generation + TAKEOVER_GAP if event.taken_from else state.fresh_generation
     return msgspec.structs.replace(
@@ -260,7 +272,10 @@ def _(event: ev.ControllerStarted, state: JobState) -> JobState:
         taken_from=event.taken_from,
         silent_since=event.silent_since,
         fresh_generation=fresh,
-        ended=ended,
+        start=event.start,
+        stop_ordered=state.stop_ordered if goes_on else None,
+        end_started=end_started if end_started is not None and (goes_on or end_started.final) else None,
+        ended=ended if ended is not None and (goes_on or ended.final) else None,
     )
 
 
@@ -284,6 +299,9 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         time_limit_s=event.time_limit_s,
         got_on=False,
         requeueing=None,
+        stop_ordered=None,
+        end_started=state.end_started if state.end_started is not None and state.end_started.final else None,
+        stopping=None,
     )
 
 
@@ -301,6 +319,7 @@ def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
         slots=event.slots,
         spares=spares,
         running=True,
+        stopping=None,
         steps_here=-1,
         restored=event.restore,
         restored_tiers=event.tiers,
@@ -346,6 +365,11 @@ def _(event: ev.IncidentOpened, state: JobState) -> JobState:
 
 
 @apply.register
+def _(event: ev.StopStarted, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, stopping=event)
+
+
+@apply.register
 def _(event: ev.GenerationEnded, state: JobState) -> JobState:
     unsealed = (*state.unsealed, event.generation) if event.pending else state.unsealed
     state = _seal(state, event.generation, event.sealed_step, event.shared)
@@ -354,7 +378,9 @@ def _(event: ev.GenerationEnded, state: JobState) -> JobState:
         # Non-finite numbers count as no progress, so this is how far training was.
         state = _advance(state, event.good_step, True)
         good_steps = {**good_steps, event.generation: event.good_step}
-    return msgspec.structs.replace(state, running=False, unsealed=unsealed, good_steps=good_steps)
+    return msgspec.structs.replace(
+        state, running=False, stopping=None, unsealed=unsealed, good_steps=good_steps
+    )
 
 
 @apply.register
@@ -406,6 +432,8 @@ def _(event: ev.Decided, state: JobState) -> JobState:
         elif isinstance(action, Swap):
             other = {action.first: action.second, action.second: action.first}
             slots = tuple(other.get(n, n) for n in slots)
+        elif isinstance(action, GiveUp | Requeue):
+            state = msgspec.structs.replace(state, end_started=_end_by(action, event.t))
     attempts, incident = state.attempts, state.incident
     if incident is not None and incident.decided is None and not finds_out_more(event.actions):
         incident = msgspec.structs.replace(incident, decided=event.t)
@@ -422,6 +450,21 @@ def _(event: ev.Decided, state: JobState) -> JobState:
     places = (*state.places, event.place)[-MOST_PLACES:] if event.place is not None else state.places
     return msgspec.structs.replace(
         state, slots=slots, spares=spares, attempts=attempts, incident=incident, places=places
+    )
+
+
+def _end_by(action: GiveUp | Requeue, t: float) -> ev.EndStarted:
+    """What the decision of the policy to leave the nodes binds later controllers to."""
+    if isinstance(action, GiveUp):
+        return ev.EndStarted(t=t, code=action.code, reason=action.reason, saves=True)
+    return ev.EndStarted(
+        t=t,
+        code=ExitCode.REQUEUED,
+        reason=action.reason,
+        final=False,
+        saves=True,
+        exclude=action.exclude,
+        failure=True,
     )
 
 
@@ -523,7 +566,19 @@ def _(event: ev.RequeueStarted, state: JobState) -> JobState:
     in_vain = state.runs_in_vain
     if state.requeueing is None and not event.failure and state.is_in_vain(event.t):
         in_vain += 1  # once, also where another controller has to go on asking
-    return msgspec.structs.replace(state, requeueing=event, running=False, runs_in_vain=in_vain)
+    return msgspec.structs.replace(
+        state, requeueing=event, end_started=None, running=False, runs_in_vain=in_vain
+    )
+
+
+@apply.register
+def _(event: ev.StopOrdered, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, stop_ordered=state.stop_ordered or event)
+
+
+@apply.register
+def _(event: ev.EndStarted, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, end_started=event)
 
 
 @apply.register

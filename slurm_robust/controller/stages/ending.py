@@ -5,11 +5,12 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.analysis.logs import root_exit
-from slurm_robust.controller.context import RECONNECT_S
+from slurm_robust.controller.context import ORDERED_S, RECONNECT_S
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Exit, Now, Say
 from slurm_robust.controller.stages.watch import (
     all_done,
+    current_agents,
     ended_with,
     is_taken_host_lost,
     leave,
@@ -81,33 +82,59 @@ def end_agents(core: Core, *, keep_copies: bool) -> None:
         core.send(node, order)
 
 
+RESEND_S = 1.0
+
+
 class Ending:
-    """Ends the agents, bounded, and then the controller."""
+    """Ends the agents, bounded, and then the controller.
+
+    Where an earlier controller has begun with it, agents that were not told are waited for.
+    """
 
     def __init__(self, begin: ToEnding) -> None:
         self._begin = begin
-        self._since = 0.0
+        self._since = self._sent = 0.0
+        self._awaited: frozenset[str] = frozenset()
         self._done = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Say so in the journal and order the agents to end."""
-        self._since = now.mono
-        begin = self._begin
-        if begin.code != ExitCode.REQUEUED:  # the next run goes on
+        self._since = self._sent = now.mono
+        begin, state = self._begin, core.state
+        if now.mono == core.started:
+            self._awaited = frozenset(state.joined)
+        text = f"end, exit code {int(begin.code)}: {begin.reason}"
+        if state.ended is not None:
+            text = f"this run is over, says the journal: {text}"
+        elif begin.code != ExitCode.REQUEUED:  # the next run goes on
             core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason, final=begin.final))
-        core.emit(Say(text=f"end, exit code {int(begin.code)}: {begin.reason}"))
-        end_agents(core, keep_copies=not begin.final and core.checkpoints.need_memory())
+        core.emit(Say(text=text))
+        self._end_agents(core)
         core.companions.end_all("the job leaves its nodes", now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Exit when the agents are gone or have had their time."""
         waited = now.mono - self._since
-        quiet = 2 * core.config.timings.heartbeat_s + 0.5
-        silent = all(now.mono - view.heard > quiet for view in core.fleet.views.values())
-        if not self._done and (core.starts.all_ended or silent or waited > core.config.timings.shutdown_s):
+        if self._done:
+            return None
+        if now.mono - self._sent > RESEND_S:
+            self._sent = now.mono
+            self._end_agents(core)
+        if core.starts.all_ended or self._are_silent(core, now) or waited > core.config.timings.shutdown_s:
             self._done = True
             core.emit(Exit(code=int(self._begin.code)))
         return None
+
+    def _end_agents(self, core: Core) -> None:
+        end_agents(core, keep_copies=not self._begin.final and core.checkpoints.need_memory())
+
+    def _are_silent(self, core: Core, now: Now) -> bool:
+        """Whether no agent is heard any more, and none is awaited."""
+        views, quiet = core.fleet.views, 2 * core.config.timings.heartbeat_s + 0.5
+        awaited = self._awaited - views.keys() - core.starts.ended(self._awaited).keys()
+        if awaited and now.mono - self._since <= RECONNECT_S:
+            return False
+        return all(now.mono - view.heard > quiet for view in views.values())
 
 
 class Observing:
@@ -164,6 +191,12 @@ class Observing:
         core.emit(Say(text=f"observe mode, would do: {decided.reason}"))
 
 
+def _go_on_stopping(begun: ev.StopStarted) -> ToStopping:
+    """To where the controller before was, with what is known of the fault."""
+    fault = Fault(symptom=begun.symptom, detail=begun.reason) if begun.symptom is not None else None
+    return ToStopping(reason=begun.reason, fault=fault)
+
+
 class Reconnecting:
     """A new controller finds the agents of a generation that runs; training never noticed.
 
@@ -182,15 +215,18 @@ class Reconnecting:
 
         Running then sees the silent nodes as lost and the rest goes its usual way.
         """
-        if core.leaving:
-            return ToStopping(reason=core.leaving)
-        state = core.state
+        state, waited_s = core.state, now.mono - self._since
         heartbeats = core.fleet.heartbeats(state.slots)
+        if core.leaving and (waited_s > ORDERED_S or len(heartbeats) == len(state.slots)):
+            is_done = all_done(core, now)
+            return ToRunning(agents=current_agents(core)) if is_done else ToStopping(reason=core.leaving)
         here = {n: b.agent for n, b in heartbeats.items() if b.generation == state.generation}
+        if state.stopping is not None and (len(here) == len(state.slots) or waited_s > RECONNECT_S):
+            return _go_on_stopping(state.stopping)
         if len(here) == len(state.slots) or all_done(core, now):
             core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)
-        waited_s, taken = now.mono - self._since, state.taken_from
+        taken = state.taken_from
         missing = set(state.slots) - here.keys() - core.starts.ended(state.slots).keys()
         if not missing:
             return ToRunning(agents=here)  # where the agents that ended are seen

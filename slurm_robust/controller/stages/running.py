@@ -7,7 +7,15 @@ from slurm_robust.controller.context import Context
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.incidents import REPEATING
-from slurm_robust.controller.stages.watch import all_done, current_agents, find_fault, leave, watch_spares
+from slurm_robust.controller.over import begun_by
+from slurm_robust.controller.stages.watch import (
+    DONE,
+    all_done,
+    current_agents,
+    find_fault,
+    leave,
+    watch_spares,
+)
 from slurm_robust.controller.transitions import (
     ToCheckpointing,
     ToEnding,
@@ -209,13 +217,14 @@ class Running:
         self._watch_steps(core, now)
         if self._course is not None:
             self._course.step(core, now)
+        if all_done(core, now):  # before an order to end, which came too late to change that
+            core.watch_progress(now, force=True)
+            end = ToEnding(code=0, reason=DONE)
+            core.record(begun_by(end, now.wall, saves=False))  # first: without it a next controller trains on
+            core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=DONE))
+            return end
         if core.leaving:
             return ToStopping(reason=core.leaving)
-        if all_done(core, now):
-            core.watch_progress(now, force=True)
-            reason = "every rank ended with code 0"
-            core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=reason))
-            return ToEnding(code=0, reason=reason)
         fault = find_fault(core, self._agents, self._since, now)
         if fault is not None:
             return leave(core, self._agents, fault, now)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from slurm_robust.controller.context import ORDERED_S, RECONNECT_S
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
+from slurm_robust.controller.over import begun_by
 from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
@@ -28,12 +30,17 @@ class Saving:
         self._since = self._sent = 0.0
         self._agentless: tuple[str, ...] = ()
         self._is_chosen = False
+        self._is_later = False  # an earlier controller has begun with it, whose agents are to find this one
         self._orders: dict[str, Save] = {}
         self._plan: RestorePlan | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Find the nodes that can report copies, but have no agent now."""
         self._since = now.mono
+        self._is_later = now.mono == core.started
+        begun, known = begun_by(self._then, now.wall, saves=True), core.state.end_started
+        if known is None or (known.code, known.reason) != (begun.code, begun.reason):
+            core.record(begun)
         slots = [node for node in core.state.slots if core.fleet.heartbeat(node) is None]
         if core.config.checkpoint.memory and core.checkpoints.need_memory():
             self._agentless = tuple(core.starts.ended(slots))
@@ -87,12 +94,20 @@ class Saving:
 
     def _awaits_agents(self, core: Core, now: Now) -> bool:
         """Whether an agent may yet come to a node whose agent ended; starts one."""
+        if self._is_later and self._may_find_us(core, now):
+            return True
         missing = [node for node in self._agentless if core.fleet.heartbeat(node) is None]
         waited_s = now.mono - self._since
         if not missing or core.leaving or core.ending or waited_s > core.config.timings.agent_start_s:
             return False
         found = core.starts.check(missing, now)
         return any(node not in found.down | found.silent | found.refused for node in missing)
+
+    def _may_find_us(self, core: Core, now: Now) -> bool:
+        ended = core.starts.ended(core.state.slots)
+        away = [n for n in core.state.slots if core.fleet.heartbeat(n) is None and n not in ended]
+        limit_s = ORDERED_S if core.leaving else RECONNECT_S
+        return core.config.checkpoint.memory and bool(away) and now.mono - self._since <= limit_s
 
     def _after(self, core: Core) -> Transition:
         """A controller that is ordered to end asks for no requeue: that would contradict the order."""

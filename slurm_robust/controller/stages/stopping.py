@@ -7,7 +7,7 @@ from msgspec import structs
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with
+from slurm_robust.controller.stages.watch import DONE, conclude, current_agents, ended_with
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToRequeueing,
@@ -40,6 +40,7 @@ class Stopping:
         self._since = self._sent = 0.0
         self._agents: dict[str, str] = {}
         self._exits: tuple[NodeExit, ...] = ()
+        self._done: tuple[NodeExit, ...] = ()  # with code 0
         self._lost: list[str] = []
         self._stuck: list[str] = []
         self._stopped = self._is_slow_said = False
@@ -48,7 +49,19 @@ class Stopping:
         """Send the orders. Exits seen from now on may be our own doing, so they are taken here."""
         self._since = now.mono
         self._agents = current_agents(core)
-        self._exits = core.exits(now)
+        begun = core.state.stopping
+        if begun is not None:  # by an earlier controller
+            self._since -= max(0.0, now.wall - begun.t)
+        elif core.state.running:
+            symptom = self._fault.symptom if self._fault is not None else None
+            begun = ev.StopStarted(
+                t=now.wall, generation=core.state.generation, reason=self._reason, symptom=symptom
+            )
+            core.record(begun)
+        before_s = now.mono - self._since
+        # What came before the last end of a generation is judged already.
+        exits = core.exits(now) if core.state.running else ()
+        self._exits = tuple(e for e in exits if e.exit.age_s >= before_s)
         self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
@@ -67,7 +80,9 @@ class Stopping:
     def _take_late_exits(self, core: Core, now: Now) -> None:
         """Add those from before the orders of which is heard only now; one of them may explain the others."""
         waited_s, known = now.mono - self._since, {e.exit.rank for e in self._exits}
-        late = (e for e in core.exits(now) if e.exit.rank not in known and e.exit.age_s > waited_s)
+        exits = core.exits(now) if core.state.running else ()
+        self._done = tuple(e for e in exits if not e.exit.failed)
+        late = (e for e in exits if e.exit.rank not in known and e.exit.age_s > waited_s)
         as_before = (
             structs.replace(e, exit=structs.replace(e.exit, age_s=e.exit.age_s - waited_s)) for e in late
         )
@@ -179,10 +194,14 @@ class Stopping:
         return good if good > core.state.restored_step else -1
 
     def _follow(self, core: Core, now: Now) -> Transition:
+        if len({e.exit.rank for e in self._done}) == core.state.placement.world_size:
+            return ToEnding(code=0, reason=DONE)  # the order came too late to change that
         if core.leaving:
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
-        if core.ending and not any(e.exit.failed for e in self._exits) and not self._lost:
-            return before_the_end(core, core.ending, now, warned=True)
+        is_well = not any(e.exit.failed for e in self._exits) and not self._lost
+        ending = core.ending or (self._reason if self._fault is None and not self._waited else None)
+        if ending and is_well:
+            return before_the_end(core, ending, now, warned=True)
         return conclude(core, self._ended_with(core, now), now, waited=self._waited)
 
     def _ended_with(self, core: Core, now: Now) -> Fault:

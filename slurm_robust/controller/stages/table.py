@@ -9,6 +9,7 @@ from typing import Any
 from slurm_robust.controller import transitions as to
 from slurm_robust.controller.core import Stage
 from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.over import bound
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.controller.stages.borrowing import Borrowing
 from slurm_robust.controller.stages.checkpointing import Checkpointing
@@ -22,7 +23,13 @@ from slurm_robust.controller.stages.saving import Saving
 from slurm_robust.controller.stages.stopping import Stopping
 from slurm_robust.controller.stages.testing import Testing
 from slurm_robust.controller.stages.unreachable import Unreachable
-from slurm_robust.controller.transitions import ToGathering, ToReconnecting, ToRequeueing, Transition
+from slurm_robust.controller.transitions import (
+    ToGathering,
+    ToReconnecting,
+    ToRequeueing,
+    ToSaving,
+    Transition,
+)
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
@@ -56,6 +63,13 @@ def build(transition: to.Transition) -> Stage:
 def begin(journal: Journal, plan: Plan) -> Transition:
     """Bring the journal to the present and say with which stage to begin."""
     state = fold(journal.events)
+    if (end := bound(state)) is not None:
+        if state.running:
+            _end_generation(journal, state)
+        if state.restart_count == plan.restart_count:
+            return end
+        _new_run(journal, plan, fold(journal.events))
+        return end.then if isinstance(end, ToSaving) else end  # no memory of these nodes has anything
     if state.restart_count != plan.restart_count:
         _new_run(journal, plan, state)
         return ToGathering(start=True)
@@ -64,6 +78,13 @@ def begin(journal: Journal, plan: Plan) -> Transition:
     if (begun := state.requeueing) is not None:
         return ToRequeueing(exclude=begun.exclude, reason=begun.reason, failure=begun.failure)
     return ToGathering(start=True, expected=True)
+
+
+def _end_generation(journal: Journal, state: JobState) -> None:
+    """The controller that decided on the end could not write that its generation had ended before."""
+    reason = state.end_started.reason if state.end_started is not None else "the run was ordered to end"
+    end = ev.GenerationEnded(t=time.time(), generation=state.generation, reason=reason, pending=True)
+    journal.append(end)
 
 
 def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:

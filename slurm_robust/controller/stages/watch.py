@@ -20,6 +20,8 @@ from slurm_robust.policy.silence import TOGETHER, Silence
 from slurm_robust.policy.standbys import failed_tests
 from slurm_robust.util.hostlist import fold
 
+DONE = "every rank ended with code 0"
+
 # The agent of a host from which this controller has taken over, if it lives; others agree that it does not.
 TAKEN_S = 4.0
 

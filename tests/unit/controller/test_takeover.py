@@ -170,7 +170,7 @@ def end_with(
     plan = planned(slurm, folder)
     slurm.cluster.node_down("n1")
 
-    def supervise(*arguments: object, after: int, notify: bool) -> int:
+    def supervise(*arguments: object, after: int, notify: bool, start: str) -> int:
         JobDirectory(folder).journal.write_bytes(b"".join(ev.encode_event(event) + b"\n" for event in events))
         return code
 
@@ -226,7 +226,7 @@ def test_a_run_that_slurm_ends_with_its_old_batch_script_is_requeued(
     slurm.cluster.put(slurm.job(plan.job_id), states=frozenset(states), reason=reason)
     end = ev.RunEnded(t=0.0, code=ExitCode.TERMINATED, reason="TERM", final=final)
     JobDirectory(tmp_path).journal.write_bytes(ev.encode_event(end) + b"\n")
-    monkeypatch.setattr(takeover, "supervise", lambda *arguments, after, notify: ExitCode.TERMINATED)
+    monkeypatch.setattr(takeover, "supervise", lambda *arguments, **options: ExitCode.TERMINATED)
     monkeypatch.setattr(takeover, "watch", lambda *arguments: None)
     take_over(JobDirectory(tmp_path), plan, slurm, 1, "n1", "it is dead")
     job = slurm.job(plan.job_id)
@@ -255,7 +255,7 @@ def test_the_end_is_read_as_soon_as_storage_answers(
 
     slurm.cluster.clock.on_advance.append(answer)
     plan = planned(slurm, tmp_path)
-    monkeypatch.setattr(takeover, "supervise", lambda *arguments, after, notify: 0)
+    monkeypatch.setattr(takeover, "supervise", lambda *arguments, **options: 0)
     monkeypatch.setattr(takeover, "watch", lambda *arguments: None)
     take_over(folder, plan, slurm, 1, "n1", "it is dead")
     assert slurm.job(plan.job_id).restart_count == 1
@@ -268,7 +268,7 @@ def test_storage_that_never_answers_cancels_nothing(
     JobDirectory(tmp_path).journal.mkdir()
     monkeypatch.setattr(takeover, "FINISH_S", 60.0)
     plan = planned(slurm, tmp_path)
-    monkeypatch.setattr(takeover, "supervise", lambda *arguments, after, notify: int(ExitCode.INTERNAL))
+    monkeypatch.setattr(takeover, "supervise", lambda *arguments, **options: int(ExitCode.INTERNAL))
     monkeypatch.setattr(takeover, "watch", lambda *arguments: None)
     take_over(JobDirectory(tmp_path), plan, slurm, 1, "n1", "it is dead")
     assert slurm.job(plan.job_id).is_running
