@@ -108,13 +108,14 @@ def _top(args: argparse.Namespace) -> int:
 
 
 def _register_report(commands: Commands) -> None:
-    text = "report on a whole job: its ETTR, where its time went, incidents, nodes and starts"
+    text = "report on a whole job or training: its ETTR, where its time went, incidents, nodes and starts"
     parser = add_command(
         commands,
         "report",
         _report,
         text,
-        more="Of a running or ended job, also from a copy of its folder on a machine without Slurm.",
+        more="Of a running or ended job, or of all jobs of a training, also from a copy of their folders on "
+        "a machine without Slurm.",
         of_job=True,
         json=True,
     )
@@ -127,7 +128,7 @@ def _register_report(commands: Commands) -> None:
     parser.add_argument("--csv", action="store_true", help="print one table as CSV")
     parser.add_argument(
         "--table",
-        choices=("incidents", "classes", "nodes", "steps"),
+        choices=("incidents", "classes", "nodes", "steps", "chapters"),
         help="with --csv: which table (default: incidents)",
     )
 
@@ -266,7 +267,11 @@ def _register_incidents(commands: Commands) -> None:
     text = "report on one incident of a job: the timeline and the evidence"
     one = add_command(commands, "incident", _incident, text, of_job=True, json=True)
     one.add_argument(
-        "number", metavar="N", type=whole_number(1), help="its number, as 'srobust incidents' shows it"
+        "number",
+        metavar="N",
+        nargs="?",
+        default="",
+        help="its number, as 'srobust incidents' shows it; JOB/N names one, too",
     )
     one.add_argument("--logs", action="store_true", help="also the last lines of the ranks' output")
     one.add_argument(
@@ -304,11 +309,29 @@ def _incidents_of_all(args: argparse.Namespace) -> int:
     return show_incidents(index_of(args)[0], asked, json=args.json, as_csv=args.csv)
 
 
+def which_incident(job: str, number: str) -> tuple[str, int]:
+    """The job and the number in ``JOB N``, ``JOB/N`` or ``NAME JOB/N``. Raises UsageError."""
+    if not number and not Path(job).exists():
+        job, _, number = job.rpartition("/")
+    elif "/" in number:
+        job, _, number = number.rpartition("/")
+    if not number:
+        raise UsageError(
+            "the following arguments are required: N",
+            fix="write srobust incident JOB N, as 'srobust incidents' has it",
+        )
+    try:
+        return job, whole_number(1)(number)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"argument N: {error}", fix="'srobust incidents JOB' lists them") from error
+
+
 def _incident(args: argparse.Namespace) -> int:
     from slurm_robust.report import incident_view
 
+    job, number = which_incident(args.job, args.number)
     return incident_view.show_one(
-        args.job, args.number, json=args.json, logs=args.logs, stacks=args.stacks, job_dir=args.job_dir
+        job, number, json=args.json, logs=args.logs, stacks=args.stacks, job_dir=args.job_dir
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
@@ -103,6 +104,14 @@ def facts_table(facts: Iterable[tuple[str, str]], indent: str = "") -> Table:
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(indent + name, Text(value))
+    return table
+
+
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table with a head and no lines between its rows; numbers stand on the ``right``."""
+    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return table
 
 

@@ -48,11 +48,17 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
     ``srobust-jobs`` here; only if that has no such id, Slurm is asked for the folder from which the job was
     submitted. Raises :class:`NoSuchJob` naming the places.
     """
+    found = named(name, root, slurm)
+    return newest_job(found, slurm or make_slurm()) if isinstance(found, TrainingDirectory) else found
+
+
+def named(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDirectory | TrainingDirectory:
+    """The job or the training that a person named. As :func:`find`."""
     if not name:
         raise NoSuchJob("JOB is empty", fix="give a job's id, or its folder", code=ExitCode.USAGE)
     number = _ID.fullmatch(name)
     if number is None:
-        return _by_name(name, root, slurm)
+        return _by_name(name, root)
     task = number["task"] is not None
     here = root_of(root)
     found, closed = _search(here, name, task)
@@ -62,7 +68,7 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
     with suppress(NoSuchJob):  # a folder that may not be read is no hint at a training of that name
         training = find_training(name, root)
     if training is not None:
-        return newest_job(training, slurm or make_slurm())
+        return training
     slurm = slurm or make_slurm()
     view = ask_slurm(slurm, int(number["job"]))
     roots = [here]
@@ -84,14 +90,14 @@ def root_of(root: str | None) -> Path:
     return Path(root) if root else Path.cwd() / JOBS_FOLDER
 
 
-def _by_name(name: str, root: str | None, slurm: SlurmClient | None) -> JobDirectory:
+def _by_name(name: str, root: str | None) -> JobDirectory | TrainingDirectory:
     """What is no number: a folder, or a training."""
     path = Path(name)
     if _LOOKS_LIKE_ID.fullmatch(name) and not path.exists():
         raise _no_such_id(name)
     training = find_training(name, root)
     if training is not None and not (path.is_dir() and JobDirectory(path).journal.exists()):
-        return newest_job(training, slurm or make_slurm())
+        return training
     if "/" not in name and not path.exists():
         raise no_such_training(name, root, "there is neither a training nor a folder")
     return _folder(path)

@@ -65,6 +65,15 @@ class IncidentRow(Record):
     recover_s: float | None
     steps_repeated: int | None
     """None where the script does not number its steps."""
+    job: str = ""
+    """Of which it is one among those of several jobs, else ""."""
+    of_job: int = 0
+    """Its number there."""
+
+    @property
+    def name(self) -> str:
+        """By which a person asks for it: ``3``, or ``4711/3`` among those of several jobs."""
+        return f"{self.job}/{self.of_job}" if self.job else str(self.number)
 
 
 class ResultRow(Record):

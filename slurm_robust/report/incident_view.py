@@ -19,16 +19,20 @@ from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report import incident_text
 from slurm_robust.report import stacks as stack_text
 from slurm_robust.report.bundle import SavedAlerts, alerts_text, folder_of, wanted_ranks
 from slurm_robust.report.console import STYLES, Bar, facts_table, indented, section, show
-from slurm_robust.report.find import find, load_events
+from slurm_robust.report.find import find, load_events, named, newest_job
 from slurm_robust.report.incident_text import IncidentRow, incident_rows
 from slurm_robust.report.incidents import IncidentReport, incident_reports
 from slurm_robust.report.slurmview import make_slurm, view_of
 from slurm_robust.report.stacks import SavedStacks
 from slurm_robust.report.status import INCIDENT_STYLES, incident_table, phase_of
+from slurm_robust.report.together import all_incidents
+from slurm_robust.report.training import begun, jobs_of
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.util.text import clean_log, clock, count, date_and_time, fold_ranks, one_line
 
 MOST_LOGS = 8
@@ -50,23 +54,49 @@ class Listing(Record):
     incidents: tuple[IncidentRow, ...]
     left_out: int = 0
     """Older incidents."""
+    training: str = ""
+    """Of all whose jobs they are; then ``job`` is the newest of them. "" for those of one job."""
 
 
 def show_all(name: str, *, json: bool, last: int | None, job_dir: str | None) -> int:
     """Print the incidents of a job. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    _, events, job, is_over = _load(name, job_dir)
-    show(listing(events, last, job, is_over=is_over), render_list, json=json)
+    slurm = make_slurm()
+    found = named(name, job_dir, slurm)
+    if isinstance(found, TrainingDirectory):
+        shown = listing_of_training(found, last, slurm)
+    else:
+        _, events, job, is_over = _load(found, slurm)
+        shown = listing(events, last, job, is_over=is_over)
+    show(shown, render_list, json=json)
     return 0
 
 
-def _load(name: str, job_dir: str | None) -> tuple[JobDirectory, list[ev.AnyEvent], str, bool]:
-    """The job that a person named, its state (``training; Slurm: RUNNING``), and whether Slurm has ended it.
+def listing_of_training(training: TrainingDirectory, last: int | None, slurm: SlurmClient) -> Listing:
+    """The newest ``last`` incidents of all jobs of a training. Raises ``NoSuchJob``."""
+    jobs = begun(jobs_of(training, slurm))
+    if not jobs:
+        newest_job(training, slurm)  # says why there is none
+    *earlier, newest = jobs
+    _, events, job, is_over = _load(newest.directory, slurm)
+    # A later job began only when those before it were over.
+    every = [(one.chapter.job, incident_rows(one.events, is_over=True)) for one in earlier]
+    rows = all_incidents([*every, (newest.chapter.job, incident_rows(events, is_over=is_over))])
+    shown = rows if last is None else rows[-last:]
+    return Listing(
+        job_id=newest.chapter.job_id,
+        job=job,
+        incidents=shown,
+        left_out=len(rows) - len(shown),
+        training=training.name,
+    )
+
+
+def _load(directory: JobDirectory, slurm: SlurmClient) -> tuple[JobDirectory, list[ev.AnyEvent], str, bool]:
+    """A job, its state (``training; Slurm: RUNNING``), and whether Slurm has ended it.
 
     Slurm is asked because a job that Slurm ended could not write that down.
     Raises ``NoSuchJob``, ``JournalDamaged``.
     """
-    slurm = make_slurm()
-    directory = find(name, job_dir, slurm)
     events = load_events(directory)
     with Bar("asking Slurm"):
         view = view_of(events, slurm)
@@ -87,6 +117,9 @@ def listing(events: Sequence[ev.AnyEvent], last: int | None, job: str, *, is_ove
 def render_list(found: Listing) -> RenderableType:
     """The whole screen of ``srobust incidents``."""
     title = Text(f"job {found.job_id} ({one_line(found.job)}): ", style="bold")
+    if found.training:
+        state = f"newest job {found.job_id}: {one_line(found.job)}"
+        title = Text(f"training {one_line(found.training)} ({state}): ", style="bold")
     if not found.incidents:
         return title.append("no incident", style="")
     left_out = f" ({count(found.left_out, 'older one')} not shown)" if found.left_out else ""
@@ -123,7 +156,8 @@ class Bundle(Record):
 
 def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, job_dir: str | None) -> int:
     """Print one incident. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchIncident`."""
-    directory, events, job, is_over = _load(name, job_dir)
+    slurm = make_slurm()
+    directory, events, job, is_over = _load(find(name, job_dir, slurm), slurm)
     found = gather(directory, events, number, job, is_over=is_over)
     show(found, partial(render, logs=logs, stacks=stacks), json=json)
     return 0

@@ -15,20 +15,23 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from slurm_robust.ledger.accounting import AccountedRun, accounted
-from slurm_robust.ledger.ledger import times_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.record import Record
+from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report.bundle import folder_of
+from slurm_robust.report.chapters import ChapterRow
 from slurm_robust.report.console import show
 from slurm_robust.report.curves import progress
-from slurm_robust.report.find import find, unreadable, without_events
-from slurm_robust.report.job_report import Evidence, SlurmFacts, job_report
+from slurm_robust.report.find import NoSuchJob, named, newest_job, unreadable, without_events
+from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, books_of, job_report
 from slurm_robust.report.job_text import Table, csv_text, render
 from slurm_robust.report.page.page import page_of
 from slurm_robust.report.slurmview import SlurmView, make_slurm, view_of
+from slurm_robust.report.together import Told, together, waiting
+from slurm_robust.report.training import Begun, begun, jobs_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import SlurmError
@@ -68,13 +71,12 @@ class Wanted(Record):
 def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
     """Print or write the report. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`CannotWrite`."""
     slurm = make_slurm()
-    directory = find(name, job_dir, slurm)
+    found = named(name, job_dir, slurm)
     with _without_collections():
-        events, notes = load(directory)
-        known = ask(slurm, events)
-        report = job_report(events, time.time(), known, gather(directory, events), notes)
-        if wanted.csv == Table.STEPS:  # the report itself has some of them
-            report = replace(report, progress=progress(events, times_of(events, known.runs), None))
+        if isinstance(found, TrainingDirectory):
+            report = of_training(found, slurm, every_step=wanted.csv == Table.STEPS)
+        else:
+            report = of_job(found, slurm, every_step=wanted.csv == Table.STEPS)
         if wanted.csv is not None:
             print(csv_text(report, wanted.csv), end="")
     if wanted.html == STDOUT:
@@ -86,6 +88,72 @@ def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
     if wanted.json or (wanted.csv is None and wanted.html is None):
         show(report, render, json=wanted.json)
     return 0
+
+
+def _told(
+    directory: JobDirectory,
+    events: list[ev.AnyEvent],
+    notes: Sequence[str],
+    facts: SlurmFacts,
+    best: int = -1,
+    not_before: float | None = None,
+) -> Told:
+    """One job with its report; ``best`` and ``not_before`` are of the jobs before it."""
+    books = books_of(events, facts, best, not_before)
+    report = job_report(events, time.time(), facts, gather(directory, events), notes, books)
+    row = replace(report.chapters[0], folder=directory.path.name)
+    return Told(job=row.job, events=events, books=books, report=replace(report, chapters=(row,)))
+
+
+def of_job(directory: JobDirectory, slurm: SlurmClient, *, every_step: bool = False) -> JobReport:
+    """The report on one job; ``every_step``: with all that is known of each, else with some thousand of them.
+
+    Raises ``NoSuchJob``, ``JournalDamaged``.
+    """
+    events, notes = load(directory)
+    one = _told(directory, events, notes, ask(slurm, events))
+    if not every_step:
+        return one.report
+    return replace(one.report, progress=progress(events, one.books.times, None))
+
+
+def of_training(training: TrainingDirectory, slurm: SlurmClient, *, every_step: bool = False) -> JobReport:
+    """The report on all jobs of a training. Raises ``NoSuchJob`` where none of them has a journal."""
+    found = jobs_of(training, slurm, load)
+    told, rows, best, end, waits = list[Told](), list[ChapterRow](), -1, None, None
+    facts = _facts_of(begun(found), slurm)
+    for job in found:
+        if isinstance(job, ChapterRow):
+            rows.append(job)
+            waits = waiting(job, end or 0.0, time.time()) if told else None
+            continue
+        one = _told(job.directory, job.events, job.notes, facts[job.chapter.run_id], best, end)
+        told.append(one)
+        rows += one.report.chapters
+        steps = (e for e in job.events if isinstance(e, ev.FirstStep | ev.ProgressMade))
+        best = max([best, *(step.step for step in steps if step.reported)])
+        end = one.books.ledger.begin + one.books.ledger.wall_ms / 1000
+    if not told:
+        newest_job(training, slurm)  # says why there is none
+        raise NoSuchJob(f"no job of training {training.name} has a journal", fix="wait until one has begun")
+    report = together(training.name, told, rows, waits)
+    if not every_step:
+        return report
+    events = [event for one in told for event in one.events]
+    times = [t for one in told for t in one.books.times]
+    return replace(report, progress=progress(events, times, None))
+
+
+def _facts_of(jobs: Sequence[Begun], slurm: SlurmClient) -> dict[str, SlurmFacts]:
+    """What Slurm says of each, by run. A Slurm that does not answer is asked once, about the newest."""
+    found: dict[str, SlurmFacts] = {}
+    silent: SlurmFacts | None = None
+    for job in reversed(jobs):
+        facts = silent or ask(slurm, job.events)
+        if facts.silent:
+            silent = SlurmFacts(notes=facts.notes, silent=True)
+        found[job.chapter.run_id] = facts
+    return found
 
 
 @contextmanager
@@ -150,6 +218,7 @@ def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
         runs=runs,
         ended=view.is_over,
         notes=tuple(notes),
+        silent=view.away,
     )
 
 

@@ -11,17 +11,18 @@ from slurm_robust.ledger.summary import IncidentCost, Summary, summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 from slurm_robust.report import incident_text
+from slurm_robust.report.chapters import ChapterRow, ChapterState, chapter_row
 from slurm_robust.report.curves import EttrCurve, Progress, ettr_points, progress
 from slurm_robust.report.incident_text import IncidentRow, ResultRow, TimelineEntry, restored_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports
 from slurm_robust.report.nodelines import NodeLine, node_lines
-from slurm_robust.report.status import phase_of
+from slurm_robust.report.status import REQUEUED, phase_of
 from slurm_robust.util.text import one_line
 
 MOST_NOTES = 100
 """Notes of the journal, the newest; the journal has all."""
 
-REQUEUE, RUN, UPDATE, TAKEOVER = "requeue", "run", "update", "takeover"
+REQUEUE, RUN, UPDATE, TAKEOVER, CHAPTER = "requeue", "run", "update", "takeover", "chapter"
 
 
 class SlurmFacts(Record):
@@ -35,6 +36,8 @@ class SlurmFacts(Record):
     ended: bool = False
     notes: tuple[str, ...] = ()
     """What Slurm did not say, and what that means for the report."""
+    silent: bool = False
+    """Slurm may answer later."""
 
 
 class Evidence(Record):
@@ -62,6 +65,7 @@ class Generation(Record):
 
     number: int
     run: int
+    """Of the Slurm job."""
     launched: float
     first_step: float | None
     ended: float | None
@@ -99,12 +103,15 @@ class Mark(Record):
 
     t: float
     kind: str
-    """``requeue``, ``run``, ``update`` or ``takeover``."""
+    """``requeue``, ``run``, ``update``, ``takeover``, or ``chapter``: a job of the training begins."""
     text: str
 
 
 class JobReport(Record):
-    """All that is known of a job: what ``srobust report --json`` prints.
+    """All that is known of a job, or of all jobs of a training: what ``srobust report --json`` prints.
+
+    Of a training, what is of one job only (its command, its state) is of the newest; incidents are numbered
+    anew, and have the numbers that they have in their job besides.
 
     Times are seconds since 1970 by slurmctld's clock, as far as the journal knows that.
     """
@@ -140,6 +147,29 @@ class JobReport(Record):
     generations: tuple[Generation, ...]
     incidents: tuple[IncidentEntry, ...]
     nodes: tuple[NodeLine, ...]
+    training: str = ""
+    """Its name, "" for a job without one."""
+    chapters: tuple[ChapterRow, ...] = ()
+    """The jobs of the training in their order, or this one."""
+
+
+class Books(Record):
+    """The ledger of a journal, and the times of its events by one clock."""
+
+    times: list[float]
+    ledger: Ledger
+
+
+def books_of(
+    events: Sequence[ev.AnyEvent], slurm: SlurmFacts, best: int = -1, not_before: float | None = None
+) -> Books:
+    """``best`` and ``not_before`` are as in :func:`~slurm_robust.ledger.ledger.ledger`."""
+    times = times_of(events, slurm.runs)
+    now = slurm.now if slurm.now is not None else max(times)
+    return Books(
+        times=times,
+        ledger=ledger(events, now, slurm.runs, slurm.ended, times, best=best, not_before=not_before),
+    )
 
 
 def job_report(
@@ -148,11 +178,14 @@ def job_report(
     slurm: SlurmFacts,
     evidence: Mapping[int, Evidence],
     notes: Sequence[str] = (),
+    known: Books | None = None,
 ) -> JobReport:
-    """The report by a journal that has an event; ``evidence`` by incident, ``notes`` on how it was read."""
-    times = times_of(events, slurm.runs)
-    now = slurm.now if slurm.now is not None else max(times)
-    books = ledger(events, now, slurm.runs, slurm.ended, times)
+    """The report by a journal that has an event; ``evidence`` by incident, ``notes`` on how it was read.
+
+    ``known``: its ledger, where it is known.
+    """
+    known = known or books_of(events, slurm)
+    times, books = known.times, known.ledger
     summary = summarise(books, events)
     end = books.begin + books.wall_ms / 1000
     few, when = _without_steps(events, times)
@@ -184,7 +217,27 @@ def job_report(
         generations=tuple(_generations(few, when, reports)),
         incidents=tuple(_entries(few, when, reports, end, summary, evidence)),
         nodes=node_lines(few, when, end, summary.incidents, summary.by_node),
+        training=started.training if started is not None else "",
+        chapters=(
+            chapter_row(
+                few,
+                books,
+                summary,
+                *_state_and_how(phase, reason, books, slurm),
+            ),
+        ),
     )
+
+
+def _state_and_how(phase: str, reason: str, books: Ledger, slurm: SlurmFacts) -> tuple[ChapterState, str]:
+    """How far a job is, and in words what it does or how it ended."""
+    how = f"{phase}: {reason}" if reason else phase
+    if books.ended:
+        return ChapterState.ENDED, how
+    if slurm.now is None:
+        return ChapterState.ENDED, f"its end is not known here; it was {how}"
+    states = {REQUEUED: ChapterState.PENDING, "starting": ChapterState.STARTING}
+    return states.get(phase, ChapterState.RUNNING), how
 
 
 def _without_steps(

@@ -7,14 +7,13 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES
 from slurm_robust.ledger.summary import Lost
-from slurm_robust.report.console import facts_table, section
+from slurm_robust.report.chapters import ChapterRow, chapters_table
+from slurm_robust.report.console import facts_table, plain_table, section
 from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.status import incident_table
@@ -32,6 +31,7 @@ class Table(str, Enum):
     CLASSES = "classes"
     NODES = "nodes"
     STEPS = "steps"
+    CHAPTERS = "chapters"
 
 
 def headline(report: JobReport) -> list[tuple[str, str]]:
@@ -58,6 +58,7 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
     state = report.phase + (f": {report.reason}" if report.reason else "")
     every = [
         ("job", f"{report.job_id}  {' '.join(report.command)}".rstrip()),
+        ("training", _training(report)),
         ("cluster", report.cluster),
         ("size", size),
         ("state", state),
@@ -65,6 +66,12 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
         ("period", f"{until} ({'ended' if report.ended else 'so far'})"),
     ]
     return [(name, one_line(value)) for name, value in every if value]
+
+
+def _training(report: JobReport) -> str:
+    if len(report.chapters) < 2:
+        return report.training
+    return f"{report.training}, {len(report.chapters)} jobs, of which {report.job_id} is the newest"
 
 
 def lost_text(lost: Lost) -> str:
@@ -80,6 +87,8 @@ def render(report: JobReport) -> RenderableType:
     """The whole screen."""
     parts: list[RenderableType] = [facts_table((*facts(report), *headline(report)))]
     parts += [Text(one_line(f"note: {note}"), style="yellow") for note in report.notes]
+    if len(report.chapters) > 1:
+        parts += section("Jobs of the training", chapters_table(report.chapters))
     parts += section("Where the time went", _classes(report))
     if report.ledger.causes:
         parts += section("Lost time by cause", _causes(report.ledger.causes))
@@ -89,24 +98,19 @@ def render(report: JobReport) -> RenderableType:
         parts += section(title, incident_table(report.job_id, [entry.row for entry in shown]))
     blamed = [line for line in report.nodes if line.incidents or line.evicted]
     if blamed:
-        parts += section("Nodes that were blamed or evicted", _nodes(blamed))
+        parts += section("Nodes that were blamed or evicted", _nodes(blamed, report))
     parts.append(
         Text("'srobust report JOB --html FILE' has the timeline, the curves and the evidence", "dim")
     )
     return Group(*parts)
 
 
-def _table(*columns: str, right: Sequence[str] = ()) -> RichTable:
-    table = RichTable(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    return table
-
-
 def _classes(report: JobReport) -> RenderableType:
     found = report.ledger
     right = ("time", "share")
-    table = _table("class", *right, "Google's goodput", "Meta's training time", "ByteRobust", right=right)
+    table = plain_table(
+        "class", *right, "Google's goodput", "Meta's training time", "ByteRobust", right=right
+    )
     for one, ms in sorted(found.classes.items(), key=lambda item: -item[1]):
         names = NAMES[one]
         style = "green" if one in EFFECTIVE else ""
@@ -122,17 +126,23 @@ def _classes(report: JobReport) -> RenderableType:
 
 
 def _causes(causes: dict[str, Lost]) -> RenderableType:
-    table = _table("cause", "lost", "node hours", "GPU hours", right=("lost", "node hours", "GPU hours"))
+    table = plain_table("cause", "lost", "node hours", "GPU hours", right=("lost", "node hours", "GPU hours"))
     for cause, lost in causes.items():
         hours = (f"{lost.node_hours:,.1f}", f"{lost.gpu_hours:,.0f}")
         table.add_row(one_line(cause), duration(lost.ms / 1000), *hours)
     return table
 
 
-def _nodes(lines: Sequence[NodeLine]) -> RenderableType:
-    table = _table("nodes", "incidents", "lost", "evicted", right=("lost",))
+def names_of(report: JobReport) -> dict[int, str]:
+    """By which a person asks for each incident."""
+    return {entry.row.number: entry.row.name for entry in report.incidents}
+
+
+def _nodes(lines: Sequence[NodeLine], report: JobReport) -> RenderableType:
+    names = names_of(report)
+    table = plain_table("nodes", "incidents", "lost", "evicted", right=("lost",))
     for line in lines[:MOST_NODES]:
-        numbers = ", ".join(f"#{number}" for number in line.incidents) or "-"
+        numbers = ", ".join(f"#{names.get(number, number)}" for number in line.incidents) or "-"
         lost = duration(line.lost.ms / 1000) if line.lost.ms else "-"
         table.add_row(one_line(line.nodes), numbers, lost, one_line(line.evicted) or "-")
     if len(lines) <= MOST_NODES:
@@ -173,7 +183,7 @@ def _csv_incidents(report: JobReport) -> Rows:
         row, cost = entry.row, entry.cost
         lost = cost.lost if cost is not None else Lost()
         yield (
-            *(row.number, row.t, round(entry.begin, 3), round(entry.end, 3), row.symptom, row.signs[0]),
+            *(row.name, row.t, round(entry.begin, 3), round(entry.end, 3), row.symptom, row.signs[0]),
             *(cost.cause if cost is not None else "", row.blamed, " ".join(cost.nodes if cost else ())),
             *(row.done, row.status.value, row.detect_s, row.localise_s, row.recover_s, row.steps_repeated),
             *(lost.ms / 1000, round(lost.node_hours, 4), round(lost.gpu_hours, 3)),
@@ -189,16 +199,17 @@ def _csv_classes(report: JobReport) -> Rows:
 
 
 def _csv_nodes(report: JobReport) -> Rows:
+    names = names_of(report)
     yield "node", "slot_s", "standby_s", "incidents", "lost_s", "evicted", "given_back"
     for line in report.nodes:
         try:
-            names = expand(line.nodes)
+            nodes = expand(line.nodes)
         except InvalidHostlist:
-            names = (line.nodes,)
-        lost_s = round(line.lost.ms / 1000 / max(1, len(names)), 3)
-        numbers = " ".join(map(str, line.incidents))
-        for name in names:
-            yield name, line.slot_s, line.standby_s, numbers, lost_s, line.evicted, line.given_back
+            nodes = (line.nodes,)
+        lost_s = round(line.lost.ms / 1000 / max(1, len(nodes)), 3)
+        numbers = " ".join(str(names.get(number, number)) for number in line.incidents)
+        for node in nodes:
+            yield node, line.slot_s, line.standby_s, numbers, lost_s, line.evicted, line.given_back
 
 
 def _csv_steps(report: JobReport) -> Rows:
@@ -209,9 +220,17 @@ def _csv_steps(report: JobReport) -> Rows:
     )
 
 
+def _csv_chapters(report: JobReport) -> Rows:
+    names = list(ChapterRow.__struct_fields__)
+    yield names
+    for row in report.chapters:
+        yield [row.state.value if name == "state" else getattr(row, name) for name in names]
+
+
 _CSV: dict[Table, Callable[[JobReport], Rows]] = {
     Table.INCIDENTS: _csv_incidents,
     Table.CLASSES: _csv_classes,
     Table.NODES: _csv_nodes,
     Table.STEPS: _csv_steps,
+    Table.CHAPTERS: _csv_chapters,
 }

@@ -378,7 +378,7 @@ def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) 
             open_or_ended = row.outcome if row.status is IncidentStatus.OPEN else row.status.value
             done.append(f"\n{open_or_ended}", style=INCIDENT_STYLES[row.status])
         table.add_row(
-            str(row.number),
+            row.name,
             date_and_time(row.t).partition("-")[2],
             Text(_seen(row)),
             Text(row.blamed),
@@ -389,6 +389,8 @@ def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) 
             "-" if row.steps_repeated is None else str(row.steps_repeated),
         )
     hint = f"'srobust incident {job_id} N' prints the report on one of them"
+    if rows and rows[0].job:
+        hint = f"'srobust incident {rows[-1].name}' prints the report on the last of them"
     if older:
         hint += f", 'srobust incidents {job_id}' lists all"
     return Group(table, Text(hint, style="dim"))

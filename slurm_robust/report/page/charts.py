@@ -52,6 +52,7 @@ def chart_data(report: JobReport) -> dict[str, object]:
         "incidents": [
             {
                 "number": entry.row.number,
+                "name": entry.row.name,
                 "begin": entry.begin,
                 "end": entry.end,
                 "text": one_line(f"{entry.row.symptom}, blamed: {entry.row.blamed}", 120),

@@ -21,9 +21,10 @@ from slurm_robust.ledger.classes import EFFECTIVE, NAMES, TimeClass
 from slurm_robust.ledger.summary import Lost
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.startup import START_PHASES
+from slurm_robust.report.chapters import ChapterRow, step_text
 from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.job_report import Generation, IncidentEntry, JobReport, PhaseFigures
-from slurm_robust.report.job_text import facts, headline
+from slurm_robust.report.job_text import facts, headline, names_of
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.page.charts import chart_data, chart_views
 from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line, visible
@@ -122,7 +123,9 @@ def _zone(report: JobReport) -> list[tuple[float, int]]:
 
 
 def _view(report: JobReport) -> dict[str, Any]:
-    title = f"Job {report.job_id}"
+    is_training = len(report.chapters) > 1
+    title = f"Training {one_line(report.training)}" if is_training else f"Job {report.job_id}"
+    names = names_of(report)
     zone = time.localtime(report.end)
     shown = report.incidents[-MOST_INCIDENTS:]
     older = len(report.incidents) - len(shown)
@@ -139,15 +142,17 @@ def _view(report: JobReport) -> dict[str, Any]:
         "marks": [(date_and_time(m.t), m.kind, one_line(m.text)) for m in report.marks[-MOST_MARKS:]],
         "classes": list(_classes(report)),
         "causes": list(_causes(report)),
+        "chapters": [_chapter(row) for row in report.chapters] if is_training else [],
         "incidents": [_incident(entry) for entry in reversed(shown)],
         "incident_count": len(report.incidents),
         "older": f"The {count(older, 'older one')} are in --json and --csv." if older else "",
-        "nodes": [_node(line, {e.row.number for e in shown}) for line in report.nodes[:MOST_NODES]],
+        "nodes": [_node(line, {e.row.number for e in shown}, names) for line in report.nodes[:MOST_NODES]],
         "node_count": sum(line.count for line in report.nodes),
         "nodes_left_out": f"{left_out} more rows are in --json and --csv." if left_out > 0 else "",
         "phases": list(_phases(report.generations)),
         "generations": [
-            _generation(one, {e.row.number for e in shown}) for one in report.generations[-MOST_GENERATIONS:]
+            _generation(one, {e.row.number for e in shown}, names)
+            for one in report.generations[-MOST_GENERATIONS:]
         ],
         "generation_count": len(report.generations),
         "generations_left_out": f" of {len(report.generations)}"
@@ -211,6 +216,18 @@ def _causes(report: JobReport) -> Iterator[dict[str, object]]:
         yield {"name": one_line(name), "incidents": numbers[name], "lost": _lost(lost), "percent": percent}
 
 
+def _chapter(row: ChapterRow) -> dict[str, str]:
+    return {
+        "job": one_line(row.job),
+        "started": date_and_time(row.started) if row.started is not None else "-",
+        "nodes": str(row.nodes or "-"),
+        "steps": f"{step_text(row.from_step)} to {step_text(row.to_step)}",
+        "again": "-" if row.repeated is None else str(row.repeated),
+        "ettr": f"{row.ettr:.1%}" if row.ettr is not None else "-",
+        "how": one_line(row.how),
+    }
+
+
 def _incident(entry: IncidentEntry) -> dict[str, object]:
     row, cost, evidence = entry.row, entry.cost, entry.evidence
     more = len(entry.timeline) - MOST_ENTRIES
@@ -222,6 +239,7 @@ def _incident(entry: IncidentEntry) -> dict[str, object]:
     files = "" if evidence is None else ", ".join(f"{n} ({s:,} B)" for n, s in evidence.files.items())
     return {
         "number": row.number,
+        "name": row.name,
         "when": date_and_time(row.t),
         "seen": one_line(row.symptom),
         "cause": cost.cause if cost is not None else "",
@@ -250,7 +268,7 @@ def _cost(entry: IncidentEntry) -> Iterator[tuple[str, str]]:
     yield "of that", ", ".join(f"{one.value} {duration(ms / 1000)}" for one, ms in classes)
 
 
-def _node(line: NodeLine, shown: set[int]) -> dict[str, object]:
+def _node(line: NodeLine, shown: set[int], names: Mapping[int, str]) -> dict[str, object]:
     why = [one_line(line.evicted)] if line.evicted else []
     why += [f"given back: {one_line(line.given_back)}"] if line.given_back else []
     return {
@@ -258,7 +276,7 @@ def _node(line: NodeLine, shown: set[int]) -> dict[str, object]:
         "count": line.count,
         "slot": duration(line.slot_s) if line.slot_s else "-",
         "standby": duration(line.standby_s) if line.standby_s else "-",
-        "incidents": [number for number in line.incidents if number in shown],
+        "incidents": [(number, names[number]) for number in line.incidents if number in shown],
         "lost": duration(line.lost.ms / 1000) if line.lost.ms else "-",
         "why": "; ".join(why),
     }
@@ -285,13 +303,14 @@ def _phases(generations: Sequence[Generation]) -> Iterator[dict[str, object]]:
         }
 
 
-def _generation(one: Generation, shown: set[int]) -> Mapping[str, object]:
+def _generation(one: Generation, shown: set[int], names: Mapping[int, str]) -> Mapping[str, object]:
     slowest = max(one.phases, key=lambda phase: phase.slowest_s, default=None)
     return {
         "number": one.number,
         "run": one.run,
         "launched": date_and_time(one.launched),
         "incident": one.incident if one.incident in shown else 0,
+        "name": names.get(one.incident, ""),
         "restored": one_line(one.restored) or "-",
         "took": f"{one.took_s:.1f} s" if one.took_s is not None else "-",
         "longest": one_line(f"{slowest.phase} {slowest.slowest_s:.1f} s on {slowest.slowest}")

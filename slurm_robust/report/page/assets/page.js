@@ -67,7 +67,7 @@
     if (few(restarts)) for (const one of restarts) line(one.launched, "restart", 0.7, [2, 3]);
     for (const one of data.marks) {
       if (!inside(one.t, one.t)) continue;
-      if (one.kind === "requeue") line(one.t, "requeue", 0.9, [6, 3]);
+      if (one.kind === "requeue" || one.kind === "chapter") line(one.t, "requeue", 0.9, [6, 3]);
       if (one.kind === "update") line(one.t, "update", 1, []);
     }
     ctx.restore();
@@ -214,7 +214,7 @@
       const t = name === "timeline" ? chart.posToVal(left, "x") : chart.data[0][idx];
       const known = kind.says(idx - 1, t, chart);
       const incident = data.incidents.find((one) => one.begin <= t && t <= one.end);
-      return `${clock(t)}: ${known}${incident ? `; incident ${incident.number}: ${incident.text}` : ""}`;
+      return `${clock(t)}: ${known}${incident ? `; incident ${incident.name}: ${incident.text}` : ""}`;
     }
     u.said = () => said(u);
     place.addEventListener("keydown", (event) => keyed(event, u));
@@ -272,7 +272,7 @@
     if (!one) return;
     const around = Math.max(10, 0.75 * (one.end - one.begin));
     show(one.begin - around, one.end + around);
-    spoken.textContent = `Incident ${one.number}, ${clock(one.begin)}: ${one.text}`;
+    spoken.textContent = `Incident ${one.name}, ${clock(one.begin)}: ${one.text}`;
   }
 
   function neighbour(direction) {

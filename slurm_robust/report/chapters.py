@@ -1,0 +1,150 @@
+"""The chapters of a training as rows: what each of its jobs did, and how it ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from slurm_robust.ledger.ledger import Ledger
+from slurm_robust.ledger.summary import Summary
+from slurm_robust.model import events as ev
+from slurm_robust.model.record import Record
+from slurm_robust.model.training import Chapter
+from slurm_robust.report.console import plain_table
+from slurm_robust.util.text import date_and_time, duration, one_line
+
+
+class ChapterState(str, Enum):
+    """How far a job of a training is."""
+
+    PENDING = "pending"
+    """It waits for nodes."""
+    STARTING = "starting"
+    """It has nodes, and has not made a step."""
+    RUNNING = "running"
+    ENDED = "ended"
+    GONE = "gone"
+    """It has ended, and its folder is gone."""
+
+
+class ChapterRow(Record):
+    """One job of a training. Times are seconds since 1970, by slurmctld's clock where it is known."""
+
+    job: str
+    """As squeue shows it."""
+    job_id: int
+    state: ChapterState
+    how: str
+    """What it does, or how it ended."""
+    begin: float | None = None
+    """When it was submitted; of a job that waited for the one before, when that had ended."""
+    started: float | None = None
+    """When Slurm first started it; None before, and where that is not known."""
+    end: float | None = None
+    """None while it goes on."""
+    nodes: int = 0
+    """The most that it held at once."""
+    from_step: int | None = None
+    """The step of the checkpoint with which it began, -1 for none; None as long as nothing was launched."""
+    to_step: int | None = None
+    """Its newest step; None before the first."""
+    repeated: int | None = 0
+    """Steps that it did again; None where that is not known."""
+    incidents: int = 0
+    ettr: float | None = None
+    """Of its own time since its first start; None before."""
+    exit_code: int | None = None
+    """Of its final end."""
+    folder: str = ""
+    """Its name."""
+
+
+def chapter_row(
+    events: Sequence[ev.AnyEvent], books: Ledger, summary: Summary, state: ChapterState, how: str
+) -> ChapterRow:
+    """The row of a job with a journal, by its ledger."""
+    started = next((event for event in events if isinstance(event, ev.RunStarted)), None)
+    launched = next((event for event in events if isinstance(event, ev.GenerationLaunched)), None)
+    steps = [event.step for event in events if isinstance(event, ev.FirstStep | ev.ProgressMade)]
+    ends = [event for event in events if isinstance(event, ev.RunEnded | ev.ControllerStarted)]
+    last = ends[-1] if ends else None
+    code = last.code if isinstance(last, ev.RunEnded) and last.final else None
+    has_begun = books.wall_ms > books.started_ms
+    return ChapterRow(
+        job=(started.array_task if started is not None else "") or str(books.job_id),
+        job_id=books.job_id,
+        state=state,
+        how=how,
+        begin=books.begin,
+        started=books.begin + books.started_ms / 1000 if has_begun else None,
+        end=books.begin + books.wall_ms / 1000 if state is ChapterState.ENDED else None,
+        nodes=max((span.nodes for span in books.spans), default=0),
+        from_step=launched.restore_step if launched is not None else None,
+        to_step=max(steps, default=None),
+        repeated=books.repeated,
+        incidents=len(summary.incidents),
+        ettr=summary.ettr if has_begun else None,
+        exit_code=code,
+    )
+
+
+def without_journal(
+    chapter: Chapter, *, slurm: str, goes_on: bool, pending: bool, has_folder: bool
+) -> ChapterRow:
+    """The row of a job that has written nothing yet, or of which nothing is left.
+
+    ``slurm``: its state there, "" for an unknown job.
+    """
+    state, how = ChapterState.GONE, "has ended, and its folder is gone"
+    if goes_on:
+        state = ChapterState.PENDING if pending else ChapterState.STARTING
+        how = state.value
+    elif has_folder:
+        state, how = ChapterState.ENDED, "ended before it began to train"
+    return ChapterRow(
+        job=chapter.job,
+        job_id=chapter.job_id,
+        state=state,
+        how=how + (f"; Slurm: {slurm}" if slurm else ""),
+        begin=chapter.submitted if chapter.submitted is not None else chapter.t,
+        folder=chapter.folder,
+    )
+
+
+# -- the screen ------------------------------------------------------------------------------------
+
+
+def chapters_table(rows: Sequence[ChapterRow]) -> RenderableType:
+    """One line for each job."""
+    numbers = ("lasted", "nodes", "from", "to", "again", "incidents", "ETTR")
+    table = plain_table("job", "started", *numbers, "how", right=numbers)
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: ChapterRow) -> tuple[str | Text, ...]:
+    lasted = "-"
+    if row.started is not None and row.end is not None:
+        lasted = duration(row.end - row.started)
+    style = {ChapterState.RUNNING: "green", ChapterState.GONE: "dim"}.get(row.state, "")
+    return (
+        one_line(row.job),
+        date_and_time(row.started) if row.started is not None else "-",
+        lasted,
+        str(row.nodes or "-"),
+        step_text(row.from_step),
+        "-" if row.to_step is None else str(row.to_step),
+        "-" if row.repeated is None else str(row.repeated),
+        str(row.incidents),
+        f"{row.ettr:.1%}" if row.ettr is not None else "-",
+        Text(one_line(row.how), style=style),
+    )
+
+
+def step_text(step: int | None) -> str:
+    """``120``, ``begin`` for a fresh start, ``-`` before anything was launched."""
+    return "-" if step is None else "begin" if step < 0 else str(step)
