@@ -56,8 +56,11 @@ class KeptTier(NodeTier, Protocol):
 class SharedTier(Protocol):
     """The checkpoints of one job on storage that all nodes reach. Imports no torch."""
 
-    def complete(self, world_size: int) -> list[CheckpointId]:
-        """Those of which all parts of ``world_size`` ranks are there, newest first. Raises ``OSError``."""
+    def complete(self, world_size: int | None = None) -> list[CheckpointId]:
+        """Those of which all parts are there, newest first; with ``world_size`` those of so many ranks.
+
+        Raises ``OSError``.
+        """
 
     def prune(
         self,
@@ -132,7 +135,7 @@ class SharedTiers:
         """Use :func:`shared_tiers`."""
         self._tiers = tiers
 
-    def complete(self, world_size: int) -> dict[CheckpointId, Tier]:
+    def complete(self, world_size: int | None = None) -> dict[CheckpointId, Tier]:
         """What is complete on any of them, with the nearest one that has it. Raises ``OSError``."""
         found: dict[CheckpointId, Tier] = {}
         for tier, shared in self._tiers.items():

@@ -172,6 +172,10 @@ class CheckpointConfig(Section):
     every_steps: Annotated[Positive | None, Meta(examples=[500])] = None
     """Write a checkpoint from memory to storage every N steps. ``null``: by time only."""
 
+    if_unusable: Literal["end", "wait"] = "end"
+    """What a run does that must not begin at step 0, since storage has lost the checkpoints that it had.
+    ``end``: it ends with exit code 74. ``wait``: it asks storage every 30 s, as long as it has its nodes."""
+
     local_directory: Annotated[Folder | None, Meta(examples=["/scratch/me"])] = None
     """Folder on each node's own disk that receives a copy of what is written to storage. May be writable by
     all users, as ``/tmp`` is. ``null``: none."""

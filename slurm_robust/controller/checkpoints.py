@@ -19,7 +19,8 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Peer, Tier
 from slurm_robust.model.incident import Fault, NodeExit, Verdict
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.policy import restore
+from slurm_robust.policy import resharding, restore
+from slurm_robust.policy.beginning import Beginning, beginning
 from slurm_robust.policy.checkpoints import (
     LEAD_S,
     LISTING_HURRY_S,
@@ -29,8 +30,10 @@ from slurm_robust.policy.checkpoints import (
     next_stride,
     step_to_store,
 )
+from slurm_robust.policy.resharding import Way
 from slurm_robust.policy.restore import Holding, RestorePlan
 from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import count
 from slurm_robust.wire.messages import Flush, Heartbeat, Pace, Progress
 
 PRUNE_EVERY_S = 1.0  # each reads a folder on shared storage
@@ -91,6 +94,10 @@ class Checkpoints:
         limit_s = LISTING_HURRY_S if in_a_hurry else LISTING_S
         return not self._answered and now.mono - self._asked_at > limit_s
 
+    def is_older(self, seconds: float, now: Now) -> bool:
+        """Whether storage was last asked so long ago."""
+        return now.mono - self._asked_at > seconds
+
     def stored_s(self, now: Now) -> float:
         """Seconds since a checkpoint last went to storage, or was tried to."""
         return now.mono - self._stored_at
@@ -140,14 +147,20 @@ class Checkpoints:
                 found[node] = tuple(structs.replace(to, rank=rank) for rank in placement.ranks_of(node))
         return found
 
-    def _holdings(self, now: Now) -> list[Holding]:
+    def way(self, generation: int) -> Way:
+        """What the checkpoints of an earlier generation are to the next one."""
+        return resharding.way(self._context.state.layouts.get(generation, ""), self.layout())
+
+    def _holdings(self, now: Now, *, of: int | None = None) -> list[Holding]:
         """All nodes that answer, with their copies; evicted ones last.
 
         A copy of another parallel layout does not count: the allocation may have come back with another size.
+        ``of``: a generation of which all do.
         """
         state, fleet = self._context.state, self._context.fleet
-        identity = self.layout().identity()
-        foreign = {generation for generation, layout in state.layouts.items() if layout != identity}
+        layout = self.layout()
+        foreign = {g for g, old in state.layouts.items() if resharding.way(old, layout) is not Way.SAME}
+        foreign.discard(of)
         found = []
         for node in sorted(fleet.views, key=lambda n: (n in state.evicted, n not in state.slots, n)):
             heartbeat = fleet.heartbeat(node)
@@ -175,6 +188,7 @@ class Checkpoints:
                 CheckpointId(step=step, generation=generation): Tier.STORAGE
                 for generation, step in state.sealed.items()
             }
+        stored = {ref: tier for ref, tier in stored.items() if self.way(ref.generation) is not Way.REFUSE}
         banned = {*state.banned, *((also_banned,) if also_banned is not None else ())}
         reach = self._holdings(now)
         for refused in (banned, set[CheckpointId]()):
@@ -184,6 +198,55 @@ class Checkpoints:
             if plan is not None or also_banned is not None:
                 return plan
         return None
+
+    def layout_to_cut(self, plan: RestorePlan | None) -> str:
+        """Identity of the layout that took what is restored where it is another one, else ""."""
+        if plan is None or self.way(plan.ref.generation) is Way.SAME:
+            return ""
+        return self._context.state.layouts[plan.ref.generation]
+
+    def cut_text(self, plan: RestorePlan) -> str:
+        """What people are told where ranks have come or gone since the checkpoint was taken, else ""."""
+        before, now = self._world_of(plan.ref.generation), self._context.state.placement.world_size
+        if before == now:
+            return ""
+        return (
+            f"{count(before, 'rank')} took it and {now} go on: what all ranks share and what is sharded is "
+            "restored bit by bit; random number generators are new ones"
+        )
+
+    def beginning(self, now: Now) -> Beginning | None:
+        """Whether the next generation may begin at step 0; None where it need not."""
+        if self.choose(now) is not None:
+            return None
+        state = self._context.state
+        place = self._context.config.checkpoint.directory or ""
+        stored = state.was_stored
+        if stored is not None and stored.step > state.good_steps.get(stored.generation, stored.step):
+            stored = None  # it holds numbers that are not finite
+        return beginning(
+            state.sealed,
+            stored,
+            self._listed or (),
+            state.layouts,
+            self.layout(),
+            place=place,
+            in_memory=self._of_other_ranks(now),
+        )
+
+    def _of_other_ranks(self, now: Now) -> set[CheckpointId]:
+        """The sealed checkpoints of other layouts of which the nodes hold every part."""
+        state, found = self._context.state, set()
+        for generation, step in state.sealed.items():
+            if self.way(generation) is Way.SAME:
+                continue
+            world, shared = self._world_of(generation), generation in state.shared
+            newest = restore.seal(
+                generation, self._holdings(now, of=generation), (), world, shared=shared, newest=step
+            )
+            if newest >= 0:
+                found.add(CheckpointId(step=newest, generation=generation))
+        return found
 
     def only_in_memory(self, now: Now) -> RestorePlan | None:
         """What the next generation would be restored from, if storage does not have it; else None."""
@@ -245,13 +308,27 @@ class Checkpoints:
         ``lost``: nodes whose workers may live on, so that nothing there is believed. ``good_step``: as in
         :class:`~slurm_robust.model.events.GenerationEnded`.
         """
-        reach = [h for h in self._holdings(now) if h.node not in lost]
+        reach = [h for h in self._holdings(now, of=generation) if h.node not in lost]
         shared = generation in self._shared or any(
             c.rank == SHARED and c.generation == generation for h in reach for c in h.copies
         )
-        world = self._context.state.placement.world_size
-        step = restore.seal(generation, reach, self._listed or (), world, shared=shared, newest=good_step)
+        step = restore.seal(
+            generation, reach, self._listed or (), self._world_of(generation), shared=shared, newest=good_step
+        )
         return step, shared
+
+    def is_stored(self, generation: int, step: int) -> bool:
+        """Whether storage is known to have this checkpoint."""
+        return step >= 0 and self._is_stored(CheckpointId(step=step, generation=generation))
+
+    def _world_of(self, generation: int) -> int:
+        """How many ranks ``generation`` had."""
+        if self.way(generation) is Way.SAME:
+            return self._context.state.placement.world_size
+        try:
+            return ParallelLayout.from_identity(self._context.state.layouts[generation]).world_size
+        except ValueError:
+            return self._context.state.placement.world_size
 
     def seal_pending(self, now: Now, *, awaited: bool = False) -> None:
         """Seal what could not be sealed when it ended; for good once storage has listed what it has.
@@ -271,6 +348,7 @@ class Checkpoints:
                     sealed_step=max(step, known),
                     pending=pending,
                     shared=shared,
+                    stored=self.is_stored(generation, max(step, known)),
                 )
             )
 

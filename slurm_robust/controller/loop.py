@@ -494,12 +494,10 @@ class Loop:
         self._in_background("probe kernels", work, failed)
 
     def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
-        world = self._core.state.placement.world_size
-
         def work() -> Callable[[], None]:
             found: dict[CheckpointId, Tier] | None = None
             try:
-                found = self._store.complete(world)
+                found = self._store.complete()
             except OSError as error:
                 text = f"checkpoints on storage cannot be listed: {error}"
                 self._background.post(
@@ -517,7 +515,7 @@ class Loop:
         if self._pruning:
             return  # storage is slow; the next one removes what this one would have
         self._pruning = True
-        generation, world = self._core.state.generation, self._core.state.placement.world_size
+        generation = self._core.state.generation
         keep = self._config.checkpoint.keep
 
         def done(error: str) -> None:
@@ -528,7 +526,7 @@ class Loop:
         def work() -> Callable[[], None]:
             try:
                 protect = {CheckpointId(step=step, generation=g) for g, step in effect.sealed.items()}
-                protect.update(retained(effect.sealed, self._store.complete(world), keep))
+                protect.update(retained(effect.sealed, self._store.complete(), keep))
                 self._store.prune(keep, protect, generation, self._config.checkpoint.keep_every)
             except (OSError, ValueError) as error:
                 return partial(done, f"old checkpoints could not be removed: {error}")

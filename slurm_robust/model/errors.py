@@ -53,6 +53,12 @@ class ExitCode(IntEnum):
     of a command cannot be written.
     """
 
+    CHECKPOINTS = 74
+    """Storage has lost the checkpoints of this training, or none can be used; nothing was overwritten. The
+    job's log says why for each one. Bring the folder back and requeue or submit the job again, or begin
+    anew with ``--fresh``. ``checkpoint.if_unusable: wait`` waits instead.
+    """
+
     REQUEUED = 75
     """The job was requeued and continues in its next run. Nothing to do."""
 
@@ -65,7 +71,9 @@ class ExitCode(IntEnum):
     """
 
     CONFIG = 78
-    """A configuration file or value is wrong. ``srobust config check FILE``."""
+    """A configuration file or value is wrong (``srobust config check FILE``), or the parallel sizes do not
+    fit the nodes or the training's checkpoints: the message says which would.
+    """
 
     DO_NOT_REQUEUE = 93
     """Gave up: the same start would fail again. ``srobust status JOB`` shows why. (The number is that of

@@ -94,6 +94,8 @@ class Continued(Event):
     """Of the earlier job."""
     runs: tuple[str, ...] = ()
     """The ``run_id`` of each earlier job, which their checkpoints bear."""
+    stored: CheckpointId | None = None
+    """The newest that is known to have been complete on storage."""
     reason: str = ""
     """Why from there, in words."""
 
@@ -257,6 +259,8 @@ class GenerationEnded(Event):
     good_step: int | None = None
     """Later steps may hold numbers that are not finite, so no later checkpoint counts (-1: none of this
     generation); None where nothing speaks against them."""
+    stored: bool = False
+    """The sealed checkpoint is on storage."""
 
 
 class GenerationSealed(Event):
@@ -267,6 +271,8 @@ class GenerationSealed(Event):
     pending: bool = False
     """Storage has not listed what it has, so another one may follow."""
     shared: bool = False
+    stored: bool = False
+    """The sealed checkpoint is on storage."""
 
 
 class CheckpointBanned(Event):

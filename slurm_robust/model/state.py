@@ -151,6 +151,8 @@ class JobState(Record, dict=True):
     """Snapshots of steps that are multiples of it go to peers."""
     stored: ev.StorageWritten | None = None
     """The newest that went from memory to storage."""
+    was_stored: CheckpointId | None = None
+    """The newest of any job of the training that is known to have been complete on storage."""
     pace: PaceHistory = PaceHistory()
     allocated: float = 0.0
     """When this run of the Slurm job got its nodes."""
@@ -247,6 +249,7 @@ def _(event: ev.Continued, state: JobState) -> JobState:
     return msgspec.structs.replace(
         state,
         continued=event,
+        was_stored=event.stored,
         generation=event.generation,
         best_step=event.best_step,
         reports=event.reports,
@@ -372,7 +375,7 @@ def _(event: ev.StopStarted, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.GenerationEnded, state: JobState) -> JobState:
     unsealed = (*state.unsealed, event.generation) if event.pending else state.unsealed
-    state = _seal(state, event.generation, event.sealed_step, event.shared)
+    state = _seal(state, event.generation, event.sealed_step, event.shared, event.stored)
     good_steps = state.good_steps
     if event.good_step is not None:
         # Non-finite numbers count as no progress, so this is how far training was.
@@ -386,13 +389,19 @@ def _(event: ev.GenerationEnded, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.GenerationSealed, state: JobState) -> JobState:
     unsealed = tuple(g for g in state.unsealed if g != event.generation or event.pending)
-    state = _seal(state, event.generation, event.sealed_step, event.shared)
+    state = _seal(state, event.generation, event.sealed_step, event.shared, event.stored)
     return msgspec.structs.replace(state, unsealed=unsealed)
 
 
-def _seal(state: JobState, generation: int, step: int, shared: bool) -> JobState:
+def _newer(known: CheckpointId | None, found: CheckpointId) -> CheckpointId:
+    return found if known is None else max(known, found)
+
+
+def _seal(state: JobState, generation: int, step: int, shared: bool, stored: bool) -> JobState:
+    found = CheckpointId(step=step, generation=generation)
     return msgspec.structs.replace(
         state,
+        was_stored=_newer(state.was_stored, found) if stored and step >= 0 else state.was_stored,
         sealed={**state.sealed, generation: step} if step >= 0 else state.sealed,
         shared=tuple(sorted({*state.shared, generation})) if shared else state.shared,
     )
@@ -415,7 +424,8 @@ def _(event: ev.PaceLearned, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.StorageWritten, state: JobState) -> JobState:
-    return msgspec.structs.replace(state, stored=event)
+    found = CheckpointId(step=event.step, generation=event.generation)
+    return msgspec.structs.replace(state, stored=event, was_stored=_newer(state.was_stored, found))
 
 
 @apply.register

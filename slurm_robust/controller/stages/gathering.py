@@ -19,6 +19,7 @@ from slurm_robust.controller.transitions import (
     Transition,
 )
 from slurm_robust.model.incident import Fault, Symptom
+from slurm_robust.policy.beginning import RELIST_S, May
 from slurm_robust.policy.patience import Growth, patience_s
 from slurm_robust.policy.starting import IMPORT_S, STORAGE_S, is_everywhere, silence_s
 from slurm_robust.util.hostlist import fold
@@ -66,6 +67,7 @@ class Gathering:
         self._since = 0.0
         self._roll_call: RollCall | None = None
         self._ready = Growth()
+        self._is_waiting_said = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Start the agents, unless they are there or may come by themselves."""
@@ -87,7 +89,7 @@ class Gathering:
             if any(core.starts.may_yet_end(n, now) for n in slots):
                 return self._check_deadlines(core, now)
             if self._can_choose(core, now):
-                return ToLaunching()
+                return self._begin(core, now)
             if now.mono - self._since > STORAGE_S:
                 return before_the_end(core, f"storage has not answered for {STORAGE_S:.0f} s", now)
             return None
@@ -99,6 +101,25 @@ class Gathering:
             nodes = (*slots, *core.state.spares)
             core.starts.begin(tuple(n for n in nodes if core.fleet.heartbeat(n) is None), now)
         return self._check_deadlines(core, now)
+
+    def _begin(self, core: Core, now: Now) -> Transition | None:
+        """Launch, unless that would be step 0 of a training which has got further."""
+        core.checkpoints.seal_pending(now)
+        found = core.checkpoints.beginning(now)
+        if found is None or found.may is May.BEGIN:
+            return ToLaunching()
+        if found.may is May.REFUSE or core.config.checkpoint.if_unusable == "end":
+            core.note(found.text, "", now)
+            return ToEnding(code=found.code, reason=found.text, final=False)
+        if not self._is_waiting_said:
+            self._is_waiting_said = True
+            text = f"{found.text}; waiting for it, and asking storage every {RELIST_S:.0f} s"
+            core.note(text, "", now)
+            core.emit(Say(text=text))
+        if core.checkpoints.is_older(RELIST_S, now):
+            self._since = now.mono
+            core.checkpoints.ask_storage(now)
+        return None
 
     def _can_choose(self, core: Core, now: Now) -> bool:
         """Whether all that the choice of a checkpoint depends on has been reported."""

@@ -72,10 +72,16 @@ class Launching:
             if state.reports and (again := state.best_step - plan.ref.step) > 0:
                 text += f"; repeats {count(again, 'step')}"
             core.emit(Say(text=f"generation {core.state.generation} {text}"))
+            if cut := core.checkpoints.cut_text(plan):
+                core.note(cut, "", now)
+                core.emit(Say(text=cut))
         for line in core.checkpoints.passed_over(plan.ref if plan else None):
             core.emit(Say(text=line))
         if plan is None and state.generation:
             text = "starts again from step 0: no checkpoint can be reached"
+            begun = core.checkpoints.beginning(now)
+            if begun is not None and begun.reasons:
+                text += f" ({'; '.join(begun.reasons)})"
             core.note(f"generation {core.state.generation} {text}", "", now)
             core.emit(Say(text=f"generation {core.state.generation} {text}"))
         self._write_orders(core, plan, first)
@@ -99,6 +105,7 @@ class Launching:
                 restore=state.restored,
                 restart_count=state.generation - 1,
                 layout=state.layouts[state.generation],
+                restore_layout=core.checkpoints.layout_to_cut(plan),
                 sources=plan.sources[node] if plan else (),
                 peers=peers.get(node, ()),
                 stride=state.stride,

@@ -176,6 +176,7 @@ class Stopping:
                 pending=core.checkpoints.listed is None or lives_on,
                 shared=shared,
                 good_step=good_step,
+                stored=core.checkpoints.is_stored(generation, step),
                 root=root.exit.rank if root is not None else -1,
             )
         )

@@ -478,8 +478,9 @@ def test_copies_of_another_parallel_layout_do_not_count() -> None:
         history=(*job.journal, ended), first=ToGathering(start=True), copies=left,
         config=JobConfig(parallel=ParallelConfig(tp=2)),
     )  # fmt: skip
-    assert where(later) == (-1, {})
-    assert "generation 2 starts again from step 0: no checkpoint can be reached" in later.said
+    later.until(lambda: later.code is not None)
+    assert later.code == ExitCode.CONFIG, "it does not begin at step 0 either"
+    assert any("is in the memory of these nodes, but it was taken with tp 1" in text for text in later.said)
 
 
 def test_a_storage_that_hangs_does_not_hold_up_what_memory_can_do() -> None:
@@ -714,9 +715,46 @@ def test_restarts_do_not_put_off_what_goes_to_storage() -> None:
 def test_a_new_controller_knows_how_old_the_newest_is() -> None:
     job = Job(memory=True)
     written = ev.StorageWritten(t=job.wall - 1000, generation=1, step=4, seconds=1.0)
-    later = Job(memory=True, history=(*job.journal, written))
+    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="x", sealed_step=4, stored=True)
+    there = [CheckpointId(step=4, generation=1)]
+    later = Job(memory=True, history=(*job.journal, written, ended), storage=there)
     train(later, 4)
     assert later.flush_step >= 0
+
+
+def lost_by_storage(config: JobConfig) -> Job:
+    """A requeued run that finds nothing of what storage had."""
+    job = Job(memory=True)
+    written = ev.StorageWritten(t=job.wall, generation=1, step=4, seconds=1.0)
+    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="x", pending=True)
+    return Job(history=(*job.journal, written, ended), config=config)
+
+
+def test_a_run_does_not_begin_anew_where_storage_has_lost_what_it_had() -> None:
+    job = lost_by_storage(JobConfig())
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.CHECKPOINTS
+    assert not fold(tuple(job.journal)).ended.final, "a run after the folder has come back goes on"  # type: ignore[union-attr]
+    assert any("gen-0001/step-00000004 was on storage and is not there any more" in t for t in job.said)
+    assert len(job.events(ev.GenerationLaunched)) == 1, "the one of the run before"
+
+
+def test_a_run_may_wait_for_storage_to_find_again_what_it_had() -> None:
+    job = lost_by_storage(JobConfig(checkpoint=CheckpointConfig(if_unusable="wait")))
+    job.pass_time(100)
+    assert job.stage == "Gathering"
+    assert any("waiting for it, and asking storage every 30 s" in text for text in job.said)
+    job.checkpoints[1] = 4
+    job.until(lambda: job.stage == "Running")
+    assert where(job) == (4, {"storage": 2})
+
+
+def test_spoiled_steps_on_storage_are_nothing_to_go_on_from() -> None:
+    job = Job(memory=True)
+    written = ev.StorageWritten(t=job.wall, generation=1, step=4, seconds=1.0)
+    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="x", good_step=1)
+    later = Job(history=(*job.journal, written, ended), storage=[CheckpointId(step=4, generation=1)])
+    assert where(later) == (-1, {})
 
 
 def test_pruning_protects_what_is_sealed() -> None:

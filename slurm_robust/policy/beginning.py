@@ -1,0 +1,104 @@
+"""Whether a generation that finds no checkpoint may begin at step 0. Pure.
+
+It may where there was none, and where what there was cannot come back: steps that only the memory of nodes
+held which the run does not have any more. It may not where storage has had a checkpoint, or has one that this
+layout cannot use: somebody can mend that, and a training that begins anew would overwrite its own outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.record import Record
+from slurm_robust.policy.resharding import Way, refusal, way
+
+RELIST_S = 30.0
+"""A run that waits for a checkpoint asks storage again after this time."""
+
+_MOST_REASONS = 5
+
+
+class May(str, Enum):
+    """What the run may do."""
+
+    BEGIN = "begin"
+    UNUSABLE = "unusable"
+    """Storage has lost what it had."""
+    REFUSE = "refuse"
+    """The layout does not fit, and another one would."""
+
+
+class Beginning(Record):
+    """The answer, with its reasons."""
+
+    may: May
+    reasons: tuple[str, ...] = ()
+    """Why each checkpoint cannot be restored, the newest first."""
+    fix: str = ""
+
+    @property
+    def code(self) -> ExitCode:
+        """With which the run ends, unless it begins or waits."""
+        return ExitCode.CONFIG if self.may is May.REFUSE else ExitCode.CHECKPOINTS
+
+    @property
+    def text(self) -> str:
+        """In a line: why nothing can be restored, and what to do."""
+        reasons = "; ".join(self.reasons) or "there is none"
+        return f"no checkpoint can be restored: {reasons}" + (f"; fix: {self.fix}" if self.fix else "")
+
+
+def beginning(
+    sealed: Mapping[int, int],
+    stored: CheckpointId | None,
+    listed: Collection[CheckpointId],
+    layouts: Mapping[int, str],
+    layout: ParallelLayout,
+    *,
+    place: str,
+    in_memory: Collection[CheckpointId] = (),
+) -> Beginning:
+    """What a generation of ``layout`` may do of which no checkpoint can be restored.
+
+    ``sealed``: the newest step that counts, by generation; ``stored``: the newest checkpoint that is known to
+    have been complete on storage, None for none; ``listed``: what is complete there now; ``layouts``:
+    identity of each generation's layout; ``place``: the folder on storage, "" where it is not known;
+    ``in_memory``: those of other layouts of which the nodes of the run hold every part.
+    """
+    reasons, fix = [], ""
+    newest = {CheckpointId(step=step, generation=generation) for generation, step in sealed.items()}
+    usable = {ref for ref in listed if 0 <= ref.step <= sealed.get(ref.generation, -1)}
+    held = {ref for ref in in_memory if 0 <= ref.step <= sealed.get(ref.generation, -1)}
+    known = {stored} if stored is not None else set()
+    where = f" ({place})" if place else ""
+    for ref in sorted(newest | known, reverse=True):
+        if ref in usable or ref in held:
+            there = "on storage" if ref in usable else "in the memory of these nodes"
+            old = layouts.get(ref.generation, "")
+            if way(old, layout) is Way.REFUSE:
+                why, how = refusal(old, layout)
+                fix = fix or f"{how}, or begin anew (--fresh)"
+                reasons.append(f"{ref} is {there}, but {why}")
+            elif ref in usable:
+                reasons.append(f"{ref} is on storage and was found unusable")
+            else:
+                reasons.append(f"{ref}, of other ranks, is {there} and could not be put on storage")
+        elif ref == stored:
+            reasons.append(f"{ref} was on storage{where} and is not there any more")
+        else:
+            reasons.append(f"{ref} is in no memory of these nodes and not on storage")
+    if len(reasons) > _MOST_REASONS:
+        reasons = [*reasons[:_MOST_REASONS], f"and {len(reasons) - _MOST_REASONS} older ones"]
+    if fix:
+        return Beginning(may=May.REFUSE, reasons=tuple(reasons), fix=fix)
+    if stored is None and not usable and not held:
+        return Beginning(may=May.BEGIN, reasons=tuple(reasons))
+    fix = (
+        "bring the folder back, or name it (checkpoint.directory), and requeue or submit the job; to begin "
+        "anew: --fresh"
+    )
+    return Beginning(may=May.UNUSABLE, reasons=tuple(reasons), fix=fix)

@@ -1,0 +1,67 @@
+"""No run begins at step 0 while a checkpoint is there, or was on storage; with the reason for each one."""
+
+from __future__ import annotations
+
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.policy.beginning import Beginning, May, beginning
+
+
+def ref(step: int, generation: int = 1) -> CheckpointId:
+    return CheckpointId(step=step, generation=generation)
+
+
+def layout(world: int, **sizes: int) -> ParallelLayout:
+    return ParallelLayout.fit(world, 1, {"tp": 1, "cp": 1, "ep": 1, "pp": 1, **sizes}, "tp-cp-ep-dp-pp")
+
+
+def found(
+    sealed: dict[int, int],
+    *,
+    stored: CheckpointId | None = None,
+    listed: tuple[CheckpointId, ...] = (),
+    layouts: dict[int, str] | None = None,
+    now: ParallelLayout | None = None,
+) -> Beginning:
+    return beginning(sealed, stored, listed, layouts or {}, now or layout(4), place="/shared/c")
+
+
+def test_without_any_checkpoint_a_training_begins() -> None:
+    assert found({}) == Beginning(may=May.BEGIN)
+    assert found({}, listed=(ref(7),)).may is May.BEGIN, (
+        "what no end of a generation has sealed does not count"
+    )
+
+
+def test_what_only_memory_had_is_gone_with_its_nodes() -> None:
+    one = found({1: 24, 2: 30})
+    assert one.may is May.BEGIN
+    assert one.reasons == (
+        "gen-0002/step-00000030 is in no memory of these nodes and not on storage",
+        "gen-0001/step-00000024 is in no memory of these nodes and not on storage",
+    )
+
+
+def test_storage_that_lost_what_it_had_ends_the_run() -> None:
+    for sealed in ({1: 24}, {}, {1: 20}):  # the end of the generation may not have been sealed any more
+        one = found(sealed, stored=ref(24))
+        assert (one.may, one.code) == (May.UNUSABLE, ExitCode.CHECKPOINTS)
+        assert "gen-0001/step-00000024 was on storage (/shared/c) and is not there any more" in one.reasons
+        assert "--fresh" in one.fix
+        assert "no checkpoint can be restored: gen-0001" in one.text
+
+
+def test_sizes_that_do_not_fit_are_named() -> None:
+    one = found({1: 24}, stored=ref(24), listed=(ref(24),), layouts={1: layout(4, tp=2).identity()})
+    assert (one.may, one.code) == (May.REFUSE, ExitCode.CONFIG)
+    assert one.reasons == (
+        "gen-0001/step-00000024 is on storage, but it was taken with tp 2, and this run has tp 1",
+    )
+    assert one.fix == "set parallel.tp: 2, or begin anew (--fresh)"
+
+
+def test_a_long_history_is_told_in_a_few_lines() -> None:
+    one = found({generation: 10 * generation for generation in range(1, 40)})
+    assert len(one.reasons) == 6
+    assert one.reasons[-1] == "and 34 older ones"
