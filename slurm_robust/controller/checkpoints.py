@@ -312,10 +312,11 @@ class Checkpoints:
         shared = generation in self._shared or any(
             c.rank == SHARED and c.generation == generation for h in reach for c in h.copies
         )
-        step = restore.seal(
-            generation, reach, self._listed or (), self._world_of(generation), shared=shared, newest=good_step
-        )
-        return step, shared
+        # What was complete on storage counts, also where storage has lost it: it may come back.
+        known = self._context.state.was_stored
+        there = {*(self._listed or ()), *((known,) if known is not None else ())}
+        world = self._world_of(generation)
+        return restore.seal(generation, reach, there, world, shared=shared, newest=good_step), shared
 
     def is_stored(self, generation: int, step: int) -> bool:
         """Whether storage is known to have this checkpoint."""
