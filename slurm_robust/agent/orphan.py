@@ -16,13 +16,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import JournalDamaged, fold, read
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import OF_JOB
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
+from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Allocation, Job, Node
-from slurm_robust.slurm.requeue import requeue_without
+from slurm_robust.slurm.requeue import Order, Until, carry_out
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
 from slurm_robust.wire.epochs import newest_epoch
@@ -32,6 +34,7 @@ ORPHAN_S = 60.0
 ASK_EVERY_S = 30.0
 # Enough for one of them to live, few enough for slurmctld.
 RESCUERS = 3
+ASK_S = 20.0
 
 
 def is_rescuer(node: str, allocation: Allocation) -> bool:
@@ -74,31 +77,44 @@ class OrphanWatch:
         try:
             newest = newest_epoch(self._job.epochs)
             controller = newest.node if newest is not None else ""
-            rescue(self._make(), self._allocation, self._job.path / "requeue.jsonl", controller)
+            log = self._job.path / "requeue.jsonl"
+            rescue(self._make(), self._allocation, log, controller, _need(self._job))
         except (SlurmError, CommandTimeout, OSError):
             pass  # Slurm or the storage does not answer now; it is asked again
 
 
-def rescue(client: SlurmClient, allocation: Allocation, log: Path, controller: str = "") -> bool:
+def rescue(
+    client: SlurmClient, allocation: Allocation, log: Path, controller: str = "", need: Need | None = None
+) -> bool:
     """Requeue the job if it is an orphan; whether that was done. Raises ``SlurmError``, ``OSError``.
 
-    ``controller``: the node of the newest one, "" where it is not known.
+    ``controller``: the node of the newest one, "" where it is not known; ``need``: with how many nodes the
+    job can go on, None where that is not known.
     """
     job = client.job(allocation.job_id)
     hosts = tuple(dict.fromkeys(filter(None, (job.batch_host or allocation.batch_host, controller))))
     if not is_orphan(job, client.nodes(hosts), allocation.restart_count):
         return False
-    outcome = requeue_without(client, allocation.job_id, hosts, ending_run=allocation.restart_count)
+    order = Order(
+        job_id=allocation.job_id,
+        ending_run=allocation.restart_count,
+        exclude=hosts,
+        need=need,
+        until=Until.EXCLUDED,
+    )
+    outcome = carry_out(client, order, timeout_s=ASK_S)
     if outcome.ok:
-        arrange_watcher(
-            client,
-            allocation.job_id,
-            ending_run=allocation.restart_count,
-            exclude=hosts,
-            keep_off=allocation.nodes,
-            log=log,
-        )
+        arrange_watcher(client, order, keep_off=allocation.nodes, log=log)
     return outcome.ok
+
+
+def _need(job: JobDirectory) -> Need | None:
+    """With how many nodes the job can go on, by its journal; None where that cannot be read."""
+    try:
+        state = fold(read(job.journal))
+    except (OSError, JournalDamaged):
+        return None
+    return Need(least=len(state.slots), most=len(state.slots) + state.wanted_spares) if state.slots else None
 
 
 def _allocation(node: str) -> Allocation | None:

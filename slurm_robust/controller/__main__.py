@@ -60,6 +60,7 @@ from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.fence import fenced
+from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.files import write_atomically
@@ -190,6 +191,7 @@ def _requeuer(directory: JobDirectory, plan: Plan, slurm: SlurmClient) -> Requeu
         plan.restart_count,
         directory.path / "requeue.jsonl",
         nodes=allocation_from_environment(os.environ).nodes,
+        need=Need(least=plan.slots, most=plan.slots + plan.config.spares),
         start_now=plan.config.slurm.start_now,
     )
 

@@ -123,6 +123,11 @@ class BeginRequeue(Record):
     """Ask Slurm to requeue the job without ``exclude``; answered by ``on_requeue``. May be repeated."""
 
     exclude: tuple[str, ...]
+    """The weakest first, which are given up first where too few other nodes are left."""
+    holders: tuple[str, ...] = ()
+    """Nodes that alone have parts of the newest step, to be asked for by name for a while."""
+    pins: tuple[str, ...] = ()
+    """Nodes that were asked for by name, by this requeue or an earlier one."""
     silent: tuple[str, ...] = ()
     """Nodes that do not answer: Slurm would wait for them until it gives them up."""
 

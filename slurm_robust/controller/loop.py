@@ -540,7 +540,9 @@ class Loop:
 
         def work() -> Callable[[], None]:
             self._shrinker.shed(effect.silent, self._report_stage)
-            self._requeuer.ask(effect.exclude, self._report_stage, answer)
+            self._requeuer.ask(
+                effect.exclude, self._report_stage, answer, holders=effect.holders, pins=effect.pins
+            )
             return lambda: None
 
         def unanswered(text: str) -> None:

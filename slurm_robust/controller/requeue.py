@@ -14,16 +14,21 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import JobFinished, JobNotFound, SlurmError
+from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Allocation, Job, SlurmVersion
-from slurm_robust.slurm.requeue import Clock, StageOutcome, SystemClock, requeue_without
-from slurm_robust.slurm.requeue_plan import affordable, waiting_advice
+from slurm_robust.slurm.requeue import Clock, Order, StageOutcome, SystemClock, Until, carry_out
+from slurm_robust.slurm.requeue_plan import waiting_advice, wanted_of
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
 from slurm_robust.util.hostlist import fold
 
 Report = Callable[[str, bool, str], None]
 Answer = Callable[[RequeueAnswer], None]
+
+
+ORDERS_S = 20.0
+"""How long Slurm is asked at once, before the controller looks after the rest and asks again."""
 
 
 class Requeuer:
@@ -42,36 +47,58 @@ class Requeuer:
         log: Path,
         *,
         nodes: Sequence[str] = (),
+        need: Need | None = None,
         start_now: bool,
         revives: bool = False,
     ) -> None:
         """``nodes``: those that the run began with, on which a watcher would be in the job's way.
 
-        ``revives``: the run may have ended because its batch script was killed.
+        ``need``: with how many the job can go on, else with what it asks Slurm for; ``revives``: the run may
+        have ended because its batch script was killed.
         """
         self._slurm = slurm
         self._job_id = job_id
         self._restart_count = restart_count
         self._log = log
         self._nodes = tuple(nodes)
+        self._need = need
         self._start_now = start_now
         self._revives = revives
 
-    def ask(self, exclude: tuple[str, ...], report: Report, answer: Answer) -> None:
+    def ask(
+        self,
+        exclude: tuple[str, ...],
+        report: Report,
+        answer: Answer,
+        *,
+        holders: tuple[str, ...] = (),
+        pins: tuple[str, ...] = (),
+    ) -> None:
         """Requeue, exclude and start the watcher, within bounds; asked again it goes on where it was.
 
-        ``answer`` gets what Slurm says, again when all is done. Never raises for Slurm or files.
+        ``exclude``, ``holders`` and ``pins`` are as in :class:`~slurm_robust.slurm.requeue.Order`. ``answer``
+        gets what Slurm says, again when all is done. Never raises for Slurm or files.
         """
+        order = Order(
+            job_id=self._job_id,
+            ending_run=self._restart_count,
+            exclude=exclude,
+            need=self._need,
+            holders=holders,
+            pins=pins,
+            until=Until.EXCLUDED,
+            revives=self._revives,
+        )
         with _without_term():
-            self._ask(exclude, report, answer)
+            self._ask(order, report, answer)
 
-    def _ask(self, exclude: tuple[str, ...], report: Report, answer: Answer) -> None:
+    def _ask(self, order: Order, report: Report, answer: Answer) -> None:
         is_taken = is_watched = False
 
         def watch() -> None:
             nonlocal is_watched
             if self._start_now and not is_watched:
-                is_watched = self._watch(exclude, job, report)
+                is_watched = self._watch(order, job, report)
 
         def report_stage(stage: StageOutcome) -> None:
             nonlocal is_taken
@@ -85,14 +112,12 @@ class Requeuer:
 
         try:
             job = self._slurm.job(self._job_id)
-            exclude = self._affordable(exclude, job, report)
-            outcome = requeue_without(
+            self._say_given_up(order, job, report)
+            outcome = carry_out(
                 self._slurm,
-                self._job_id,
-                exclude,
-                ending_run=self._restart_count,
-                revives=self._revives,
+                order,
                 unavailable=self._is_unavailable(job),
+                timeout_s=ORDERS_S,
                 report=report_stage,
             )
         except JobNotFound as error:
@@ -115,32 +140,24 @@ class Requeuer:
             return False
         return not self._slurm.config().get("AccountingStorageType", "").endswith("/slurmdbd")
 
-    def _affordable(self, exclude: tuple[str, ...], job: Job, report: Report) -> tuple[str, ...]:
-        """Without those whose exclusion would leave too few nodes for the job ever to start."""
-        if not exclude:
-            return exclude
-        kept = affordable(exclude, self._slurm.nodes(), job, len(self._nodes))
-        if given_up := set(exclude) - set(kept):
+    def _say_given_up(self, order: Order, job: Job, report: Report) -> None:
+        """Name the nodes whose exclusion would leave too few for the job ever to start."""
+        if not order.exclude:
+            return
+        kept = wanted_of(order, (), job, self._slurm.nodes()).exclude
+        if given_up := set(order.exclude) - set(kept):
             are = "is" if len(given_up) == 1 else "are"
             text = f"{fold(given_up)} {are} not excluded: there would be too few nodes for the job to start"
             report("exclude nodes", True, text)
             say(f"requeue: {text}")
-        return kept
 
-    def _watch(self, exclude: tuple[str, ...], job: Job, report: Report) -> bool:
+    def _watch(self, order: Order, job: Job, report: Report) -> bool:
         """Start the watcher; False if it did not start, and then the job comes back later."""
         if job.expedited:
             report("watcher", True, "none: the requeue is expedited")
             return True
         try:
-            which = arrange_watcher(
-                self._slurm,
-                self._job_id,
-                ending_run=self._restart_count,
-                exclude=exclude,
-                keep_off=self._nodes,
-                log=self._log,
-            )
+            which = arrange_watcher(self._slurm, order, keep_off=self._nodes, log=self._log)
         except (SlurmError, CommandTimeout, OSError) as error:
             report("watcher", False, str(error))
             return False

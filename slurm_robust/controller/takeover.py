@@ -27,6 +27,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
+from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.select import make_client
 
@@ -231,6 +232,7 @@ def _requeue(
         plan.restart_count,
         directory.path / "requeue.jsonl",
         nodes=plan.nodes,
+        need=Need(least=plan.slots, most=plan.slots + plan.config.spares),
         start_now=plan.config.slurm.start_now,
         revives=revives,
     )

@@ -99,6 +99,8 @@ class ToRequeueing(Record):
     exclude: tuple[str, ...]
     reason: str
     failure: bool
+    holders: tuple[str, ...] = ()
+    """Nodes that alone have parts of the newest step."""
 
 
 class ToEnding(Record):

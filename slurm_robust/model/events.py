@@ -492,6 +492,8 @@ class RequeueStarted(Event):
     reason: str
     failure: bool
     """False for a time limit or a preemption."""
+    holders: tuple[str, ...] = ()
+    """Nodes that alone have parts of the newest step, and that the next run asks for by name for a while."""
 
 
 class StageDone(Event):

@@ -163,6 +163,11 @@ class JobState(Record, dict=True):
     runs_in_vain: int = 0
     """How many runs before it, one after the other, were :meth:`is_in_vain` at their end."""
     requeueing: ev.RequeueStarted | None = None
+    excluded: tuple[str, ...] = ()
+    """All nodes without which a run of the Slurm job was to go on. The weakest come first: those of earlier
+    runs, then those that suspicion alone speaks against."""
+    asked_by_name: tuple[str, ...] = ()
+    """All nodes that a requeue asked for by name."""
     start: str = ""
     """The start of ``srobust run`` that the newest controller serves."""
     stop_ordered: ev.StopOrdered | None = None
@@ -576,8 +581,16 @@ def _(event: ev.RequeueStarted, state: JobState) -> JobState:
     in_vain = state.runs_in_vain
     if state.requeueing is None and not event.failure and state.is_in_vain(event.t):
         in_vain += 1  # once, also where another controller has to go on asking
+    earlier = [node for node in state.excluded if node not in event.exclude]
+    unproven = [node for node in event.exclude if node in state.unproven]
     return msgspec.structs.replace(
-        state, requeueing=event, end_started=None, running=False, runs_in_vain=in_vain
+        state,
+        requeueing=event,
+        end_started=None,
+        running=False,
+        runs_in_vain=in_vain,
+        excluded=tuple(dict.fromkeys((*earlier, *unproven, *event.exclude))),
+        asked_by_name=tuple(dict.fromkeys((*state.asked_by_name, *event.holders))),
     )
 
 

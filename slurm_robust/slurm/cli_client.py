@@ -23,6 +23,7 @@ from slurm_robust.slurm.errors import (
     UnparsableOutput,
     classify,
 )
+from slurm_robust.slurm.need import Size
 from slurm_robust.slurm.process import (
     CommandTimeout,
     CompletedCommand,
@@ -231,11 +232,13 @@ class CliSlurmClient:
 
     def set_required_nodes(self, job_id: int, nodes: Sequence[str]) -> None:
         """See the protocol."""
-        # For a running job the same command means: shrink to these nodes.
-        job = self.job(job_id)
-        if job.is_running:
-            raise JobNotPending(f"job {job_id} is running; its required nodes can no longer be changed")
+        self._check_not_running(job_id, "its required nodes")
         self._output(commands.update_job(job_id, "ReqNodeList", fold(nodes)))
+
+    def set_size(self, job_id: int, size: Size) -> None:
+        """See the protocol."""
+        self._check_not_running(job_id, "its size")
+        self._output(commands.resize_job(job_id, size))
 
     def set_comment(self, job_id: int, text: str) -> None:
         """See the protocol."""
@@ -305,6 +308,11 @@ class CliSlurmClient:
         self._output(commands.delete_reservation(name))
 
     # -- running a command ---------------------------------------------------------------------------
+
+    def _check_not_running(self, job_id: int, what: str) -> None:
+        """For a running job the command that is to follow would mean: give nodes back."""
+        if self.job(job_id).is_running:
+            raise JobNotPending(f"job {job_id} is running; {what} can no longer be changed")
 
     def _read(
         self,

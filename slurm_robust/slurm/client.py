@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from slurm_robust.slurm.need import Size
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import (
     AccountingRow,
@@ -171,6 +172,13 @@ class SlurmClient(Protocol):
 
     def set_required_nodes(self, job_id: int, nodes: Sequence[str]) -> None:
         """Set ReqNodeList; empty clears it. Raises as :meth:`set_excluded_nodes`."""
+        ...
+
+    def set_size(self, job_id: int, size: Size) -> None:
+        """Set how many nodes, tasks and CPUs the job asks for. Raises as :meth:`set_excluded_nodes`.
+
+        :attr:`Job.least_nodes <slurm_robust.slurm.records.Job>` shows it, ``num_nodes`` does not.
+        """
         ...
 
     def set_comment(self, job_id: int, text: str) -> None:

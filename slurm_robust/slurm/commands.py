@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
+from slurm_robust.slurm.need import Size
 from slurm_robust.slurm.records import SlurmVersion
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
 from slurm_robust.util.hostlist import fold
@@ -161,6 +162,11 @@ def release(job_id: int) -> list[str]:
 def update_job(job_id: int, field: str, value: str) -> list[str]:
     """``scontrol update jobid=7 ExcNodeList=n1``."""
     return ["scontrol", "update", f"jobid={job_id}", f"{field}={value}"]
+
+
+def resize_job(job_id: int, size: Size) -> list[str]:
+    """``scontrol update jobid=7 NumNodes=4-5 NumTasks=5 NumCPUs=5``, together since they must agree."""
+    return ["scontrol", "update", f"jobid={job_id}", *size.arguments()]
 
 
 def drain(nodes: Sequence[str], reason: str) -> list[str]:

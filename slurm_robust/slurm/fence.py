@@ -16,6 +16,7 @@ CHANGES = frozenset(
         "start_now",
         "set_excluded_nodes",
         "set_required_nodes",
+        "set_size",
         "set_comment",
         "shrink",
         "cancel",

@@ -132,6 +132,10 @@ def _job(item: Object) -> Job:
         partition=_string(item.get("partition")),
         nodes=parse_names(_string(item.get("nodes"))),
         num_nodes=_integer(item.get("node_count")),
+        least_nodes=_least_nodes(_string(item.get("tres_req_str"))),
+        num_tasks=_integer(item.get("tasks")),
+        tasks_per_node=_integer(item.get("tasks_per_node")),
+        cpus_per_task=max(1, _integer(item.get("cpus_per_task"))),
         excluded_nodes=parse_names(_string(item.get("excluded_nodes"))),
         required_nodes=parse_names(_string(item.get("required_nodes"))),
         batch_host=_string(item.get("batch_host")),
@@ -149,6 +153,12 @@ def _job(item: Object) -> Job:
         work_dir=_string(item.get("current_working_directory")),
         stdout=_string(item.get("standard_output")),
     )
+
+
+def _least_nodes(tres: str) -> int:
+    """``cpu=4,mem=250G,node=4,billing=4``."""
+    counts = [part.removeprefix("node=") for part in tres.split(",") if part.startswith("node=")]
+    return int(counts[0]) if counts and counts[0].isdecimal() else 0
 
 
 def ended_for_good(job: Job) -> bool:

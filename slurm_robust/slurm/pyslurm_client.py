@@ -2,8 +2,8 @@
 
 pyslurm lives in a helper process (see :mod:`slurm_robust.slurm.pyslurm_helper` for why). What it
 cannot do, or does wrongly, goes over the command line: clearing excluded nodes (silently nothing
-happens), ``StartTime``, steps (``srun``), reservations (their API changed with each release),
-accounting, submission (needs an environment made by hand from 24.11 on).
+happens), the size of a job, ``StartTime``, steps (``srun``), reservations (their API changed with each
+release), accounting, submission (needs an environment made by hand from 24.11 on).
 """
 
 from __future__ import annotations

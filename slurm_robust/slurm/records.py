@@ -123,6 +123,16 @@ class Job(Record):
     partition: str = ""
     nodes: tuple[str, ...] = ()
     num_nodes: int = 0
+    """Of a requeued job Slurm goes on to show how many nodes its last run had; see ``least_nodes``."""
+
+    least_nodes: int = 0
+    """The fewest nodes that a pending job asks for; 0 where Slurm does not say."""
+
+    num_tasks: int = 0
+    tasks_per_node: int = 0
+    """What ``--ntasks-per-node`` asks for, else 0."""
+
+    cpus_per_task: int = 1
     excluded_nodes: tuple[str, ...] = ()
     """What ``--exclude`` asks for."""
 

@@ -51,6 +51,7 @@ import msgspec
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError
+from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.records import Job
 from slurm_robust.slurm.requeue_plan import (
     Do,
@@ -64,10 +65,21 @@ from slurm_robust.slurm.requeue_plan import (
     after,
     decide,
     newly_drained,
+    wanted_of,
 )
 from slurm_robust.util.hostlist import fold
 
-__all__ = ["Clock", "Outcome", "Stage", "StageOutcome", "Until", "requeue_without", "watch_until_running"]
+__all__ = [
+    "Clock",
+    "Order",
+    "Outcome",
+    "Stage",
+    "StageOutcome",
+    "Until",
+    "carry_out",
+    "requeue_without",
+    "watch_until_running",
+]
 
 
 class Clock(Protocol):
@@ -109,6 +121,8 @@ class SystemClock:
 
 
 _POLL_S, _WATCH_POLL_S = 0.25, 0.5
+# Between two questions about all nodes, of a job that has not started yet.
+_NODES_EVERY_S = 2.0
 
 
 def requeue_without(
@@ -120,6 +134,7 @@ def requeue_without(
     until: Until = Until.EXCLUDED,
     revives: bool = False,
     unavailable: bool = False,
+    need: Need | None = None,
     timeout_s: float = 20.0,
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
@@ -137,11 +152,11 @@ def requeue_without(
         job_id=job_id,
         ending_run=ending_run,
         exclude=tuple(exclude),
+        need=need,
         until=until,
         revives=revives,
     )
-    memory = Memory(unavailable=unavailable)
-    return _drive(client, order, memory, timeout_s, _POLL_S, clock or SystemClock(), report)
+    return carry_out(client, order, unavailable=unavailable, timeout_s=timeout_s, clock=clock, report=report)
 
 
 def watch_until_running(
@@ -150,6 +165,7 @@ def watch_until_running(
     *,
     ending_run: int,
     exclude: Sequence[str] = (),
+    need: Need | None = None,
     until: Until = Until.RUNNING,
     timeout_s: float = 900.0,
     clock: Clock | None = None,
@@ -167,22 +183,27 @@ def watch_until_running(
         job_id=job_id,
         ending_run=ending_run,
         exclude=tuple(exclude),
+        need=need,
         until=until,
         max_releases=max_releases,
         may_requeue=False,
     )
-    return _drive(client, order, Memory(), timeout_s, _WATCH_POLL_S, clock or SystemClock(), report)
+    return carry_out(client, order, timeout_s=timeout_s, clock=clock, report=report)
 
 
-def _drive(
+def carry_out(
     client: SlurmClient,
     order: Order,
-    memory: Memory,
+    *,
+    unavailable: bool = False,
     timeout_s: float,
-    poll_s: float,
-    clock: Clock,
-    report: Callable[[StageOutcome], None],
+    clock: Clock | None = None,
+    report: Callable[[StageOutcome], None] = lambda outcome: None,
 ) -> Outcome:
+    """Do what ``order`` says; :func:`requeue_without` and :func:`watch_until_running` explain the rest."""
+    clock, memory = clock or SystemClock(), Memory(unavailable=unavailable)
+    poll_s = _POLL_S if order.may_requeue else _WATCH_POLL_S
+    looked = -_NODES_EVERY_S  # when the nodes were last asked for
     deadline = clock.monotonic() + timeout_s
     drained = _drained(client) if order.until is Until.RUNNING else frozenset()
     last = "no answer from Slurm"
@@ -204,6 +225,9 @@ def _drive(
             pending = (job.restart_count, now)
         memory = msgspec.structs.replace(memory, pending_for_s=now - pending[1] if pending else 0.0)
         memory = _learn(client, order, job, memory, drained)
+        if now - looked >= _NODES_EVERY_S and _wants_nodes(order, job, memory):
+            looked = now
+            memory = _look(client, order, job, memory)
         step = decide(order, job, memory)
         if isinstance(step, End):
             return Outcome(ok=step.ok, detail=step.why, job=job)
@@ -214,7 +238,8 @@ def _drive(
             clock.sleep(poll_s)
             continue
         error_met = _carry_out(client, order, step)
-        detail = fold(step.nodes) if error_met is None else str(error_met)
+        done = step.size.describe() if step.size is not None else fold(step.nodes)
+        detail = done if error_met is None else str(error_met)
         report(StageOutcome(stage=step.stage, ok=error_met is None, detail=detail))
         memory = after(memory, step, error_met)
         if error_met is not None:
@@ -235,6 +260,24 @@ def _learn(client: SlurmClient, order: Order, job: Job, memory: Memory, drained:
     return msgspec.structs.replace(memory, extra_exclude=bad)
 
 
+def _wants_nodes(order: Order, job: Job, memory: Memory) -> bool:
+    """Whether what the job is to ask for depends on the nodes, and may have to be asked for now."""
+    if not (order.exclude or order.need or order.holders or memory.extra_exclude):
+        return False
+    if memory.wanted is None:
+        return not job.is_finished
+    return job.is_pending and (not memory.started or memory.waits >= memory.nudge_at)
+
+
+def _look(client: SlurmClient, order: Order, job: Job, memory: Memory) -> Memory:
+    """What to ask for by the nodes as they are; without an answer, as before."""
+    try:
+        wanted = wanted_of(order, memory.extra_exclude, job, client.nodes())
+    except SlurmCommandError:
+        return memory
+    return msgspec.structs.replace(memory, wanted=wanted)
+
+
 def _drained(client: SlurmClient) -> frozenset[str]:
     try:
         return frozenset(node.name for node in client.nodes() if node.is_drained)
@@ -249,7 +292,9 @@ def _carry_out(client: SlurmClient, order: Order, action: Do) -> SlurmCommandErr
             client.requeue(order.job_id)
         elif action.stage is Stage.EXCLUDE:
             client.set_excluded_nodes(order.job_id, action.nodes)
-        elif action.stage is Stage.UNPIN:
+        elif action.size is not None:
+            client.set_size(order.job_id, action.size)
+        elif action.stage in (Stage.UNPIN, Stage.PIN):
             client.set_required_nodes(order.job_id, action.nodes)
         elif action.stage is Stage.RELEASE:
             client.release(order.job_id)

@@ -5,7 +5,7 @@ Why in this order, and what must never be done: see :mod:`slurm_robust.slurm.req
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
@@ -21,12 +21,16 @@ from slurm_robust.slurm.errors import (
     SlurmTimeout,
     UpdateUnavailable,
 )
+from slurm_robust.slurm.need import Need, Size, affordable, places, size_of
 from slurm_robust.slurm.records import Job, Node
 from slurm_robust.util.hostlist import fold
 
 # How long a job is left pending before it is ordered to start, since a too early start kills it (see
 # requeue.py). One second is what Slurm needs, the other is for the age of what we see.
 SETTLE_S = 2.0
+
+# For so long after its requeue a job waits for the nodes that alone have its newest step; then it takes any.
+BY_NAME_S = 60.0
 
 # A stage that Slurm refuses this often is given up: no unknown error text may loop for ever.
 _ATTEMPTS = 5
@@ -37,7 +41,9 @@ class Stage(str, Enum):
 
     REQUEUE = "requeue"
     EXCLUDE = "exclude nodes"
-    UNPIN = "drop excluded nodes from the required ones"
+    SIZE = "ask for as many nodes as it needs"
+    UNPIN = "drop nodes from the required ones"
+    PIN = "ask for nodes by name"
     RELEASE = "release"
     START = "start now"
 
@@ -50,6 +56,9 @@ class Until(str, Enum):
     RUNNING = "running"  # it holds nodes again
 
 
+_STARTS_ANEW = frozenset({Stage.EXCLUDE, Stage.SIZE, Stage.UNPIN, Stage.PIN, Stage.RELEASE})
+
+
 class StageOutcome(Record):
     """What became of one order."""
 
@@ -60,14 +69,26 @@ class StageOutcome(Record):
 
 
 class Order(Record):
-    """What is wanted."""
+    """What is wanted. As JSON it is what a watcher gets."""
 
     job_id: int
     ending_run: int
     """The restart count of the run that is to end. It makes repeating safe: a job that already runs with a
     higher count is left alone."""
 
-    exclude: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
+    """All nodes that we leave out, for this run or an earlier one. The weakest come first, and are given up
+    first where too few others are left."""
+
+    need: Need | None = None
+    """Without it the size that the job asks for stays as it is."""
+
+    holders: tuple[str, ...] = ()
+    """Nodes that alone have parts of the newest step, asked for by name for :data:`BY_NAME_S`."""
+
+    pins: tuple[str, ...] = ()
+    """Nodes that an earlier run asked for by name, and that are not to be required any more."""
+
     until: Until = Until.RUNNING
     max_releases: int = 3
     may_requeue: bool = True
@@ -76,6 +97,14 @@ class Order(Record):
     revives: bool = False
     """Requeue also a run that Slurm has ended since it lost the batch script
     (:attr:`~slurm_robust.slurm.records.Job.has_lost_script`)."""
+
+
+class Wanted(Record):
+    """What the job is to ask for, by the nodes as they are now."""
+
+    exclude: tuple[str, ...]
+    size: Size | None = None
+    holders_are_free: bool = False
 
 
 class Memory(Record):
@@ -99,13 +128,27 @@ class Memory(Record):
     unavailable: bool = False
     """Slurm changes nothing of the job while its run is ending."""
 
+    wanted: Wanted | None = None
+    """None as long as Slurm has not shown the nodes."""
+
+    sent: dict[Stage, tuple[str, ...]] = {}
+    """What Slurm has taken. It is not sent again: somebody may have changed it since."""
+
 
 class Do(Record):
     """Carry out ``stage``."""
 
     stage: Stage
     nodes: tuple[str, ...] = ()
-    """The whole new list, for EXCLUDE and UNPIN."""
+    """The whole new list, for EXCLUDE, UNPIN and PIN."""
+
+    size: Size | None = None
+    """For SIZE."""
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """What is sent, for comparison."""
+        return self.nodes if self.size is None else self.size.arguments()
 
 
 class Wait(Record):
@@ -121,20 +164,21 @@ class End(Record):
     why: str
 
 
-def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job, wanted: int = 0) -> tuple[str, ...]:
-    """As many of ``exclude`` as leave the job enough nodes to start on; the first are given up first.
+def wanted_of(order: Order, extra: Sequence[str], job: Job, nodes: Sequence[Node]) -> Wanted:
+    """What to ask for. ``extra``: nodes to leave out beside those of the order.
 
-    A node counts if it is in a partition of the job and is neither down nor drained, also one that does not
-    respond: none does right after a restart of slurmctld. What else the job asks of its nodes (features,
-    memory) is Slurm's to judge. ``wanted``: with how many nodes the run began, and the next one will;
-    ``job`` may have lost some.
+    The nodes that the job holds count as free, since it gives them back.
     """
-    partitions = set(job.partition.split(","))
-    sound = (node for node in nodes if not (node.is_down or node.is_drained))
-    usable = {node.name for node in sound if partitions & set(node.partitions)} - set(job.excluded_nodes)
-    short = max(job.num_nodes, wanted) - len(usable - set(exclude))
-    given_up = [node for node in exclude if node in usable][: max(0, short)]
-    return tuple(node for node in exclude if node not in given_up)
+    unwanted = tuple(dict.fromkeys((*order.exclude, *extra)))
+    least = order.need.least if order.need is not None else max(job.least_nodes, job.num_nodes)
+    kept = affordable(unwanted, nodes, job, least)
+    owners = tuple(node for node in job.excluded_nodes if node not in unwanted)
+    left = places(msgspec.structs.replace(job, excluded_nodes=(*owners, *kept)), nodes, own=job.nodes)
+    return Wanted(
+        exclude=kept,
+        size=size_of(order.need, job, len(left.free)) if order.need is not None else None,
+        holders_are_free=bool(order.holders) and set(order.holders) <= set(left.free),
+    )
 
 
 def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
@@ -174,15 +218,26 @@ def _decide_running(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
 
 
 def _exclude(order: Order, job: Job, memory: Memory) -> Do | None:
-    unwanted = dict.fromkeys((*order.exclude, *memory.extra_exclude))
-    missing = [node for node in unwanted if node not in job.excluded_nodes]
-    if missing and Stage.EXCLUDE not in memory.refused:
-        return Do(stage=Stage.EXCLUDE, nodes=(*job.excluded_nodes, *missing))
-    pinned = [node for node in job.required_nodes if node in unwanted]
+    unwanted = tuple(dict.fromkeys((*order.exclude, *memory.extra_exclude)))
+    kept = memory.wanted.exclude if memory.wanted is not None else unwanted
+    owners = [node for node in job.excluded_nodes if node not in unwanted]
+    order_of_stage = Do(stage=Stage.EXCLUDE, nodes=(*owners, *kept))
+    if set(order_of_stage.nodes) != set(job.excluded_nodes) and _may(order_of_stage, memory):
+        return order_of_stage
+    if memory.wanted is not None and memory.wanted.size is not None:
+        resize = Do(stage=Stage.SIZE, size=memory.wanted.size)
+        if _may(resize, memory):
+            return resize
+    given_up = {*kept, *(node for node in order.pins if node not in order.holders)}
+    pinned = [node for node in job.required_nodes if node in given_up]
     if pinned and Stage.UNPIN not in memory.refused:
         # A job that requires a node it excludes would wait for ever.
-        return Do(stage=Stage.UNPIN, nodes=tuple(n for n in job.required_nodes if n not in unwanted))
+        return Do(stage=Stage.UNPIN, nodes=tuple(n for n in job.required_nodes if n not in given_up))
     return None
+
+
+def _may(order: Do, memory: Memory) -> bool:
+    return order.stage not in memory.refused and memory.sent.get(order.stage) != order.content
 
 
 def _release(order: Order, job: Job, memory: Memory) -> Do | End | None:
@@ -202,28 +257,53 @@ def _start(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
         return Wait(why="the last run is still completing")
     if memory.pending_for_s < SETTLE_S:
         return Wait(why="the last run has only just ended")
+    by_name = _ask_by_name(order, job, memory)
+    if by_name is not None:
+        return by_name
     due = job.reason == "BeginTime" or not memory.started
     # slurmctld's answer to the first order may be "Resources" although nodes are free (they were
     # just given back), and it tries again only after 60 s, unless something asks it to.
     nudge = memory.waits >= memory.nudge_at
     if (due or nudge) and Stage.START not in memory.refused:
         return Do(stage=Stage.START)
-    if order.until is Until.STARTED and memory.nudge_at > Memory().nudge_at:
+    is_nudged = memory.nudge_at > Memory().nudge_at
+    if order.until is Until.STARTED and is_nudged and not _asked_by_name(order, job):
         return End(ok=True, why=f"pending ({job.reason}), to be started as soon as nodes are free")
     return Wait(why=f"pending ({job.reason})")
+
+
+def _ask_by_name(order: Order, job: Job, memory: Memory) -> Do | Wait | None:
+    """The holders are required only once they are free, so a watcher that dies leaves no job that waits."""
+    if not order.holders or Stage.PIN in memory.refused:
+        return None
+    if memory.pending_for_s >= BY_NAME_S:
+        others = tuple(node for node in job.required_nodes if node not in order.holders)
+        is_over = len(others) == len(job.required_nodes) or Stage.UNPIN in memory.refused
+        return None if is_over else Do(stage=Stage.UNPIN, nodes=others)
+    if _asked_by_name(order, job):
+        return None
+    if memory.wanted is not None and memory.wanted.holders_are_free:
+        return Do(stage=Stage.PIN, nodes=tuple(dict.fromkeys((*job.required_nodes, *order.holders))))
+    return Wait(why=f"{fold(order.holders)} alone have the newest step, and are not free yet")
+
+
+def _asked_by_name(order: Order, job: Job) -> bool:
+    return bool(order.holders) and set(order.holders) <= set(job.required_nodes)
 
 
 def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory:
     """What to remember after ``action`` succeeded or failed with ``error``."""
     stage = action.stage
     if error is None:
-        started = stage is Stage.START or (memory.started and stage is not Stage.RELEASE)
+        # With another list of nodes, or released, it has to be ordered to start once more.
+        started = stage is Stage.START or (memory.started and stage not in _STARTS_ANEW)
         releases = memory.releases + (stage is Stage.RELEASE)
         # An order that was due anyway does not count as a nudge.
         nudged = stage is Stage.START and memory.waits >= memory.nudge_at
         return msgspec.structs.replace(
             memory,
             started=started,
+            sent={**memory.sent, stage: action.content},
             releases=releases,
             waits=0 if stage is Stage.START else memory.waits,
             nudge_at=memory.nudge_at * 2 if nudged else memory.nudge_at,

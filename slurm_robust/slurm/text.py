@@ -220,6 +220,10 @@ def parse_job(text: str, job_id: int | None = None) -> Job:
         partition=_string(fields, "Partition"),
         nodes=parse_names(fields.get("NodeList", "")),
         num_nodes=_integer(fields, "NumNodes"),
+        least_nodes=_least_nodes(fields),
+        num_tasks=_integer(fields, "NumTasks"),
+        tasks_per_node=_integer(fields, "NtasksPerN:B:S:C"),
+        cpus_per_task=max(1, _integer(fields, "CPUs/Task")),
         excluded_nodes=parse_names(fields.get("ExcNodeList", "")),
         required_nodes=parse_names(fields.get("ReqNodeList", "")),
         batch_host=_string(fields, "BatchHost"),
@@ -237,6 +241,12 @@ def parse_job(text: str, job_id: int | None = None) -> Job:
         work_dir=_string(fields, "WorkDir"),
         stdout=_string(fields, "StdOut"),
     )
+
+
+def _least_nodes(fields: dict[str, str]) -> int:
+    """``TRES=cpu=4,node=4`` (``ReqTRES=`` from 23.02 on): what is asked for as long as the job is pending."""
+    match = re.search(r"(?:^|,)node=(\d+)", fields.get("ReqTRES") or fields.get("TRES", ""))
+    return int(match[1]) if match else 0
 
 
 def parse_allocation(text: str) -> Allocation:

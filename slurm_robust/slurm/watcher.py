@@ -1,6 +1,7 @@
 """The process that outlives the job's last run and sees it into the next one.
 
-``python -m slurm_robust.slurm.watcher JOB --ending-run N [--exclude n3,n7] [--detach]``
+``python -m slurm_robust.slurm.watcher ORDER --log FILE [--detach]``; ORDER is the JSON of an
+:class:`~slurm_robust.slurm.requeue.Order`.
 
 Started by a controller before it ends, in one of two ways (:func:`arrange_watcher` chooses):
 
@@ -32,9 +33,8 @@ import msgspec
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.process import CompletedCommand, run_command
 from slurm_robust.slurm.requests import SubmitRequest
-from slurm_robust.slurm.requeue import Outcome, StageOutcome, Until, watch_until_running
+from slurm_robust.slurm.requeue import Order, Outcome, StageOutcome, Until, carry_out
 from slurm_robust.slurm.select import make_client
-from slurm_robust.util.hostlist import expand, fold
 
 
 def survives_the_job(config: Mapping[str, str]) -> bool:
@@ -42,71 +42,48 @@ def survives_the_job(config: Mapping[str, str]) -> bool:
     return config.get("ProctrackType", "") in {"proctrack/linuxproc", "proctrack/pgid"}
 
 
-def watcher_command(
-    job_id: int, *, ending_run: int, exclude: Sequence[str], log: Path, timeout_s: float
-) -> list[str]:
+def watcher_command(order: Order, *, log: Path, timeout_s: float) -> list[str]:
     """The command line of a watcher."""
+    order = msgspec.structs.replace(order, may_requeue=False)
     return [
         sys.executable,
         "-m",
         "slurm_robust.slurm.watcher",
-        str(job_id),
-        f"--ending-run={ending_run}",
-        f"--exclude={fold(exclude)}",
+        msgspec.json.encode(order).decode(),
         f"--log={log}",
         f"--timeout={timeout_s:g}",
     ]
 
 
 def watcher_job(
-    job_id: int,
-    *,
-    ending_run: int,
-    exclude: Sequence[str] = (),
-    keep_off: Sequence[str] = (),
-    log: Path,
-    partition: str = "",
+    order: Order, *, keep_off: Sequence[str] = (), log: Path, partition: str = ""
 ) -> SubmitRequest:
-    """A small job that orders ``job_id`` to start, on none of the nodes ``keep_off`` and ``exclude``. Slurm
-    drops it if it cannot run within two minutes, for then the begin time is over anyway.
+    """A small job that orders the other one to start, on none of the nodes ``keep_off`` and those that are
+    left out. Slurm drops it if it cannot run within two minutes, for then the begin time is over anyway.
     """
-    command = watcher_command(job_id, ending_run=ending_run, exclude=exclude, log=log, timeout_s=150.0)
+    order = msgspec.structs.replace(order, until=Until.STARTED)
     return SubmitRequest(
-        command=(shlex.join([*command, f"--until={Until.STARTED.value}"]),),
+        command=(shlex.join(watcher_command(order, log=log, timeout_s=150.0)),),
         wrap=True,
-        name=f"srobust-watch-{job_id}",
+        name=f"srobust-watch-{order.job_id}",
         nodes=1,
         partition=partition,
         time_limit_s=180.0,
         output="/dev/null",
-        excluded_nodes=tuple(dict.fromkeys((*exclude, *keep_off))),
+        excluded_nodes=tuple(dict.fromkeys((*order.exclude, *keep_off))),
         requeue=False,
         options=("--ntasks=1", "--mem=200M", "--deadline=now+300"),
     )
 
 
-def start_watcher(
-    job_id: int,
-    *,
-    ending_run: int,
-    exclude: Sequence[str] = (),
-    log: Path,
-    timeout_s: float = 900.0,
-) -> CompletedCommand:
+def start_watcher(order: Order, *, log: Path, timeout_s: float = 900.0) -> CompletedCommand:
     """Start a watcher and return when it has left this process's tree (about 0.2 s)."""
-    command = watcher_command(job_id, ending_run=ending_run, exclude=exclude, log=log, timeout_s=timeout_s)
-    return run_command([*command, "--detach"], timeout_s=30.0)
+    order = msgspec.structs.replace(order, until=Until.RUNNING)
+    return run_command([*watcher_command(order, log=log, timeout_s=timeout_s), "--detach"], timeout_s=30.0)
 
 
 def arrange_watcher(
-    client: SlurmClient,
-    job_id: int,
-    *,
-    ending_run: int,
-    exclude: Sequence[str] = (),
-    keep_off: Sequence[str] = (),
-    log: Path,
-    partition: str = "",
+    client: SlurmClient, order: Order, *, keep_off: Sequence[str] = (), log: Path, partition: str = ""
 ) -> str:
     """Start the watcher that works on this site and say which one.
 
@@ -115,50 +92,31 @@ def arrange_watcher(
     types, CommandTimeout and ``OSError``; the job comes back without a watcher, only later.
     """
     if survives_the_job(client.config()):
-        done = start_watcher(job_id, ending_run=ending_run, exclude=exclude, log=log)
+        done = start_watcher(order, log=log)
         if done.exit_code:
             raise OSError(f"the watcher did not start: {done.stderr.strip()}")
-        return f"a process on {socket.gethostname()} starts job {job_id} again early"
-    request = watcher_job(
-        job_id, ending_run=ending_run, exclude=exclude, keep_off=keep_off, log=log, partition=partition
-    )
-    return f"job {client.submit(request)} starts job {job_id} again early"
+        return f"a process on {socket.gethostname()} starts job {order.job_id} again early"
+    request = watcher_job(order, keep_off=keep_off, log=log, partition=partition)
+    return f"job {client.submit(request)} starts job {order.job_id} again early"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Watch; 0 when the job runs again."""
     parser = argparse.ArgumentParser(prog="slurm_robust.slurm.watcher", description=__doc__.splitlines()[0])
-    parser.add_argument("job_id", type=int)
-    parser.add_argument("--ending-run", type=int, required=True)
-    parser.add_argument("--exclude", default="")
+    parser.add_argument("order", type=msgspec.json.Decoder(Order).decode)
     parser.add_argument("--log", type=lambda text: Path(text).absolute(), required=True)
     parser.add_argument("--timeout", type=float, default=900.0)
-    parser.add_argument("--until", choices=[u.value for u in Until], default=Until.RUNNING.value)
     parser.add_argument("--detach", action="store_true")
     args = parser.parse_args(argv)
     if args.detach and not _detach():
         return 0
-    outcome = _watch(args)
-    _write(args.log, outcome)
-    return 0 if outcome.ok else 1
-
-
-def _watch(args: argparse.Namespace) -> Outcome:
-    client = make_client("cli")
-    exclude = expand(args.exclude)
 
     def report(stage: StageOutcome) -> None:
         _write(args.log, stage)
 
-    return watch_until_running(
-        client,
-        args.job_id,
-        ending_run=args.ending_run,
-        exclude=exclude,
-        until=Until(args.until),
-        timeout_s=args.timeout,
-        report=report,
-    )
+    outcome = carry_out(make_client("cli"), args.order, timeout_s=args.timeout, report=report)
+    _write(args.log, outcome)
+    return 0 if outcome.ok else 1
 
 
 def _detach() -> bool:

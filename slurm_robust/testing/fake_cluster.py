@@ -93,6 +93,7 @@ class FakeCluster:
         self.lock = threading.RLock()
         self.nodes = {name: _new_node(name, gpus, cpus) for name in nodes}
         self.jobs: dict[int, Job] = {}
+        self.most_nodes: dict[int, int] = {}
         self.requests: dict[int, SubmitRequest] = {}
         self.runs: dict[int, list[AccountingRow]] = {}
         self.events: list[NodeEvent] = []
@@ -250,6 +251,7 @@ class FakeCluster:
         now = self.clock.time()
         self.requests[job_id] = request
         self.runs[job_id] = []
+        self.most_nodes[job_id] = request.nodes or 1
         self.jobs[job_id] = Job(
             job_id=job_id,
             name=request.name or "sbatch",
@@ -258,6 +260,8 @@ class FakeCluster:
             reason="JobHeldUser" if request.hold else "None",
             partition=request.partition or "main",
             num_nodes=request.nodes or 1,
+            least_nodes=request.nodes or 1,
+            num_tasks=request.nodes or 1,
             excluded_nodes=tuple(sorted(set(request.excluded_nodes))),
             required_nodes=tuple(sorted(set(request.required_nodes))),
             priority=0 if request.hold else 1000,
@@ -371,6 +375,7 @@ class FakeCluster:
             states=frozenset({"RUNNING"}),
             reason="None",
             nodes=nodes,
+            num_nodes=len(nodes),
             batch_host=nodes[0],
             start_time=now,
             end_time=None if limit is None else now + limit,
@@ -389,8 +394,9 @@ class FakeCluster:
         ]
         if not set(job.required_nodes) <= set(free):
             return None
-        wanted = [*job.required_nodes, *(n for n in free if n not in job.required_nodes)][: job.num_nodes]
-        return tuple(n for n in self.nodes if n in wanted) if len(wanted) == job.num_nodes else None
+        most = self.most_nodes[job.job_id]
+        wanted = [*job.required_nodes, *(n for n in free if n not in job.required_nodes)][:most]
+        return tuple(n for n in self.nodes if n in wanted) if len(wanted) >= job.least_nodes else None
 
     def _record_run(self, job: Job, state: str) -> None:
         if not job.nodes:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slurm_robust.slurm import commands, errors
 from slurm_robust.slurm.client import StepHandle
+from slurm_robust.slurm.need import Size
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import (
     AccountingRow,
@@ -220,6 +221,13 @@ class FakeSlurm:
         with self._world() as world:
             job = world.changeable(job_id, nodes)
             world.put(job, required_nodes=tuple(sorted(set(nodes))))
+
+    def set_size(self, job_id: int, size: Size) -> None:
+        """See the protocol."""
+        with self._world() as world:
+            job = world.changeable(job_id, ())
+            world.most_nodes[job_id] = size.most
+            world.put(job, least_nodes=size.least, num_tasks=size.tasks)
 
     def set_comment(self, job_id: int, text: str) -> None:
         """See the protocol."""

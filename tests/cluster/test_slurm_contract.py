@@ -16,7 +16,7 @@ from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.pyslurm_client import PyslurmClient, PyslurmHelper
 from slurm_robust.slurm.records import Step
 from slurm_robust.slurm.requests import NODES_PER_STEP, SubmitRequest, whole_node_steps
-from slurm_robust.slurm.requeue import SystemClock, requeue_without
+from slurm_robust.slurm.requeue import Order, SystemClock, requeue_without
 from slurm_robust.slurm.watcher import watcher_job
 from tests.contracts.history import HistoryContract
 from tests.contracts.slurm import SlurmContract, running_job
@@ -188,7 +188,9 @@ def test_a_small_job_brings_the_other_one_back(sandboxes: Callable[..., Sandbox]
     with running_job(world, 2) as job:
         bad = job.nodes[1]
         assert requeue_without(world.client, job.job_id, [bad], ending_run=0).ok
-        watch = world.client.submit(watcher_job(job.job_id, ending_run=0, exclude=[bad], log=log))
+        watch = world.client.submit(
+            watcher_job(Order(job_id=job.job_id, ending_run=0, exclude=(bad,)), log=log)
+        )
         # Without the watcher it would take two minutes.
         world.wait(lambda: world.client.job(job.job_id).is_running, "the job runs again")
         assert bad not in world.client.job(job.job_id).nodes

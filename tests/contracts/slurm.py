@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,9 +21,19 @@ from msgspec import structs
 
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.need import Need, Size
 from slurm_robust.slurm.records import AccountingRow, Job
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest, whole_node_steps
-from slurm_robust.slurm.requeue import Clock, Stage, StageOutcome, Until, requeue_without, watch_until_running
+from slurm_robust.slurm.requeue import (
+    Clock,
+    Order,
+    Stage,
+    StageOutcome,
+    Until,
+    carry_out,
+    requeue_without,
+    watch_until_running,
+)
 
 NO_SUCH_JOB = 66_000_000
 
@@ -71,6 +82,11 @@ def running_job(world: World, nodes: int = 2, **fields: object) -> Iterator[Job]
     with job_of(world, nodes, **fields) as job_id:
         world.wait(lambda: world.client.job(job_id).is_running, f"job {job_id} runs")
         yield world.client.job(job_id)
+
+
+def is_running(client: SlurmClient, job_id: int) -> bool:
+    """Whether the job runs."""
+    return client.job(job_id).is_running
 
 
 def gone(world: World, job_id: int) -> bool:
@@ -149,6 +165,7 @@ class SlurmContract:
             lambda: client.start_now(NO_SUCH_JOB),
             lambda: client.set_excluded_nodes(NO_SUCH_JOB, []),
             lambda: client.set_required_nodes(NO_SUCH_JOB, []),
+            lambda: client.set_size(NO_SUCH_JOB, Size(least=1, most=1, tasks=1, cpus=1)),
         ):
             with refused(errors.JobNotFound):
                 call()
@@ -248,6 +265,38 @@ class SlurmContract:
             world.wait(lambda: client.job(job_id).is_running, "the released job runs")
             assert len(client.job(job_id).nodes) == 1
             assert names[0] not in client.job(job_id).nodes
+
+    def test_the_size_of_a_pending_job(self, world: World) -> None:
+        """It gets as many nodes as are free, from the fewest to the most that it asks for."""
+        names = [node.name for node in world.client.nodes()]
+        for least, most, left_out, expected in ((1, 2, 0, 2), (1, 3, len(names) - 1, 1), (2, 2, 0, 2)):
+            with job_of(world, len(names), hold=True) as job_id:
+                client = world.client
+                client.set_size(job_id, Size(least=least, most=most, tasks=most, cpus=most))
+                assert client.job(job_id).least_nodes in (0, least), "0: this client does not say"
+                client.set_excluded_nodes(job_id, names[:left_out])
+                client.release(job_id)
+                world.wait(partial(is_running, client, job_id), "the released job runs")
+                assert len(client.job(job_id).nodes) == expected
+                with refused(errors.JobNotPending):
+                    client.set_size(job_id, Size(least=1, most=1, tasks=1, cpus=1))
+                assert len(client.job(job_id).nodes) == expected
+
+    def test_a_shrunk_job_asks_for_what_it_needs(self, world: World) -> None:
+        """The requeue of a job that gave a node back, with one node less and one that is left out."""
+        names = [node.name for node in world.client.nodes()]
+        with running_job(world, len(names)) as job:
+            client = world.client
+            client.shrink(job.job_id, job.nodes[:-1])
+            need = Need(least=len(names) - 1, most=len(names))
+            order = Order(job_id=job.job_id, ending_run=0, exclude=job.nodes[-1:], need=need)
+            seen: list[StageOutcome] = []
+            done = carry_out(client, order, clock=world.clock, timeout_s=90, report=seen.append)
+            assert done.ok, done.detail
+            assert Stage.SIZE in [outcome.stage for outcome in seen if outcome.ok]
+            back = client.job(job.job_id)
+            assert set(back.nodes) == set(job.nodes[:-1])
+            assert back.num_nodes == len(names) - 1
 
     def test_requeue(self, world: World) -> None:
         """A requeued job is pending with one restart more, and starts soon when told to."""

@@ -32,7 +32,13 @@ class Requeueing:
         begin = self._begin
         self._since = self._changed = now.mono
         core.record(
-            ev.RequeueStarted(t=now.wall, exclude=begin.exclude, reason=begin.reason, failure=begin.failure)
+            ev.RequeueStarted(
+                t=now.wall,
+                exclude=begin.exclude,
+                reason=begin.reason,
+                failure=begin.failure,
+                holders=begin.holders,
+            )
         )
         without = f" without {fold(begin.exclude)}" if begin.exclude else ""
         core.emit(Say(text=f"requeue of job {core.state.job_id}{without}: {begin.reason}"))
@@ -65,7 +71,14 @@ class Requeueing:
 
     def _ask(self, core: Core, now: Now) -> None:
         self._asked, self._again = now.mono, None
-        core.emit(BeginRequeue(exclude=self._begin.exclude, silent=silent_nodes(core, now)))
+        core.emit(
+            BeginRequeue(
+                exclude=core.state.excluded,
+                holders=self._begin.holders,
+                pins=core.state.asked_by_name,
+                silent=silent_nodes(core, now),
+            )
+        )
 
     def _hear(self, core: Core, answer: RequeueAnswer, now: Now) -> None:
         if answer.said is Said.NOTHING:

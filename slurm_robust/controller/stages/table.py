@@ -76,7 +76,9 @@ def begin(journal: Journal, plan: Plan) -> Transition:
     if state.running:
         return ToReconnecting()
     if (begun := state.requeueing) is not None:
-        return ToRequeueing(exclude=begun.exclude, reason=begun.reason, failure=begun.failure)
+        return ToRequeueing(
+            exclude=begun.exclude, reason=begun.reason, failure=begun.failure, holders=begun.holders
+        )
     return ToGathering(start=True, expected=True)
 
 

@@ -90,6 +90,8 @@ class Job:
         job.excluded_nodes = ",".join(record.excluded_nodes) or None
         job.required_nodes = ",".join(record.required_nodes) or None
         job.num_nodes, job.requeue_count = record.num_nodes, record.restart_count
+        job.ntasks, job.ntasks_per_node = record.num_tasks or None, record.tasks_per_node or None
+        job.cpus_per_task = record.cpus_per_task
         job.priority, job.is_requeueable = record.priority, record.requeue
         job.submit_time, job.eligible_time = record.submit_time, record.eligible_time
         job.start_time, job.end_time = record.start_time, record.end_time

@@ -9,6 +9,7 @@ import pytest
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.requeue import PATIENCE_S, Requeuer, ending_for_good, forbid_requeue
 from slurm_robust.slurm.fence import fenced
+from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.slurm.requeue import watch_until_running
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -118,6 +119,7 @@ def test_the_jobs_log_names_a_node_that_is_not_excluded(
     slurm = FakeSlurm()
     job_id = started(slurm)
     nodes = tuple(node.name for node in slurm.nodes())
-    requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", nodes=nodes, start_now=False)
+    need = Need(least=4, most=5)
+    requeuer = Requeuer(slurm, job_id, 0, tmp_path / "log", need=need, start_now=False)
     requeuer.ask(nodes[:1], lambda what, ok, detail: None, lambda answer: None)
     assert f"requeue: {nodes[0]} is not excluded: there would be too few nodes" in capfd.readouterr().out

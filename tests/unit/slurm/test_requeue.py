@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from slurm_robust.slurm import errors
+from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.records import Job, Node
 from slurm_robust.slurm.requests import SubmitRequest
-from slurm_robust.slurm.requeue import requeue_without, watch_until_running
+from slurm_robust.slurm.requeue import Outcome, carry_out, requeue_without, watch_until_running
 from slurm_robust.slurm.requeue_plan import (
     Do,
     End,
@@ -20,7 +21,6 @@ from slurm_robust.slurm.requeue_plan import (
     StageOutcome,
     Until,
     Wait,
-    affordable,
     after,
     decide,
     newly_drained,
@@ -350,22 +350,114 @@ def test_an_unknown_node_does_not_keep_the_job_away(slurm: FakeSlurm) -> None:
     assert outcome.ok
 
 
-def test_exclusions_leave_the_job_enough_nodes_to_start_on() -> None:
-    nodes = [
-        Node(name=f"n{i}", address="", states=frozenset({"IDLE"}), partitions=("main",)) for i in range(1, 9)
-    ]
-    wanted = job("RUNNING", num_nodes=5, partition="main,debug")
-    first = ("n1", "n2", "n3")
-    assert affordable(first, nodes, wanted) == first
-    assert affordable(("n9", *first, "n4"), nodes, wanted) == ("n9", "n2", "n3", "n4"), "the newest are kept"
-    silent = [msgspec.structs.replace(node, states=node.states | {"NOT_RESPONDING"}) for node in nodes]
-    young = [node if node.name in first else unheard for node, unheard in zip(nodes, silent, strict=True)]
-    assert affordable(first, young, wanted) == first, "slurmctld has only just started"
-    shrunk = msgspec.structs.replace(wanted, num_nodes=1)
-    assert affordable((*first, "n4"), nodes, shrunk) == (*first, "n4")
-    assert affordable((*first, "n4"), nodes, shrunk, wanted.num_nodes) == ("n2", "n3", "n4")
-    drained = msgspec.structs.replace(nodes[7], states=frozenset({"IDLE", "DRAIN"}))
-    elsewhere = msgspec.structs.replace(nodes[6], partitions=("other",))
-    assert affordable(first, [*nodes[:6], elsewhere, drained], wanted) == ("n3",)
-    assert affordable(first, nodes, msgspec.structs.replace(wanted, excluded_nodes=("n8",))) == ("n2", "n3")
-    assert affordable(first, nodes[:2], wanted) == ("n3",)
+# -- what it asks for --------------------------------------------------------------------------------
+
+SLOTS_AND_SPARE = Need(least=4, most=5)
+
+
+def six_nodes(*dead: str) -> FakeSlurm:
+    slurm = FakeSlurm(FakeCluster([f"n{i}" for i in range(1, 7)]))
+    for name in dead:
+        power_cut(slurm, name)
+    return slurm
+
+
+def power_cut(slurm: FakeSlurm, name: str) -> None:
+    states = slurm.cluster.nodes[name].states | {"NOT_RESPONDING"}
+    slurm.cluster.set_node(name, states=frozenset(states))
+
+
+def shrunk_and_requeued(slurm: FakeSlurm, *exclude: str, need: Need | None = SLOTS_AND_SPARE) -> Job:
+    """A job of five nodes loses those in ``exclude`` and comes back."""
+    job_id, clock = started(slurm, 5), slurm.cluster.clock
+    for name in exclude:
+        power_cut(slurm, name)
+    slurm.shrink(job_id, [node for node in slurm.job(job_id).nodes if node not in exclude])
+    order = Order(job_id=job_id, ending_run=0, exclude=exclude, need=need)
+    done = carry_out(slurm, order, timeout_s=60, clock=clock)
+    return done.job if done.ok and done.job is not None else slurm.job(job_id)
+
+
+def test_it_does_not_wait_for_a_spare() -> None:
+    slurm = six_nodes("n6")
+    back = shrunk_and_requeued(slurm, "n2")
+    assert back.nodes == ("n1", "n3", "n4", "n5")
+    assert shrunk_and_requeued(six_nodes("n6"), "n2", need=None).is_pending, "as before"
+
+
+def test_but_takes_one_where_there_is_one() -> None:
+    assert shrunk_and_requeued(six_nodes(), "n2").nodes == ("n1", "n3", "n4", "n5", "n6")
+
+
+def test_nothing_but_two_power_cuts() -> None:
+    assert shrunk_and_requeued(six_nodes(), "n2", "n3").nodes == ("n1", "n4", "n5", "n6")
+
+
+def test_a_living_suspect_is_used_again_before_a_dead_node_is_waited_for() -> None:
+    """Also if Slurm notices only later that a node is dead."""
+    slurm = six_nodes("n6")
+    job_id, clock = started(slurm, 5), slurm.cluster.clock
+    order = Order(job_id=job_id, ending_run=0, exclude=("n5",), need=SLOTS_AND_SPARE, until=Until.EXCLUDED)
+    assert carry_out(slurm, order, timeout_s=20, clock=clock).ok
+    assert slurm.job(job_id).excluded_nodes == ("n5",)
+    power_cut(slurm, "n2")
+    watcher = msgspec.structs.replace(order, until=Until.RUNNING, may_requeue=False)
+    done = carry_out(slurm, watcher, timeout_s=60, clock=clock)
+    assert done.job is not None
+    assert done.job.nodes == ("n1", "n3", "n4", "n5")
+
+
+def test_what_the_owner_changes_meanwhile_is_left_alone() -> None:
+    slurm = six_nodes()
+    started(slurm, 3, required_nodes=("n4", "n5", "n6"))
+    job_id, clock, said = started(slurm, 3), slurm.cluster.clock, []
+    changed = clock.now + 20
+
+    def by_hand(now: float) -> None:
+        if now >= changed and slurm.job(job_id).excluded_nodes:
+            slurm.set_excluded_nodes(job_id, [])
+
+    clock.on_advance.append(by_hand)
+    order = Order(job_id=job_id, ending_run=0, exclude=("n3",), need=Need(least=3, most=3))
+    done = carry_out(slurm, order, timeout_s=60, clock=clock, report=told(said))
+    assert done.ok
+    assert done.job is not None
+    assert done.job.nodes == ("n1", "n2", "n3")
+    assert [outcome.stage for outcome in said].count(Stage.EXCLUDE) == 1
+
+
+# -- nodes that alone have the newest step -----------------------------------------------------------
+
+
+def asked_by_name(slurm: FakeSlurm, **fields: object) -> tuple[Outcome, list[StageOutcome], float]:
+    job_id, clock, said = started(slurm, 2), slurm.cluster.clock, []
+    begun = clock.now
+    order = Order(job_id=job_id, ending_run=0, need=Need(least=2, most=2), holders=("n3", "n4"), **fields)
+    done = carry_out(slurm, order, timeout_s=200, clock=clock, report=told(said))
+    return done, said, clock.now - begun
+
+
+def test_they_are_asked_for_by_name(slurm: FakeSlurm) -> None:
+    done, said, took_s = asked_by_name(slurm)
+    assert done.job is not None
+    assert done.job.nodes == ("n3", "n4")
+    assert [outcome.stage for outcome in said][-2:] == [Stage.PIN, Stage.START]
+    assert took_s < 10
+
+
+def test_if_they_do_not_come_any_others_are_taken_after_a_minute(slurm: FakeSlurm) -> None:
+    power_cut(slurm, "n4")
+    done, said, took_s = asked_by_name(slurm)
+    assert done.job is not None
+    assert done.job.nodes == ("n1", "n2")
+    assert Stage.PIN not in [outcome.stage for outcome in said], "else a job would wait for a dead node"
+    assert 60 <= took_s < 75
+
+
+def test_the_next_requeue_does_not_ask_for_them_again(slurm: FakeSlurm) -> None:
+    job_id = started(slurm, 2, required_nodes=("n1", "n2"))
+    order = Order(job_id=job_id, ending_run=0, pins=("n2", "n3"))
+    done = carry_out(slurm, order, timeout_s=60, clock=slurm.cluster.clock)
+    assert done.ok
+    assert done.job is not None
+    assert done.job.required_nodes == ("n1",)

@@ -7,13 +7,24 @@ import shlex
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_robust.slurm import watcher
+from slurm_robust.slurm.need import Need
+from slurm_robust.slurm.requeue import Order, Until
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.waiting import wait_for
 
 RECORDED = Path(__file__).parents[2] / "data" / "slurm_text" / "22.05.8"
+
+ORDER = Order(
+    job_id=41, ending_run=0, exclude=("n4",), need=Need(least=2, most=3), holders=("n1",), pins=("n1", "n2")
+)
+
+
+def encoded(order: Order) -> str:
+    return msgspec.json.encode(order).decode()
 
 
 @pytest.fixture
@@ -37,7 +48,7 @@ def lines(log: Path) -> list[dict[str, object]]:
 
 def test_a_job_that_runs_again_is_all_it_waits_for(slurm: Path) -> None:
     log = slurm / "watch.log"
-    assert watcher.main(["41", "--ending-run=0", "--exclude=n4", f"--log={log}"]) == 0
+    assert watcher.main([encoded(ORDER), f"--log={log}"]) == 0
     (last,) = lines(log)
     assert last["ok"]
     assert last["detail"] == "running again on n[1-2]"
@@ -46,7 +57,7 @@ def test_a_job_that_runs_again_is_all_it_waits_for(slurm: Path) -> None:
 
 def test_it_leaves_the_tree_of_its_caller(slurm: Path) -> None:
     log = slurm / "watch.log"
-    done = watcher.start_watcher(41, ending_run=0, exclude=["n4"], log=log, timeout_s=20)
+    done = watcher.start_watcher(ORDER, log=log, timeout_s=20)
     assert done.exit_code == 0
     (last,) = wait_for(lambda: lines(log), 20, "the detached watcher has written its outcome")
     assert last["ok"]
@@ -55,20 +66,19 @@ def test_it_leaves_the_tree_of_its_caller(slurm: Path) -> None:
 def test_it_gives_up_in_time(slurm: Path) -> None:
     log = slurm / "watch.log"
     (slurm / "scontrol").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
-    assert watcher.main(["41", "--ending-run=0", f"--log={log}", "--timeout=0.2"]) == 1
+    assert watcher.main([encoded(ORDER), f"--log={log}", "--timeout=0.2"]) == 1
     (last,) = lines(log)
     assert not last["ok"]
     assert "Unable to contact" in str(last["detail"])
 
 
 def test_the_watcher_as_a_job(slurm: Path) -> None:
-    request = watcher.watcher_job(
-        41, ending_run=0, exclude=["n4"], keep_off=["n3", "n4"], log=slurm / "watch.log"
-    )
+    request = watcher.watcher_job(ORDER, keep_off=["n3", "n4"], log=slurm / "watch.log")
     assert request.excluded_nodes == ("n4", "n3")
     assert not request.requeue
     argv = shlex.split(request.command[0])[3:]
-    assert argv[-1] == "--until=started"
+    order = msgspec.json.decode(argv[0], type=Order)
+    assert order == msgspec.structs.replace(ORDER, until=Until.STARTED, may_requeue=False)
     assert watcher.main(argv) == 0
 
 
@@ -90,11 +100,11 @@ class Site(FakeSlurm):
 def test_the_way_that_works_on_the_site(slurm: Path) -> None:
     log = slurm / "watch.log"
     site = Site()
-    said = watcher.arrange_watcher(site, 41, ending_run=0, log=log, partition="spare")
+    said = watcher.arrange_watcher(site, ORDER, log=log, partition="spare")
     (job,) = site.jobs()
     assert said == f"job {job.job_id} starts job 41 again early"
     assert (job.name, job.partition) == ("srobust-watch-41", "spare")
     site.proctrack = "proctrack/linuxproc"
-    said = watcher.arrange_watcher(site, 41, ending_run=0, log=log)
+    said = watcher.arrange_watcher(site, ORDER, log=log)
     assert said == f"a process on {socket.gethostname()} starts job 41 again early"
     wait_for(lambda: lines(log), 20, "the detached watcher has written its outcome")
