@@ -136,15 +136,14 @@ class MetricWatch:
             self._bad_gradients[record.rank] = self._bad_gradients.get(record.rank, 0) + 1 if bad else 0
         shown = [r for r in records if r.step >= 0 and self._is_wrong(r)]
         if shown and not self._is_bad:
-            first = min(shown, key=lambda r: (r.step, -r.age_s, r.rank))
+            first = min(shown, key=_began)
             ranks = tuple(sorted(r.rank for r in shown))
-            others = [r for r in records if r.rank not in ranks and r.loss is not None]
             self._pending.append(
                 MetricVerdict(
                     symptom=Symptom.NON_FINITE,
                     rank=first.rank,
-                    step=first.step,
-                    text=_non_finite(first, ranks, others),
+                    step=_first_bad(first),
+                    text=_non_finite(shown, records),
                     age_s=first.age_s,
                     ranks=ranks,
                     good_step=self._good(records),
@@ -196,13 +195,39 @@ def _is_bad(value: float | None) -> bool:
     return value is not None and not math.isfinite(value)
 
 
-def _non_finite(first: Progress, ranks: tuple[int, ...], others: list[Progress]) -> str:
+def where_it_began(records: Sequence[Progress]) -> str:
+    """Where the loss is not finite, and on which rank since the earliest step; "" where it is finite.
+
+    Who was heard first may not be where it began: each rank records its own first bad step.
+    """
+    shown = [r for r in records if _is_bad(r.loss)]
+    return _non_finite(shown, records) if shown else ""
+
+
+def _first_bad(record: Progress) -> int:
+    """The step since which the numbers of this rank are not finite, as far as it is known."""
+    return record.bad_step if record.bad_step >= 0 and _is_bad(record.loss) else record.step
+
+
+def _began(record: Progress) -> tuple[int, float, int]:
+    return _first_bad(record), -record.age_s, record.rank
+
+
+def _non_finite(shown: list[Progress], records: Sequence[Progress]) -> str:
     """Says on which ranks; a loss is each rank's own, so one that is alone with it points to itself."""
+    first, ranks = min(shown, key=_began), tuple(sorted(r.rank for r in shown))
+    step = _first_bad(first)
     name = "loss" if _is_bad(first.loss) else "grad_norm"
-    text = f"{_NAMES[name]} is {getattr(first, name)} at step {first.step} on rank {first.rank}"
+    text = f"{_NAMES[name]} is {getattr(first, name)} at step {step} on rank {first.rank}"
+    others = [r for r in records if r.rank not in ranks and r.loss is not None]
+    later = [_first_bad(r) for r in shown if _first_bad(r) > step]
+    if not others and later:
+        firsts = named_ranks([r.rank for r in shown if _first_bad(r) == step])
+        what = f"{_NAMES[name]} is {getattr(first, name)} at step {step} on {firsts} first"
+        return f"{what}; on the others from step {min(later)} on"
     if not others:
         return f"{text}; on all ranks that report" if len(ranks) > 1 else text
-    good = sum(r.step >= first.step for r in others)
+    good = sum(r.step >= step for r in others)
     if not good:
         return f"{text}; {named_ranks(ranks)} of those that are so far show it"
     if len(ranks) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.analysis.logs import root_exit
+from slurm_robust.analysis.progress.metrics import where_it_began
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.stages.watch import DONE, conclude, current_agents, ended_with
@@ -17,7 +18,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.model.incident import Fault, NodeExit, Requeue
+from slurm_robust.model.incident import Fault, NodeExit, Requeue, Symptom
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy import at_the_end
 from slurm_robust.policy.patience import MARGIN_S, is_stuck
@@ -74,8 +75,18 @@ class Stopping:
             core.checkpoints.ask_storage(now)
         if not (core.checkpoints.answered or core.checkpoints.is_overdue(now, in_a_hurry=bool(core.leaving))):
             return None
+        self._name_where_it_began(core, now)
         self._record_end(core, now)
         return self._follow(core, now)
+
+    def _name_where_it_began(self, core: Core, now: Now) -> None:
+        """Of numbers that are not finite: the last records of all ranks say it, whichever was heard first."""
+        fault = self._fault
+        if fault is None or fault.symptom is not Symptom.NON_FINITE:
+            return
+        if (detail := where_it_began(core.progress(now))) and detail != fault.detail:
+            self._fault = structs.replace(fault, detail=detail)
+            self._reason = detail if self._reason == fault.detail else self._reason
 
     def _take_late_exits(self, core: Core, now: Now) -> None:
         """Add those from before the orders of which is heard only now; one of them may explain the others."""

@@ -72,6 +72,8 @@ def test_the_rank_that_is_heard_last_may_have_been_spoiled_first() -> None:
     (ended,) = job.events(ev.GenerationEnded)
     assert ended.good_step == 29
     assert ended.sealed_step == restored(job) == 29
+    assert ended.reason == "loss is nan at step 30 on rank 1 first; on the others from step 31 on"
+    assert job.events(ev.Decided)[0].reason.startswith(ended.reason)
 
 
 def test_other_troubles_leave_the_newest_step() -> None:

@@ -8,8 +8,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from slurm_robust.analysis.progress.metrics import WINDOW, MetricVerdict, MetricWatch, Series
+from slurm_robust.analysis.progress.metrics import WINDOW, MetricVerdict, MetricWatch, Series, where_it_began
 from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.progress import Progress
@@ -97,6 +98,34 @@ def test_where_all_show_it_that_is_said() -> None:
     verdict = made.verdict()
     assert verdict is not None
     assert verdict.text.endswith("on all ranks that report")
+
+
+def since(number: int, bad: int, step: int) -> Progress:
+    return structs.replace(rank(number, step, NAN), bad_step=bad)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_the_rank_whose_own_record_has_the_earliest_bad_step_is_first(order: tuple[int, ...]) -> None:
+    made = trained()
+    records = [since(0, 2002, 2004), since(1, 2001, 2004), since(2, 2002, 2003)]
+    made.see([records[at] for at in order])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict.rank, verdict.step, verdict.good_step) == (1, 2001, 2000)
+    assert verdict.text == "loss is nan at step 2001 on rank 1 first; on the others from step 2002 on"
+    assert verdict.text == where_it_began([records[at] for at in order])
+
+
+def test_a_rank_that_is_alone_with_it_is_named_with_its_first_bad_step() -> None:
+    made = trained()
+    made.see([rank(0, 2001), since(1, 2000, 2002)])
+    verdict = made.verdict()
+    assert verdict is not None
+    assert verdict.text.startswith("loss is nan at step 2000 on rank 1 and on no other; 1 report")
+
+
+def test_where_nothing_is_wrong_nothing_began() -> None:
+    assert where_it_began([rank(0, 5), rank(1, 5, None)]) == ""
 
 
 def test_single_steps_with_overflowing_gradients_are_skipped_by_scaled_training() -> None:
