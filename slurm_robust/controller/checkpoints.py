@@ -6,7 +6,7 @@ While training runs: which steps go to peers, and when one goes to storage.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 
 from msgspec import structs
@@ -30,6 +30,7 @@ from slurm_robust.policy.checkpoints import (
     next_stride,
     step_to_store,
 )
+from slurm_robust.policy.missing_parts import MissingParts, missing_parts
 from slurm_robust.policy.resharding import Way
 from slurm_robust.policy.restore import Holding, RestorePlan
 from slurm_robust.util.hostlist import fold
@@ -330,6 +331,43 @@ class Checkpoints:
             return ParallelLayout.from_identity(self._context.state.layouts[generation]).world_size
         except ValueError:
             return self._context.state.placement.world_size
+
+    def missing(self, gone: Collection[str], now: Now, newest: int | None = None) -> MissingParts | None:
+        """A step of this generation that needs parts on ``gone``, newer than all that do not; None for none.
+
+        ``newest``: no later step counts.
+        """
+        state = self._context.state
+        if not self._context.config.checkpoint.memory or state.generation not in state.layouts:
+            return None
+        reach = [h for h in self._holdings(now) if h.node not in gone]
+        heard = {h.node for h in reach}
+        away = {*gone, *(node for node in state.slots if node not in heard)}
+        step, shared = self.seal(state.generation, tuple(away), now, newest)
+        if state.stored is not None and state.stored.generation == state.generation:
+            step = max(step, state.stored.step)
+        return missing_parts(
+            state.generation,
+            reach,
+            state.placement,
+            shared=shared,
+            after=step,
+            newest=newest,
+            gone=away,
+        )
+
+    def left(self, gone: Collection[str], now: Now) -> str:
+        """Where training would go on from without ``gone``: ``step 10 from storage``, ``the beginning``."""
+        state = self._context.state
+        step, _ = self.seal(state.generation, tuple(gone), now, None) if state.running else (-1, False)
+        stored = state.stored
+        if stored is not None and stored.generation == state.generation:
+            step = max(step, stored.step)
+        if step >= 0:
+            on_storage = self._is_stored(CheckpointId(step=step, generation=state.generation))
+            return f"step {step} from {Tier.STORAGE.value if on_storage else 'memory'}"
+        plan = self.choose(now)
+        return restore.format_source(plan.ref.step, plan.tiers) if plan is not None else "the beginning"
 
     def seal_pending(self, now: Now, *, awaited: bool = False) -> None:
         """Seal what could not be sealed when it ended; for good once storage has listed what it has.

@@ -9,6 +9,7 @@ from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutNodes, Knock, Now, Say
 from slurm_robust.model.exits import Witness
 from slurm_robust.policy.silence import FRESH_S, MOST_WITNESSED, STALLED_S, TOGETHER, Silence, judge
+from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.sockets import Knocked
 
 LOOK_EVERY_S = 0.25
@@ -29,6 +30,7 @@ class Witnesses:
         self._slurm_at = -math.inf
         self._slurm_answers = False
         self._given_up: frozenset[str] = frozenset()
+        self._words: dict[str, str] = {}  # of Slurm, on each of them
 
     def step(self, now: Now) -> None:
         """Ask the witnesses when it is due."""
@@ -88,7 +90,8 @@ class Witnesses:
     def on_slurm(self, found: tuple[Witness, ...] | None, now: Now) -> None:
         """Slurm's word on nodes that it was asked about; None: slurmctld does not answer."""
         self._slurm_at, self._slurm_answers = now.mono, found is not None
-        self._given_up = frozenset(witness.node for witness in found or () if witness.gone)
+        self._words = {witness.node: witness.message for witness in found or () if witness.gone}
+        self._given_up = frozenset(self._words)
 
     def gave_up(self, nodes: Iterable[str]) -> bool:
         """Whether Slurm, by its newest answer, has given up all of ``nodes``."""
@@ -120,6 +123,10 @@ class Witnesses:
             switches=self._context.switches,
             slurm_answers=self._slurm_answers if now.mono - self._slurm_at < FRESH_S else None,
         )
+        if found is not None and found.cause and self.gave_up(found.nodes):
+            # Not the network: Slurm knows what became of them, a reboot for instance.
+            words = "; ".join(dict.fromkeys(self._words[node] for node in found.nodes))
+            found = Silence(nodes=found.nodes, cause=f"Slurm has given up {fold(found.nodes)}: {words}")
         if not dead:
             return found
         # Each of the dead speaks for itself, unless what the others have in common may be their cause, too.

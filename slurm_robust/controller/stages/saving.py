@@ -50,7 +50,7 @@ class Saving:
         self._since, self._is_chosen = now.mono, True
         if not core.config.checkpoint.memory:
             return
-        core.checkpoints.seal_pending(now, awaited=_may_report(core))
+        core.checkpoints.seal_pending(now, awaited=_may_report(core, now))
         self._plan = plan = core.checkpoints.only_in_memory(now)
         if plan is None:
             return
@@ -137,11 +137,13 @@ class Saving:
             core.send(node, order)
 
 
-def _may_report(core: Core) -> bool:
-    """Whether a node without an agent may come back to the job, with what its memory holds."""
-    state = core.state
+def _may_report(core: Core, now: Now) -> bool:
+    """Whether a node that does not answer may come back to the job, with what its memory holds."""
+    state, fleet, dead_s = core.state, core.fleet, core.config.timings.node_dead_s
     kept = (node for node in (*state.slots, *state.spares) if node not in state.evicted)
-    return any(core.fleet.heartbeat(node) is None for node in kept)
+    return any(
+        fleet.heartbeat(node) is None or fleet.is_silent(node, dead_s, now.mono, now.mono) for node in kept
+    )
 
 
 def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:

@@ -177,6 +177,13 @@ class Stopping:
         # What is in the memory of nodes that lost only their agents, the next agents report.
         gone = core.starts.step_ended(silent, now) | core.starts.ended(silent)
         lives_on = set(silent) >= set(core.state.slots) or bool(gone)
+        missing = core.checkpoints.missing(silent, now, good_step) if silent else None
+        if missing is not None:
+            without = core.checkpoints.left(silent, now)
+            text = f"{missing.describe()}, which {_does(missing.nodes)} not answer: "
+            text += f"without them training goes on from {without}"
+            core.note(text, "", now)
+            core.emit(Say(text=text))
         core.record(
             ev.GenerationEnded(
                 t=now.wall,
@@ -184,7 +191,8 @@ class Stopping:
                 reason=self._reason,
                 exits=tuple(e for e in self._exits if e.exit.failed),
                 sealed_step=step,
-                pending=core.checkpoints.listed is None or lives_on,
+                # Nodes that are silent may come back with the parts that are missing.
+                pending=core.checkpoints.listed is None or lives_on or missing is not None,
                 shared=shared,
                 good_step=good_step,
                 stored=core.checkpoints.is_stored(generation, step),
@@ -224,6 +232,10 @@ class Stopping:
         unable = {n: b.fatal for n, b in heartbeats.items() if b.fatal and n not in self._lost}
         lost, stuck = tuple(self._lost), tuple(self._stuck)
         return ended_with(core, self._fault, self._exits, lost, unable, stuck, now=now)
+
+
+def _does(nodes: tuple[str, ...]) -> str:
+    return "does" if len(nodes) == 1 else "do"
 
 
 def _last_lines(exit: WorkerExit) -> str:

@@ -16,7 +16,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.policy.silence import enough_waited, is_settled
 from slurm_robust.util.hostlist import fold
-from slurm_robust.util.text import count
+from slurm_robust.util.text import clock, count
 
 ASK_EVERY_S = 5.0
 PATIENT_S = 2.0
@@ -40,6 +40,7 @@ class Unreachable:
         self._companions: frozenset[int] | None = None  # those there were before others were asked for
         self._asked = 0  # how many standbys the reservation was asked for
         self._is_patience_said = False
+        self._is_missing_said = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Ask Slurm, the second witness."""
@@ -67,9 +68,25 @@ class Unreachable:
             return self._go_without(core, why, now)
         else:
             self._fetch_standbys(core, silent, now)
+        if silent and not self._is_missing_said and now.mono - self._since > PATIENT_S:
+            self._say_missing(core, silent, now)
         if now.mono - self._asked_at > ASK_EVERY_S:
             self._ask(core, now)
         return None
+
+    def _say_missing(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
+        """What only these nodes have, until when they are waited for, and what then."""
+        self._is_missing_said = True
+        missing = core.checkpoints.missing(silent, now)
+        until = clock(now.wall + self._since + core.config.timings.unreachable_s - now.mono)
+        what = missing.describe() if missing is not None else f"{fold(silent)} does not answer"
+        if missing is None and len(silent) > 1:
+            what = f"{fold(silent)} do not answer"
+        them = "them" if len(missing.nodes if missing is not None else silent) > 1 else "it"
+        text = f"{what}: waiting for {them} until {until}, else training goes on from "
+        text += core.checkpoints.left(silent, now)
+        core.note(text, "", now)
+        core.emit(Say(text=text))
 
     def _fetch_standbys(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
         """Ask the reservation for as many as are missing to go on without ``silent``.

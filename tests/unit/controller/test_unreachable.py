@@ -7,6 +7,8 @@ import pytest
 from slurm_robust.config.job import CompanionConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.util.text import clock
 from tests.unit.controller.fake_job import Job
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -296,3 +298,69 @@ def test_a_standby_whose_agent_has_ended_is_no_sign_of_a_cut_network() -> None:
     job.until(lambda: bool(job.events(ev.Decided)), 20)
     assert (set(job.core.state.evicted), job.requeued) == ({"n2"}, [])
     job.until(lambda: "n3" in job.core.state.slots and job.stage == "Running", 60)
+
+
+# -- what only they have ----------------------------------------------------------------------------
+
+
+def two_lost(*, stored: bool = False, config: JobConfig | None = None) -> Job:
+    """Three nodes, each with what all ranks have in common, n1 also with a copy of rank 2's part."""
+    job = Job(("n1", "n2", "n3"), ("n4",), memory=True, shared=True, config=config)
+    for step in range(25):
+        job.train_to(step)
+        job.pass_time(1.0)
+        if stored and step == 10:
+            job.storage.add(CheckpointId(step=10, generation=1))
+    return job
+
+
+def test_the_parts_that_only_silent_nodes_have_are_named_with_the_time_until_which_they_are_waited_for() -> (
+    None
+):
+    job = two_lost()
+    cut(job, {"n2", "n3"}, 12.0)
+    assert job.stage == "Unreachable"
+    (line,) = [text for text in job.said if "is not whole" in text]
+    until = clock(job.wall - 12.0 + JobConfig().timings.unreachable_s)
+    assert line.startswith("step 24 is not whole: the part of rank 1 is on n2: waiting for it until ")
+    assert line.endswith("else training goes on from the beginning")
+    told = line.partition("until ")[2].partition(",")[0]
+    assert abs(_seconds(told) - _seconds(until)) < 15
+
+
+def _seconds(text: str) -> int:
+    hours, minutes, seconds = map(int, text.split(":"))
+    return 3600 * hours + 60 * minutes + seconds
+
+
+def test_missing_parts_are_named_again_before_they_are_given_away() -> None:
+    job = two_lost(stored=True)
+    job.dead |= {"n2", "n3"}
+    cut(job, {"n2", "n3"}, 5.0)
+    job.until(lambda: bool(job.requeued), 400)
+    lines = [text for text in job.said if "is not whole" in text]
+    assert lines[-1].startswith("step 24 is not whole: the part of rank 1 is on n2, which does not answer")
+    assert lines[-1].endswith("without them training goes on from step 10 from storage")
+
+
+def test_what_the_survivor_has_is_kept_for_nodes_that_come_back_with_theirs() -> None:
+    job = two_lost()
+    cut(job, {"n2", "n3"}, 5.0)
+    job.until(lambda: bool(job.requeued), 400)
+    assert job.core.state.unsealed == (1,)
+    assert job.kept.get("n1", True)
+    copies = {node: heartbeat.copies for node, heartbeat in job.heartbeats.items()}
+    later = Job(
+        ("n1", "n2", "n3"), ("n4",), history=tuple(job.journal), copies=copies, memory=True, shared=True
+    )
+    assert later.events(ev.GenerationLaunched)[-1].restore_step == 24
+
+
+def test_nodes_that_slurm_has_given_up_are_not_called_a_matter_of_the_network() -> None:
+    job = two_lost()
+    job.dead |= {"n2", "n3"}
+    cut(job, {"n2", "n3"}, 30.0)
+    job.until(lambda: bool(job.requeued), 60)
+    reason = job.events(ev.Decided)[-1].reason
+    assert reason.startswith("Slurm has given up n[2-3]: DOWN+NOT_RESPONDING")
+    assert "network" not in reason

@@ -1,0 +1,78 @@
+"""A newer step that is not whole is named with the parts that are missing and the nodes that have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
+from slurm_robust.model.layout import Placement
+from slurm_robust.policy.missing_parts import MissingParts, missing_parts
+from slurm_robust.policy.restore import Holding
+
+THREE = Placement(slots=("n1", "n2", "n3"), nproc_per_node=1)
+
+
+def held(node: str, *parts: tuple[int, int]) -> Holding:
+    """``parts``: rank and step of each."""
+    copies = tuple(Copy(rank=rank, generation=1, step=step, tier=Tier.MEMORY) for rank, step in parts)
+    return Holding(node=node, copies=copies, address=node, port=1)
+
+
+def found(
+    *holdings: Holding, shared: bool = True, after: int = -1, newest: int | None = None
+) -> MissingParts | None:
+    reach = {h.node for h in holdings}
+    gone = [node for node in THREE.slots if node not in reach]
+    return missing_parts(1, holdings, THREE, shared=shared, after=after, newest=newest, gone=gone)
+
+
+def test_the_newest_step_of_all_nodes_in_reach_is_named() -> None:
+    missing = found(held("n1", (0, 24), (SHARED, 24), (0, 23), (SHARED, 23)))
+    assert missing == MissingParts(
+        ref=CheckpointId(step=24, generation=1), ranks=(1, 2), nodes=("n2", "n3"), is_reseedable=True
+    )
+    assert missing.describe() == "step 24 is not whole: the parts of ranks 1-2 are on n[2-3]"
+
+
+def test_a_step_that_only_some_of_them_have_is_not_the_newest() -> None:
+    missing = found(
+        held("n1", (0, 24), (SHARED, 24), (0, 23), (SHARED, 23)), held("n2", (1, 23), (SHARED, 23))
+    )
+    assert missing is not None
+    assert (missing.ref.step, missing.ranks, missing.nodes) == (23, (2,), ("n3",))
+    assert missing.describe() == "step 23 is not whole: the part of rank 2 is on n3"
+
+
+def test_a_copy_on_a_peer_is_not_missing() -> None:
+    missing = found(held("n1", (0, 24), (1, 24), (SHARED, 24)))
+    assert missing is not None
+    assert missing.ranks == (2,)
+
+
+@pytest.mark.parametrize("after", [24, 30])
+def test_what_can_be_restored_is_newer(after: int) -> None:
+    assert found(held("n1", (0, 24), (SHARED, 24)), after=after) is None
+
+
+def test_no_step_after_the_newest_that_counts() -> None:
+    missing = found(held("n1", (0, 24), (SHARED, 24), (0, 23), (SHARED, 23)), newest=23)
+    assert missing is not None
+    assert missing.ref.step == 23
+
+
+def test_without_the_shared_part_nothing_can_go_on_from_it() -> None:
+    missing = found(held("n1", (0, 24)))
+    assert missing is not None
+    assert (missing.shared, missing.is_reseedable) == (True, False)
+    assert (
+        missing.describe() == "step 24 is not whole: the parts of ranks 1-2 and the shared part are on n[2-3]"
+    )
+    sharded = found(held("n1", (0, 24)), shared=False)
+    assert sharded is not None
+    assert (sharded.shared, sharded.is_reseedable) == (False, False)
+
+
+def test_what_is_whole_or_nowhere_is_not_missing() -> None:
+    assert found(*(held(n, (rank, 5), (SHARED, 5)) for rank, n in enumerate(THREE.slots))) is None
+    assert found() is None
+    assert found(held("n1")) is None
