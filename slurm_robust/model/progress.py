@@ -90,8 +90,11 @@ EVALUATION = "evaluation"
 FINISHED = "after training"
 """The phase of a script that has closed its ``Checkpointer``, until its end."""
 
+RETURNED = "after the script"
+"""The phase of a worker whose script has returned, and its threads too, until the process ends."""
 
-LASTING = frozenset({RESERVE, FINISHED})
+
+LASTING = frozenset({RESERVE, FINISHED, RETURNED})
 """Phases that say something of a rank, but in which it may complete steps, or no step is to come."""
 
 

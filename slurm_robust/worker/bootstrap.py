@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,13 +20,14 @@ from slurm_robust.checkpoint.errors import UnusableCopy
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.job import CommandKind
+from slurm_robust.model.progress import RETURNED
 from slurm_robust.util import process
 from slurm_robust.util.files import make_folder
 from slurm_robust.worker import crash, dump, rendezvous, script, spawning
 from slurm_robust.worker.environment import JOB_DIR
 from slurm_robust.worker.imports import ImportRecorder
 from slurm_robust.worker.spawning import Spawn, WorkerSpec
-from slurm_robust.worker.step_record import Mark, RecordError, StepRecord
+from slurm_robust.worker.step_record import Mark, RankPhase, RecordError, StepRecord
 
 _HIDDEN = script.RUNNER_FILES | {__file__}
 # The shell's codes for a program that is not there, or is not a program.
@@ -165,7 +167,7 @@ def run(spawn: Spawn, worker: WorkerSpec, listener: int | None = None) -> int:
     code = _exit_code(ended)
     if ended is not None and not isinstance(ended, SystemExit):
         leave_error(ended, spawn, worker)
-    code = _finish(code)
+    code = _finish(code, worker.record)
     if isinstance(ended, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -189,10 +191,12 @@ def leave_error(error: BaseException, spawn: Spawn, worker: WorkerSpec) -> None:
     crash.show(error, trace)
 
 
-def _finish(code: int) -> int:
+def _finish(code: int, record: str) -> int:
     """Wait for the script's threads, run its exit handlers, flush: what Python does at its end."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
+        if code == 0:
+            _show_returned(record)
         atexit._run_exitfuncs()
     except BaseException as error:  # noqa: BLE001 - as in Python, too late to change the exit code
         crash.show(error, error.__traceback__)
@@ -203,6 +207,14 @@ def _finish(code: int) -> int:
         except Exception:  # noqa: BLE001 - a full disk, or a stream object of the script's own
             code = code or _FLUSH_FAILED
     return code
+
+
+def _show_returned(record: str) -> None:
+    """From here on a library that aborts while it is taken down costs nothing."""
+    with contextlib.suppress(OSError, RecordError):
+        steps = StepRecord.open(record)
+        steps.set_phase(RankPhase(name=RETURNED, begin=time.monotonic()))
+        steps.close()
 
 
 def _exit_code(error: BaseException | None) -> int:

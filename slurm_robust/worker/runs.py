@@ -31,7 +31,7 @@ from slurm_robust.checkpoint.state import Snapshot, Training, capture
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tiers import RankTier, rank_tiers
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESTORE
+from slurm_robust.model.progress import CHECKPOINT, FINISHED, RESTORE, RETURNED
 from slurm_robust.model.record import Record
 from slurm_robust.version import __version__
 from slurm_robust.worker import phases
@@ -179,7 +179,7 @@ class ManagedRun:
             self._captures.close()
         if self._memory is not None:
             self._memory.close()
-        if not self._record.closed:
+        if not self._record.closed and self._record.phase.name != RETURNED:
             phases.begin(self._record, FINISHED)
         self._record.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -16,7 +17,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import FaultKind, Requeue, Symptom
 from slurm_robust.model.moment import read as read_moment
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.protected_job import USER, ProtectedJob, find_process
 from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
@@ -99,6 +100,40 @@ def test_a_killed_controller_is_replaced_and_training_never_stops(sandbox: Sandb
     assert job.out.read_text() == reference
     assert job.state.generation == 1
     assert job.events(ev.IncidentOpened) == []
+
+
+def kill_controller(job: ProtectedJob, sign: bytes) -> None:
+    """Kill the newest controller as soon as ``sign`` is in the journal."""
+    journal, host = job.folder / "journal.jsonl", job.events(ev.ControllerStarted)[-1].host
+    job.wait(lambda: sign in journal.read_bytes(), 30, sign.decode())
+    os.kill(find_process(job.sandbox, host, "-m", "slurm_robust.controller"), signal.SIGKILL)
+
+
+def test_a_training_that_has_ended_does_not_run_again(sandbox: Sandbox) -> None:
+    """Its controller is killed once the end is decided, and the next one while it does what is left."""
+    ran = sandbox.home(USER) / "ran"
+    ran.unlink(missing_ok=True)
+    job = ProtectedJob(sandbox, f"-- bash -c 'echo I ran >> {ran.name}; sleep 3'", nodes=2)
+    job.wait(lambda: ran.exists() and job.state.running, 60, "first output")
+    kill_controller(job, b'"event":"end_started"')
+    kill_controller(job, b'"event":"controller_started","epoch":2')
+    assert job.wait_end() == 0
+    assert job.wait_left() == "0:0"
+    assert ran.read_text() == "I ran\n" * 2  # one rank on each node
+    assert job.state.generation == 1
+    assert [event.code for event in job.events(ev.RunEnded)] == [0]
+    assert job.events(ev.IncidentOpened) == []
+    assert job.log.count("was killed by SIGKILL") == 2
+    assert "training goes on" not in job.log
+
+
+def test_a_rank_that_aborts_at_its_end_costs_nothing(sandbox: Sandbox, reference: str) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.02 --aborts 0", nodes=2)
+    assert job.wait_end() == 0
+    assert job.wait_left() == "0:0"
+    assert job.out.read_text() == reference
+    assert (job.state.generation, job.events(ev.IncidentOpened)) == (1, [])
+    assert "SIGABRT ended rank 0" in job.log
 
 
 @pytest.mark.releases

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from slurm_robust.config.job import DetectConfig
-from slurm_robust.model.progress import FINISHED, RESTORE, PaceHistory
+from slurm_robust.model.progress import FINISHED, RESTORE, RETURNED, PaceHistory
 from slurm_robust.model.record import Record
 
 WINDOW = 1000
@@ -58,7 +58,7 @@ COLD_FACTOR = 4.0
 DOUBT_FACTOR = 4.0
 """After each hang that may have been slow work the next bound is this many times longer."""
 
-UNLEARNED = (RESTORE, FINISHED)
+UNLEARNED = (RESTORE, FINISHED, RETURNED)
 """How long these take says nothing of the next time: it depends on where the copy is, and on the script."""
 
 

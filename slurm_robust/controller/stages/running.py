@@ -9,10 +9,9 @@ from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.incidents import REPEATING
 from slurm_robust.controller.over import begun_by
 from slurm_robust.controller.stages.watch import (
-    DONE,
-    all_done,
     current_agents,
     find_fault,
+    last_exits,
     leave,
     watch_spares,
 )
@@ -224,11 +223,11 @@ class Running:
         self._watch_steps(core, now)
         if self._course is not None:
             self._course.step(core, now)
-        if all_done(core, now):  # before an order to end, which came too late to change that
+        if (last := last_exits(core, now)).is_done:  # before an order to end, which came too late
             core.watch_progress(now, force=True)
-            end = ToEnding(code=0, reason=DONE)
+            end = ToEnding(code=0, reason=last.reason)
             core.record(begun_by(end, now.wall, saves=False))  # first: without it a next controller trains on
-            core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=DONE))
+            core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=end.reason))
             return end
         if core.leaving:
             return ToStopping(reason=core.leaving)

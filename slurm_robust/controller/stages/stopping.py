@@ -8,7 +8,7 @@ from slurm_robust.analysis.logs import root_exit
 from slurm_robust.analysis.progress.metrics import where_it_began
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.watch import DONE, conclude, current_agents, ended_with
+from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with
 from slurm_robust.controller.transitions import (
     ToEnding,
     ToRequeueing,
@@ -21,6 +21,7 @@ from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Fault, NodeExit, Requeue, Symptom
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.policy import at_the_end
+from slurm_robust.policy.finishing import LastExits, judge
 from slurm_robust.policy.patience import MARGIN_S, is_stuck
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Phase, Stop
@@ -41,7 +42,7 @@ class Stopping:
         self._since = self._sent = 0.0
         self._agents: dict[str, str] = {}
         self._exits: tuple[NodeExit, ...] = ()
-        self._done: tuple[NodeExit, ...] = ()  # with code 0
+        self._last = LastExits(is_done=False)
         self._lost: list[str] = []
         self._stuck: list[str] = []
         self._stopped = self._is_slow_said = False
@@ -92,7 +93,9 @@ class Stopping:
         """Add those from before the orders of which is heard only now; one of them may explain the others."""
         waited_s, known = now.mono - self._since, {e.exit.rank for e in self._exits}
         exits = core.exits(now) if core.state.running else ()
-        self._done = tuple(e for e in exits if not e.exit.failed)
+        # A script may answer TERM by an exit with code 0, which is no end of a training.
+        ended_before = (e for e in exits if e.exit.age_s > waited_s)
+        self._last = judge(ended_before, core.progress(now), core.state.placement.world_size)
         late = (e for e in exits if e.exit.rank not in known and e.exit.age_s > waited_s)
         as_before = (
             structs.replace(e, exit=structs.replace(e.exit, age_s=e.exit.age_s - waited_s)) for e in late
@@ -214,8 +217,8 @@ class Stopping:
         return good if good > core.state.restored_step else -1
 
     def _follow(self, core: Core, now: Now) -> Transition:
-        if len({e.exit.rank for e in self._done}) == core.state.placement.world_size:
-            return ToEnding(code=0, reason=DONE)  # the order came too late to change that
+        if self._last.is_done:
+            return ToEnding(code=0, reason=self._last.reason)  # the order came too late to change that
         if core.leaving:
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         is_well = not any(e.exit.failed for e in self._exits) and not self._lost

@@ -16,11 +16,11 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
+from slurm_robust.policy import finishing
+from slurm_robust.policy.finishing import LastExits
 from slurm_robust.policy.silence import TOGETHER, Silence
 from slurm_robust.policy.standbys import failed_tests
 from slurm_robust.util.hostlist import fold
-
-DONE = "every rank ended with code 0"
 
 # The agent of a host from which this controller has taken over, if it lives; others agree that it does not.
 TAKEN_S = 4.0
@@ -39,7 +39,7 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
         return Fault(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
     exits = core.exits(now)
     root = root_exit(exits, core.log_rules)
-    if root is not None:
+    if root is not None and not (last := last_exits(core, now)).is_done and not last.waits:
         error = root.exit.error
         user = error is not None and error.file and not blames_peer(root.exit, core.log_rules)
         symptom = Symptom.USER_EXCEPTION if user else Symptom.WORKER_EXIT
@@ -182,11 +182,14 @@ def with_cause(core: Core, fault: Fault, now: Now) -> Fault:
     return structs.replace(fault, unreachable=silence.cause)
 
 
+def last_exits(core: Core, now: Now) -> LastExits:
+    """What the exits of this generation say of the end of the training."""
+    return finishing.judge(core.exits(now), core.progress(now), core.state.placement.world_size)
+
+
 def all_done(core: Core, now: Now) -> bool:
-    """Whether every rank of the generation has ended with code 0."""
-    state = core.state
-    exits = core.exits(now)
-    return len({e.exit.rank for e in exits if not e.exit.failed}) == state.placement.world_size
+    """Whether every rank of the generation has ended, with code 0 or after its work."""
+    return last_exits(core, now).is_done
 
 
 def current_agents(core: Core) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """A training in miniature: two ranks or more, gloo, checkpoints, a hash of the final weights."""
 
 import argparse
+import atexit
 import hashlib
 import os
 import time
@@ -22,6 +23,7 @@ parser.add_argument("--fail-at", type=int, default=-1, help="raise ValueError in
 parser.add_argument("--hang-at", type=int, default=-1, help="rank 1 stands still at this step, always")
 parser.add_argument("--talks", type=int, default=1 << 30, help="steps that are printed, from the first on")
 parser.add_argument("--hog", type=Path, help="when this file is there, rank 1 takes memory without end")
+parser.add_argument("--aborts", type=int, default=-1, help="this rank aborts in an exit handler")
 options = parser.parse_args()
 
 torch.manual_seed(0)
@@ -52,4 +54,6 @@ for step in range(checkpointer.restore(), options.steps):
 if rank == 0:
     state = b"".join(t.numpy().tobytes() for _, t in sorted(model.state_dict().items()))
     options.out.write_text(hashlib.sha256(state).hexdigest())
+if rank == options.aborts:
+    atexit.register(os.abort)
 dist.destroy_process_group()
