@@ -97,6 +97,9 @@ class HeartbeatState:
             rehearsal=state.rehearsal,
             learned=self._learned[1],
             loaded=state.loaded,
+            termed=state.termed,
+            warned=state.warned,
+            unsaved=news.unsaved,
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

@@ -60,6 +60,7 @@ from slurm_robust.agent.stimuli import (
     WatchGpus,
 )
 from slurm_robust.agent.takeover import TakeoverWatch
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.nodes.live.inspection import Inspection
 from slurm_robust.util.executor import SerialExecutor
@@ -151,6 +152,7 @@ class Agent:
         self._is_termed = False
         self._ended = False
         self._keep_copies = True
+        self._saved: tuple[CheckpointId | None, str] = (None, "")
         self._flush = -1
         self._master_port = 0  # of the present workers
         self._modules: Path | None = None  # where rank 0 leaves what it has imported, until it is read
@@ -161,9 +163,10 @@ class Agent:
         self._copies.wake_by(self._wakeup.wake)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_term)
-        # A job's early warning (--signal) is for the controller. A handler and not SIG_IGN, since
-        # workers would inherit that.
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        # A job's early warning (--signal) is for the controller, and comes here without B:. A handler and not
+        # SIG_IGN, since workers would inherit that.
+        signal.signal(signal.SIGUSR1, self._on_warning)
+        for number in (signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
         try:
             for note in rankenv.find_shortage(os.environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1):
@@ -178,6 +181,9 @@ class Agent:
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self._terms += 1
         self._is_termed = True
+
+    def _on_warning(self, number: int, frame: FrameType | None) -> None:
+        self._state.warned = self._heartbeat_wanted = True
 
     def _close(self) -> None:
         self._socket.close()
@@ -276,6 +282,8 @@ class Agent:
 
     def _follow_copies(self) -> None:
         self._copies.follow(self._state.phase, self._state.generation)
+        if (saved := self._copies.saved) != self._saved:
+            self._saved, self._heartbeat_wanted = saved, True  # the job may wait for nothing else
         for text in self._copies.notes():
             self._book.note(text)
             self._heartbeat_wanted = True

@@ -50,6 +50,7 @@ from slurm_robust.model import startup
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.job import LEAVING_S
 from slurm_robust.model.standby import Rehearsal, RehearsalState
+from slurm_robust.policy.leaving import STAY_LEAST_S
 from slurm_robust.wire.messages import (
     Flush,
     Inject,
@@ -61,6 +62,7 @@ from slurm_robust.wire.messages import (
     RequestCheckpoint,
     Save,
     Shutdown,
+    Stay,
     Stop,
     TakeStacks,
 )
@@ -192,6 +194,10 @@ class AgentState:
         self._waits_for_gpus = waits_for_gpus
         self._freeing = Freeing()
         self._ending = False
+        self.termed = False  # by Slurm
+        self.warned = False  # by Slurm, of the end of the run; the caller sets it
+        self._stays_until = -math.inf  # where only Slurm has told it to end
+        self._is_shut_down = False  # by the controller
         # Only an order to end says that the job does not come back; the end of a step may be a requeue.
         self._keep_copies = True
         self._launcher_failures = 0
@@ -202,7 +208,9 @@ class AgentState:
     @property
     def deadline(self) -> float | None:
         """When a Ticked is due at the latest; None when only stimuli matter."""
-        times = [t for t in (self._kill_at, self._give_up_at, self._freeing.deadline) if t is not None]
+        stays = self._stays_until if self._ending and not self.workers.living else None
+        limits = (self._kill_at, self._give_up_at, self._freeing.deadline, stays)
+        times = [t for t in limits if t is not None]
         return min(times, default=None)
 
     @property
@@ -244,7 +252,9 @@ class AgentState:
             case RehearsalOver(rehearsal=rehearsal, pid=pid):
                 return self._on_rehearsal_over(rehearsal, pid, now)
             case TermCame(grace_s=grace_s):
-                return self._shut_down(grace_s, now)
+                self.termed = True
+                self._stays_until = max(self._stays_until, now + STAY_LEAST_S)
+                return [*self._shut_down(grace_s, now), SendHeartbeat()]
             case Ticked():
                 return self._on_tick(now)
         raise AssertionError(f"no such stimulus: {stimulus}")
@@ -261,7 +271,7 @@ class AgentState:
             case Stop(generation=generation, grace_s=grace_s):
                 return self._stop(generation, grace_s, now)
             case Shutdown(grace_s=grace_s, keep_copies=keep_copies):
-                self._keep_copies = keep_copies
+                self._keep_copies, self._is_shut_down = keep_copies, True
                 return self._shut_down(grace_s, now)
             case RequestCheckpoint(generation=generation, step=step):
                 return [AskCheckpoint(step=step)] if self._runs(generation) else []
@@ -271,6 +281,9 @@ class AgentState:
                 return [AskFlush(step=step)] if self._runs(generation) else []
             case Save():
                 return [SaveCopies(order=order)] if not self.workers.living else []
+            case Stay(for_s=for_s):
+                self._stays_until = now + for_s
+                return []
             case TakeStacks(generation=generation):
                 pids = {w.rank: w.pid for w in self.workers.living if w.pid is not None}
                 return [SampleStacks(order=order, workers=pids)] if self._runs(generation) else []
@@ -362,9 +375,12 @@ class AgentState:
         self._stopped_through = _EVERYTHING
         if self.workers.living:
             return self._stop_workers(grace_s, now)
-        return [*self._end_rehearsal(now), *self._end()]
+        return [*self._end_rehearsal(now), *self._end(now)]
 
-    def _end(self) -> list[Instruction]:
+    def _end(self, now: float) -> list[Instruction]:
+        """End, unless the controller may need what is here: only Slurm has given the order."""
+        if not self._is_shut_down and now < self._stays_until:
+            return [SendHeartbeat()]
         return [SendHeartbeat(), EndAgent(keep_copies=self._keep_copies)]
 
     # -- rehearsals --------------------------------------------------------------------------------
@@ -498,7 +514,9 @@ class AgentState:
                 f"unkillable: {stuck} of generation {self.generation} still there "
                 f"{now - self._killed_at:.0f} s after SIGKILL; a device or file system hangs"
             )
-            return self._end() if self._ending else [SendHeartbeat()]
+            return self._end(now) if self._ending else [SendHeartbeat()]
+        if self._ending and not self.workers.living and now >= self._stays_until:
+            return self._end(now)
         if self._freeing.deadline is not None and now >= self._freeing.deadline:
             self.new_notes.append(self._freeing.complaint())
             return self._on_gpus("", now)
@@ -532,7 +550,7 @@ class AgentState:
         if self._pending is not None:
             return [*watch, *self._begin(now)]  # sweeps as well
         if self._ending:
-            return [*done, *self._end()]
+            return [*done, *self._end(now)]
         return [*watch, *done]
 
     def _watch_gpus(self, pids: tuple[int, ...], now: float) -> list[Instruction]:

@@ -17,12 +17,24 @@ from slurm_robust.wire.messages import (
     RequestCheckpoint,
     Save,
     Shutdown,
+    Stay,
     Stop,
     TakeStacks,
 )
 
 Order: TypeAlias = (
-    Launch | Stop | RequestCheckpoint | Pace | Flush | Save | TakeStacks | Rehearse | Load | Inject | Shutdown
+    Launch
+    | Stop
+    | RequestCheckpoint
+    | Pace
+    | Flush
+    | Save
+    | Stay
+    | TakeStacks
+    | Rehearse
+    | Load
+    | Inject
+    | Shutdown
 )
 
 # -- stimuli --------------------------------------------------------------------------------------

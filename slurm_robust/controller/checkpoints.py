@@ -299,7 +299,36 @@ class Checkpoints:
         written = stored is not None and ref == CheckpointId(step=stored.step, generation=stored.generation)
         return written or ref in (self._listed or ())
 
+    def newest_stored(self) -> int:
+        """The newest step on storage that a restore may take, -1 for none."""
+        state, found = self._context.state, list(self._listed or ())
+        if state.stored is not None:
+            found.append(CheckpointId(step=state.stored.step, generation=state.stored.generation))
+        return max(
+            (ref.step for ref in found if ref.step <= state.sealed.get(ref.generation, -1)), default=-1
+        )
+
+    def holder_of_both(self, ref: CheckpointId, first: str) -> str:
+        """A node that holds the own part of rank 0 of ``ref`` and the shared one; by default ``first``."""
+        views = self._context.fleet.views
+        for node in (first, *views):
+            copies = views[node].heartbeat.copies if node in views else ()
+            ranks = {c.rank for c in copies if c.generation == ref.generation and c.step == ref.step}
+            if {0, SHARED} <= ranks:
+                return node
+        return first
+
     # -- the end of a generation -------------------------------------------------------------------
+
+    def record_end(self, reason: str, now: Now) -> None:
+        """All ranks of the generation have ended by themselves; what they left in memory counts."""
+        generation = self._context.state.generation
+        step, shared = self.seal(generation, (), now, None)
+        self._context.record(
+            ev.GenerationEnded(
+                t=now.wall, generation=generation, reason=reason, sealed_step=step, shared=shared
+            )
+        )
 
     def seal(
         self, generation: int, lost: tuple[str, ...], now: Now, good_step: int | None

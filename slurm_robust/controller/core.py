@@ -17,6 +17,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.checkpoints import Checkpoints
 from slurm_robust.controller.companions import Companions
 from slurm_robust.controller.context import Context
+from slurm_robust.controller.departure import Departure
 from slurm_robust.controller.effects import (
     BorrowAnswer,
     Effect,
@@ -51,6 +52,7 @@ from slurm_robust.model.findings import MOST_EVIDENCE, MOST_TEXT, Suspect
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.leaving import Sentence
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.probes import Answers
 from slurm_robust.wire.sockets import Knocked
@@ -99,6 +101,7 @@ class Core(Context):
         self.start_phases: Final = StartPhases(self, self.starts)
         self.witnesses: Final = Witnesses(self)
         self.liveness: Final = Liveness(self)
+        self.departure: Final = Departure(self, now)
         self.checkpoints: Final = Checkpoints(self, now)
         self.companions: Final = Companions(self, now)
         self.giving_back: Final = GivingBack(self, self.checkpoints, self.companions)
@@ -168,6 +171,7 @@ class Core(Context):
         self._answer(heartbeat, heartbeat.seq)
         self.learning.on_heartbeat(heartbeat, now)
         self.checkpoints.on_heartbeat(heartbeat)
+        self._approach(self.departure.on_heartbeat(heartbeat, now), now)
 
     def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
         """An agent has nothing new to report."""
@@ -204,6 +208,7 @@ class Core(Context):
             self._stage = self._table(following)
             self.incidents.stage(type(self._stage).__name__.lower(), now)
             self._stage.enter(self, now)
+        self.departure.step(now)
         self.standbys.yield_to_training(now)
         self._send_for_stacks(now)
         self.witnesses.step(now)
@@ -234,18 +239,36 @@ class Core(Context):
 
     def on_end_approaching(self, reason: str, now: Now) -> list[Effect]:
         """The time limit or a preemption is near (USR1)."""
-        if self._ending is None:
-            self._ending = reason
-            what = (
-                "taking a checkpoint first"
-                if self.trains
-                else "nothing trains now, so no checkpoint is taken"
-            )
-            self.emit(Say(text=f"{reason}: {what}"))
+        self._approach(reason, now)
         return self.on_tick(now)
 
+    def _approach(self, reason: str, now: Now) -> None:
+        if not reason or self._ending is not None:
+            return
+        self._ending = reason
+        self.departure.warn(now)
+        what = "nothing trains now, so no checkpoint is taken"
+        if self.departure.termed:
+            what = "what memory has goes to storage first"
+        elif self.trains:
+            what = "taking a checkpoint first"
+        self.emit(Say(text=f"{reason}: {what}"))
+
+    def on_sentence(self, said: Sentence | None, now: Now) -> list[Effect]:
+        """Answer to AskAboutRun; None when slurmctld does not answer."""
+        self._approach(self.departure.on_sentence(said, now), now)
+        return self.on_tick(now)
+
+    def on_kill_wait(self, seconds: float) -> None:
+        """slurm.conf says how long Slurm waits from SIGTERM to SIGKILL."""
+        self.departure.learn(seconds)
+
     def on_leave(self, reason: str, now: Now, code: ExitCode = ExitCode.TERMINATED) -> list[Effect]:
-        """Slurm ends the job now (TERM), or the owner does (Ctrl-C). ``code``: what it ends with."""
+        """Slurm ends the job now (TERM), or the owner does (Ctrl-C). ``code``: what it ends with.
+
+        What only memory has is saved in the time that is left; a second order ends at once.
+        """
+        self.departure.order(now)
         if self._leaving is None:
             self._leaving, self._leaving_code = reason, code
             self.record(ev.StopOrdered(t=now.wall, reason=reason, code=code))

@@ -106,6 +106,10 @@ class AskAboutNodes(Record):
     nodes: tuple[str, ...]
 
 
+class AskAboutRun(Record):
+    """Ask Slurm whether and when it ends this run; answered by ``on_sentence``."""
+
+
 class FindCheckpoint(Record):
     """List all complete checkpoints on storage; answered by ``on_checkpoints`` with ``generation``."""
 
@@ -252,6 +256,7 @@ Effect: TypeAlias = (
     | Send
     | StartAgents
     | AskAboutNodes
+    | AskAboutRun
     | Knock
     | Probe
     | FindCheckpoint

@@ -25,7 +25,7 @@ from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.output import say
-from slurm_robust.controller.requeue import Requeuer
+from slurm_robust.controller.requeue import Requeuer, without_term
 from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.supervisor import Signals
 from slurm_robust.controller.tester import Tester
@@ -37,12 +37,14 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import FolderGone, JobDirectory, check_in_place
+from slurm_robust.policy.leaving import Sentence
 from slurm_robust.policy.restore import retained
 from slurm_robust.report import bundle
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout
+from slurm_robust.slurm.values import parse_number
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.wakeup import Inbox
 from slurm_robust.wire import messages as msg
@@ -162,6 +164,7 @@ class Loop:
             fx.Send: self._send,
             fx.StartAgents: self._start_agents,
             fx.AskAboutNodes: self._ask_about_nodes,
+            fx.AskAboutRun: self._ask_about_run,
             fx.Knock: self._knock,
             fx.Probe: self._probe,
             fx.FindCheckpoint: self._find_checkpoint,
@@ -191,6 +194,7 @@ class Loop:
             beacons = (self._beacons.fileno(),) if self._beacons is not None else ()
             turns = Turns((self._socket.socket, self._background.fileno(), *beacons), signals.fileno())
             self._in_background("learn switches", self._learn_switches, lambda text: None)
+            self._in_background("learn KillWait", self._learn_kill_wait, lambda text: None)
             self._in_background("compare clocks", self._compare_clocks, lambda text: None)
             self._do(self._core.on_tick(self._now()))
             turned, behind = time.monotonic(), False
@@ -475,6 +479,31 @@ class Loop:
             self._do(self._core.on_nodes(found, self._now()))
 
         self._in_background("ask about nodes", work, partial(answered, None))
+
+    def _ask_about_run(self, effect: fx.AskAboutRun) -> None:
+        def answered(said: Sentence | None) -> None:
+            self._do(self._core.on_sentence(said, self._now()))
+
+        def work() -> Callable[[], None]:
+            with without_term():
+                try:
+                    job = self._slurm.job(self._core.state.job_id)
+                except (SlurmError, CommandTimeout, OSError):
+                    return partial(answered, None)
+            now = time.time() - self._clock.ahead_s
+            left_s = max(0.0, job.end_time - now) if job.end_time is not None else None
+            said = Sentence(running=job.is_running, preempted=job.preempt_time is not None, left_s=left_s)
+            return partial(answered, said)
+
+        self._in_background("ask about the run", work, lambda text: answered(None))
+
+    def _learn_kill_wait(self) -> Callable[[], None]:
+        """In the background: how long Slurm waits between SIGTERM and SIGKILL."""
+        try:
+            seconds = parse_number(self._slurm.config().get("KillWait", ""))
+        except (SlurmError, CommandTimeout):
+            seconds = None  # Slurm's default is assumed
+        return (lambda: None) if seconds is None else partial(self._core.on_kill_wait, float(seconds))
 
     def _knock(self, effect: fx.Knock) -> None:
         def work() -> Callable[[], None]:

@@ -89,7 +89,7 @@ class Requeuer:
             until=Until.EXCLUDED,
             revives=self._revives,
         )
-        with _without_term():
+        with without_term():
             self._ask(order, report, answer)
 
     def _ask(self, order: Order, report: Report, answer: Answer) -> None:
@@ -166,7 +166,7 @@ class Requeuer:
 
 
 @contextmanager
-def _without_term() -> Iterator[None]:
+def without_term() -> Iterator[None]:
     """Let the commands of this thread survive the TERM of the requeue, which Slurm sends to them, too.
 
     They inherit the mask; each still has its time limit.

@@ -300,6 +300,17 @@ class StorageWritten(Event):
     seconds: float
 
 
+class SavingStarted(Event):
+    """The job leaves its nodes, and ``step`` is only in memory: it goes to storage first.
+
+    ``most_s``: how long that may take, of the time that Slurm leaves.
+    """
+
+    generation: int
+    step: int
+    most_s: float
+
+
 class Decided(Event):
     """The policy's answer to a fault: what to do, and why."""
 
@@ -568,6 +579,7 @@ AnyEvent: TypeAlias = (
     | CheckpointBanned
     | StrideChanged
     | StorageWritten
+    | SavingStarted
     | Decided
     | NodesTested
     | QuickTested

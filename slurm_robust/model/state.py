@@ -153,6 +153,8 @@ class JobState(Record, dict=True):
     """The newest that went from memory to storage."""
     was_stored: CheckpointId | None = None
     """The newest of any job of the training that is known to have been complete on storage."""
+    saving: ev.SavingStarted | None = None
+    """What goes there before the job leaves its nodes, as long as it is under way."""
     pace: PaceHistory = PaceHistory()
     allocated: float = 0.0
     """When this run of the Slurm job got its nodes."""
@@ -310,6 +312,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         stop_ordered=None,
         end_started=state.end_started if state.end_started is not None and state.end_started.final else None,
         stopping=None,
+        saving=None,
     )
 
 
@@ -328,6 +331,7 @@ def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
         spares=spares,
         running=True,
         stopping=None,
+        saving=None,
         steps_here=-1,
         restored=event.restore,
         restored_tiers=event.tiers,
@@ -430,7 +434,14 @@ def _(event: ev.PaceLearned, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.StorageWritten, state: JobState) -> JobState:
     found = CheckpointId(step=event.step, generation=event.generation)
-    return msgspec.structs.replace(state, stored=event, was_stored=_newer(state.was_stored, found))
+    return msgspec.structs.replace(
+        state, stored=event, was_stored=_newer(state.was_stored, found), saving=None
+    )
+
+
+@apply.register
+def _(event: ev.SavingStarted, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, saving=event)
 
 
 @apply.register
@@ -587,6 +598,7 @@ def _(event: ev.RequeueStarted, state: JobState) -> JobState:
         state,
         requeueing=event,
         end_started=None,
+        saving=None,
         running=False,
         runs_in_vain=in_vain,
         excluded=tuple(dict.fromkeys((*earlier, *unproven, *event.exclude))),
@@ -606,4 +618,4 @@ def _(event: ev.EndStarted, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.RunEnded, state: JobState) -> JobState:
-    return msgspec.structs.replace(state, ended=event, running=False)
+    return msgspec.structs.replace(state, ended=event, saving=None, running=False)

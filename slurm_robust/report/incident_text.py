@@ -314,6 +314,8 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
             yield "banned", f"checkpoint {event.checkpoint} is not used again: {event.reason}"
         case ev.StorageWritten():
             yield "stored", f"the checkpoint of step {event.step} is on storage"
+        case ev.SavingStarted():
+            yield "saving", f"step {event.step} goes from memory to storage, within {event.most_s:.0f} s"
         case ev.GenerationLaunched():
             yield "launched", f"generation {event.generation} from {restored_text(event) or 'the beginning'}"
         case ev.FirstStep():

@@ -41,6 +41,9 @@ from slurm_robust.util.text import count, date_and_time, duration, one_line
 REQUEUED = "requeued"
 """The phase of a job that waits for its next run."""
 
+SAVING = "saving"
+"""The phase of a job that writes what only memory has before it leaves its nodes."""
+
 MOST_INCIDENTS = 5
 """Incidents on the screen, the newest; ``--json`` and ``srobust incidents`` have all."""
 
@@ -235,6 +238,8 @@ def phase_of(
         return "stopped", f"Slurm has ended the job; it was {phase}{f' ({reason})' if reason else ''}"
     if state.requeueing is not None:
         return _requeue(events, state.requeueing)
+    if (saving := state.saving) is not None:
+        return SAVING, f"step {saving.step} goes from memory to storage before the job leaves its nodes"
     if state.incident is not None:
         return "recovering", f"incident {state.incident.number}: {state.incident.symptom.value}"
     if state.running:

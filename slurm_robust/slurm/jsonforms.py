@@ -147,6 +147,7 @@ def _job(item: Object) -> Job:
         eligible_time=_time(item.get("eligible_time")),
         start_time=_time(item.get("start_time")),
         end_time=_time(item.get("end_time")),
+        preempt_time=_time(item.get("preempt_time")),
         time_limit_s=_minutes(item.get("time_limit")),
         reservation=_string(item.get("resv_name")),
         comment=_string(item.get("comment")),

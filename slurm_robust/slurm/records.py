@@ -150,6 +150,9 @@ class Job(Record):
     eligible_time: float | None = None
     start_time: float | None = None
     end_time: float | None = None
+    preempt_time: float | None = None
+    """When Slurm chose the job to make room for another one; its end follows after the ``GraceTime``."""
+
     time_limit_s: float | None = None
     reservation: str = ""
     comment: str = ""

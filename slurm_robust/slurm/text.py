@@ -235,6 +235,7 @@ def parse_job(text: str, job_id: int | None = None) -> Job:
         eligible_time=parse_time(fields.get("EligibleTime", "")),
         start_time=parse_time(fields.get("StartTime", "")),
         end_time=parse_time(fields.get("EndTime", "")),
+        preempt_time=parse_time(fields.get("PreemptTime", "")),
         time_limit_s=parse_duration(fields.get("TimeLimit", "")),
         reservation=_string(fields, "Reservation"),
         comment=_string(fields, "Comment").rstrip(),

@@ -70,6 +70,9 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     rehearsal: Rehearsal | None = None  # the newest on this node
     learned: tuple[str, ...] = ()  # modules that rank 0 has imported; until an Ack
     loaded: int = 0  # the newest Load that is over, whatever came of it
+    termed: bool = False  # Slurm has told this agent to end (SIGTERM)
+    warned: bool = False  # Slurm has warned this agent of the end of the run (USR1: --signal without B:)
+    unsaved: str = ""  # why the newest Save could not be carried out, as far as it could not
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
@@ -177,6 +180,13 @@ class Save(Record, tag_field="kind", tag="save"):
     ranks: tuple[int, ...]
     world_size: int
     layout: str = ""
+
+
+class Stay(Record, tag_field="kind", tag="stay"):
+    """What an agent holds is being saved: for ``for_s`` seconds it does not end by Slurm's order alone."""
+
+    epoch: int
+    for_s: float
 
 
 class TakeStacks(Record, tag_field="kind", tag="take_stacks"):
@@ -299,6 +309,7 @@ FromController: TypeAlias = (
     | Pace
     | Flush
     | Save
+    | Stay
     | TakeStacks
     | ProbeNodes
     | Rehearse

@@ -8,6 +8,7 @@ stdout.
 from __future__ import annotations
 
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ WRITER = (sys.executable, "-m", "slurm_robust.checkpoint.flush")
 # Storage that takes longer than this for one node's part hangs.
 WRITE_S = 1800.0
 _NOTE_EVERY_S = 600.0
+_SLURMS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StorageWriter:
@@ -69,7 +71,12 @@ class StorageWriter:
     def _running(self) -> LineProcess:
         if self._process is None or not self._process.alive:
             self._close()
-            self._process = LineProcess(self._command, keep_errors=False)
+            # Slurm signals all processes of a step, when what is here is needed most.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SLURMS)
+            try:
+                self._process = LineProcess(self._command, keep_errors=False)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._process
 
     def _failed(self, reason: str) -> str:
@@ -126,6 +133,7 @@ class Flusher:
         self._thread: CopyThread | None = None
         self.flushed: CheckpointId | None = None  # what is on storage
         self.over: CheckpointId | None = None  # what nobody needs to keep any more
+        self.failed: tuple[CheckpointId, str] | None = None  # what could not be put there, and why
 
     def ask(self, launch: Launch, step: int) -> None:
         """The controller wants ``step``; repeated orders for the same change nothing."""
@@ -162,6 +170,8 @@ class Flusher:
 
     def on_images(self, images: list[FoundImage]) -> None:
         """These whole images of the running generation are there now."""
+        if images:
+            self._start()  # which takes seconds, and an order to save leaves half a minute
         with self._lock:
             wanted = self._wanted
             if wanted is None or not any(i.header.step >= wanted.checkpoint.step for i in images):
@@ -214,6 +224,7 @@ class Flusher:
         )
         error = self._writer.write(order)
         if error:
+            self.failed = wanted.checkpoint, error
             self._notes.say(
                 "flush", f"step {wanted.checkpoint.step} could not be put on storage: {error}", _NOTE_EVERY_S
             )

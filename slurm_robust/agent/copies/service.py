@@ -44,6 +44,7 @@ class CopyNews(Record):
     lag_s: float = 0.0
     flushed: int = -1
     saved: CheckpointId | None = None
+    unsaved: str = ""
 
 
 NO_COPIES = CopyNews()
@@ -76,6 +77,7 @@ class CopyService:
         self._parts: NodeTiers | None = None
         self._server: CopyServer | None = None
         self._saving: Save | None = None
+        self._refusal = ""  # why its copies cannot be read
         self.port = 0
         if spec.copies.memory:
             self._begin(job, tuple(ports), base)
@@ -151,13 +153,29 @@ class CopyService:
             lag_s=max(lags, default=0.0),
             flushed=self._of_generation(self._flusher.flushed) if running else -1,
             saved=self._saved(),
+            unsaved=self._unsaved(),
         )
+
+    @property
+    def saved(self) -> tuple[CheckpointId | None, str]:
+        """What came of the newest :meth:`save`: the checkpoint when it is on storage, or why it is not."""
+        return self._saved(), self._unsaved()
 
     def _saved(self) -> CheckpointId | None:
         """The checkpoint of the newest :meth:`save`, once it is on storage."""
         if self._saving is None or self._parts is None:
             return None
         return self._saving.checkpoint if self._flusher.flushed == self._saving.checkpoint else None
+
+    def _unsaved(self) -> str:
+        """Why the newest :meth:`save` failed, beginning with the checkpoint; "" as long as it may succeed."""
+        if self._saving is None or self._parts is None:
+            return ""
+        checkpoint = self._saving.checkpoint
+        if self._refusal:
+            return f"{checkpoint}: {self._refusal}"
+        failed = self._flusher.failed
+        return f"{checkpoint}: {failed[1]}" if failed is not None and failed[0] == checkpoint else ""
 
     @property
     def flush_over(self) -> int:
@@ -235,7 +253,7 @@ class CopyService:
         """Put copies that are here on storage; a repeated order changes nothing."""
         if self._parts is None or order == self._saving:
             return
-        self._saving = order
+        self._saving, self._refusal = order, ""
         checkpoint = order.checkpoint
         shared = self._parts.memory.find(SHARED, checkpoint) is not None
         held: list[Image] = []
@@ -243,6 +261,7 @@ class CopyService:
             for rank in (*order.ranks, *((SHARED,) if shared else ())):
                 held.append(self._parts.open(rank, checkpoint))
         except (CheckpointError, OSError) as error:
+            self._refusal = str(error)
             self._notes.say("save", f"{checkpoint} cannot be put on storage: {error}")
             for image in held:
                 image.close()

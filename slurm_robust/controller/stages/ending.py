@@ -31,6 +31,9 @@ from slurm_robust.model.record import Record
 from slurm_robust.policy import decide
 from slurm_robust.wire.messages import Phase, Shutdown
 
+AT_ONCE_S = 1.0
+"""For the agents' end after a second order to leave."""
+
 
 class Fate(Record):
     """How far a generation has come to its end."""
@@ -75,9 +78,8 @@ def end_agents(core: Core, *, keep_copies: bool) -> None:
     What only memory holds stays for a run that may come back to these nodes. What storage has, too, is
     removed: nobody could remove it from nodes that the job does not get again.
     """
-    order = Shutdown(
-        epoch=core.state.epoch, grace_s=core.config.timings.stop_grace_s, keep_copies=keep_copies
-    )
+    grace_s = 0.0 if core.departure.at_once else core.config.timings.stop_grace_s
+    order = Shutdown(epoch=core.state.epoch, grace_s=grace_s, keep_copies=keep_copies)
     for node in core.fleet.views:
         core.send(node, order)
 
@@ -120,7 +122,8 @@ class Ending:
         if now.mono - self._sent > RESEND_S:
             self._sent = now.mono
             self._end_agents(core)
-        if core.starts.all_ended or self._are_silent(core, now) or waited > core.config.timings.shutdown_s:
+        most_s = AT_ONCE_S if core.departure.at_once else core.config.timings.shutdown_s
+        if core.starts.all_ended or self._are_silent(core, now) or waited > most_s:
             self._done = True
             core.emit(Exit(code=int(self._begin.code)))
         return None

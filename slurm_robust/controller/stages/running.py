@@ -21,6 +21,7 @@ from slurm_robust.controller.transitions import (
     ToLaunching,
     ToLocalising,
     ToRunning,
+    ToSaving,
     ToStopping,
     Transition,
 )
@@ -226,14 +227,18 @@ class Running:
         if (last := last_exits(core, now)).is_done:  # before an order to end, which came too late
             core.watch_progress(now, force=True)
             end = ToEnding(code=0, reason=last.reason)
-            core.record(begun_by(end, now.wall, saves=False))  # first: without it a next controller trains on
-            core.record(ev.GenerationEnded(t=now.wall, generation=core.state.generation, reason=end.reason))
-            return end
+            core.record(begun_by(end, now.wall, saves=True))  # first: without it a next controller trains on
+            core.checkpoints.record_end(end.reason, now)
+            return ToSaving(then=end)
         if core.leaving:
             return ToStopping(reason=core.leaving)
+        if core.ending and core.departure.termed:
+            return ToStopping(reason=core.ending)  # the ranks were told to end, too: no newer step comes
         fault = find_fault(core, self._agents, self._since, now)
         if fault is not None:
             return leave(core, self._agents, fault, now)
+        if core.departure.undecided(now):
+            return None
         if core.ending:
             # Before the first step there is nothing to checkpoint, and little time left.
             return ToCheckpointing(agents=self._agents) if core.trains else ToStopping(reason=core.ending)

@@ -12,6 +12,7 @@ from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED
 from slurm_robust.policy.checkpoints import LAST_STORE_S
+from slurm_robust.policy.leaving import Loss, store_s
 from slurm_robust.policy.restore import RestorePlan
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Save
@@ -22,7 +23,8 @@ RESEND_S = 2.0
 class Saving:
     """Has the nodes write the newest checkpoint that can be restored, bounded by ``timings.checkpoint_s``.
 
-    Where an agent has ended, its node's memory may hold parts of it: another agent is started there first.
+    Where the run is ended from outside, the bound is the time that Slurm leaves. Where an agent has ended,
+    its node's memory may hold parts of it: another agent is started there first.
     """
 
     def __init__(self, begin: ToSaving) -> None:
@@ -63,11 +65,17 @@ class Saving:
                 world_size=core.state.placement.world_size,
                 layout=layout,
             )
-        core.emit(Say(text=f"{plan.ref} is only in memory: it goes to storage first"))
+        ref, most_s = plan.ref, self._most_s(core, now)
+        core.record(
+            ev.SavingStarted(t=now.wall, generation=ref.generation, step=ref.step, most_s=round(most_s, 1))
+        )
+        core.emit(Say(text=f"{ref} is only in memory: it goes to storage first (within {most_s:.0f} s)"))
         self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on when all have written, when no node is left that could, or when there is no more time."""
+        if core.leaving and core.departure.at_once:
+            return self._after(core)
         if not self._is_chosen:
             if self._awaits_agents(core, now):
                 return None
@@ -83,14 +91,24 @@ class Saving:
             )
             core.emit(Say(text=f"{saved} was only in memory; it is on storage now ({waited:.1f} s)"))
             return self._after(core)
-        limit_s = core.config.timings.checkpoint_s
-        limit_s = min(limit_s, LAST_STORE_S) if core.ending else limit_s
-        if core.leaving or waited > limit_s or self._is_lost(core, late, now):
-            self._say_lost(core, late, now)
+        is_over = waited >= self._most_s(core, now) or self._is_lost(core, late, now)
+        if is_over or self._refused(core, late):
+            self._say_lost(core, late, waited, now)
             return self._after(core)
         if now.mono - self._sent > RESEND_S:
             self._send(core, now)
         return None
+
+    def _most_s(self, core: Core, now: Now) -> float:
+        """How long storage is waited for since the choice."""
+        limit_s, left_s = core.config.timings.checkpoint_s, core.departure.left_s(now)
+        waited_s = now.mono - self._since
+        if core.leaving and left_s is not None:
+            return min(limit_s, waited_s + left_s)
+        if core.ending:
+            left_s = None if left_s is None else left_s + waited_s
+            return store_s(left_s, LAST_STORE_S, limit_s)
+        return limit_s
 
     def _awaits_agents(self, core: Core, now: Now) -> bool:
         """Whether an agent may yet come to a node whose agent ended; starts one."""
@@ -120,14 +138,23 @@ class Saving:
         limit = core.config.timings.node_dead_s
         return any(core.fleet.silence(node, now.mono, self._since) > limit for node in late)
 
-    def _say_lost(self, core: Core, late: list[str], now: Now) -> None:
+    def _refused(self, core: Core, late: list[str]) -> dict[str, str]:
+        """Nodes that have said why they cannot write."""
         assert self._plan is not None
-        text = f"{self._plan.ref} was only in memory"
-        if isinstance(self._then, ToRequeueing):
-            text += ", and the next run can restore it only if it gets the same nodes"
-        else:
-            text += " and is lost"
-        text += f": {fold(late)} did not write it to storage"
+        name, heartbeats = str(self._plan.ref), core.fleet.heartbeats(late)
+        return {node: b.unsaved for node, b in heartbeats.items() if b.unsaved.startswith(name)}
+
+    def _say_lost(self, core: Core, late: list[str], waited_s: float, now: Now) -> None:
+        assert self._plan is not None
+        ref, refused = self._plan.ref, self._refused(core, late)
+        why = "; ".join(f"{node}: {text}" for node, text in refused.items())
+        silent = [node for node in late if node not in refused]
+        if silent:
+            why = f"{fold(silent)} did not write it to storage" + (f"; {why}" if why else "")
+        loss = Loss(newest=ref.step, stored=core.checkpoints.newest_stored(), why=why, waited_s=waited_s)
+        kill_wait_s = core.departure.kill_wait_s if core.leaving else None
+        told = loss.describe(kill_wait_s, again=isinstance(self._then, ToRequeueing))
+        text = f"{ref} was only in memory: {told}"
         core.note(text, "", now)
         core.emit(Say(text=text))
 
@@ -147,7 +174,10 @@ def _may_report(core: Core, now: Now) -> bool:
 
 
 def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:
-    """Which node writes the parts of which ranks: the one that holds the copy."""
+    """Which node writes the parts of which ranks: the one that holds the copy.
+
+    The shared part is written with rank 0's, so by a node that holds both.
+    """
     heartbeats = [view.heartbeat for view in core.fleet.views.values()]
     by_address = {(b.data_address or b.address, b.data_port): b.node for b in heartbeats}
     found: dict[str, list[int]] = defaultdict(list)
@@ -155,5 +185,8 @@ def _writers(core: Core, plan: RestorePlan) -> dict[str, list[int]]:
         for source in sources:
             if source.rank != SHARED:
                 holder = by_address.get((source.address, source.port)) if source.address else node
-                found[holder or node].append(source.rank)
+                holder = holder or node
+                if source.rank == 0:
+                    holder = core.checkpoints.holder_of_both(plan.ref, holder)
+                found[holder].append(source.rank)
     return found

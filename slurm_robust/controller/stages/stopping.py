@@ -68,6 +68,8 @@ class Stopping:
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Wait for the workers, then for the checkpoint, then go where the reason leads."""
+        if core.leaving and core.departure.at_once:
+            return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         if not self._stopped and not self._wait_for_workers(core, now):
             return None
         if not self._stopped:
@@ -75,6 +77,8 @@ class Stopping:
             self._take_late_exits(core, now)
             core.checkpoints.ask_storage(now)
         if not (core.checkpoints.answered or core.checkpoints.is_overdue(now, in_a_hurry=bool(core.leaving))):
+            return None
+        if core.departure.asks(now) and not (core.leaving or core.ending):
             return None
         self._name_where_it_began(core, now)
         self._record_end(core, now)
@@ -138,7 +142,7 @@ class Stopping:
                 continue
             elif core.fleet.is_silent(node, timings.node_dead_s, now.mono, self._since):
                 self._lost.append(node)
-            elif core.starts.ended((node,)):
+            elif not core.leaving and core.starts.ended((node,)):
                 self._lost.append(node)  # its workers die with the agent
             elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, heartbeat.still_s, most_s):
                 self._stuck.append(node)
@@ -217,13 +221,13 @@ class Stopping:
         return good if good > core.state.restored_step else -1
 
     def _follow(self, core: Core, now: Now) -> Transition:
-        if self._last.is_done:
-            return ToEnding(code=0, reason=self._last.reason)  # the order came too late to change that
+        if self._last.is_done:  # the order came too late to change that
+            return ToSaving(then=ToEnding(code=0, reason=self._last.reason))
         if core.leaving:
-            return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
+            return ToSaving(then=ToEnding(code=core.leaving_code, reason=core.leaving, final=False))
         is_well = not any(e.exit.failed for e in self._exits) and not self._lost
         ending = core.ending or (self._reason if self._fault is None and not self._waited else None)
-        if ending and is_well:
+        if ending and (is_well or core.departure.termed):
             return before_the_end(core, ending, now, warned=True)
         return conclude(core, self._ended_with(core, now), now, waited=self._waited)
 

@@ -33,6 +33,8 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
     monotonic time from which silence counts for nodes not heard of yet.
     """
     state = core.state
+    if core.departure.undecided(now):
+        return None  # Slurm may be ending the run: that is no fault of anybody's
     if ended := core.starts.ended(state.slots):
         detail = "; ".join(f"the agent on {node} ended ({message})" for node, message in ended.items())
         silent_s = max(core.fleet.silence(node, now.mono, since) for node in ended)

@@ -21,6 +21,7 @@ from slurm_robust.agent.stimuli import (
     ReadTail,
     RehearsalOver,
     RenewPort,
+    SaveCopies,
     SendHeartbeat,
     SpawnWorkers,
     StartLauncher,
@@ -32,7 +33,9 @@ from slurm_robust.agent.stimuli import (
     Ticked,
     WatchGpus,
 )
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.standby import Rehearsal, RehearsalState
+from slurm_robust.policy.leaving import STAY_LEAST_S
 from slurm_robust.wire.messages import (
     Inject,
     Launch,
@@ -40,7 +43,9 @@ from slurm_robust.wire.messages import (
     Phase,
     Rehearse,
     RequestCheckpoint,
+    Save,
     Shutdown,
+    Stay,
     Stop,
 )
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
@@ -381,7 +386,8 @@ def test_copies_stay_unless_the_controller_says_that_the_job_is_over() -> None:
         EndAgent(keep_copies=True),
     ]
     m = Machine()
-    assert m.state.handle(TermCame(grace_s=1.0), m.now) == [BEAT, EndAgent(keep_copies=True)]
+    assert m.state.handle(TermCame(grace_s=1.0), m.now) == [BEAT, BEAT]
+    assert m.tick(STAY_LEAST_S) == [BEAT, EndAgent(keep_copies=True)]
     m = Machine()
     m.run()
     m.state.handle(TermCame(grace_s=1.0), m.now)
@@ -409,8 +415,30 @@ def test_term_of_slurm_is_passed_on_with_its_own_grace() -> None:
     m = Machine()
     m.run()
     done = m.state.handle(TermCame(grace_s=10.0), m.now)
-    assert done == [Terminate(pid=100), Terminate(pid=101), BEAT]
+    assert done == [Terminate(pid=100), Terminate(pid=101), BEAT, BEAT]
+    assert m.state.termed
     assert m.tick(10.0) == [Kill(pid=100), Kill(pid=101)]
+
+
+def test_an_agent_that_slurm_tells_to_end_stays_as_long_as_it_is_needed() -> None:
+    m = Machine()
+    m.run()
+    m.state.handle(TermCame(grace_s=10.0), m.now)
+    m.order(Stay(epoch=1, for_s=8.0))
+    m.exited(0, signal=15)
+    assert EndAgent(keep_copies=True) not in m.exited(1, signal=15)
+    save = Save(epoch=1, checkpoint=CheckpointId(step=3, generation=1), ranks=(0, 1), world_size=2)
+    assert m.order(save) == [SaveCopies(order=save)]
+    m.order(Stay(epoch=1, for_s=8.0))
+    assert m.tick(7.0) == []
+    assert m.tick(1.5) == [BEAT, EndAgent(keep_copies=True)]
+
+
+def test_an_agent_that_is_shut_down_does_not_stay() -> None:
+    m = Machine()
+    m.order(Stay(epoch=1, for_s=8.0))
+    m.state.handle(TermCame(grace_s=10.0), m.now)
+    assert m.order(Shutdown(epoch=1, grace_s=2.0)) == [BEAT, EndAgent(keep_copies=False)]
 
 
 def test_only_workers_that_got_kill_and_are_still_there_are_dying() -> None:

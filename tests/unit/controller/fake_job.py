@@ -106,6 +106,7 @@ class Job:
         self.started: list[tuple[str, ...]] = []
         self.asked: list[tuple[str, ...]] = []  # about which nodes Slurm was asked
         self.slurm_answers = True
+        self.run_questions = 0  # whether Slurm ends the run
         self.given_up: set[str] = set()  # nodes that Slurm calls down although they live
         self.requeued: list[tuple[str, ...]] = []
         self.given_back: list[str] = []
@@ -173,6 +174,8 @@ class Job:
                     self.asked.append(nodes)
                     found = tuple(self.witness(node) for node in nodes) if self.slurm_answers else None
                     self.act(self.core.on_nodes(found, self.now()))
+                case fx.AskAboutRun():
+                    self.run_questions += 1
                 case fx.Knock(places=places):
                     taken = {n for n in places if n in self.heartbeats and n not in self.cut - self.stalled}
                     found = Knocked(frozenset(taken), frozenset(self.agentless & places.keys()))

@@ -14,6 +14,7 @@ from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY, ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.journal import fold
+from slurm_robust.policy.leaving import TERM_NEWS_S
 from slurm_robust.wire.messages import Flush, Pace, Phase, Progress
 from tests.unit.controller.fake_job import Job
 from tests.unit.sample_events import run_started
@@ -264,7 +265,7 @@ def test_a_requeue_that_storage_does_not_take_goes_on_from_memory() -> None:
     left = {n: job.heartbeats[n].copies for n in ("n1", "n4")}
     history = requeue_without_one_of_three(job)
     assert job.kept == {"n1": True, "n4": True}
-    assert any("can restore it only if it gets the same nodes: n[1,4] did not write" in t for t in job.said)
+    assert any("lost unless the next run gets the same nodes: n[1,4] did not write" in t for t in job.said)
     later = Job(history=history, first=ToGathering(start=True), copies=left)
     assert where(later) == (4, {"memory": 2, "peer": 1})
     assert source(later, "n5", SHARED).address
@@ -338,6 +339,7 @@ def test_signals_from_outside_do_not_speak_against_the_checkpoint(signal: int) -
     job = trained()
     for _ in range(3):
         job.kill_rank(1, signal=signal)
+        job.pass_time(TERM_NEWS_S)  # Slurm may have ended it, and its agent is about to say so
         assert where(job)[0] == 4
     assert job.events(ev.CheckpointBanned) == []
 

@@ -1,0 +1,128 @@
+"""How long a job that is to end may save, what it waits for, and what to say of steps that are lost. Pure.
+
+First goes to storage what is there; a newer step is waited for only if time is left.
+"""
+
+from __future__ import annotations
+
+from slurm_robust.model.record import Record
+from slurm_robust.util.text import count
+
+KILL_WAIT_S = 30.0
+"""Slurm's default from SIGTERM to SIGKILL, where slurm.conf is not seen."""
+
+MARGIN_S = 5.0
+"""Of that time is kept for the journal, the agents' end and the job's summary."""
+
+LEAST_S = 2.0
+
+GOODBYE_S = 15.0
+"""Before the end of a run's time this is kept for the requeue: after it Slurm takes none."""
+
+AGAIN_S = 1.5
+"""Two orders within this time are one: Slurm signals all processes of a batch script, and its first passes
+the signal on. A later one says that the owner does not want to wait."""
+
+ASKING_S = 10.0
+"""So long Slurm is asked why it has told the agents to end, before their end counts as any other."""
+
+TERM_NEWS_S = 1.0
+"""A rank that SIGTERM ended may be the first sign of an order that all nodes get within this time."""
+
+STAY_LEAST_S = 3.0
+"""An agent that Slurm has told to end waits so long for its controller to say that it is needed."""
+
+
+def leave_s(kill_wait_s: float) -> float:
+    """Seconds after SIGTERM in which everything is to be saved, with this ``KillWait``."""
+    return max(LEAST_S, kill_wait_s - MARGIN_S)
+
+
+def newer_s(left_s: float | None, checkpoint_s: float) -> float:
+    """How long to wait for a step that is newer than what is there, at most half of the time that is left.
+
+    ``left_s``: until the run's end, None where nobody knows it; ``checkpoint_s``: ``timings.checkpoint_s``.
+    """
+    if left_s is None:
+        return checkpoint_s
+    return min(checkpoint_s, max(0.0, (left_s - GOODBYE_S) / 2))
+
+
+def store_s(left_s: float | None, least_s: float, checkpoint_s: float) -> float:
+    """How long storage is waited for at the end of a run's time.
+
+    ``least_s``: where nobody knows how much time is left.
+    """
+    if left_s is None:
+        return min(checkpoint_s, least_s)
+    return min(checkpoint_s, max(LEAST_S, left_s - GOODBYE_S))
+
+
+class Loss(Record):
+    """Steps that only memory had and that did not get onto storage."""
+
+    newest: int
+    """The newest step that memory had."""
+    stored: int
+    """The newest step on storage that can be restored, -1 for none."""
+    why: str
+    """What went wrong, with the nodes."""
+    waited_s: float
+
+    @property
+    def steps(self) -> str:
+        """``step 5``, ``steps 5 to 9``."""
+        first = self.stored + 1
+        return f"step {first}" if first == self.newest else f"steps {first} to {self.newest}"
+
+    def describe(self, kill_wait_s: float | None, *, again: bool) -> str:
+        """A line for people. ``kill_wait_s``: where Slurm's KillWait set the limit; ``again``: the job is
+        requeued."""
+        has = f"storage has step {self.stored}" if self.stored >= 0 else "storage has no step"
+        are = "is" if self.stored + 1 == self.newest else "are"
+        fate = f"{are} lost"
+        if again:
+            fate += " unless the next run gets the same nodes"
+        limit = ""
+        if kill_wait_s is not None:
+            limit = f" (KillWait={kill_wait_s:g})"
+        return (
+            f"{has}; {self.steps} {fate}: {self.why} after {count(round(self.waited_s), 'second')}{limit}; "
+            f"fix: {FIX}"
+        )
+
+
+FIX = (
+    "the administrator raises KillWait, submit with --signal=B:USR1@120, or lower checkpoint.every_s so that "
+    "less is only in memory"
+)
+
+
+class Sentence(Record):
+    """What Slurm says of a job whose agents it has told to end, while the batch script knows of nothing."""
+
+    running: bool
+    """The run goes on in Slurm's books."""
+    preempted: bool = False
+    left_s: float | None = None
+    """Until the end of the run, None where Slurm does not say."""
+
+
+def approaching(said: Sentence | None, warning_s: float) -> str:
+    """Why the run is near its end, "" where it is not: then the agents' step alone was cancelled.
+
+    ``said``: None where Slurm gives no answer; then it is safer to save. ``warning_s``: how long before the
+    end Slurm was asked to signal.
+    """
+    if said is None:
+        return "Slurm has told the agents to end, and does not say why"
+    if said.preempted:
+        left = f", which ends it in {said.left_s:.0f} s" if said.left_s is not None else ""
+        return f"preempted by Slurm{left}"
+    if said.running and said.left_s is not None and said.left_s <= warning_s:
+        return f"the time limit is {said.left_s:.0f} s away"
+    return ""
+
+
+WARNED_S = 300.0
+"""A signal to all steps so long before the time limit is a warning of it (``--signal`` without ``B:``)."""

@@ -1,0 +1,238 @@
+"""Ends from outside: what memory has is saved in the time that Slurm leaves, and nobody is blamed."""
+
+from __future__ import annotations
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import SHARED, CheckpointId
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.policy.leaving import AGAIN_S, Sentence
+from slurm_robust.report.status import status_at
+from slurm_robust.wire.messages import Phase, Stay
+from tests.unit.controller.fake_job import Job
+
+ORDERED = "ordered to end by SIGTERM"
+
+
+def trained(**fields: object) -> Job:
+    job = Job(memory=True, spares=(), **fields)  # type: ignore[arg-type]
+    for step in range(5):
+        job.train_to(step)
+    return job
+
+
+def leave(job: Job) -> Job:
+    job.act(job.core.on_leave(ORDERED, job.now()))
+    return job
+
+
+def term_agents(job: Job, *nodes: str) -> None:
+    """Slurm tells agents and ranks to end; the controller is told nothing."""
+    for node in nodes or job.core.state.slots:
+        killed = tuple(WorkerExit(rank=p.rank, signal=15) for p in job.heartbeats[node].progress)
+        job.change(node, termed=True, phase=Phase.ENDED, exits=killed)
+
+
+def questions(job: Job) -> int:
+    """How often Slurm was asked why; the fake job answers nothing by itself."""
+    return job.run_questions
+
+
+def answer(job: Job, said: Sentence | None) -> None:
+    job.act(job.core.on_sentence(said, job.now()))
+
+
+# -- an order to end -------------------------------------------------------------------------------------
+
+
+def test_what_memory_has_is_saved_before_the_end() -> None:
+    job = leave(trained())
+    job.until(lambda: job.code is not None)
+    (written,) = job.events(ev.StorageWritten)
+    assert (written.step, job.code) == (4, ExitCode.TERMINATED)
+    assert not job.events(ev.IncidentOpened)
+    assert set(job.kept.values()) == {False}, "storage has it, so no copy stays behind"
+
+
+def test_it_is_said_while_it_is_saved() -> None:
+    job = trained()
+    job.writes = False
+    leave(job)
+    job.until(lambda: job.stage == "Saving")
+    status = status_at(job.journal, job.wall)
+    assert (status.phase, status.exit_code) == ("saving", None)
+    assert status.reason == "step 4 goes from memory to storage before the job leaves its nodes"
+
+
+def test_slurms_kill_wait_is_the_bound() -> None:
+    job = trained()
+    job.writes = False
+    job.core.on_kill_wait(15.0)
+    begun = job.mono
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert 10 <= job.mono - begun <= 12
+    (note,) = [e.text for e in job.events(ev.Noted) if "only in memory" in e.text]
+    assert "storage has no step; steps 0 to 4 are lost: n[1-2] did not write it" in note
+    assert "(KillWait=15); fix: the administrator raises KillWait" in note
+
+
+def test_an_agent_that_says_why_it_cannot_write_is_not_waited_for() -> None:
+    job = trained()
+    job.writes = False
+    leave(job)
+    job.until(lambda: job.stage == "Saving")
+    begun = job.mono
+    job.change("n1", unsaved="gen-0001/step-00000004: No space left on device")
+    job.until(lambda: job.code is not None)
+    assert job.mono - begun < 3
+    assert any("n1: gen-0001/step-00000004: No space left on device" in text for text in job.said)
+
+
+def test_a_second_order_ends_at_once() -> None:
+    job = trained()
+    job.writes = False
+    leave(job)
+    job.until(lambda: job.stage == "Saving")
+    job.pass_time(AGAIN_S + 0.5)
+    begun = job.mono
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert job.mono - begun <= 2
+
+
+def test_slurms_signal_that_comes_twice_is_one_order() -> None:
+    job = trained()
+    leave(job)
+    job.pass_time(0.5, tick=0.1)
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert job.events(ev.StorageWritten)
+
+
+def test_agents_are_told_to_stay_until_all_is_saved() -> None:
+    job = trained()
+    job.writes = False
+    leave(job)
+    job.pass_time(5.0)
+    stays = [node for node, message in job.sent if isinstance(message, Stay)]
+    assert stays.count("n1") >= 4
+    assert stays.count("n2") >= 4
+
+
+def test_the_shared_part_is_written_by_a_node_that_has_it_with_rank_0() -> None:
+    job = trained(shared=True)
+    job.snapshot(4)
+    without = tuple(c for c in job.heartbeats["n1"].copies if c.rank != SHARED or c.step != 4)
+    job.change("n1", copies=without)
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert job.saves["n2"].ranks == (0, 1)
+
+
+def test_a_training_that_ends_well_saves_its_last_step() -> None:
+    job = trained()
+    job.finish()
+    job.until(lambda: job.code is not None)
+    assert job.code == 0
+    (written,) = job.events(ev.StorageWritten)
+    assert written.step == 4
+    assert job.core.state.sealed == {1: 4}
+
+
+def test_a_training_that_ends_well_ends_well_without_storage() -> None:
+    job = trained()
+    job.writes = False
+    job.finish()
+    job.until(lambda: job.code is not None, limit=120)
+    assert job.code == 0
+    assert any("steps 0 to 4 are lost" in text for text in job.said)
+
+
+# -- signals to the agents alone -------------------------------------------------------------------------
+
+
+def test_a_preemption_with_grace_is_no_fault() -> None:
+    job = trained()
+    term_agents(job)
+    assert questions(job) == 1
+    answer(job, Sentence(running=True, preempted=True, left_s=60.0))
+    job.until(lambda: bool(job.requeued))
+    (started,) = job.events(ev.RequeueStarted)
+    assert started.reason == "preempted by Slurm, which ends it in 60 s"
+    assert job.requeued == [()]
+    assert not [e for e in job.journal if isinstance(e, ev.IncidentOpened | ev.NodeEvicted | ev.Decided)]
+    (written,) = job.events(ev.StorageWritten)
+    assert written.step == 4
+
+
+def test_while_slurm_is_asked_nobody_is_blamed() -> None:
+    job = trained()
+    term_agents(job, "n2")
+    job.pass_time(5.0)
+    assert not job.events(ev.IncidentOpened)
+    assert job.stage == "Running"
+
+
+def test_a_step_that_somebody_cancels_is_started_again() -> None:
+    job = trained()
+    term_agents(job)
+    answer(job, Sentence(running=True, left_s=36000.0))
+    job.until(lambda: bool(job.events(ev.IncidentOpened)))
+    assert not job.requeued
+    assert not job.core.ending
+
+
+def test_slurm_that_does_not_say_why_has_the_job_saved_and_requeued() -> None:
+    job = trained()
+    term_agents(job)
+    answer(job, None)
+    job.until(lambda: bool(job.requeued))
+    assert job.events(ev.StorageWritten)
+
+
+def test_a_rank_that_term_ends_first_waits_for_the_news_of_its_agent() -> None:
+    job = trained()
+    job.kill_rank(1, signal=15)
+    job.pass_time(0.5, tick=0.1)
+    assert not job.events(ev.IncidentOpened)
+    term_agents(job)
+    answer(job, Sentence(running=True, preempted=True, left_s=30.0))
+    job.until(lambda: bool(job.requeued))
+    assert not job.events(ev.IncidentOpened)
+
+
+def test_a_rank_that_somebody_kills_with_term_is_a_fault_all_the_same() -> None:
+    job = trained()
+    job.kill_rank(1, signal=15)
+    job.until(lambda: bool(job.events(ev.IncidentOpened)), limit=5)
+
+
+def test_a_warning_to_the_steps_counts_as_one_to_the_script() -> None:
+    job = trained()
+    job.change("n1", warned=True)
+    job.change("n2", warned=True)
+    job.until(lambda: bool(job.requeued), limit=120)
+    assert [e.reason for e in job.events(ev.RequeueStarted)] == [
+        "the end of this run is near (USR1 to its steps)"
+    ]
+
+
+def test_storage_gets_as_long_as_slurm_says_that_the_run_has() -> None:
+    job = trained()
+    job.writes = False
+    term_agents(job)
+    begun = job.mono
+    answer(job, Sentence(running=True, preempted=True, left_s=60.0))
+    job.until(lambda: bool(job.requeued), limit=120)
+    assert 40 <= job.mono - begun <= 50, "fifteen seconds are kept for the requeue"
+    assert any("unless the next run gets the same nodes" in text for text in job.said)
+
+
+def test_what_storage_has_counts_as_stored() -> None:
+    job = trained(storage=(CheckpointId(step=2, generation=1),))
+    job.writes = False
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert any("storage has step 2; steps 3 to 4 are lost" in text for text in job.said)
+    assert [e.step for e in job.events(ev.SavingStarted)] == [4]
