@@ -19,6 +19,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Peer, Tier
 from slurm_robust.model.incident import Fault, NodeExit, Verdict
 from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.record import Record
 from slurm_robust.policy import resharding, restore
 from slurm_robust.policy.beginning import Beginning, beginning
 from slurm_robust.policy.checkpoints import (
@@ -47,6 +48,16 @@ def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLay
     return ParallelLayout.fit(slots * nproc_per_node, nproc_per_node, sizes, parallel.order)
 
 
+class ToStore(Record):
+    """A checkpoint that nodes are to put on storage."""
+
+    ref: CheckpointId
+    writers: dict[str, tuple[int, ...]]
+    """Which node writes the parts of which ranks."""
+    world_size: int
+    layout: str
+
+
 class Checkpoints:
     """Builds the input of :mod:`slurm_robust.policy.restore` from the copies that the fleet reports."""
 
@@ -60,6 +71,8 @@ class Checkpoints:
         self._asked = -1  # the newest generation when storage was asked
         self._asked_at = 0.0
         self._answered = False
+        self._given_up: set[CheckpointId] = set()
+        self._gave_up = False
         self._listed: Mapping[CheckpointId, Tier] | None = None
 
     # -- storage -----------------------------------------------------------------------------------
@@ -248,6 +261,37 @@ class Checkpoints:
             if newest >= 0:
                 found.add(CheckpointId(step=newest, generation=generation))
         return found
+
+    def of_other_ranks(self, now: Now) -> ToStore | None:
+        """What another number of ranks has left in memory alone, which has to be on storage to be restored.
+
+        The newest that the nodes can write; None for none that is newer than what is restored without it.
+        """
+        state = self._context.state
+        if self._listed is None or self._gave_up:
+            return None
+        plan = self.choose(now)
+        least = plan.ref.step if plan is not None else -1
+        for generation, sealed in sorted(state.sealed.items(), key=lambda one: one[1], reverse=True):
+            if self.way(generation) is not Way.RESHARD:
+                continue
+            reach, world = self._holdings(now, of=generation), self._world_of(generation)
+            shared = generation in state.shared
+            for ref in restore.held_steps(generation, reach, sealed):
+                if ref.step <= least or ref in self._given_up or ref in state.banned or self._is_stored(ref):
+                    continue
+                found = restore.writers(ref, reach, world, shared=shared)
+                if found is not None:
+                    layout = state.layouts[generation]
+                    return ToStore(ref=ref, writers=found, world_size=world, layout=layout)
+        return None
+
+    def give_up(self, ref: CheckpointId | None = None) -> None:
+        """It cannot be put on storage; without one: the nodes cannot put anything there."""
+        if ref is None:
+            self._gave_up = True
+        else:
+            self._given_up.add(ref)
 
     def only_in_memory(self, now: Now) -> RestorePlan | None:
         """What the next generation would be restored from, if storage does not have it; else None."""

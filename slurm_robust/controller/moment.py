@@ -438,6 +438,8 @@ def why(came_by: to.Transition, ending: str) -> str:
             return reason + (f" (without {count(len(exclude), 'node')})" if exclude else "")
         case to.ToSaving(then=then):
             return then.reason
+        case to.ToStoring():
+            return "a checkpoint of another number of ranks goes to storage first"
         case to.ToTesting(action=action) | to.ToBorrowing(action=action):
             return action.reason
         case to.ToCheckpointing():

@@ -112,6 +112,10 @@ class ToEnding(Record):
     """The run is over for good."""
 
 
+class ToStoring(Record):
+    """Put what ranks of another number have left in memory on storage, then gather again."""
+
+
 class ToSaving(Record):
     """Put what only memory holds on storage, then leave the allocation by ``then``."""
 
@@ -133,5 +137,6 @@ Transition: TypeAlias = (
     | ToBorrowing
     | ToRequeueing
     | ToSaving
+    | ToStoring
     | ToEnding
 )

@@ -25,6 +25,7 @@ from slurm_robust.model.incident import (
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.ladder import LADDER, place_of
 from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
+from slurm_robust.policy.restore import cannot_reshard
 from slurm_robust.policy.rules import Rules, exceeded, in_vain
 
 TESTS = 5  # the rung
@@ -36,6 +37,11 @@ def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
     if root is not None and not fault.lost and root.exit.code in rules.final_exit_codes and root.exit.code:
         reason = f"{root.exit.describe()}: a restart cannot help (final_exit_codes)"
         give_up = GiveUp(code=root.exit.code, reason=reason)
+        return Decided(t=now, incident=state.incidents, actions=(give_up,), reason=reason)
+    unfit = next((e for e in fault.exits if cannot_reshard(e.exit)), None)
+    if unfit is not None and unfit.exit.error is not None:
+        reason = f"the checkpoint does not fit this number of ranks: {unfit.exit.error.message}"
+        give_up = GiveUp(code=ExitCode.CONFIG, reason=reason)
         return Decided(t=now, incident=state.incidents, actions=(give_up,), reason=reason)
     verdict = next(v for v in (rung(fault, rules, state) for rung in LADDER) if v is not None)
     stop = exceeded(state, verdict, rules.limits, now)

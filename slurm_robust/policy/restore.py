@@ -118,6 +118,39 @@ def retained(sealed: Mapping[int, int], storage: Iterable[CheckpointId], keep: i
     return sorted(good, reverse=True)[:keep]
 
 
+def writers(
+    ref: CheckpointId, holdings: Sequence[Holding], world_size: int, *, shared: bool
+) -> dict[str, tuple[int, ...]] | None:
+    """Which node puts the parts of which ranks of ``ref`` on storage; None where they cannot all be.
+
+    ``shared``: the generation has a part that is equal on all ranks. It is written with rank 0's, so the node
+    that writes rank 0's has to hold it, too.
+    """
+    parts = _index(holdings).get(ref, {})
+    if not _whole(parts, world_size, shared):
+        return None
+    found: dict[str, list[int]] = defaultdict(list)
+    has_shared = {where.holder.node for where in parts.get(SHARED, ())}
+    for rank in range(world_size):
+        fit = [where for where in parts[rank] if rank or not shared or where.holder.node in has_shared]
+        if not fit:
+            return None
+        best = min(fit, key=lambda where: (where.distance, where.tier is Tier.PEER, where.holder.node))
+        found[best.holder.node].append(rank)
+    return {node: tuple(ranks) for node, ranks in found.items()}
+
+
+def held_steps(generation: int, holdings: Sequence[Holding], newest: int) -> list[CheckpointId]:
+    """Checkpoints of ``generation`` up to step ``newest`` of which nodes hold something, newest first."""
+    refs = {copy.checkpoint for holder in holdings for copy in holder.copies}
+    return sorted((r for r in refs if r.generation == generation and 0 <= r.step <= newest), reverse=True)
+
+
+def cannot_reshard(exit: WorkerExit) -> bool:
+    """Whether this worker ended because nobody can cut the checkpoint up for this number of ranks."""
+    return exit.error is not None and exit.error.type == "slurm_robust.checkpoint.errors.CannotReshard"
+
+
 def failed_to_restore(exit: WorkerExit) -> bool:
     """Whether this worker ended because a copy that it was to restore was missing or damaged.
 

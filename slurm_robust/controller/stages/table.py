@@ -21,6 +21,7 @@ from slurm_robust.controller.stages.requeueing import Requeueing
 from slurm_robust.controller.stages.running import Launching, Running
 from slurm_robust.controller.stages.saving import Saving
 from slurm_robust.controller.stages.stopping import Stopping
+from slurm_robust.controller.stages.storing import Storing
 from slurm_robust.controller.stages.testing import Testing
 from slurm_robust.controller.stages.unreachable import Unreachable
 from slurm_robust.controller.transitions import (
@@ -51,6 +52,7 @@ STAGES: dict[type[Any], Callable[[Any], Stage]] = {
     to.ToBorrowing: Borrowing,
     to.ToRequeueing: Requeueing,
     to.ToSaving: Saving,
+    to.ToStoring: Storing,
     to.ToEnding: Ending,
 }
 
