@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 from msgspec import structs
@@ -36,13 +36,16 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.ours import read_ours
-from slurm_robust.util.text import count, date_and_time, duration, one_line
+from slurm_robust.util.text import count, date_and_time, duration, first_sentence, one_line
 
 REQUEUED = "requeued"
 """The phase of a job that waits for its next run."""
 
 SAVING = "saving"
 """The phase of a job that writes what only memory has before it leaves its nodes."""
+
+CANCELLED = "cancelled"
+"""The phase of a job that Slurm or its owner ordered to end: nothing went wrong."""
 
 MOST_INCIDENTS = 5
 """Incidents on the screen, the newest; ``--json`` and ``srobust incidents`` have all."""
@@ -163,6 +166,7 @@ def status_at(
     last = progress[-1] if progress else None
     launched = next((e for e in reversed(events) if isinstance(e, ev.GenerationLaunched)), None)
     phase, reason = phase_of(events, state, is_over=is_over)
+    is_left = is_over or state.ended is not None or phase == REQUEUED  # the nodes are others' now
     return Status(
         job_id=state.job_id,
         command=started.command if started else (),
@@ -177,9 +181,9 @@ def status_at(
         loss=last.loss if isinstance(last, ev.ProgressMade) else None,
         slots=state.slots,
         spares=state.spares,
-        aside={node: why.reason for node, why in state.aside.items() if node in state.spares},
+        aside={} if is_left else {n: why.reason for n, why in state.aside.items() if n in state.spares},
         companions=dict(state.companions),
-        standbys=_standbys(state),
+        standbys={} if is_left else _standbys(state),
         evicted=dict(state.evicted),
         incidents=incident_rows(events, is_over=is_over),
         ledger=summary_of(events, now),
@@ -231,8 +235,10 @@ def phase_of(
     ``state``: the fold of ``events``, where it is known; ``is_over``: Slurm has ended the job.
     """
     state = fold(events) if state is None else state
-    if state.ended is not None:
-        return ("finished" if state.ended.code == 0 else "stopped"), state.ended.reason
+    if (ended := state.ended) is not None:
+        order = state.stop_ordered
+        is_cancelled = order is not None and not ended.final and ended.code == order.code
+        return "finished" if ended.code == 0 else CANCELLED if is_cancelled else "stopped", ended.reason
     if is_over:
         phase, reason = phase_of(events, state)
         return "stopped", f"Slurm has ended the job; it was {phase}{f' ({reason})' if reason else ''}"
@@ -328,6 +334,9 @@ def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directo
     """
     now = time.time() if view.goes_on else max((event.t for event in events), default=time.time())
     status = status_at(events, now, view.describe(), advice, is_over=view.is_over)
+    if status.phase == CANCELLED and view.job is not None and view.job.is_pending:
+        why = f"by Slurm or its owner; the run before was {status.reason}"
+        status = structs.replace(status, phase=REQUEUED, reason=why)
     silent = silent_channels(directory, time.time())
     if view.goes_on and status.phase in _CONTROLLED:
         silent_s = controller_silent_s(directory, events, time.time())
@@ -426,7 +435,7 @@ def render(status: Status) -> RenderableType:
         ("standbys", _standby_rows(status)),
         ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
         ("lent", "; ".join(_lent(job_id, one) for job_id, one in status.companions.items())),
-        ("evicted", "; ".join(f"{node} ({why})" for node, why in status.evicted.items())),
+        ("evicted", _evicted(status.evicted)),
         (
             "silent",
             "; ".join(f"channel {name} of notifications ({why})" for name, why in status.silent.items()),
@@ -442,15 +451,18 @@ def render(status: Status) -> RenderableType:
     return Group(facts, Text(title, style="bold"), incident_table(status.job_id, newest, older=older))
 
 
+def _evicted(evicted: Mapping[str, str]) -> str:
+    """The reports of the incidents have the whole reasons, which may be outputs of commands."""
+    return "; ".join(f"{node} ({first_sentence(why, node)})" for node, why in evicted.items())
+
+
 def _nodes(status: Status) -> str:
     text = fold_nodes(status.slots) + (f"  spare {fold_nodes(status.spares)}" if status.spares else "")
     return f"{text}, until the requeue" if status.phase == REQUEUED else text
 
 
 def _standby_rows(status: Status) -> str:
-    """Without those that do not answer, which have their line. The next run of the job has others."""
-    if status.phase == REQUEUED:
-        return ""
+    """Without those that do not answer, which have their line."""
     rows = ((node, row) for node, row in status.standbys.items() if node not in status.aside)
     return "; ".join(f"{node} {row.describe()}" for node, row in rows)
 

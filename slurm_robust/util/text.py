@@ -70,6 +70,23 @@ def one_line(text: str, most: int | None = MOST_TEXT) -> str:
     return line if most is None or len(line) <= most else line[: most - 1].rstrip() + "…"
 
 
+def first_sentence(text: str, about: str = "", most: int = 120) -> str:
+    """Of a reason the first sentence, or the first that names ``about``; ``…`` stands for the rest.
+
+    Sentences are lines and what semicolons and full stops part; a node's reason may hold those of others and
+    whole outputs of commands, which the report of its incident has.
+    """
+    parts = [
+        part for line in text.splitlines() for part in re.split(r"; |\. (?=[A-Z])", line) if part.strip()
+    ]
+    if not parts:
+        return ""
+    named = re.compile(rf"(?<![\w.-]){re.escape(about)}(?![\w-])") if about else None
+    found = next((part for part in parts if named is not None and named.search(part)), parts[0])
+    line = one_line(found, most)
+    return line if len(parts) == 1 or line.endswith("…") else f"{line} …"
+
+
 def ascii_line(text: str, most: int) -> str:
     """One line of printable ASCII without quotes, at most ``most`` long: safe in any of Slurm's outputs."""
     plain = "".join(letter if " " <= letter <= "~" else "?" for letter in " ".join(text.split()))

@@ -32,7 +32,7 @@ from slurm_robust.report.slurmview import view_of
 from slurm_robust.report.status import phase_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.util.ours import open_plain
-from slurm_robust.util.text import one_line
+from slurm_robust.util.text import first_sentence, one_line
 
 CHUNK = 4 << 20
 """Bytes of a journal that one look reads at most, so that none takes long."""
@@ -303,7 +303,8 @@ def _nodes(state: JobState) -> list[NodeMoment]:
         found.append(NodeMoment(node=node, state=standing, why=one_line(how)))
     gone = (node for node in state.evicted if node not in state.slots and node not in state.spares)
     found += [
-        NodeMoment(node=node, state=NodeState.EVICTED, why=one_line(state.evicted[node])) for node in gone
+        NodeMoment(node=node, state=NodeState.EVICTED, why=first_sentence(state.evicted[node], node))
+        for node in gone
     ]
     return found
 

@@ -48,7 +48,13 @@ _NODE_STYLES = {
     NodeState.ASIDE: "warn",
     NodeState.EVICTED: "bad",
 }
-_STATE_STYLES = {"training": "good", "finished": "good", "stopped": "bad", "recovering": "warn"}
+_STATE_STYLES = {
+    "training": "good",
+    "finished": "good",
+    "stopped": "bad",
+    "recovering": "warn",
+    "cancelled": "warn",
+}
 
 
 # -- pieces ----------------------------------------------------------------------------------------

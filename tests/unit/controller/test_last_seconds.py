@@ -314,14 +314,31 @@ def test_an_end_is_the_end_wherever_its_controller_dies(end: str) -> None:
     assert number > 2
 
 
+LATE_S = (0.4, 1.1, 2.6)
+
+
 @pytest.mark.parametrize("end", ENDS)
-@settings(max_examples=30, derandomize=True, deadline=None)
+def test_an_end_is_the_end_whichever_message_is_lost_or_late(end: str) -> None:
+    number = 0
+    while True:
+        number += 1
+        check(job := play(end, lost=frozenset({number})), end)
+        for late_s in LATE_S:
+            check(play(end, late={number: late_s}), end)
+        if number >= job.messages:
+            break
+    assert number > 5
+
+
+@pytest.mark.parametrize("end", ENDS)
+@settings(max_examples=150, derandomize=True, deadline=None)
 @given(
-    kills=st.lists(st.integers(1, 14), max_size=2).map(tuple),
-    lost=st.frozensets(st.integers(1, 30), max_size=4),
-    late=st.dictionaries(st.integers(1, 30), st.sampled_from([0.4, 1.1, 2.6]), max_size=4),
+    kills=st.lists(st.integers(1, 14), max_size=3).map(tuple),
+    lost=st.frozensets(st.integers(1, 40), max_size=4),
+    late=st.dictionaries(st.integers(1, 40), st.sampled_from(LATE_S), max_size=4),
+    beacons=st.sampled_from([False, False, False, True]),
 )
-def test_an_end_is_the_end_whatever_is_lost_or_late(
-    end: str, kills: tuple[int, ...], lost: frozenset[int], late: dict[int, float]
+def test_an_end_is_the_end_whatever_comes_together(
+    end: str, kills: tuple[int, ...], lost: frozenset[int], late: dict[int, float], beacons: bool
 ) -> None:
-    check(play(end, kills, lost, late), end)
+    check(play(end, kills, lost, late, beacons=beacons), end)

@@ -128,7 +128,7 @@ def test_the_journal_says_that_the_job_was_ordered_to_end(stage: str) -> None:
     (ended,) = job.events(ev.RunEnded)
     assert (ended.code, ended.reason, ended.final) == (ExitCode.TERMINATED, ORDERED, False)
     status = status_at(job.journal, job.wall)
-    assert (status.phase, status.reason, status.exit_code) == ("stopped", ORDERED, 143)
+    assert (status.phase, status.reason, status.exit_code) == ("cancelled", ORDERED, 143)
 
 
 def test_ctrl_c_while_slurm_is_asked_for_a_requeue_has_its_own_code() -> None:

@@ -22,7 +22,7 @@ from slurm_robust.model.journal import fold, read
 from slurm_robust.model.moment import encode
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.report.moment import of_state
-from slurm_robust.report.status import render, status_at, status_of, watch
+from slurm_robust.report.status import phase_of, render, status_at, status_of, watch
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.sample_events import run_started
@@ -166,6 +166,38 @@ def test_a_requeued_job_has_the_nodes_and_standbys_of_its_next_run() -> None:
     text = shown(taken, rehearsed, begun, done)
     assert "n1 spare n2, until the requeue" in text
     assert "standbys" not in text
+
+
+@pytest.mark.parametrize("code", [0, 93, 143])
+def test_an_ended_job_has_no_standbys_any_more(code: int) -> None:
+    taken = ev.AllocationTaken(t=0.0, restart_count=0, nodes=(), slots=("n1",), spares=("n2", "n3"))
+    rehearsed = ev.StandbyChanged(t=1.0, node="n2", stage=StandbyStage.REHEARSED, took_s=12.0)
+    aside = ev.SpareSetAside(t=1.0, node="n3", reason="silent for 5.5 s", usable=True)
+    assert "n2 rehearsed" in shown(taken, rehearsed, aside)
+    text = shown(taken, rehearsed, aside, ev.RunEnded(t=2.0, code=code, reason="x", final=code != 143))
+    assert ("standbys" in text, "no answer" in text) == (False, False)
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_a_job_that_was_ordered_to_end_was_cancelled(code: int) -> None:
+    order = ev.StopOrdered(t=1.0, reason="ordered to end by SIGTERM", code=code)
+    end = ev.RunEnded(t=2.0, code=code, reason="ordered to end by SIGTERM", final=False)
+    assert phase_of([order, end]) == ("cancelled", "ordered to end by SIGTERM")
+    assert phase_of([end])[0] == "stopped"
+    assert phase_of([order, ev.RunEnded(t=2.0, code=0, reason="done")])[0] == "finished"
+    assert phase_of([order, ev.RunEnded(t=2.0, code=93, reason="x")])[0] == "stopped"
+
+
+def test_the_reason_of_an_eviction_is_one_sentence_of_its_own() -> None:
+    srun = "srun: error: Unable to create step for job 7: Requested nodes are busy\nsrun: error: again"
+    reason = f"n2: two starts failed ({srun}); n3: {srun}; n4: its power is off"
+    gone = [ev.NodeEvicted(t=1.0, node=node, reason=reason, incident=1) for node in ("n2", "n4")]
+    status = status_at(gone, 2.0)
+    assert status.evicted == {"n2": reason, "n4": reason}
+    text = " ".join(shown(*gone).split())
+    assert "n2 (n2: two starts failed (srun: error: Unable to create step for job 7" in text
+    assert "n4 (n4: its power is off …)" in text
+    assert "again" not in text
 
 
 def test_what_is_on_storage_and_how_often_it_should() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.util.text import as_json, one_line, settled, visible, without_escapes
+from slurm_robust.util.text import as_json, first_sentence, one_line, settled, visible, without_escapes
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,21 @@ def test_a_cut_is_marked() -> None:
     assert one_line("one two three", 8) == "one two…"
     assert one_line("one two", 7) == "one two"
     assert one_line("x " * 5000, None).count("x") == 5000
+
+
+@pytest.mark.parametrize(
+    ("reason", "about", "sentence"),
+    [
+        ("its power is off", "", "its power is off"),
+        ("", "n1", ""),
+        ("n2 is off; n3 is on", "n3", "n3 is on …"),
+        ("n2 is off; n3 is on", "n30", "n2 is off …"),
+        ("n12 is off; n1 is on", "n1", "n1 is on …"),
+        ("srun: error: no\nsrun: error: again", "n1", "srun: error: no …"),
+        ("It failed. Again. And again", "", "It failed …"),
+        ("version 2.5 failed", "", "version 2.5 failed"),
+        ("x" * 200, "", "x" * 119 + "…"),
+    ],
+)
+def test_the_first_sentence_of_a_reason(reason: str, about: str, sentence: str) -> None:
+    assert first_sentence(reason, about) == sentence
