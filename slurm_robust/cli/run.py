@@ -36,8 +36,14 @@ OWN_OPTIONS: dict[str, tuple[str, type, str, str]] = {
         "DIR",
         "shared folder that holds the folders of jobs (default: srobust-jobs in the submit directory)",
     ),
+    "--training": (
+        "training",
+        str,
+        "NAME",
+        "the training of which this job is a chapter: it goes on from the newest checkpoint of earlier jobs",
+    ),
 }
-OTHER_VALUE_OPTIONS = ("--name", "--config", "--set")
+OTHER_VALUE_OPTIONS = ("--name", "--from", "--step", "--config", "--set")
 
 USAGE = """srobust run [options] script.py [args ...]
        srobust run [options] -m package.module [args ...]
@@ -59,6 +65,17 @@ def register(commands: Commands) -> None:
         "--name",
         default="",
         help="tells several runs in one job apart; part of the folder's name",
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        default="",
+        metavar="JOB|FOLDER|NAME|latest",
+        help="go on from an earlier job's newest checkpoint, or a training's; latest: of the same script",
+    )
+    parser.add_argument("--step", type=int, metavar="N", help="go on from the checkpoint of step N")
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin the training anew, and move what it has aside"
     )
     parser.add_argument(
         "--observe", action="store_true", help="only watch, and log what would be done (mode: observe)"
@@ -116,10 +133,13 @@ def _run(args: argparse.Namespace) -> int:
     from slurm_robust.controller.requeue import ending_for_good
 
     def run_once() -> int:
+        from slurm_robust.controller.continuing import Wish
         from slurm_robust.controller.main import run
 
         kind, options = checked(args)
-        return run(_configured(args, kind, options), args.command, kind, args.name)
+        config = _configured(args, kind, options)
+        wish = Wish(training=config.training or "", source=args.source, step=args.step, fresh=args.fresh)
+        return run(config, args.command, kind, args.name, wish)
 
     return ending_for_good(run_once)
 

@@ -7,11 +7,16 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
+
+from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import preflight, supervisor
 from slurm_robust.controller.checkpoints import layout_of
+from slurm_robust.controller.continuing import NOTHING, Here, Wish, check_still_ours, start
+from slurm_robust.controller.holding import Asked
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import job_directory, sizes
 from slurm_robust.controller.takeover import watch
@@ -20,22 +25,29 @@ from slurm_robust.doctor.facts import Facts
 from slurm_robust.doctor.rule import Level, apply
 from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.model import journal
-from slurm_robust.model.job import CommandKind
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.training import Chapter, TrainingDirectory
 from slurm_robust.report.console import show
 from slurm_robust.report.diagnosis import Code, code_of_replay, render_replay
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.slurm.environment import allocation_from_environment, array_task
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
 
 
-def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: str = "") -> int:
+def run(
+    config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: str = "", wish: Wish = NOTHING
+) -> int:
     """Run ``command``, which was checked, protected, inside a batch script; returns the job's exit code.
 
+    ``wish``: from where it is to go on; of no account once the job has begun.
+
     Raises :class:`~slurm_robust.controller.preflight.PreflightError`,
-    :class:`~slurm_robust.model.journal.JournalDamaged`, ``SlurmError``.
+    :class:`~slurm_robust.model.journal.JournalDamaged`, ``NoSuchJob``, ``SlurmError``.
     """
+    wish.check()
     allocation = preflight.find_allocation(os.environ)
     preflight.check_log_rules(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
@@ -54,15 +66,27 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
     if over is not None and state.ended is not None:
         say(f"this run is over since {directory.journal} says so: {state.ended.reason}")
         return over
-    before = len(state.slots) or None
-    sized = preflight.sizes(config, allocation, before, later_run=before is not None)
-    if sized[0].text:
-        say(sized[0].text)
     preflight.open_directory(directory)
     preflight.check_place(directory, os.environ, later_run=True)  # what was made since, perhaps by others
     preflight.check_alone(directory)
     run_id = state.run_id or f"{allocation.job_id}-{secrets.token_hex(4)}"
+    training, continued = state.training, state.continued
+    if not events:
+        chapter = _chapter(directory, allocation, run_id, cluster, submitted)
+        here = _here(config, kind, command, directory, chapter, slurm, allocation)
+        started = start(wish, here)
+        if started.finished:
+            say(started.finished)
+            return ExitCode.SUCCESS
+        training, continued = wish.training, started.continued
+    elif training:
+        check_still_ours(TrainingDirectory.of(directory.path.parent, training), run_id, str(state.job_id))
+    before = len(state.slots) or (continued.slots if continued is not None else 0) or None
+    sized = preflight.sizes(config, allocation, before, later_run=bool(state.slots))
+    if sized[0].text:
+        say(sized[0].text)
     plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job, sized)
+    plan = structs.replace(plan, training=training, continued=continued)
     preflight.save_plan(directory, plan)
     if job is not None:  # else Slurm does not answer now
         for text in slurm_times(slurm, config, allocation):
@@ -71,6 +95,46 @@ def run(config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: st
         threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
     notify = bool(config.notify.channels)
     return supervisor.supervise(directory.path, run_id, notify=notify, start=plan.start)
+
+
+def _here(
+    config: JobConfig,
+    kind: CommandKind,
+    command: tuple[str, ...],
+    directory: JobDirectory,
+    chapter: Chapter,
+    slurm: SlurmClient,
+    allocation: Allocation,
+) -> Here:
+    """The job that starts, as :func:`start` wants to know it."""
+    training, cwd = config.training or "", os.getcwd()
+    return Here(
+        directory=directory,
+        chapter=chapter,
+        storage=preflight.checkpoints_of(config, training, directory, cwd),
+        kind=kind,
+        command=command,
+        cwd=cwd,
+        keep=config.checkpoint.keep,
+        asked=Asked(slurm, chapter.cluster, chapter.job_id, f"training {training}"),
+        fits=lambda slots: preflight.sizes(config, allocation, slots or None),
+    )
+
+
+def _chapter(
+    directory: JobDirectory, allocation: Allocation, run_id: str, cluster: str, submitted: float | None
+) -> Chapter:
+    """This job, as a training writes it down."""
+    return Chapter(
+        job_id=allocation.job_id,
+        run_id=run_id,
+        folder=directory.path.name,
+        t=time.time(),
+        cluster=cluster,
+        submitted=submitted,
+        array_task=array_task(os.environ),
+        node=os.environ.get("SLURMD_NODENAME", ""),
+    )
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:

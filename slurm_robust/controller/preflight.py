@@ -296,9 +296,6 @@ def make_plan(
     run_id: str,
     job: Job | None = None,
     sized: tuple[Sizes, int] | None = None,
-    *,
-    training: str = "",
-    continued: ev.Continued | None = None,
 ) -> Plan:
     """Put the checked pieces together. Raises PreflightError.
 
@@ -326,8 +323,6 @@ def make_plan(
         eligible=job.eligible_time if job is not None else None,
         gpus=sum(allocation.gpus_per_node.values()),
         output=_own_output(),
-        training=training,
-        continued=continued,
         start=secrets.token_hex(8),
     )
 

@@ -63,7 +63,9 @@ class ExitCode(IntEnum):
     """The job was requeued and continues in its next run. Nothing to do."""
 
     OTHER_CONTROLLER = 76
-    """Another live controller holds the job."""
+    """Another live controller holds the job, or another job holds the [training](trainings.md). The message
+    names it, and says since when.
+    """
 
     REFUSED = 77
     """Slurm or this machine does not do what was asked: a right, a program or a resource is lacking. The

@@ -4,7 +4,7 @@ The folder lies beside those of the jobs, ``srobust-jobs/training-NAME``, and is
 
     chapters.jsonl     one line for each job, in the order in which they took the training
     checkpoints/       on shared storage, of all its jobs, unless the configuration names another folder
-    holder.lock        locked while a job takes the training
+    chapter-0002.json  the second of them, made exclusively: of two jobs that start at once one gets it
 
 What training was and how far it came stays in the journal of each job.
 """
@@ -17,8 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.util.files import names_in
 
 PREFIX = "training-"
 """Of the names of folders of trainings."""
@@ -29,6 +30,7 @@ ASIDE = ".old-"
 MOST_LETTERS = 100
 """Of a training's name: a folder's name has 255 at most."""
 
+_CLAIM = re.compile(r"chapter-(\d{4,})\.json")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -90,20 +92,30 @@ class TrainingDirectory:
         """Checkpoints on shared storage, unless the configuration names another folder."""
         return self.path / "checkpoints"
 
-    @property
-    def lock(self) -> Path:
-        """Locked while a job takes the training."""
-        return self.path / "holder.lock"
+    def claim(self, number: int) -> Path:
+        """A :class:`Chapter`: the job that took the training as its chapter ``number``, counted from 1."""
+        return self.path / f"chapter-{number:04d}.json"
+
+    def claims(self) -> list[int]:
+        """The numbers of those that are there, in order. Raises ``OSError``."""
+        found = (_CLAIM.fullmatch(name) for name in names_in(self.path))
+        return sorted(int(match[1]) for match in found if match)
 
     def read(self) -> tuple[Chapter, ...]:
         """Its jobs, oldest first; none where there is no such training. Raises ``OSError``.
 
-        A line that was torn, or that another release wrote, is left out.
+        Also one that took it and died before it had written its line. A line that was torn, or that another
+        release wrote, is left out.
         """
-        try:
-            return tuple(_parsed(self.chapters.read_bytes()))
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
+        found: dict[str, Chapter] = {}
+        for path in (self.chapters, *map(self.claim, self.claims())):
+            try:
+                data = path.read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            for chapter in _parsed(data):
+                found.setdefault(chapter.run_id, chapter)
+        return tuple(found.values())
 
     def job(self, chapter: Chapter) -> JobDirectory:
         """The folder of one of its jobs."""
@@ -130,6 +142,20 @@ def trainings(root: Path) -> tuple[TrainingDirectory, ...]:
     except (FileNotFoundError, NotADirectoryError):
         return ()
     return tuple(TrainingDirectory(path) for path in found if path.is_dir())
+
+
+def storage_of(job: JobDirectory, spec: JobSpec, training: str) -> Path:
+    """Where the checkpoints of a job on shared storage are now, also where its training was moved aside.
+
+    ``training``: its name, "" for none. Raises ``OSError``.
+    """
+    folder = Path(spec.checkpoint_dir) if spec.checkpoint_dir else job.checkpoints
+    if training and folder.parent.name == f"{PREFIX}{training}":
+        beside = JobDirectory(folder.parent.parent / job.path.name)
+        for each in (job, beside):  # the folders of all jobs may have been copied elsewhere
+            if (found := training_of(each, training, spec.run_id)) is not None:
+                return found.checkpoints
+    return folder if folder.exists() else job.checkpoints
 
 
 def training_of(job: JobDirectory, name: str, run_id: str) -> TrainingDirectory | None:

@@ -34,6 +34,7 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
+from slurm_robust.model.training import storage_of
 from slurm_robust.policy import restore
 from slurm_robust.report.console import BYTES, Bar, show, track
 from slurm_robust.report.find import NoSuchJob, find, load_events
@@ -73,7 +74,7 @@ class JobHere:
         self.spec = spec
         self.state: JobState = fold(events)
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        self.store = CheckpointStore(spec.checkpoint_dir or directory.checkpoints)
+        self.store = CheckpointStore(storage_of(directory, spec, self.state.training))
         self.memory = MemoryFolder.of(spec.run_id)
         self.local: LocalCopies | None = None
         if directory_on_disk := spec.copies.places.get(Tier.LOCAL):

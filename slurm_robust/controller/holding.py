@@ -1,0 +1,122 @@
+"""Waits until the job that took a training last, or a job that is to be gone on from, has let it go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from slurm_robust.controller.output import say
+from slurm_robust.controller.preflight import PreflightError, check_alone
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.journal import fold, minute, read
+from slurm_robust.model.training import Chapter
+from slurm_robust.policy.holding import COMPLETING_S, SILENT_S, Hold, judge, judge_elsewhere
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import JobNotFound, SlurmError
+from slurm_robust.slurm.records import Job
+
+ASK_EVERY_S = 2.0
+
+
+class Clock(NamedTuple):
+    """Time, and how to let it pass."""
+
+    mono: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+REAL = Clock()
+
+
+class Asked(NamedTuple):
+    """Who asks: the cluster and the id of this job, and what it would go on with, in words."""
+
+    slurm: SlurmClient
+    cluster: str
+    job_id: int
+    what: str
+    clock: Clock = REAL
+
+
+def await_free(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
+    """Return when the job of ``chapter``, whose folder is ``directory``, has ended for good.
+
+    Raises :class:`PreflightError`: 76 when it holds the training, 69 when Slurm does not say; and
+    ``JournalDamaged``, ``OSError``.
+    """
+    if chapter.job_id == asked.job_id and chapter.cluster in ("", asked.cluster):
+        check_alone(directory)  # an earlier run of this job's script, or this one before it was started again
+        return
+    begun, told = asked.clock.mono(), False
+    while True:
+        events = read(directory.journal)
+        ended = fold(events).ended
+        ended = ended if ended is not None and ended.final else None
+        job, answer = None, ""
+        if chapter.cluster not in ("", asked.cluster):
+            newest = events[-1].t if events else chapter.t
+            hold = judge_elsewhere(ended, newest, time.time())
+        else:
+            job, answer = _ask(asked.slurm, chapter.job_id)
+            hold = judge(chapter, ended, job, answers=not answer)
+        waited_s = asked.clock.mono() - begun
+        if hold is Hold.FREE or (hold is Hold.LEAVING and ended is not None and waited_s >= COMPLETING_S):
+            return
+        limit_s = {Hold.LEAVING: COMPLETING_S, Hold.UNKNOWN: SILENT_S, Hold.HELD: 0.0}[hold]
+        if waited_s >= limit_s:
+            raise _refusal(chapter, job, asked, answer)
+        if not told:
+            told = True
+            why = f"does not say whether it has ended ({answer})" if answer else "is still ending it"
+            say(
+                f"{asked.what} was last held by job {chapter.job}; Slurm {why}: waiting up to {limit_s:.0f} s"
+            )
+        asked.clock.sleep(ASK_EVERY_S)
+
+
+def is_free(chapter: Chapter, ended: ev.RunEnded | None, slurm: SlurmClient) -> bool:
+    """Whether the job has surely ended, asked once. ``ended``: as of :func:`judge`."""
+    job, answer = _ask(slurm, chapter.job_id)
+    return judge(chapter, ended, job, answers=not answer) is Hold.FREE
+
+
+def _ask(slurm: SlurmClient, job_id: int) -> tuple[Job | None, str]:
+    """Slurm's word on a job, None for one that it does not know; and why it gives none."""
+    try:
+        return slurm.job(job_id), ""
+    except JobNotFound:
+        return None, ""
+    except SlurmError as error:
+        return None, str(error) or type(error).__name__
+
+
+def _refusal(chapter: Chapter, job: Job | None, asked: Asked, answer: str) -> PreflightError:
+    who = f"job {chapter.job}"
+    if answer:
+        return PreflightError(
+            f"{asked.what} was last held by {who}, and Slurm does not say whether that has ended: {answer}",
+            fix=f"submit again when 'scontrol show job {chapter.job}' answers",
+            code=ExitCode.SLURM,
+        )
+    if job is None:
+        return PreflightError(
+            f"{asked.what} is held by {who} of cluster {chapter.cluster}, which wrote to its journal a "
+            "moment ago",
+            fix=f"wait for its end, or end it there: scancel {chapter.job}",
+            code=ExitCode.OTHER_CONTROLLER,
+        )
+    states = "+".join(sorted(job.states))
+    since = f" since {minute(job.start_time)}" if job.start_time and job.is_running else ""
+    node = job.batch_host or chapter.node
+    where = f" on node {node}" if node and not job.is_pending else ""
+    reason = f" ({job.reason})" if job.is_pending and job.reason not in ("", "None") else ""
+    later = "; it goes on by itself when Slurm starts it again" if job.is_pending else ""
+    return PreflightError(
+        f"{asked.what} is held by {who}{where}, {states}{reason}{since}{later}",
+        fix=f"wait for its end (sbatch --dependency=afterany:{chapter.job} …), or end it: "
+        f"scancel {chapter.job}",
+        code=ExitCode.OTHER_CONTROLLER,
+    )

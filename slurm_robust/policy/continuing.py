@@ -1,0 +1,147 @@
+"""What a new job takes over from an earlier one, and from which checkpoint it goes on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import structs
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.state import JobState
+
+MOST_STEPS = 12
+"""So many are named where one is asked for that does not exist."""
+
+
+def tells(state: JobState) -> bool:
+    """Whether a job can be gone on from: it has run, or has itself gone on from another one."""
+    return state.generation > 0 or state.continued is not None
+
+
+def lineage(state: JobState, folder: str, t: float) -> ev.Continued:
+    """What counts after the job of ``state``, whose folder is ``folder``. ``t``: now."""
+    before = state.continued
+    first = before.generation + 1 if before is not None else 1
+    writers = dict(before.writers) if before is not None else {}
+    writers |= dict.fromkeys(range(first, state.generation + 1), state.job_id)
+    # The last one may have ended without a record: the job was killed.
+    unsealed = {*state.unsealed, *((state.generation,) if state.running else ())}
+    return ev.Continued(
+        t=t,
+        from_job=state.job_id,
+        from_folder=folder,
+        generation=state.generation,
+        sealed=state.sealed,
+        unsealed=tuple(sorted(unsealed)),
+        good_steps=state.good_steps,
+        shared=state.shared,
+        layouts=state.layouts,
+        banned=tuple(sorted(state.banned)),
+        writers={g: job for g, job in writers.items() if g in state.sealed or g in unsealed},
+        best_step=state.best_step,
+        reports=state.reports,
+        slots=len(state.slots) or (before.slots if before is not None else 0),
+        nproc_per_node=state.nproc_per_node,
+        runs=(*(before.runs if before is not None else ()), state.run_id),
+    )
+
+
+def of_folder(
+    folder: str, stored: Mapping[CheckpointId, int], runs: tuple[str, ...], t: float
+) -> ev.Continued:
+    """The same for a folder of checkpoints without a job: all that are complete count.
+
+    ``stored``: how many ranks wrote each; ``runs``: which runs.
+    """
+    sealed: dict[int, int] = {}
+    for ref in stored:
+        sealed[ref.generation] = max(ref.step, sealed.get(ref.generation, -1))
+    return ev.Continued(
+        t=t,
+        from_job=0,
+        from_folder=folder,
+        generation=max(sealed, default=0),
+        sealed=sealed,
+        best_step=max((ref.step for ref in stored), default=-1),
+        reports=True,
+        runs=runs,
+    )
+
+
+def counted(event: ev.Continued, stored: Iterable[CheckpointId]) -> list[CheckpointId]:
+    """Those of ``stored`` (complete on storage) that count, newest first: the first is gone on from.
+
+    Also those that the earlier job had given up: its code may have been mended since.
+    """
+    return sorted((ref for ref in stored if _counts(event, ref)), reverse=True)
+
+
+def _counts(event: ev.Continued, ref: CheckpointId) -> bool:
+    if ref.generation in event.unsealed:
+        good = event.good_steps.get(ref.generation)
+        return good is None or ref.step <= good
+    return ref.step <= event.sealed.get(ref.generation, -1)
+
+
+def until(event: ev.Continued, step: int) -> ev.Continued:
+    """``event`` without all that came after ``step``."""
+    good = {generation: min(step, event.good_steps.get(generation, step)) for generation in event.unsealed}
+    return structs.replace(
+        event,
+        sealed={generation: min(step, sealed) for generation, sealed in event.sealed.items()},
+        good_steps={**event.good_steps, **good},
+        best_step=min(event.best_step, step),
+    )
+
+
+def steps_text(refs: Sequence[CheckpointId]) -> str:
+    """``steps 120, 110 and 100``, the newest first; "none" without any."""
+    steps = list(dict.fromkeys(ref.step for ref in refs))
+    if not steps:
+        return "none"
+    if len(steps) > MOST_STEPS:
+        return f"steps {', '.join(map(str, steps[:MOST_STEPS]))} and {len(steps) - MOST_STEPS} older ones"
+    *most, last = map(str, steps)
+    return f"steps {', '.join(most)} and {last}" if most else f"step {last}"
+
+
+def first_lines(
+    event: ev.Continued,
+    stored: Iterable[CheckpointId] | None,
+    reasons: Mapping[CheckpointId, str],
+    jobs: Mapping[int, str],
+) -> Iterator[str]:
+    """Yield what a job says first that goes on.
+
+    ``stored``: what is complete on storage, None where that is not known; ``reasons``: why the earlier job
+    had given checkpoints up; ``jobs``: the ids of jobs as squeue shows them, where those are tasks of an
+    array.
+    """
+
+    def writer(ref: CheckpointId) -> str:
+        return job(event.writers.get(ref.generation, event.from_job))
+
+    def job(number: int) -> str:
+        return f"job {jobs.get(number) or number}" if number else event.from_folder
+
+    chapter = f" (chapter {event.chapter})" if event.training else ""
+    whose = f"goes on with training {event.training}" if event.training else "goes on"
+    after = f"{whose} after {job(event.from_job)}{chapter}"
+    if stored is None:
+        yield f"{after}; storage does not list its checkpoints now"
+        return
+    found = counted(event, stored)
+    if not found:
+        yield f"{after}, but storage has no checkpoint that counts"
+        return
+    ref, why = found[0], f"; {event.reason}" if event.reason else ""
+    yield f"{whose} from step {ref.step} of {writer(ref)}{chapter}{why}"
+    if ref in event.banned:
+        reason = reasons.get(ref, "training did not get on from it")
+        older = next((each.step for each in found if each not in event.banned), None)
+        option = f"; an older one: --step {older}" if older is not None else ""
+        yield f"{job(event.from_job)} had passed over step {ref.step} ({reason}); it is tried again{option}"
+    if event.best_step > ref.step:
+        more = f" to {event.best_step}" if event.best_step > ref.step + 1 else ""
+        yield f"step{'s' if more else ''} {ref.step + 1}{more} had been done, but did not get onto storage"

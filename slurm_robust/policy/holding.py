@@ -1,0 +1,67 @@
+"""Whether the job that took a training last still has it. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.training import Chapter
+from slurm_robust.slurm.records import Job
+
+COMPLETING_S = 120.0
+"""A job that Slurm is ending is waited for so long: hardly any epilog takes longer."""
+
+SILENT_S = 60.0
+"""Slurm that gives no answer is asked again for so long."""
+
+ALIVE_S = 300.0
+"""A job of another cluster that wrote to its journal so lately may go on, though it cannot be reached."""
+
+_SAME_S = 1.0  # Slurm's own resolution
+_MAY_COME_BACK = (ExitCode.TERMINATED, ExitCode.INTERRUPTED, ExitCode.REQUEUED)
+
+
+class Hold(Enum):
+    """Whether a job has the training."""
+
+    FREE = "free"  # it has ended for good
+    LEAVING = "leaving"  # Slurm is ending it: it may be requeued, and its processes may still be there
+    HELD = "held"
+    UNKNOWN = "unknown"  # nobody can say now
+
+
+def judge(chapter: Chapter, ended: ev.RunEnded | None, job: Job | None, *, answers: bool) -> Hold:
+    """Whether the job of ``chapter`` holds the training.
+
+    ``ended``: the final end in its journal; ``job``: Slurm's word, None where Slurm does not know it;
+    ``answers``: whether Slurm gave one. An end that the training itself came to is final. One that was
+    ordered (by ``scancel`` or by a preemption, which requeues) is final only as far as Slurm says so, too.
+    """
+    if ended is not None and ended.code not in _MAY_COME_BACK:
+        return Hold.FREE
+    if not answers:
+        return Hold.FREE if ended is not None else Hold.UNKNOWN
+    if job is None or _is_another(chapter, job):
+        return Hold.FREE
+    if job.is_completing and not (job.is_finished and ended is not None):
+        return Hold.LEAVING
+    if job.is_finished:
+        return Hold.FREE
+    # Between its end and Slurm's notice of it a job counts as running.
+    return Hold.LEAVING if job.is_running and ended is not None else Hold.HELD
+
+
+def judge_elsewhere(ended: ev.RunEnded | None, newest: float, now: float) -> Hold:
+    """The same for a job of another cluster, whose Slurm cannot be asked.
+
+    ``newest``: when the last event of its journal was written, and ``now``, in seconds since 1970.
+    """
+    return Hold.HELD if ended is None and now - newest < ALIVE_S else Hold.FREE
+
+
+def _is_another(chapter: Chapter, job: Job) -> bool:
+    """Whether ``job`` only has the same id: a requeue sets the submit time of a job again, never back."""
+    if chapter.submitted is None or job.submit_time is None:
+        return False
+    return job.submit_time < chapter.submitted - _SAME_S

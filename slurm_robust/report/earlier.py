@@ -1,0 +1,161 @@
+"""Earlier jobs beside a new one: what they left, and the line in which a new job says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.job import JobDirectory, JobSpec
+from slurm_robust.model.journal import JournalDamaged, fold, minute, read
+from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.model.state import JobState
+from slurm_robust.model.training import ASIDE, Chapter, storage_of
+from slurm_robust.policy.continuing import counted, lineage, tells
+from slurm_robust.util.files import names_in
+
+MOST_JOBS = 200
+"""Of a folder with more, only those whose journals changed last are looked at."""
+
+
+class Earlier(Record):
+    """An earlier job as its folder shows it."""
+
+    directory: JobDirectory
+    started: ev.RunStarted
+    state: JobState
+    submitted: float | None
+    storage: Path
+    """Where its checkpoints are now."""
+
+    @property
+    def name(self) -> str:
+        """The id that squeue shows."""
+        return self.started.array_task or str(self.started.job_id)
+
+    @property
+    def jobs(self) -> dict[int, str]:
+        """The id that squeue shows of this job, by its own."""
+        return {self.started.job_id: self.name}
+
+    @property
+    def chapter(self) -> Chapter:
+        """The job, as a training would have it."""
+        started = self.started
+        return Chapter(
+            job_id=started.job_id,
+            run_id=started.run_id,
+            folder=self.directory.path.name,
+            t=started.t,
+            cluster=started.cluster,
+            submitted=self.submitted,
+            array_task=started.array_task,
+            node=self.state.own_node,
+        )
+
+    @property
+    def end(self) -> ev.RunEnded | None:
+        """Its end, if that was for good."""
+        ended = self.state.ended
+        return ended if ended is not None and ended.final else None
+
+    @property
+    def newest(self) -> CheckpointId | None:
+        """The checkpoint from which a new job would go on; None without one, or where storage refuses."""
+        event = lineage(self.state, str(self.directory.path), 0.0)
+        try:
+            found = counted(event, CheckpointStore(self.storage).complete())
+        except OSError:
+            return None
+        return found[0] if found else None
+
+    def hint(self) -> str:
+        """The line for a new job of the same script, which begins anew."""
+        ended = self.state.ended
+        end = f" (ended with {ended.code} at {minute(ended.t)})" if ended is not None else ""
+        step = self.newest.step if self.newest is not None else 0
+        training = self.started.training
+        option = f"--training {training}" if training else f"--from {self.name}"
+        habit = "" if training else "; with --training NAME each new job goes on by itself"
+        return (
+            f"job {self.name} of the same script{end} has left a checkpoint of step {step}, and this job "
+            f"begins anew; to go on from there: srobust run {option} …{habit}"
+        )
+
+
+def earlier_job(directory: JobDirectory, run_id: str = "") -> Earlier | None:
+    """The job of a folder, of this run unless it is ""; None where there is no journal of it.
+
+    A folder of the same name that was moved aside is found, too. Raises ``JournalDamaged``, ``OSError``.
+    """
+    for path in (directory.path, *_aside(directory.path)):
+        found = _read(JobDirectory(path))
+        if found is not None and run_id in ("", found.started.run_id):
+            return found
+    return None
+
+
+def _aside(path: Path) -> list[Path]:
+    names = (name for name in names_in(path.parent) if name.startswith(f"{path.name}{ASIDE}"))
+    return [path.with_name(name) for name in sorted(names, reverse=True)]
+
+
+def _read(directory: JobDirectory) -> Earlier | None:
+    events = read(directory.journal)
+    started = next((event for event in events if isinstance(event, ev.RunStarted)), None)
+    if started is None:
+        return None
+    try:
+        spec = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec)
+        storage = storage_of(directory, spec, started.training)
+    except (FileNotFoundError, *UNREADABLE):
+        storage = directory.checkpoints
+    runs = [event.submitted for event in events if isinstance(event, ev.AllocationTaken)]
+    return Earlier(
+        directory=directory,
+        started=started,
+        state=fold(events),
+        submitted=runs[0] if runs else None,
+        storage=storage,
+    )
+
+
+def newest_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...], cwd: str) -> Earlier | None:
+    """The newest job below ``root`` of the same script, from the same folder, that has left a checkpoint.
+
+    ``own``: the folder of the job that asks. Jobs whose folders cannot be read do not count.
+    """
+    folders = []
+    for name in names_in(root):
+        journal = JobDirectory(root / name).journal
+        try:
+            folders.append((journal.stat().st_mtime, root / name))
+        except OSError:
+            continue
+    for _, path in sorted(folders, reverse=True)[:MOST_JOBS]:
+        if path == own or not _is_of(JobDirectory(path), kind, command, cwd):
+            continue
+        try:
+            found = _read(JobDirectory(path))
+        except (OSError, JournalDamaged):
+            continue
+        if found is not None and tells(found.state) and found.newest is not None:
+            return found
+    return None
+
+
+def _is_of(directory: JobDirectory, kind: str, command: tuple[str, ...], cwd: str) -> bool:
+    try:
+        with directory.journal.open("rb") as file:
+            first = ev.decode_event(file.readline())
+    except (OSError, msgspec.DecodeError):
+        return False
+    return (
+        isinstance(first, ev.RunStarted)
+        and first.kind == kind
+        and first.cwd == cwd
+        and first.command[:1] == command[:1]
+    )

@@ -1,0 +1,437 @@
+"""The first start of a job: what it goes on from, and what it refuses before anything is changed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.controller.continuing import NOTHING, Here, Started, Wish, check_still_ours, start
+from slurm_robust.controller.preflight import PreflightError
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.training import TrainingDirectory, storage_of, trainings
+from slurm_robust.report.checkpoints import open_job
+from slurm_robust.report.find import NoSuchJob
+from tests.unit.controller.earlier_jobs import Jobs, over, ran, ref
+from tests.users import run_as
+
+GPT = Wish(training="gpt")
+CANCELLED = (*ran(1, 40, best=47), over(143))
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path / "srobust-jobs")
+
+
+def refused(wish: Wish, here: Here, code: ExitCode, *words: str) -> None:
+    with pytest.raises((PreflightError, NoSuchJob)) as error:
+        start(wish, here)
+    assert error.value.exit_code == code
+    for word in words:
+        assert word in str(error.value) + error.value.fix
+    assert error.value.fix
+
+
+def went_on(started: Started) -> ev.Continued:
+    assert started.continued is not None
+    return started.continued
+
+
+def chapters(jobs: Jobs, name: str = "gpt") -> list[int]:
+    return [chapter.job_id for chapter in TrainingDirectory.of(jobs.root, name).read()]
+
+
+# -- by name ---------------------------------------------------------------------------------------
+
+
+def test_the_first_job_of_a_training_begins_it(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    assert start(GPT, jobs.here(7, "gpt")) == Started()
+    assert chapters(jobs) == [7]
+    assert (jobs.root / "training-gpt").stat().st_mode & 0o777 == 0o700
+    assert "training gpt begins; folder" in capfd.readouterr().out
+
+
+def test_the_next_job_goes_on(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 30), ref(1, 40)))
+    event = went_on(start(GPT, jobs.here(8, "gpt")))
+    assert (event.training, event.chapter, event.from_job) == ("gpt", 2, 7)
+    assert (event.sealed, event.generation, event.runs) == ({1: 40}, 1, ("7-x",))
+    assert chapters(jobs) == [7, 8]
+    said = capfd.readouterr().out
+    assert "goes on with training gpt from step 40 of job 7 (chapter 2)" in said
+    assert "steps 41 to 47 had been done, but did not get onto storage" in said
+
+
+def test_a_job_that_died_before_it_began_is_passed_over(jobs: Jobs) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    jobs.job(8, training="gpt")
+    (jobs.job(9, training="gpt").journal).unlink()
+    event = went_on(start(GPT, jobs.here(10, "gpt")))
+    assert (event.from_job, event.chapter) == (7, 4)
+
+
+def test_a_start_that_did_not_get_far_is_made_again(jobs: Jobs) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    start(GPT, jobs.here(8, "gpt"))
+    again = jobs.here(8, "gpt")
+    event = went_on(start(GPT, again._replace(chapter=jobs.chapter(8).__class__(**_as(jobs, 8, "8-y")))))
+    assert (event.from_job, event.chapter) == (7, 2)
+
+
+def _as(jobs: Jobs, job_id: int, run_id: str) -> dict[str, object]:
+    chapter = jobs.chapter(job_id)
+    return {"job_id": job_id, "run_id": run_id, "folder": chapter.folder, "t": chapter.t}
+
+
+def test_a_finished_training_starts_nothing(jobs: Jobs) -> None:
+    jobs.job(7, *ran(1, 40), over(0), training="gpt", stored=(ref(1, 40),))
+    started = start(GPT, jobs.here(8, "gpt"))
+    assert "training gpt is finished: job 7 ended with 0" in started.finished
+    assert chapters(jobs) == [7]
+
+
+@pytest.mark.parametrize(
+    ("wish", "command"),
+    [
+        (GPT, ("train.py", "--steps", "90")),
+        (Wish(training="gpt", step=40), ("train.py",)),
+        (Wish(training="gpt", source="7"), ("train.py",)),
+        (Wish(training="gpt", fresh=True), ("train.py",)),
+    ],
+)
+def test_another_command_or_an_explicit_wish_goes_on_after_the_end(
+    jobs: Jobs, wish: Wish, command: tuple[str, ...]
+) -> None:
+    jobs.job(7, *ran(1, 40), over(0), training="gpt", stored=(ref(1, 40),))
+    started = start(wish, jobs.here(8, "gpt", command=command))
+    assert not started.finished
+    assert 8 in chapters(jobs)
+
+
+@pytest.mark.parametrize("code", [93, 1, 143])
+def test_any_other_end_is_gone_on_from(jobs: Jobs, code: int) -> None:
+    jobs.job(7, *ran(1, 40), over(code), training="gpt", stored=(ref(1, 40),))
+    assert went_on(start(GPT, jobs.here(8, "gpt"))).from_job == 7
+
+
+def test_a_step_is_chosen_and_those_after_it_do_not_count(jobs: Jobs) -> None:
+    banned = ev.CheckpointBanned(t=4.0, checkpoint=ref(1, 40), reason="it failed")
+    jobs.job(7, *CANCELLED[:-1], banned, over(143), training="gpt", stored=(ref(1, 30), ref(1, 40)))
+    event = went_on(start(Wish(training="gpt", step=30), jobs.here(8, "gpt")))
+    assert (event.sealed, event.best_step) == ({1: 30}, 30)
+    jobs.job(9, *ran(2, 35), over(143), training="other", stored=(ref(2, 35),))
+    refused(Wish(training="gpt", step=35), jobs.here(10, "gpt"), ExitCode.NO_INPUT, "steps 40 and 30")
+
+
+def test_a_checkpoint_that_the_earlier_job_had_given_up_is_tried_again(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    banned = ev.CheckpointBanned(t=4.0, checkpoint=ref(1, 40), reason="it failed")
+    jobs.job(7, *CANCELLED[:-1], banned, over(93), training="gpt", stored=(ref(1, 30), ref(1, 40)))
+    start(GPT, jobs.here(8, "gpt"))
+    said = capfd.readouterr().out
+    assert "from step 40 of job 7" in said
+    assert "job 7 had passed over step 40 (it failed); it is tried again; an older one: --step 30" in said
+
+
+# -- who has it ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("states", [("RUNNING",), ("PENDING",), ("RUNNING", "SUSPENDED")])
+@pytest.mark.parametrize("wish", [GPT, Wish(training="gpt", fresh=True), Wish(training="gpt", step=40)])
+def test_a_held_training_is_refused_and_nothing_is_changed(
+    jobs: Jobs, states: tuple[str, ...], wish: Wish
+) -> None:
+    jobs.job(7, *ran(1, 40), *ran(2, runs=True), training="gpt", stored=(ref(1, 40),))
+    jobs.slurm.put(7, *states)
+    before = sorted(path.name for path in jobs.root.rglob("*"))
+    words = ("training gpt is held by job 7", "scancel 7")
+    refused(wish, jobs.here(8, "gpt"), ExitCode.OTHER_CONTROLLER, *words)
+    assert sorted(path.name for path in jobs.root.rglob("*")) == before
+
+
+def test_a_job_that_slurm_is_ending_is_waited_for(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    jobs.job(7, *ran(1, 40), training="gpt", stored=(ref(1, 40),))
+    jobs.slurm.put(7, "COMPLETING")
+
+    def advance(seconds: float) -> None:
+        jobs.time.advance(seconds)
+        if jobs.time.sleeps == 3:
+            jobs.slurm.put(7, "CANCELLED")
+
+    here = jobs.here(8, "gpt")
+    clock = jobs.time.clock._replace(sleep=advance)
+    start(GPT, here._replace(asked=here.asked._replace(clock=clock)))
+    assert jobs.time.sleeps == 3
+    assert capfd.readouterr().out.count("Slurm is still ending it: waiting up to 120 s") == 1
+
+
+def test_a_job_that_slurm_does_not_end_is_refused_after_two_minutes(jobs: Jobs) -> None:
+    jobs.job(7, *ran(1, 40), training="gpt")
+    jobs.slurm.put(7, "COMPLETING")
+    refused(GPT, jobs.here(8, "gpt"), ExitCode.OTHER_CONTROLLER, "COMPLETING")
+    assert 120 <= jobs.time.t < 125
+
+
+def test_a_cancelled_job_on_a_dead_node_is_not_waited_for_longer(jobs: Jobs) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    jobs.slurm.put(7, "COMPLETING")
+    assert went_on(start(GPT, jobs.here(8, "gpt"))).from_job == 7
+    assert 120 <= jobs.time.t < 125
+
+
+def test_a_silent_slurm_is_asked_for_a_minute(jobs: Jobs) -> None:
+    jobs.job(7, *ran(1, 40), training="gpt")
+    jobs.slurm.silent = True
+    refused(GPT, jobs.here(8, "gpt"), ExitCode.SLURM, "does not say whether that has ended")
+    assert 60 <= jobs.time.t < 65
+
+
+def test_of_two_that_start_at_once_one_gets_the_training(jobs: Jobs) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    for job_id in range(8, 14):
+        jobs.slurm.put(job_id, "RUNNING")
+    ready, results = threading.Barrier(6), {}
+
+    def run(job_id: int) -> None:
+        here = jobs.here(job_id, "gpt")
+        ready.wait()
+        try:
+            results[job_id] = start(GPT, here)
+        except PreflightError as error:
+            results[job_id] = error
+
+    threads = [threading.Thread(target=run, args=(job_id,)) for job_id in range(8, 14)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    won = [job_id for job_id, result in results.items() if isinstance(result, Started)]
+    assert len(won) == 1
+    assert chapters(jobs) == [7, *won]
+    lost = [r for r in results.values() if isinstance(r, PreflightError)]
+    assert {error.exit_code for error in lost} == {ExitCode.OTHER_CONTROLLER}
+
+
+def test_a_requeued_job_whose_training_went_on_without_it_is_refused(jobs: Jobs) -> None:
+    training = TrainingDirectory.of(jobs.root, "gpt")
+    jobs.job(7, *CANCELLED, training="gpt")
+    check_still_ours(training, "7-x", "7")
+    jobs.job(8, *ran(2, 50), training="gpt")
+    check_still_ours(training, "8-x", "8")
+    with pytest.raises(PreflightError, match="job 8 has gone on with training gpt since job 7 ended"):
+        check_still_ours(training, "7-x", "7")
+
+
+# -- anew ------------------------------------------------------------------------------------------
+
+
+def test_fresh_moves_the_old_one_aside_where_its_jobs_find_it(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    assert start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt")) == Started()
+    new, aside = trainings(jobs.root)
+    assert ([c.job_id for c in new.read()], [c.job_id for c in aside.read()]) == ([8], [7])
+    assert f"training gpt as it was is now {aside.path}" in capfd.readouterr().out
+    assert not new.checkpoints.exists()
+    seen = open_job(str(old.path), None)
+    assert seen.store.path == aside.checkpoints
+    event = went_on(start(Wish(source="7"), jobs.here(9)))
+    assert event.sealed == {1: 40}
+    assert CheckpointStore(jobs.here(9).storage).complete() == [ref(1, 40)]
+
+
+def test_fresh_of_a_training_that_is_not_there_begins_it(jobs: Jobs) -> None:
+    assert start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt")) == Started()
+    assert chapters(jobs) == [8]
+
+
+def test_fresh_moves_once_where_a_start_is_made_again(jobs: Jobs) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    for _ in range(2):
+        start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt"))
+    assert len(trainings(jobs.root)) == 2
+
+
+def test_fresh_in_a_folder_of_checkpoints_that_stay_has_generations_of_its_own(jobs: Jobs) -> None:
+    shared = jobs.root.parent / "shared"
+    jobs.job(7, *CANCELLED, training="gpt")
+    jobs.store(shared, ref(1, 40), ref(3, 60))
+    event = went_on(start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt", storage=shared)))
+    assert (event.generation, event.sealed, event.unsealed) == (3, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (Wish(training="gpt", step=-1), "steps are counted from 0"),
+        (Wish(training="gpt", step=3, fresh=True), "nothing was moved"),
+        (Wish(fresh=True), "this job has none"),
+        (Wish(step=3), "add --training NAME"),
+        (Wish(training="gpt", source="7", fresh=True), "is a part of training gpt"),
+        (Wish(training="gpt", source="gpt", fresh=True), "is a part of training gpt"),
+        (Wish(training="gpt", source="5"), "is no job of training gpt"),
+    ],
+)
+def test_what_makes_no_sense_is_wrong_usage_and_changes_nothing(jobs: Jobs, wish: Wish, words: str) -> None:
+    jobs.job(5, *ran(1, 9), over(143), stored=(ref(1, 9),))
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    before = sorted(path.name for path in jobs.root.rglob("*"))
+    refused(wish, jobs.here(8, "gpt"), ExitCode.USAGE, words)
+    assert sorted(path.name for path in jobs.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("source", ["99", "latest", "nowhere", "./nowhere", "6"])
+def test_a_source_that_is_not_there_is_found_out_before_anything_is_moved(jobs: Jobs, source: str) -> None:
+    jobs.job(6)
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    wish = Wish(training="gpt", source=source, fresh=True)
+    here = jobs.here(8, "gpt", command=("other.py",))
+    refused(wish, here, ExitCode.NO_INPUT)
+    assert len(trainings(jobs.root)) == 1
+    assert chapters(jobs) == [7]
+
+
+def test_too_few_nodes_are_found_out_before_anything_is_moved(jobs: Jobs) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+
+    def fits(slots: int) -> None:
+        raise PreflightError(f"too few for {slots}", fix="more", code=ExitCode.ALLOCATION)
+
+    for wish, slots in ((GPT, 1), (Wish(training="gpt", fresh=True), 0)):
+        refused(wish, jobs.here(8, "gpt", fits=fits), ExitCode.ALLOCATION, f"too few for {slots}")
+    assert len(trainings(jobs.root)) == 1
+    assert chapters(jobs) == [7]
+
+
+# -- from ------------------------------------------------------------------------------------------
+
+
+def test_from_a_job_its_newest_checkpoints_are_linked_into_the_new_ones_folder(jobs: Jobs) -> None:
+    old = jobs.job(7, *CANCELLED, stored=(ref(1, 20), ref(1, 30), ref(1, 40), ref(1, 50)))
+    event = went_on(start(Wish(source="7"), jobs.here(8)))
+    assert (event.training, event.chapter, event.sealed) == ("", 0, {1: 40})
+    new = CheckpointStore(jobs.root / "8" / "checkpoints")
+    assert new.complete() == [ref(1, 40), ref(1, 30)]
+    part = "rank-00000-of-00001.part"
+    assert os.path.samefile(new.folder(ref(1, 40)) / part, old.checkpoints / str(ref(1, 40)) / part)
+
+
+@pytest.mark.parametrize("source", ["7", "{root}/7", "38_1", "old", "training-old", "{root}/training-old"])
+def test_ways_to_name_it(jobs: Jobs, source: str) -> None:
+    jobs.job(7, *CANCELLED, training="old", array_task="38_1", stored=(ref(1, 40),))
+    wish = Wish(source=source.format(root=jobs.root))
+    assert went_on(start(wish, jobs.here(8, cwd=str(jobs.root)))).from_job == 7
+
+
+def test_a_task_of_an_array_is_named_as_squeue_does(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    jobs.job(39, *CANCELLED, array_task="38_1", stored=(ref(1, 40),))
+    start(Wish(source="38_1"), jobs.here(40))
+    assert "goes on from step 40 of job 38_1" in capfd.readouterr().out
+
+
+def test_latest_is_the_newest_of_the_same_script(jobs: Jobs) -> None:
+    for number, (job_id, command) in enumerate({5: "train.py", 6: "train.py", 7: "other.py"}.items()):
+        made = jobs.job(job_id, *CANCELLED, command=(command, "--lr"), stored=(ref(1, 40),))
+        os.utime(made.journal, (number, number))
+    os.utime(jobs.job(8, *CANCELLED).journal, (9, 9))  # nothing of it is on storage
+    assert went_on(start(Wish(source="latest"), jobs.here(9))).from_job == 6
+
+
+def test_a_hand_made_folder_of_checkpoints(jobs: Jobs) -> None:
+    made = jobs.root.parent / "mine"
+    jobs.store(made, ref(4, 10), ref(4, 20))
+    event = went_on(start(Wish(source=str(made)), jobs.here(8)))
+    assert (event.from_job, event.sealed, event.generation) == (0, {4: 20}, 4)
+    assert CheckpointStore(jobs.here(8).storage).complete() == [ref(4, 20), ref(4, 10)]
+
+
+def test_a_training_may_begin_from_elsewhere(jobs: Jobs) -> None:
+    jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
+    event = went_on(start(Wish(training="gpt", source="7"), jobs.here(8, "gpt")))
+    assert (event.training, event.chapter, event.from_job) == ("gpt", 1, 7)
+    assert CheckpointStore(jobs.here(8, "gpt").storage).complete() == [ref(1, 40)]
+
+
+def test_an_earlier_chapter_is_gone_on_from_with_numbers_of_its_own(jobs: Jobs) -> None:
+    first = (*ran(1, 40), over(143))
+    jobs.job(7, *first, training="gpt", stored=(ref(1, 40),))
+    second = went_on(start(GPT, jobs.here(8, "gpt")))
+    jobs.job(8, *ran(2, 60), over(143), training="gpt", continued=second, stored=(ref(2, 60),))
+    event = went_on(start(Wish(training="gpt", source="7"), jobs.here(9, "gpt")))
+    assert (event.sealed, event.generation, event.runs) == ({1: 40}, 2, ("7-x", "8-x"))
+
+
+def test_from_a_job_that_still_runs_the_words_fit(jobs: Jobs) -> None:
+    jobs.job(7, *ran(1, runs=True), stored=(ref(1, 40),))
+    jobs.slurm.put(7, "RUNNING")
+    words = ("the folder of job 7 is held by job 7 on node n3, RUNNING", "scancel 7")
+    refused(Wish(source="7"), jobs.here(8), ExitCode.OTHER_CONTROLLER, *words)
+
+
+def test_from_a_job_without_a_checkpoint(jobs: Jobs) -> None:
+    jobs.job(7)
+    refused(Wish(source="7"), jobs.here(8), ExitCode.NO_INPUT, "ended before its training began")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_the_folder_of_another_user_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    old = jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
+    for path in (old.path, *old.path.rglob("*")):
+        os.chown(path, 65534, 65534)
+    refused(Wish(source="7"), jobs.here(8), ExitCode.NO_INPUT, "belongs to", "export")
+
+
+# -- without a name --------------------------------------------------------------------------------
+
+
+def test_a_job_without_a_name_says_what_an_earlier_one_left_and_changes_nothing(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
+    before = sorted(path.name for path in jobs.root.rglob("*"))
+    assert start(NOTHING, jobs.here(8)) == Started()
+    said = capfd.readouterr().out
+    assert "job 7 of the same script (ended with 143 at " in said
+    assert "has left a checkpoint of step 40, and this job begins anew" in said
+    assert "srobust run --from 7" in said
+    assert sorted(path.name for path in jobs.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("changes", [{"command": ("other.py",)}, {"cwd": "/elsewhere"}])
+def test_another_script_or_folder_is_nothing_to_speak_of(
+    jobs: Jobs, changes: dict[str, object], capfd: pytest.CaptureFixture[str]
+) -> None:
+    jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
+    start(NOTHING, jobs.here(8, **changes))
+    assert not capfd.readouterr().out
+
+
+def test_neither_is_a_job_that_still_runs(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    jobs.job(7, *ran(1, 40), stored=(ref(1, 40),))
+    jobs.slurm.put(7, "RUNNING")
+    start(NOTHING, jobs.here(8))
+    assert not capfd.readouterr().out
+
+
+def test_the_folders_of_all_jobs_may_have_been_copied(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    jobs.root.rename(tmp_path / "kept")
+    directory = JobDirectory(tmp_path / "kept" / "7")
+    spec = open_job(str(directory.path), None).spec
+    assert storage_of(directory, spec, "gpt") == tmp_path / "kept" / "training-gpt" / "checkpoints"
+
+
+def test_nobody_else_can_look_into_a_training(jobs: Jobs) -> None:
+    start(GPT, jobs.here(7, "gpt"))
+    if os.geteuid() == 0:
+        jobs.root.parent.chmod(0o755)
+        seen = run_as(65534, lambda: os.listdir(jobs.root / "training-gpt"))
+        assert "PermissionError" in seen or "Permission denied" in seen
