@@ -16,9 +16,8 @@ from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
 from slurm_robust.model.journal import parse, read_bytes
 from slurm_robust.model.training import PREFIX, Chapter, TrainingDirectory, trainings
 from slurm_robust.report.console import BYTES, Bar
-from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run
+from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run, waits_for
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.text import some_of
 
 _ID = re.compile(r"(?P<job>\d+)(?:_(?P<task>\d+))?")
@@ -260,7 +259,8 @@ def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClie
         return NotBegun(text, fix=had, may_begin=False)
     if view.job is not None and view.job.is_pending:
         text = f"job {job_id} is pending ({view.job.reason or 'None'}): it has not started yet"
-        fix = waiting_advice(view.job) or f"'srobust logs {job_id} -f' waits for it"
+        waits = waits_for(slurm, view.job, None)
+        fix = (waits.advice if waits is not None else "") or f"'srobust logs {job_id} -f' waits for it"
         return NotBegun(text, fix=fix, may_begin=True)
     if view.state:
         text = f"job {job_id} is {view.state}, but srobust has not begun: there is no journal in {places}"

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from slurm_robust.model.events import AllocationTaken, AnyEvent
+from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.journal import another_job, fold
 from slurm_robust.model.record import Record
+from slurm_robust.model.state import JobState
+from slurm_robust.report.waiting import Waiting, waiting
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, JobNotFound, SlurmError, SlurmTimeout
+from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.records import TERMINAL_STATES, AccountingRow, Job
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.hostlist import fold as fold_nodes
@@ -31,7 +34,11 @@ class SlurmView(Record):
     away: bool = False
     """Slurm may answer later."""
     needs: int = 0
-    """How many nodes a pending job waits for, 0 where that is not known."""
+    """How many nodes a pending job waits for at least, 0 where that is not known."""
+    most: int = 0
+    """And at most."""
+    waiting: Waiting | None = None
+    """What a pending job waits for, where its nodes were asked for."""
     leaves: bool = False
     """Slurm ends the run that the journal knows, and not to requeue the job."""
 
@@ -58,7 +65,8 @@ class SlurmView(Record):
         """``PENDING (Resources), needs 3 nodes``, ``does not answer (…)``; "" for an unknown job."""
         job = self.job
         reason = f" ({job.reason})" if job is not None and job.reason not in ("", "None") else ""
-        needs = f", needs {count(self.needs, 'node')}" if self.needs else ""
+        to = f"{self.needs} to " if self.most > self.needs else ""
+        needs = f", needs {to}{count(max(self.needs, self.most), 'node')}" if self.needs else ""
         return self.silent or self.state + reason + needs
 
 
@@ -72,7 +80,8 @@ def ask_slurm(slurm: SlurmClient, job_id: int) -> SlurmView:
     try:
         job = slurm.job(job_id)
         # Of a requeued job NumNodes may be what was left of it, once it had been shrunk.
-        return SlurmView(job=job, needs=job.num_nodes if job.is_pending and not job.restart_count else 0)
+        known = job.least_nodes or (0 if job.restart_count else job.num_nodes)
+        return SlurmView(job=job, needs=known if job.is_pending else 0)
     except JobNotFound:
         return SlurmView(row=newest_run(slurm, job_id))
     except (ControllerUnreachable, SlurmTimeout) as error:
@@ -99,14 +108,32 @@ def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
         return view
     if another_job(events, "", job.restart_count, job.submit_time):
         return SlurmView()
-    allocated = [event.nodes for event in events if isinstance(event, AllocationTaken)]
-    most = max(job.num_nodes, *map(len, allocated[-1:]), 0)
+    need = need_of(state) if job.is_pending else None
     return structs.replace(
         view,
-        needs=most if job.is_pending else 0,
+        needs=need.least if need is not None else view.needs,
+        most=need.most if need is not None else view.most,
         # So says 22.05 of a cancelled job, and of a requeued one, whose restarts it has counted.
         leaves=job.states == {"COMPLETING"} and job.restart_count <= state.restart_count,
     )
+
+
+def need_of(state: JobState) -> Need | None:
+    """With how many nodes the job of a journal can go on; None before its first run has begun."""
+    slots = len(state.slots)
+    return Need(least=slots, most=slots + state.wanted_spares) if slots else None
+
+
+def waits_for(slurm: SlurmClient, job: Job, state: JobState | None) -> Waiting | None:
+    """What a pending job waits for, None for any other. ``state``: of its journal, where it has one."""
+    if not job.is_pending:
+        return None
+    need = need_of(state) if state is not None else None
+    try:
+        nodes = slurm.nodes()
+    except SlurmError:
+        nodes = ()
+    return waiting(job, nodes, need, state.excluded if state is not None else ())
 
 
 def completing_advice(slurm: SlurmClient, job: Job) -> str:

@@ -30,10 +30,10 @@ from slurm_robust.report.find import find, load_events
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.interval import IntervalAdvice, advise
-from slurm_robust.report.slurmview import SlurmView, completing_advice, make_slurm, view_of
+from slurm_robust.report.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
 from slurm_robust.report.startup import GenerationStart, start_of
+from slurm_robust.report.waiting import Waiting
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.ours import read_ours
 from slurm_robust.util.text import count, date_and_time, duration, first_sentence, one_line
@@ -147,6 +147,8 @@ class Status(Record):
     controller_silent_s: float | None = None
     """For how long the controller has written nothing, where that is longer than it should be. By the clock
     of this machine, so clocks that differ show here, too."""
+    waiting: Waiting | None = None
+    """What a pending job waits for."""
     silent: dict[str, str] = {}
     """Channels of notifications that are given up for a while, with the reason."""
     start: GenerationStart | None = None
@@ -323,8 +325,12 @@ def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
 def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[SlurmView, str]:
     """The job as Slurm knows it, and what it waits for."""
     view = view_of(events, slurm)
-    waits = "" if view.job is None else waiting_advice(view.job) or completing_advice(slurm, view.job)
-    return view, waits
+    if view.job is None:
+        return view, ""
+    waits = waits_for(slurm, view.job, fold(events))
+    if waits is None:
+        return view, completing_advice(slurm, view.job)
+    return structs.replace(view, waiting=waits), waits.advice
 
 
 def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directory: JobDirectory) -> Status:
@@ -337,6 +343,7 @@ def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directo
     if status.phase == CANCELLED and view.job is not None and view.job.is_pending:
         why = f"by Slurm or its owner; the run before was {status.reason}"
         status = structs.replace(status, phase=REQUEUED, reason=why)
+    status = structs.replace(status, waiting=view.waiting)
     silent = silent_channels(directory, time.time())
     if view.goes_on and status.phase in _CONTROLLED:
         silent_s = controller_silent_s(directory, events, time.time())
@@ -425,6 +432,7 @@ def render(status: Status) -> RenderableType:
         ("job", f"{status.job_id}  {' '.join(status.command)}"),
         ("state", phase),
         ("Slurm", status.slurm or "job unknown to Slurm (forgotten, or of another cluster)"),
+        ("waits", status.waiting.describe(time.time()) if status.waiting is not None else ""),
         ("advice", status.advice),
         ("controller", _controller(status)),
         ("step", _step(status)),

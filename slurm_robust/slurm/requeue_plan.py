@@ -334,7 +334,8 @@ def waiting_advice(job: Job) -> str:
     if job.reason == "BadConstraints":
         update = f"scontrol update JobId={job.job_id} ExcNodeList="
         given = f"shorten its list of excluded nodes ({fold(job.excluded_nodes)}): {update}"
-        way = given if job.excluded_nodes else f"ask for less: scontrol update JobId={job.job_id} NumNodes="
+        # Never to ask for fewer nodes alone: by 'srobust status' the tasks and CPUs go with them.
+        way = given if job.excluded_nodes else f"'srobust status {job.job_id}' says what starts it"
         return f"no nodes fit what it asks for (BadConstraints), and a release does not help; {way}"
     if job.held_by_slurm:
         return f"Slurm holds it ({job.reason}), mostly after a failed prolog: {release}"

@@ -283,20 +283,19 @@ class SlurmContract:
                 assert len(client.job(job_id).nodes) == expected
 
     def test_a_shrunk_job_asks_for_what_it_needs(self, world: World) -> None:
-        """The requeue of a job that gave a node back, with one node less and one that is left out."""
+        """The requeue of a job that gave a node back, where one node less than before is to be had."""
         names = [node.name for node in world.client.nodes()]
-        with running_job(world, len(names)) as job:
+        with running_job(world, 3, excluded_nodes=names[3:]) as job:
             client = world.client
-            client.shrink(job.job_id, job.nodes[:-1])
-            need = Need(least=len(names) - 1, most=len(names))
-            order = Order(job_id=job.job_id, ending_run=0, exclude=job.nodes[-1:], need=need)
+            client.shrink(job.job_id, job.nodes[:2])
+            order = Order(job_id=job.job_id, ending_run=0, exclude=job.nodes[2:], need=Need(least=2, most=3))
             seen: list[StageOutcome] = []
             done = carry_out(client, order, clock=world.clock, timeout_s=90, report=seen.append)
             assert done.ok, done.detail
             assert Stage.SIZE in [outcome.stage for outcome in seen if outcome.ok]
             back = client.job(job.job_id)
-            assert set(back.nodes) == set(job.nodes[:-1])
-            assert back.num_nodes == len(names) - 1
+            assert (set(back.nodes), back.num_nodes) == (set(job.nodes[:2]), 2)
+            assert set(back.excluded_nodes) == {*names[3:], job.nodes[2]}
 
     def test_requeue(self, world: World) -> None:
         """A requeued job is pending with one restart more, and starts soon when told to."""

@@ -216,7 +216,8 @@ def test_a_requeued_job_that_is_pending_is_said_to_be(tmp_path: Path) -> None:
     slurm.cluster.set_node("n2", states=frozenset({"DOWN"}))
     slurm.cluster.put(job, states=pending, reason="Resources", restart_count=2, nodes=())
     found = unanswered(1, epoch, slurm)
-    assert str(found) == ("job 1 was requeued and is PENDING (Resources): nothing of it runs now")
+    says = "job 1 was requeued and is PENDING (Resources), needs 3 nodes"
+    assert str(found) == f"{says}: nothing of it runs now"
     assert found.fix == "'srobust status 1' shows what it waits for"
     slurm.cluster.put(job, states=pending, reason="JobHeldUser", restart_count=2, nodes=(), priority=0)
     assert unanswered(1, epoch, slurm).fix == "held (JobHeldUser): scontrol release 1"

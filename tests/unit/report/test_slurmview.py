@@ -24,7 +24,7 @@ def test_a_completing_job_waits_for_nodes_that_slurm_has_not_given_up() -> None:
     assert completing_advice(slurm, job) == ""
 
 
-def test_a_requeued_job_needs_as_many_nodes_as_it_had() -> None:
+def test_a_requeued_job_needs_its_slots_and_takes_its_spares() -> None:
     """NumNodes shows what was left of it."""
     slurm = FakeSlurm()
     job = slurm.job(slurm.submit(SubmitRequest(command=("train.sh",), nodes=3)))
@@ -38,4 +38,4 @@ def test_a_requeued_job_needs_as_many_nodes_as_it_had() -> None:
             t=1.0, restart_count=0, nodes=("n1", "n2", "n3"), slots=("n1", "n2"), spares=("n3",)
         ),
     )
-    assert view_of(events, slurm).describe() == "PENDING (Resources), needs 3 nodes"
+    assert view_of(events, slurm).describe() == "PENDING (Resources), needs 2 to 3 nodes"

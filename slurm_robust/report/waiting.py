@@ -1,0 +1,148 @@
+"""What a pending job waits for, and what starts it now. Pure: from job and nodes as Slurm has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_robust.model.record import Record
+from slurm_robust.slurm.need import Need, Places, places, size_of
+from slurm_robust.slurm.records import Job, Node
+from slurm_robust.slurm.requeue_plan import waiting_advice
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import count, duration
+
+# Slurm's reasons for which nodes count, or that are no reason; of all others (a dependency, a limit) the
+# reason itself is all there is to say.
+_OF_NODES = (
+    "BadConstraints",
+    "BeginTime",
+    "Nodes_required",
+    "None",
+    "Priority",
+    "ReqNodeNotAvail",
+    "Resources",
+)
+
+
+class Waiting(Record):
+    """A pending job."""
+
+    since: float | None
+    """When it was queued, by its submission or its requeue."""
+
+    reason: str
+    """Slurm's."""
+
+    least: int
+    most: int
+    """With how many nodes it can go on."""
+
+    places: Places
+    """Where the nodes of its partitions are; empty where the reason has nothing to do with them."""
+
+    command: str
+    """What starts it now; "" where nothing can, or where Slurm will do it by itself."""
+
+    why: str
+    """What the command does, or what has to happen first."""
+
+    def describe(self, now: float) -> str:
+        """``for 8 min: 4 nodes free (n[1,3-4,6]), n2 dead, n5 left out``."""
+        found = self.places
+        parts = []
+        if found != Places():
+            free = f"{count(len(found.free), 'node')} free"
+            parts.append(f"{free} ({fold(found.free)})" if found.free else free)
+        for what, nodes in (
+            ("dead", found.dead),
+            ("left out", found.left_out),
+            ("drained", found.drained),
+            ("busy", found.busy),
+        ):
+            parts += [f"{fold(nodes)} {what}"] if nodes else []
+        waits = f"for {duration(max(0.0, now - self.since))}" if self.since is not None else ""
+        return ": ".join(filter(None, (waits, ", ".join(parts))))
+
+    @property
+    def advice(self) -> str:
+        """The command with what it does, or what has to happen first."""
+        return f"{self.why}: {self.command}" if self.command and self.why else self.command or self.why
+
+
+def waiting(
+    job: Job, nodes: Sequence[Node], need: Need | None, weakest: Sequence[str] = ()
+) -> Waiting | None:
+    """What ``job`` waits for; None if it is not pending.
+
+    ``nodes``: all of Slurm's, none where it has not shown them; ``need``: with how many nodes the job can go
+    on, where that is known; ``weakest``: the nodes that we left out, the weakest first.
+    """
+    if not job.is_pending:
+        return None
+    asked = max(1, job.least_nodes or job.num_nodes)
+    known = need or Need(least=asked, most=max(asked, job.num_nodes))
+    found, command, why = Places(), "", ""
+    if job.held and job.reason != "BadConstraints":
+        why = waiting_advice(job)
+    elif nodes and (not job.reason or job.reason.startswith(_OF_NODES)):
+        found = places(job, nodes)
+        command, why = _way(job, found, known, weakest, is_known=need is not None)
+    return Waiting(
+        since=job.submit_time,
+        reason=job.reason,
+        least=known.least,
+        most=known.most,
+        places=found,
+        command=command,
+        why=why,
+    )
+
+
+def _way(job: Job, found: Places, need: Need, weakest: Sequence[str], *, is_known: bool) -> tuple[str, str]:
+    """The command that starts the job on nodes that are free, and what it does; or what has to happen."""
+    changes: dict[str, str] = {}
+    short = need.least - len(found.free)
+    if short > len(found.left_out_free):
+        return "", _too_few(found, short)
+    free = list(found.free)
+    if short > 0:
+        order = [*(node for node in weakest if node in found.left_out_free), *found.left_out_free]
+        used = list(dict.fromkeys(order))[:short]
+        free += used
+        left = [node for node in job.excluded_nodes if node not in used]
+        changes[f"ExcNodeList={fold(left)}"] = f"uses {fold(used)} again"
+    if set(job.required_nodes) - set(free):
+        changes["ReqNodeList="] = "requires no node by name any more"
+    asks = job.least_nodes or job.num_nodes
+    if is_known and (asks > len(free) or (job.reason == "BadConstraints" and not changes)):
+        size = size_of(need, job, len(free))
+        changes |= dict.fromkeys(size.arguments(), f"asks for {size.describe()}")
+    if not changes:
+        if job.reason == "Priority":
+            return "", "Slurm starts other jobs first"
+        if job.reason == "BadConstraints":
+            return "", "no nodes fit what it asks for, and a release does not help; compare its #SBATCH lines"
+        changes["StartTime=now"] = "to start it now"
+        return _update(job, changes), "to start it now"
+    does = ", ".join(dict.fromkeys(changes.values()))
+    refused = "no nodes fit what it asks for (BadConstraints), and a release does not help; "
+    prefix = refused if job.reason == "BadConstraints" else ""
+    return _update(job, changes), f"{prefix}what starts it now {does}"
+
+
+def _update(job: Job, changes: dict[str, str]) -> str:
+    # A begin time that a requeue has set would have to pass first.
+    words = dict.fromkeys((*changes, *(("StartTime=now",) if job.reason == "BeginTime" else ())))
+    return f"scontrol update JobId={job.job_id} {' '.join(words)}"
+
+
+def _too_few(found: Places, short: int) -> str:
+    """What has to happen before the job can start."""
+    missing = short - len(found.left_out_free)
+    ways = []
+    if found.busy:
+        ways.append("other jobs end")
+    if lost := (*found.dead, *found.drained):
+        ways.append(f"an administrator brings {fold(lost)} back (scontrol update nodename=… state=resume)")
+    until = f" until {' or '.join(ways)}" if ways else ""
+    return f"it lacks {count(missing, 'node')}{until}"
