@@ -219,6 +219,10 @@ class AgentSteps:
         held = {job: self._held_by(job) for job in (self._allocation.job_id, *jobs.values())}
         return tuple(_witness(node, node.name in held[jobs[node.name]]) for node in self._slurm.nodes(nodes))
 
+    def drains(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        """Of ``nodes`` those that are drained, each with who did it and why. Raises ``SlurmError``."""
+        return {node.name: _drain(node) for node in self._slurm.nodes(nodes) if node.is_drained}
+
     def _held_by(self, job_id: int) -> tuple[str, ...]:
         try:
             return self._slurm.allocation(job_id).nodes
@@ -239,6 +243,10 @@ def _refusal(line: str) -> Refusal | None:
         return msgspec.json.decode(line[line.index("{") :], type=Refusal)
     except (ValueError, RecursionError):
         return None  # srun may tear or mix lines of many tasks; the agent repeats nothing
+
+
+def _drain(node: Node) -> str:
+    return f"{node.reason_user or 'somebody'}: {node.reason or 'no reason given'}"
 
 
 def _witness(node: Node, held: bool) -> Witness:

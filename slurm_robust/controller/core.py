@@ -18,6 +18,7 @@ from slurm_robust.controller.checkpoints import Checkpoints
 from slurm_robust.controller.companions import Companions
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.departure import Departure
+from slurm_robust.controller.drains import Drains
 from slurm_robust.controller.effects import (
     BorrowAnswer,
     Effect,
@@ -100,6 +101,7 @@ class Core(Context):
         self.starts: Final = AgentStarts(self)
         self.start_phases: Final = StartPhases(self, self.starts)
         self.witnesses: Final = Witnesses(self)
+        self.drains: Final = Drains(self)
         self.liveness: Final = Liveness(self)
         self.departure: Final = Departure(self, now)
         self.checkpoints: Final = Checkpoints(self, now)
@@ -212,6 +214,7 @@ class Core(Context):
         self.standbys.yield_to_training(now)
         self._send_for_stacks(now)
         self.witnesses.step(now)
+        self.drains.step(now)
 
     def hold(self, held: bool) -> None:
         """Decide nothing while ``held``: storage has not taken what was decided before."""
@@ -340,6 +343,11 @@ class Core(Context):
         """Answer to AskAboutNodes: Slurm's word on them; None when slurmctld does not answer."""
         self.witnesses.on_slurm(found, now)
         self.starts.on_witness(found)
+        return self.on_tick(now)
+
+    def on_drains(self, drained: Mapping[str, str], now: Now) -> list[Effect]:
+        """Answer to AskForDrains: those that are drained, each with who did it and why."""
+        self.drains.on_answer(drained, now)
         return self.on_tick(now)
 
     def on_companion(self, number: int, job_id: int, source: Source, now: Now) -> None:

@@ -110,6 +110,12 @@ class AskAboutRun(Record):
     """Ask Slurm whether and when it ends this run; answered by ``on_sentence``."""
 
 
+class AskForDrains(Record):
+    """Ask Slurm which of ``nodes`` are drained; answered by ``on_drains``, or not at all."""
+
+    nodes: tuple[str, ...]
+
+
 class FindCheckpoint(Record):
     """List all complete checkpoints on storage; answered by ``on_checkpoints`` with ``generation``."""
 
@@ -257,6 +263,7 @@ Effect: TypeAlias = (
     | StartAgents
     | AskAboutNodes
     | AskAboutRun
+    | AskForDrains
     | Knock
     | Probe
     | FindCheckpoint

@@ -165,6 +165,7 @@ class Loop:
             fx.StartAgents: self._start_agents,
             fx.AskAboutNodes: self._ask_about_nodes,
             fx.AskAboutRun: self._ask_about_run,
+            fx.AskForDrains: self._ask_for_drains,
             fx.Knock: self._knock,
             fx.Probe: self._probe,
             fx.FindCheckpoint: self._find_checkpoint,
@@ -504,6 +505,16 @@ class Loop:
         except (SlurmError, CommandTimeout):
             seconds = None  # Slurm's default is assumed
         return (lambda: None) if seconds is None else partial(self._core.on_kill_wait, float(seconds))
+
+    def _ask_for_drains(self, effect: fx.AskForDrains) -> None:
+        def work() -> Callable[[], None]:
+            try:
+                found = self._steps.drains(effect.nodes)
+            except (SlurmError, CommandTimeout, OSError):
+                return lambda: None  # it is asked again
+            return lambda: self._do(self._core.on_drains(found, self._now()))
+
+        self._in_background("ask for drains", work, lambda text: None)
 
     def _knock(self, effect: fx.Knock) -> None:
         def work() -> Callable[[], None]:

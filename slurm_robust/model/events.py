@@ -391,6 +391,20 @@ class NodeGivenBack(Event):
     how: str
 
 
+class NodeDrained(Event):
+    """Somebody else has drained a node of the job. Training goes on there until the next restart."""
+
+    node: str
+    reason: str
+    """Who did it and why."""
+
+
+class NodeUndrained(Event):
+    """A node of the job is drained no more."""
+
+    node: str
+
+
 class SpareSetAside(Event):
     """A standby does not answer."""
 
@@ -588,6 +602,8 @@ AnyEvent: TypeAlias = (
     | NodeEvicted
     | NodeReturned
     | NodeGivenBack
+    | NodeDrained
+    | NodeUndrained
     | SpareSetAside
     | SpareAnswers
     | CompanionSubmitted

@@ -92,6 +92,8 @@ class JobState(Record, dict=True):
     spares: tuple[str, ...] = ()
     aside: dict[str, ev.SpareSetAside] = {}
     """Those of ``spares`` that do not answer."""
+    drained: dict[str, str] = {}
+    """Nodes of this run that others have drained, each with who did it and why."""
     companions: dict[int, Companion] = {}
     """By job id."""
     standbys: dict[str, ev.StandbyChanged] = {}
@@ -299,6 +301,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         held=event.nodes,
         joined={},
         aside={},
+        drained={},
         companions={},
         standbys={},
         standby_tests={},
@@ -519,6 +522,17 @@ def _(event: ev.QuickTested, state: JobState) -> JobState:
 @apply.register
 def _(event: ev.NodeGivenBack, state: JobState) -> JobState:
     return msgspec.structs.replace(state, held=tuple(node for node in state.held if node != event.node))
+
+
+@apply.register
+def _(event: ev.NodeDrained, state: JobState) -> JobState:
+    return msgspec.structs.replace(state, drained={**state.drained, event.node: event.reason})
+
+
+@apply.register
+def _(event: ev.NodeUndrained, state: JobState) -> JobState:
+    drained = {node: why for node, why in state.drained.items() if node != event.node}
+    return msgspec.structs.replace(state, drained=drained)
 
 
 @apply.register

@@ -24,7 +24,7 @@ from slurm_robust.model.incident import (
 )
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.ladder import LADDER, place_of
-from slurm_robust.policy.replacement import go_on_without, move_ranks, replace_nodes
+from slurm_robust.policy.replacement import go_on_without, leave_drained, move_ranks, replace_nodes
 from slurm_robust.policy.restore import cannot_reshard
 from slurm_robust.policy.rules import Rules, exceeded, in_vain
 
@@ -48,6 +48,8 @@ def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
     if stop is not None:
         return _last_resort(state, fault, verdict, stop, now, rules)
     actions, how = _answer(state, fault, verdict, rules)
+    actions, left = leave_drained(state, actions, rules)
+    how = ", ".join(filter(None, (how, left)))
     return Decided(
         t=now,
         incident=state.incidents,

@@ -75,6 +75,29 @@ def replace_nodes(
     return (*evictions, *actions), how
 
 
+def leave_drained(
+    state: JobState, actions: tuple[Action, ...], rules: Rules
+) -> tuple[tuple[Action, ...], str]:
+    """``actions``, with what leaves drained nodes at a restart that happens anyway; a text of that.
+
+    None is evicted: it stands by, and gets no slot again as long as it is drained.
+    """
+    if not any(isinstance(action, Restart) for action in actions):
+        return actions, ""
+    taken = {action.standby for action in actions if isinstance(action, Replace)}
+    moved = {action.node for action in actions if isinstance(action, Replace | Evict)}
+    slots = [node for node in state.slots if node in state.drained and node not in moved]
+    standbys = [node for node in _heard(state, state.drained) if node not in taken]
+    pairs = pair(state, slots, standbys, rules.leaves)
+    added = tuple(Replace(node=node, standby=standby) for node, standby in pairs)
+    at = next(i for i, action in enumerate(actions) if isinstance(action, Restart))
+    texts = [
+        f"{standby} takes the slot of {node}, which is drained by {state.drained[node]}"
+        for node, standby in pairs
+    ]
+    return (*actions[:at], *added, *actions[at:]), ", ".join(texts)
+
+
 def go_on_without(
     state: JobState, nodes: tuple[str, ...], fault: Fault, rules: Rules
 ) -> tuple[tuple[Action, ...], str]:

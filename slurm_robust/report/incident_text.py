@@ -302,6 +302,10 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
     match event:
         case ev.NodeEvicted() if event.node not in report.suspects:
             yield "evicted", f"{event.node}: {event.reason}"
+        case ev.NodeDrained():
+            yield "drained", f"{event.node} by {event.reason}"
+        case ev.NodeUndrained():
+            yield "drained", f"{event.node} no more"
         case ev.SpareSetAside():
             yield "set aside", f"standby {event.node}: {event.reason}"
         case ev.CompanionSubmitted() | ev.CompanionStarted() | ev.CompanionEnded() | ev.NotLent():

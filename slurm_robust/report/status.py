@@ -127,6 +127,9 @@ class Status(Record):
     standbys: dict[str, StandbyRow]
     """How far each standby is on its way into the world, also after it has got a slot; the last come last."""
 
+    drained: dict[str, str]
+    """Nodes in slots that others have drained, with who did it and why."""
+
     evicted: dict[str, str]
     """Nodes that were given up, with the reason."""
 
@@ -186,6 +189,7 @@ def status_at(
         aside={} if is_left else {n: why.reason for n, why in state.aside.items() if n in state.spares},
         companions=dict(state.companions),
         standbys={} if is_left else _standbys(state),
+        drained={} if is_left else {n: why for n, why in state.drained.items() if n in state.slots},
         evicted=dict(state.evicted),
         incidents=incident_rows(events, is_over=is_over),
         ledger=summary_of(events, now),
@@ -443,6 +447,7 @@ def render(status: Status) -> RenderableType:
         ("standbys", _standby_rows(status)),
         ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
         ("lent", "; ".join(_lent(job_id, one) for job_id, one in status.companions.items())),
+        ("drained", "; ".join(f"{node} (by {why})" for node, why in status.drained.items())),
         ("evicted", _evicted(status.evicted)),
         (
             "silent",

@@ -359,3 +359,24 @@ def test_a_damaged_journal_stops_the_next_run_and_keeps_every_byte(sandbox: Sand
     job.wait(lambda: f"{journal.name}, line 2" in job.log or "line 2" in job.log, 180, "message")
     assert job.wait_left() == f"{int(ExitCode.JOURNAL)}:0"
     assert hashlib.sha256(journal.read_bytes()).digest() == hashlib.sha256(damaged).digest()
+
+
+def test_nodes_that_an_administrator_drains_are_left_at_the_next_restart(
+    sandbox: Sandbox, reference: str
+) -> None:
+    job = ProtectedJob(sandbox, f"--spares 2 {TINY} 60 --step-s 0.8", nodes=4)
+    job.wait_step(2)
+    training, standby = job.state.slots[1], job.state.spares[0]
+    names = f"nodename={training},{standby}"
+    sandbox.exec(["scontrol", "update", names, "state=drain", "reason=bad fan"], user="root", check=True)
+    try:
+        job.wait(lambda: len(job.state.drained) == 2, 60, "the drains to be seen")
+        assert job.state.generation == 1  # nothing is done at once
+        sandbox.fault.kill_rank(job.id, 0)
+        job.wait_recovered(1)
+        assert job.state.slots[1] not in (training, standby)
+        assert job.state.evicted == {}
+        assert job.wait_end() == 0
+        assert job.out.read_text() == reference
+    finally:
+        sandbox.exec(["scontrol", "update", names, "state=resume"], user="root", check=False)

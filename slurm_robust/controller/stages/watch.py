@@ -201,6 +201,7 @@ def current_agents(core: Core) -> dict[str, str]:
 
 # -- standbys, before a slot needs one of them ------------------------------------------------------
 
+DRAINED = "drained by"
 _NOT_YET = "it has not joined yet"
 
 
@@ -231,6 +232,8 @@ def watch_spares(core: Core, now: Now) -> None:
         heartbeat = core.fleet.heartbeat(node)
         if heartbeat is not None and heartbeat.fatal:
             _set_aside(core, node, heartbeat.fatal, False, now)
+        elif heartbeat is not None and node in core.state.drained:
+            _set_aside(core, node, f"{DRAINED} {core.state.drained[node]}", False, now)
         elif heartbeat is not None:
             _count_on(core, node, now)
         elif why := over.get(node) or core.starts.failed(node):
@@ -244,7 +247,7 @@ def _set_aside(core: Core, node: str, why: str, usable: bool, now: Now) -> None:
     if known is not None and known.usable == usable:
         return
     core.record(ev.SpareSetAside(t=now.wall, node=node, reason=why, usable=usable))
-    if why != _NOT_YET:
+    if why != _NOT_YET and not why.startswith(DRAINED):
         core.emit(Say(text=f"standby {node} is set aside until it answers: {why}"))
 
 
@@ -253,5 +256,5 @@ def _count_on(core: Core, node: str, now: Now) -> None:
     if known is None:
         return
     core.record(ev.SpareAnswers(t=now.wall, node=node))
-    if known.reason != _NOT_YET:
+    if known.reason != _NOT_YET and not known.reason.startswith(DRAINED):
         core.emit(Say(text=f"standby {node} answers"))

@@ -107,6 +107,7 @@ class Job:
         self.asked: list[tuple[str, ...]] = []  # about which nodes Slurm was asked
         self.slurm_answers = True
         self.run_questions = 0  # whether Slurm ends the run
+        self.drained: dict[str, str] = {}  # nodes that others have drained
         self.given_up: set[str] = set()  # nodes that Slurm calls down although they live
         self.requeued: list[tuple[str, ...]] = []
         self.given_back: list[str] = []
@@ -176,6 +177,10 @@ class Job:
                     self.act(self.core.on_nodes(found, self.now()))
                 case fx.AskAboutRun():
                     self.run_questions += 1
+                case fx.AskForDrains(nodes=nodes):
+                    if self.slurm_answers:
+                        found = {node: why for node, why in self.drained.items() if node in nodes}
+                        self.act(self.core.on_drains(found, self.now()))
                 case fx.Knock(places=places):
                     taken = {n for n in places if n in self.heartbeats and n not in self.cut - self.stalled}
                     found = Knocked(frozenset(taken), frozenset(self.agentless & places.keys()))
