@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36  # Linux 3.4
 _PR_SET_NAME = 15
 _COMM_LENGTH = 15
 
@@ -73,6 +74,11 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_title(rank: int) -> None:

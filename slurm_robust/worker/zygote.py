@@ -28,11 +28,12 @@ from dataclasses import dataclass
 
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util.modules import is_installed
-from slurm_robust.util.process import raise_file_limit
+from slurm_robust.util.process import adopt_orphans, raise_file_limit
 from slurm_robust.util.text import one_line
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.worker import crash, script, spawning
 from slurm_robust.worker.bootstrap import become_worker
+from slurm_robust.worker.orphans import children, end_orphans
 from slurm_robust.worker.spawning import (
     Exited,
     Fatal,
@@ -92,6 +93,7 @@ class Zygote:
         self._children: dict[int, _Child] = {}
         self._wakeup = WakeUp()
         self._is_fit = True
+        self._helpers: frozenset[int] = frozenset()  # children that imports have started
 
     def serve(self) -> None:
         """Answer the agent's messages and report the ends of workers; returns when the agent is gone."""
@@ -147,6 +149,7 @@ class Zygote:
         gc.collect()
         gc.freeze()
         self._is_fit = prepared.is_fit
+        self._helpers = children()
         self._send(Ready(import_s=time.monotonic() - self._began, notes=tuple(prepared.notes)))
         return True
 
@@ -211,10 +214,13 @@ class Zygote:
             _kill_group(pid)
             os.waitpid(pid, 0)
             del self._children[pid]
+        if not self._children:  # else it is not known whose they are
+            end_orphans(self._helpers)
 
     def _kill_all(self) -> None:
         for pid in self._children:
             _kill_group(pid)
+        end_orphans()
 
     def _send(self, message: FromZygote) -> None:
         self._channel.send(spawning.encode(message))
@@ -380,6 +386,7 @@ def main() -> None:
     parser.add_argument("--began", type=float, help="monotonic time at which this was started")
     arguments = parser.parse_args()
     raise_file_limit()
+    adopt_orphans()
     Zygote(socket.socket(fileno=arguments.channel), arguments.began or time.monotonic()).serve()
 
 

@@ -32,6 +32,13 @@ if what == "leaves a child":
         time.sleep(1000)
     print(pid, flush=True)
     sys.exit(0)
+if what == "leaves a session":
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        time.sleep(1000)
+    print(pid, flush=True)
+    sys.exit(0)
 if what == "has a child":
     pid = os.fork()
     if pid == 0:
@@ -243,6 +250,21 @@ def test_what_an_ended_worker_left_is_swept(programs: RealWorld) -> None:
     assert Path(f"/proc/{exited.pid}").exists()
     launcher.sweep()
     wait_for(lambda: not is_alive(child) and not Path(f"/proc/{exited.pid}").exists(), 10)
+
+
+def test_children_in_sessions_of_their_own_end_when_no_worker_lives(programs: RealWorld) -> None:
+    launcher = programs.launcher()
+    reader = start_ready(launcher)
+    launcher.spawn(programs.order(1, "leaves a session", "sleeps"))
+    reader.wait(Exited)
+    child = int(programs.out(0).read_text())
+    launcher.sweep()
+    _up(programs, 1)
+    assert is_alive(child)  # it may be of the rank that lives
+    launcher.kill(reader.wait(Spawned, 2)[1].pid)
+    reader.wait(Exited, 2)
+    launcher.sweep()
+    wait_for(lambda: not is_alive(child), 10)
 
 
 def test_a_worker_is_marked_for_people_and_for_the_kernel(programs: RealWorld) -> None:
