@@ -9,8 +9,9 @@ from msgspec import structs
 
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Symptom
+from slurm_robust.model.incident import Symptom, Verdict
 from slurm_robust.model.totals import MOST_MARKS, IncidentMark, JobTotals
+from slurm_robust.model.verdicts import is_of_another
 
 
 class Tally:
@@ -22,6 +23,8 @@ class Tally:
         self._actions: Counter[str] = Counter()
         self._takeovers = 0
         self._marks: deque[IncidentMark] = deque(maxlen=MOST_MARKS)
+        self._verdict_of = 0  # the incident of the verdict below
+        self._verdict: Verdict | None = None  # on the fault that began it
 
     def see(self, events: Iterable[ev.AnyEvent]) -> None:
         """Count what is new."""
@@ -39,7 +42,7 @@ class Tally:
                     if event.carried_out:
                         self._actions.update(str(action.__struct_config__.tag) for action in event.actions)
                     if event.verdict is not None:
-                        self._change(event.incident, blame=event.verdict.blame.value)
+                        self._blame(event.incident, event.verdict)
                 case ev.IncidentClosed():
                     self._change(event.incident, ended=event.t)
                 case ev.RunEnded(final=True) if self._marks and self._marks[-1].ended is None:
@@ -57,6 +60,13 @@ class Tally:
             takeovers=self._takeovers,
             marks=tuple(self._marks),
         )
+
+    def _blame(self, number: int, verdict: Verdict) -> None:
+        """That of another fault, which came before the incident was over, does not change it."""
+        first = self._verdict if self._verdict_of == number else None
+        if first is None or not is_of_another(first, verdict):
+            self._verdict_of, self._verdict = number, verdict
+            self._change(number, blame=verdict.blame.value)
 
     def _change(self, number: int, **changes: object) -> None:
         for place, mark in enumerate(self._marks):

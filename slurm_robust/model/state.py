@@ -64,6 +64,8 @@ class OpenIncident(Record):
     step: int
     """Newest completed step when it began."""
     generation: int
+    signed: int = -1
+    """The generation in which its newest sign was seen."""
     decided: float | None = None
     """When it was first decided what to do, by the wall clock; None as long as it was not."""
 
@@ -377,6 +379,15 @@ def _(event: ev.IncidentOpened, state: JobState) -> JobState:
         number=event.incident, symptom=event.symptom, step=event.best_step, generation=event.generation
     )
     return msgspec.structs.replace(state, incidents=event.incident, incident=incident)
+
+
+@apply.register
+def _(event: ev.SymptomAdded, state: JobState) -> JobState:
+    if state.incident is None:
+        return state
+    return msgspec.structs.replace(
+        state, incident=msgspec.structs.replace(state.incident, signed=state.generation)
+    )
 
 
 @apply.register

@@ -123,9 +123,11 @@ def incident_row(report: IncidentReport) -> IncidentRow:
 def facts(report: IncidentReport) -> list[tuple[str, str]]:
     """The main facts, by name."""
     sure = f" ({_evidence(report.verdict)})" if report.verdict is not None and not report.testing else ""
+    others = "; ".join(verdict.reason for verdict in report.others)
     return [
         ("seen", one_line(f"{report.symptom}: {report.signs[0]}")),
         ("blamed", blamed(report) + sure),
+        *([("other faults", one_line(others))] if others else []),
         ("done", done(report) or "nothing yet"),
         ("outcome", outcome(report)),
         ("times", times(report)),

@@ -13,6 +13,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, NodeExit, Symptom, Verdict, finds_out_more
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
+from slurm_robust.model.verdicts import leading
 
 BEFORE_S = 60.0
 """Notes of the last seconds before the first sign belong to the report: a drill, a lost spare, a node that
@@ -66,7 +67,10 @@ class IncidentReport(Record):
     """The nodes of these generations."""
 
     verdict: Verdict | None = None
-    """The newest that did not ask for more evidence."""
+    """The newest on the fault that began it which did not ask for more evidence."""
+
+    others: tuple[Verdict, ...] = ()
+    """Those on other faults that came before it was over."""
 
     testing: bool = False
     """The newest decision asks for more evidence."""
@@ -161,6 +165,7 @@ def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]
     decided = [e for e in own if isinstance(e, ev.Decided)]
     final = [e for e in decided if not finds_out_more(e.actions)]
     verdicts = [e.verdict for e in final if e.verdict is not None]
+    lead, others = leading(verdicts)
     launched = [e for e in own if isinstance(e, ev.GenerationLaunched)]
     since = opened.t - opened.detect_s - BEFORE_S
     seen = _signs(opened, own)
@@ -179,7 +184,8 @@ def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]
             for e in (*launched, past.launched)
             if e is not None
         },
-        verdict=verdicts[-1] if verdicts else None,
+        verdict=lead,
+        others=others,
         testing=bool(decided) and finds_out_more(decided[-1].actions),
         carried_out=all(e.carried_out for e in decided),
         detect_s=opened.detect_s,

@@ -16,6 +16,7 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
+from slurm_robust.model.state import OpenIncident
 from slurm_robust.policy import finishing
 from slurm_robust.policy.finishing import LastExits
 from slurm_robust.policy.silence import TOGETHER, Silence
@@ -118,7 +119,7 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
     """Training is not productive any more: write it down, and stop it or, in observe mode, only watch."""
     incident = core.state.incident
     core.watch_progress(now, force=True)
-    if incident is None or incident.symptom is not fault.symptom:
+    if incident is None or incident.symptom is not fault.symptom or _is_another(core, incident, fault):
         core.incidents.open(fault, now)
     seen = {node: view.heartbeat.alerts for node, view in core.fleet.views.items() if view.heartbeat.alerts}
     if seen and core.state.incident is not None:
@@ -128,6 +129,12 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
     if fault.symptom is Symptom.UNREACHABLE:
         return ToUnreachable(agents=agents, fault=fault)
     return ToStopping(reason=fault.detail, fault=fault)
+
+
+def _is_another(core: Core, incident: OpenIncident, fault: Fault) -> bool:
+    """Whether a loss of the same kind came after a restart: the lost node or agent is another one."""
+    is_loss = fault.symptom in (Symptom.NODE_LOST, Symptom.AGENTS_LOST)
+    return is_loss and core.state.generation > max(incident.signed, incident.generation)
 
 
 def ended_with(

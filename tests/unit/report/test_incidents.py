@@ -6,12 +6,14 @@ import msgspec
 import pytest
 
 from slurm_robust.analysis.logs import root_exit
+from slurm_robust.ledger.totals import Tally
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Blame, NodeExit, Symptom
-from slurm_robust.report.incident_text import outcome
+from slurm_robust.report.incident_text import facts, outcome
 from slurm_robust.report.incidents import IncidentStatus, incident_reports
+from tests.unit.controller.fake_job import Job
 from tests.unit.report import incident_journal
 
 
@@ -148,3 +150,27 @@ def test_a_lost_agent_is_named_before_the_rank_that_missed_it() -> None:
     assert report.signs == ("the agent on n2 ended", "rank 0: connection reset")
     (report,) = incident_reports([begun, decided, lost, closed()])  # lost in the recovery from another fault
     assert report.signs == ("rank 0: connection reset", "the agent on n2 ended")
+
+
+def test_a_fault_that_comes_before_an_incident_is_over_is_told_and_changes_no_blame() -> None:
+    """Another node dies, then a rank crashes, before the first new step."""
+    job = Job(("n1", "n2", "n3"), ("n4", "n5"))
+    job.train_to(5)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running")
+    job.power_cut("n3")
+    job.until(lambda: job.core.state.generation == 3 and job.stage == "Running")
+    job.kill_rank(0, signal=11)
+    job.until(lambda: job.core.state.generation == 4 and job.stage == "Running")
+    job.train_to(9)
+    (report,) = incident_reports(job.journal)
+    assert [sign.split(" ")[0] for sign in report.signs] == ["n2", "n3", "rank"]
+    assert report.verdict is not None
+    assert (report.verdict.blame, report.verdict.suspects) == (Blame.NODE, ("n2",))
+    assert [verdict.suspects for verdict in report.others] == [("n3",), ()]
+    assert report.suspects == ("n2", "n3")
+    assert dict(facts(report))["blamed"].startswith("node n2 (")
+    assert dict(facts(report))["other faults"].startswith("n3 ")
+    totals = Tally()
+    totals.see(job.journal)
+    assert [mark.blame for mark in totals.totals({}).marks] == ["node"]

@@ -1,0 +1,38 @@
+"""Which verdict of an incident tells what began it. Pure.
+
+An incident is open until the first new step, and another fault may come before that: it adds signs and
+actions, but what is to blame for the first one stays. A verdict that only knows more of the same fault takes
+the place of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_robust.model.incident import Blame, Verdict
+
+_FIRM = 3
+"""Rungs up to this one have the evidence itself: a node that is named, the network, the code."""
+
+
+def is_firm(verdict: Verdict) -> bool:
+    """Whether it blames somebody by more than suspicion."""
+    return verdict.blame is not Blame.NOBODY and verdict.rung <= _FIRM and not verdict.unproven
+
+
+def is_of_another(first: Verdict, later: Verdict) -> bool:
+    """Whether ``later`` is on another fault than ``first``, on which no more is to be found out."""
+    is_same = later.signature == first.signature or set(later.suspects) & set(first.suspects)
+    return is_firm(first) and not is_same
+
+
+def leading(verdicts: Sequence[Verdict]) -> tuple[Verdict | None, tuple[Verdict, ...]]:
+    """The one on the fault that began the incident, and those on others, in order."""
+    lead: Verdict | None = None
+    others: list[Verdict] = []
+    for verdict in verdicts:
+        if lead is not None and is_of_another(lead, verdict):
+            others.append(verdict)
+        else:
+            lead = verdict
+    return lead, tuple(others)
