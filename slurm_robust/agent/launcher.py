@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.util import proc
 from slurm_robust.util.text import one_line
@@ -25,6 +26,7 @@ from slurm_robust.worker.spawning import (
     FromZygote,
     Prepare,
     Ready,
+    Serve,
     Spawn,
     SpawnFailed,
     Sweep,
@@ -85,6 +87,9 @@ class Launcher(Protocol):
 
         Raises ``OSError``.
         """
+
+    def fork_writer(self) -> socket.socket | None:
+        """A channel to a new storage writer; None while nothing can fork one. In any thread."""
 
     def sweep(self) -> None:
         """Kill what ended workers left in their groups and release their ids."""
@@ -311,6 +316,20 @@ class ZygoteLauncher:
             if time.monotonic() > until:
                 process.kill()
         self._ending = left
+
+    def fork_writer(self) -> socket.socket | None:
+        """Have the zygote fork one, which has torch without an import."""
+        zygote = self._zygote
+        if zygote is None or self._prepare.command_kind is CommandKind.EXEC:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            try:
+                zygote.send(Serve(), theirs)
+            except OSError:  # it is closed just now
+                ours.close()
+                return None
+        return ours
 
     def sweep(self) -> None:
         """Have the zygote sweep."""

@@ -161,6 +161,7 @@ class Agent:
         """Serve until an order, or TERM from Slurm, ends it. Main thread only."""
         self._wakeup.on_signals()
         self._copies.wake_by(self._wakeup.wake)
+        self._copies.fork_by(self._launcher.fork_writer)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_term)
         # A job's early warning (--signal) is for the controller, and comes here without B:. A handler and not

@@ -9,10 +9,12 @@ locked, so their buffers are not refilled meanwhile, and what is in them is not 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -63,6 +65,32 @@ def main() -> int:
     except BrokenPipeError:
         pass  # the agent that gave the orders is gone
     return 0
+
+
+def serve_on(descriptor: int) -> NoReturn:
+    """Be a writer in a fork of a process that has imported torch; ``descriptor``: of a stream socket.
+
+    The first line of its answers is its process id.
+    """
+    code = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.nice(NICENESS)
+        answers = os.fdopen(os.dup(descriptor), "wb", buffering=0)
+        answers.write(b"%d\n" % os.getpid())
+        import torch
+
+        torch.set_num_threads(1)
+        serve(os.fdopen(descriptor, "rb"), answers)
+        code = 0
+    except (BrokenPipeError, ConnectionResetError):
+        code = 0  # the agent is gone
+    except Exception:  # noqa: BLE001 - nothing of the zygote's is to run on here
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def serve(orders: Iterable[bytes], answers: IO[bytes]) -> None:

@@ -11,6 +11,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.gather import Wanted, gather
 from slurm_robust.doctor.rule import Hazard, Level, apply_all
 from slurm_robust.doctor.rules import RULES
+from slurm_robust.doctor.rules.ends import ends
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.host import Host
 from slurm_robust.report.console import show
@@ -27,6 +28,8 @@ class Report(Record):
     host: str
     hazards: tuple[Hazard, ...]
     unseen: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    """How long Slurm leaves the job at each of its ends."""
 
     def of(self, level: Level) -> list[Hazard]:
         """The hazards of one level."""
@@ -37,7 +40,9 @@ def main(wanted: Wanted, config: JobConfig, *, json: bool, verbose: bool) -> int
     """Print what was found; 0 or :data:`FOUND`. Raises what ``gather`` does."""
     slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
     facts, unseen = gather(wanted, config, os.environ, slurm, Host())
-    report = Report(host=socket.gethostname(), hazards=apply_all(RULES, facts), unseen=unseen)
+    report = Report(
+        host=socket.gethostname(), hazards=apply_all(RULES, facts), unseen=unseen, ends=tuple(ends(facts))
+    )
     show(report, partial(render, verbose=verbose), json=json)
     return FOUND if report.of(Level.BAD) else 0
 
@@ -51,6 +56,10 @@ def _lines(report: Report, *, verbose: bool) -> Iterator[str]:
     for hazard in report.hazards:
         if hazard.level in (Level.BAD, Level.NOTE) or verbose:
             yield from _hazard(hazard, verbose=verbose)
+    if report.ends:
+        yield "at its end Slurm leaves a job, to save what only memory has:"
+    for end in report.ends:
+        yield f"           {end}"
     for part in report.unseen:
         yield f"not seen: {one_line(part, None)}"
     counts = (f"{len(report.of(level))} {level.value}" for level in Level)

@@ -93,6 +93,9 @@ class FakeLauncher:
             self.loads.append(modules)
             self._tell(LoadOver(number=number))
 
+    def fork_writer(self) -> None:
+        """There is nothing that could be forked."""
+
     def sweep(self) -> None:
         """Forget ended workers."""
         self._workers = {pid: worker for pid, worker in self._workers.items() if not worker.ended}

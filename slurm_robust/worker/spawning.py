@@ -56,6 +56,13 @@ class Spawn(Record, tag_field="kind", tag="spawn"):
     workers: tuple[WorkerSpec, ...]
 
 
+class Serve(Record, tag_field="kind", tag="serve"):
+    """Fork a storage writer (:mod:`slurm_robust.checkpoint.flush`), which talks on the socket that is passed.
+
+    It ends with its end of the socket, and outlives the zygote.
+    """
+
+
 class Sweep(Record, tag_field="kind", tag="sweep"):
     """Kill what the process groups of ended workers left behind, and forget those workers.
 
@@ -115,7 +122,7 @@ class Exited(Record, tag_field="kind", tag="exited"):
     error: WorkerError | None = None  # what the worker left about itself
 
 
-ToZygote: TypeAlias = Prepare | Spawn | Sweep
+ToZygote: TypeAlias = Prepare | Spawn | Serve | Sweep
 FromZygote: TypeAlias = Ready | Fatal | Unfit | Spawned | SpawnFailed | Exited
 
 _to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from slurm_robust.checkpoint import flush
 from slurm_robust.model.job import CommandKind
 from slurm_robust.util.modules import is_installed
 from slurm_robust.util.process import adopt_orphans, raise_file_limit
@@ -40,6 +41,7 @@ from slurm_robust.worker.spawning import (
     FromZygote,
     Prepare,
     Ready,
+    Serve,
     Spawn,
     Spawned,
     SpawnFailed,
@@ -100,7 +102,8 @@ class Zygote:
         self._wakeup.on_signals()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Whether and how workers end is the agent's decision; the end of the channel is ours.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # A warning of the run's end is the controller's; workers ignore it, too, unless they want it.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._channel, select.POLLIN)
@@ -129,6 +132,8 @@ class Zygote:
             case Spawn():
                 for worker in message.workers:
                     self._fork(message, worker, passed)
+            case Serve():
+                self._fork_writer(passed)
             case Sweep():
                 self._sweep()
         for descriptor in passed:
@@ -180,6 +185,15 @@ class Zygote:
             pass  # it was first and has executed another program, or has ended
         self._children[pid] = _Child(spawn.generation, worker)
         self._send(Spawned(generation=spawn.generation, rank=worker.rank, pid=pid))
+
+    def _fork_writer(self, passed: list[int]) -> None:
+        """Its end, or that there is none, shows at the socket."""
+        try:
+            if passed and os.fork() == 0:
+                self._forget_parent()
+                flush.serve_on(passed[0])
+        except OSError:
+            pass
 
     def _forget_parent(self) -> None:
         signal.set_wakeup_fd(-1)

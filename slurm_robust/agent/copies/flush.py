@@ -7,13 +7,18 @@ stdout.
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -35,26 +40,115 @@ _NOTE_EVERY_S = 600.0
 _SLURMS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
+class _Process(Protocol):
+    """A writer that takes a line and answers with a line, as :class:`LineProcess`."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def send(self, line: str) -> None: ...
+
+    def receive(self, timeout_s: float) -> str: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ForkedWriter:
+    """A writer that a zygote has forked. Only :meth:`kill` may be called from another thread."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._buffer = b""
+        self.pid = 0  # known with the first answer
+
+    @property
+    def alive(self) -> bool:
+        """Whether it holds its end of the channel."""
+        self._channel.setblocking(False)
+        try:
+            return bool(self._channel.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def send(self, line: str) -> None:
+        """Write one line. Raises ``OSError`` when it is gone."""
+        self._channel.setblocking(True)
+        self._channel.sendall(line.encode() + b"\n")
+
+    def receive(self, timeout_s: float) -> str:
+        """Its next answer. Raises ``TimeoutError``, or ``EOFError`` when it has ended."""
+        deadline = time.monotonic() + timeout_s
+        if not self.pid:
+            self.pid = int(self._line(deadline))
+        return self._line(deadline)
+
+    def _line(self, deadline: float) -> str:
+        while b"\n" not in self._buffer:
+            self._channel.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                chunk = self._channel.recv(65536)
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                raise EOFError
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        with suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        if self.pid:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it."""
+        self.kill()
+        self._channel.close()
+
+
+Fork = Callable[[], socket.socket | None]
+
+
 class StorageWriter:
-    """The process, started when it is first needed and again after it has died. One thread at a time."""
+    """The process, started when it is first needed and again after it has died. One thread at a time.
+
+    A fork of the zygote has torch at once. Where there is none, or it is of no use, an interpreter of its own
+    takes seconds to import it.
+    """
 
     def __init__(self, command: tuple[str, ...] = WRITER) -> None:
         self._command = command
-        self._process: LineProcess | None = None
+        self._process: _Process | None = None
+        self.fork: Fork = lambda: None
 
     def write(self, order: FlushOrder, timeout_s: float = WRITE_S) -> str:
         """Have it done; the reason if it could not be, "" if it is. Blocks."""
         try:
-            process = self._running()
-            process.send(msgspec.json.encode(order).decode())
-            answer = msgspec.json.decode(process.receive(timeout_s), type=FlushAnswer)
+            try:
+                answer = self._answer(self._running(), order, timeout_s)
+            except (EOFError, BrokenPipeError):
+                if not isinstance(self._process, ForkedWriter):
+                    raise
+                self._close()
+                answer = self._answer(self._running(forked=False), order, timeout_s)
         except TimeoutError:
             return self._failed("no answer; the storage hangs")
         except EOFError:
             return self._failed("it died; see the agent's output")
-        except (OSError, *UNREADABLE) as error:
+        except (OSError, ValueError, *UNREADABLE) as error:
             return self._failed(str(error))
         return "" if answer.ok else answer.error or "no reason was given"
+
+    def _answer(self, process: _Process, order: FlushOrder, timeout_s: float) -> FlushAnswer:
+        process.send(msgspec.json.encode(order).decode())
+        return msgspec.json.decode(process.receive(timeout_s), type=FlushAnswer)
 
     def warm_up(self) -> None:
         """Have it import what it needs while the step that it is for is still to come."""
@@ -68,16 +162,20 @@ class StorageWriter:
         if self._process is not None:
             self._process.kill()
 
-    def _running(self) -> LineProcess:
+    def _running(self, *, forked: bool = True) -> _Process:
         if self._process is None or not self._process.alive:
             self._close()
-            # Slurm signals all processes of a step, when what is here is needed most.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SLURMS)
-            try:
-                self._process = LineProcess(self._command, keep_errors=False)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            channel = self.fork() if forked else None
+            self._process = ForkedWriter(channel) if channel is not None else self._own()
         return self._process
+
+    def _own(self) -> LineProcess:
+        # Slurm signals all processes of a step, when what is here is needed most.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SLURMS)
+        try:
+            return LineProcess(self._command, keep_errors=False)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _failed(self, reason: str) -> str:
         self._close()
@@ -190,6 +288,10 @@ class Flusher:
             self._end(wanted)
             return
         self._jobs.put((wanted, held))
+
+    def fork_by(self, fork: Fork) -> None:
+        """``fork`` gives a channel to a new writer, if it can."""
+        self._writer.fork = fork
 
     def close(self) -> None:
         """End the storage writer. What it was at does not count."""

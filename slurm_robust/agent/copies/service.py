@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.agent.copies.fetch import Fetches
-from slurm_robust.agent.copies.flush import Flusher, FlushRequest
+from slurm_robust.agent.copies.flush import Flusher, FlushRequest, Fork
 from slurm_robust.agent.copies.leftovers import remove_leftovers
 from slurm_robust.agent.copies.sender import Generation, PeerSender, RateLimit
 from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
@@ -195,6 +195,11 @@ class CopyService:
     def wake_by(self, wake: Callable[[], None]) -> None:
         """``wake`` is called in some thread when an answer to a question has changed."""
         self._wake = wake
+
+    def fork_by(self, fork: Fork) -> None:
+        """``fork`` gives a channel to a new storage writer, if it can. It is called in some thread."""
+        if self._parts is not None:
+            self._flusher.fork_by(fork)
 
     def pace_by(self, address: str) -> None:
         """Copies leave by the interface with ``address`` ("": not known yet), and others need it, too."""

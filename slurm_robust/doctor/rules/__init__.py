@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.rule import Rule
-from slurm_robust.doctor.rules import job, nccl, node, settings, site
+from slurm_robust.doctor.rules import ends, job, nccl, node, settings, site
 
-RULES: tuple[Rule, ...] = (*site.RULES, *job.RULES, *settings.RULES, *nccl.RULES, *node.RULES)
+RULES: tuple[Rule, ...] = (*site.RULES, *ends.RULES, *job.RULES, *settings.RULES, *nccl.RULES, *node.RULES)

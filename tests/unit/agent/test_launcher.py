@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.agent.copies.flush import ForkedWriter
 from slurm_robust.agent.launcher import Gone, Launcher, ZygoteLauncher
 from slurm_robust.model.job import CommandKind
 from slurm_robust.testing.fake_launcher import Behaviour, FakeLauncher
@@ -294,3 +295,25 @@ def test_a_program_that_is_not_there_is_told_with_the_path(tmp_path: Path) -> No
     assert exited.code == 127
     assert exited.error is not None
     assert "PATH is" in exited.error.message
+
+
+def test_a_storage_writer_is_forked_that_slurms_signals_do_not_end(tmp_path: Path) -> None:
+    world = RealWorld(tmp_path, CommandKind.SCRIPT)
+    try:
+        channel = world.ready().fork_writer()
+        assert channel is not None
+        writer = ForkedWriter(channel)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            writer.send("nonsense")
+            assert "not an order" in writer.receive(30.0)
+            os.kill(writer.pid, number)
+        assert writer.alive
+        writer.close()
+        wait_for(lambda: not is_alive(writer.pid))
+    finally:
+        world.close()
+
+
+def test_a_program_has_no_zygote_that_could_fork_a_writer(tmp_path: Path) -> None:
+    world = RealWorld(tmp_path, CommandKind.EXEC)
+    assert world.launcher().fork_writer() is None

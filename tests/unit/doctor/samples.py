@@ -133,6 +133,7 @@ def rooms(**totals: int) -> Change:
 BAD: dict[str, tuple[Change, ...]] = {
     "slurm.release": (slurm(SLURM_VERSION="21.08.5"),),
     "slurm.kill_wait": (slurm(KillWait="15 sec"), config("timings", stop_grace_s=20.0, shutdown_s=30.0)),
+    "ends.saving": (slurm(KillWait="15 sec"),),
     "slurm.unkillable_step_timeout": (slurm(UnkillableStepTimeout="60 sec"),),
     "slurm.unkillable_messages": (slurm(MessageTimeout="60 sec"),),
     "slurm.slurmd_never_down": (slurm(SlurmdTimeout="0 sec"),),
