@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ OWN_OPTIONS: dict[str, tuple[str, type, str, str]] = {
         "nproc_per_node",
         int,
         "P",
-        "workers per node (default: one per GPU, 1 without GPUs)",
+        "workers per node (default: one per GPU, else --ntasks-per-node, else 1)",
     ),
     "--job-dir": (
         "job_dir",
@@ -114,8 +115,20 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
     given = argparse.Namespace(command=command, verbatim=verbatim)
     args, unknown = parser.parse_known_args(argv, given)
     if unknown:
-        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=f"see srobust {argv[0]} --help")
+        likely = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(_options_of(parser, argv)), 1)
+        fix = f"did you mean {likely[0]}?" if likely else f"see srobust {argv[0]} --help"
+        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=fix)
     return args
+
+
+def _options_of(parser: argparse.ArgumentParser, argv: list[str]) -> set[str]:
+    """The options of the command that ``argv`` names, as far as it names one."""
+    for action in parser._actions:
+        choices = action.choices if isinstance(action, argparse._SubParsersAction) else {}
+        for word in argv:
+            if word in choices:
+                return _options_of(choices[word], argv[argv.index(word) + 1 :])
+    return set(parser._option_string_actions)
 
 
 def checked(args: argparse.Namespace) -> tuple[CommandKind, Layers[JobConfig]]:

@@ -511,7 +511,8 @@ class JobConfig(Section):
     """Number of nodes of the allocation that stand by as spares."""
 
     nproc_per_node: Annotated[Positive | None, Meta(examples=[8])] = None
-    """Worker processes per node. ``null``: one per GPU of the node, 1 on a node without GPUs."""
+    """Worker processes per node. ``null``: one per GPU of the node; on a node without GPUs what
+    ``--ntasks-per-node`` of the submission says, else 1."""
 
     job_dir: Annotated[Folder | None, Meta(examples=["/shared/me/jobs"])] = None
     """Folder on shared storage that holds the folders of jobs, each named by its job id. ``null``:

@@ -155,7 +155,8 @@ def replay(config: JobConfig, command: tuple[str, ...], kind: CommandKind, *, js
     """
     slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
     # Slurm's own answer: the variables are stale once a node is lost.
-    allocation = slurm.allocation(allocation_from_environment(os.environ).job_id)
+    own = allocation_from_environment(os.environ)
+    allocation = structs.replace(slurm.allocation(own.job_id), tasks_per_node=own.tasks_per_node)
     found, nproc = sizes(config, allocation)
     slots = found.slots
     directory = job_directory(config, os.environ, allocation.job_id, "")

@@ -151,7 +151,7 @@ def sizes(
             code=ExitCode.ALLOCATION,
         )
     gpus = min(allocation.gpus_per_node.values(), default=0)
-    nproc = config.nproc_per_node or gpus or 1
+    nproc = config.nproc_per_node or gpus or allocation.tasks_per_node or 1
     try:
         layout_of(config, slots, nproc)
     except DoesNotDivide as error:
@@ -349,7 +349,24 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
             fix="submit one job with nodes of one kind, without '#SBATCH hetjob' and ':' between options",
             code=ExitCode.ALLOCATION,
         )
+    _check_srun(environ)
     return allocation
+
+
+_SPECIAL_STEPS = 0xFFFF_FFF0  # from here on Slurm's own numbers: of batch scripts, of salloc's shell
+
+
+def _check_srun(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several tasks of a step: each would be a controller of the same job."""
+    step, tasks = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_STEP_NUM_TASKS", "")
+    if step.isdecimal() and int(step) < _SPECIAL_STEPS and tasks.isdecimal() and int(tasks) > 1:
+        raise PreflightError(
+            f"srun has started 'srobust run' {tasks} times: it runs once, and starts what it needs on "
+            "all nodes by itself",
+            fix="write 'exec srobust run …' in the batch script, without srun; ranks per node are "
+            "--nproc-per-node, else sbatch --ntasks-per-node",
+            code=ExitCode.USAGE,
+        )
 
 
 ALIVE_S = 300.0  # a run of another cluster that wrote so lately may go on, whether it can be reached or not

@@ -251,7 +251,7 @@ def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         rung=3,
         blame=Blame.CODE,
         signature=Signature(kind=FaultKind.EXCEPTION, key=place),
-        reason=f"rank {rank} raised {place}: {error.message}",
+        reason=f"rank {rank} raised {place}: {error.message or 'without a message'}",
         confidence=0.8,
         allowed=min(1, rules.limits.per_signature),
     )

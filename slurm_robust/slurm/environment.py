@@ -35,6 +35,7 @@ def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:
         batch_host=environ.get("SLURM_JOB_FIRST_NODE", "") or nodes[0],
         restart_count=_number(environ, "SLURM_RESTART_COUNT") or 0,
         end_time=_time(environ, "SLURM_JOB_END_TIME"),
+        tasks_per_node=_number(environ, "SLURM_NTASKS_PER_NODE") or 0,
     )
 
 

@@ -257,6 +257,8 @@ class Allocation(Record):
     batch_host: str = ""
     restart_count: int = 0
     end_time: float | None = None
+    tasks_per_node: int = 0
+    """What ``--ntasks-per-node`` of the submission says; 0 where it does not, or that is not known."""
 
     @classmethod
     def of(cls, job: Job, gpus: Mapping[str, int]) -> Allocation:

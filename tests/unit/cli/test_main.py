@@ -100,7 +100,8 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["run", "--"], ExitCode.USAGE, "nothing to run"),
         (["run", "-m", "--", "x"], ExitCode.USAGE, "-m and -- exclude each other"),
         (["run", "--nodes", "two", "a.py"], ExitCode.USAGE, "argument --nodes"),
-        (["run", "--node", "2", "a.py"], ExitCode.USAGE, "unknown arguments: --node"),
+        (["run", "--node", "2", "a.py"], ExitCode.USAGE, "did you mean --nodes?"),
+        (["run", "--sqare", "a.py"], ExitCode.USAGE, "unknown arguments: --sqare"),
         (["run", "--name", "../x", "a.py"], ExitCode.USAGE, "not a folder name"),
         (["run", "--set", "nodes", "a.py"], ExitCode.USAGE, "--set nodes: no value"),
         (

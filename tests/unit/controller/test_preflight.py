@@ -67,6 +67,42 @@ def test_a_heterogeneous_job_is_refused() -> None:
     check(error, ExitCode.ALLOCATION, "heterogeneous (2 components)")
 
 
+IN_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2"}
+
+
+def test_srun_srobust_run_is_refused_by_name() -> None:
+    with pytest.raises(PreflightError) as error:
+        preflight.find_allocation({**IN_JOB, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+    check(error, ExitCode.USAGE, "srun has started 'srobust run' 2 times")
+    assert "exec srobust run" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},  # of a batch script
+        {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "2"},  # salloc's own shell
+        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+)
+def test_one_srobust_run_is_not(environ: dict[str, str]) -> None:
+    assert preflight.find_allocation({**IN_JOB, **environ}).nodes == ("n1", "n2")
+
+
+@pytest.mark.parametrize(
+    ("option", "gpus", "tasks", "expected"),
+    [(None, 0, 0, 1), (None, 0, 3, 3), (2, 0, 3, 2), (None, 8, 1, 8), (None, 8, 4, 8)],
+)
+def test_tasks_per_node_are_ranks_per_node_where_nothing_else_says_it(
+    option: int | None, gpus: int, tasks: int, expected: int
+) -> None:
+    allocation = structs.replace(
+        ALLOCATION, gpus_per_node=dict.fromkeys(ALLOCATION.nodes, gpus), tasks_per_node=tasks
+    )
+    _, nproc = preflight.sizes(JobConfig(nproc_per_node=option), allocation)
+    assert nproc == expected
+
+
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PreflightError) as error:
         preflight.check_command(CommandKind.SCRIPT, ("train.py",), tmp_path)

@@ -38,6 +38,11 @@ def test_what_may_be_missing() -> None:
     held = allocation_from_environment({"SLURM_JOB_ID": "7", "SLURM_NODELIST": "n1", "SLURM_JOB_GPUS": "0,3"})
     assert (held.nodes, held.restart_count, held.end_time) == (("n1",), 0, None)
     assert held.gpus_per_node == {"n1": 2}
+    assert held.tasks_per_node == 0
+
+
+def test_the_tasks_per_node_that_were_asked_for() -> None:
+    assert allocation_from_environment(BATCH | {"SLURM_NTASKS_PER_NODE": "3"}).tasks_per_node == 3
 
 
 @pytest.mark.parametrize(
