@@ -50,6 +50,14 @@ class Storing:
             core.emit(Say(text=f"{ref} is on storage now ({waited_s:.1f} s)"))
             core.checkpoints.ask_storage(now)
             return ToGathering()
+        heartbeats = core.fleet.heartbeats(late)
+        refused = [f"{n}: {b.unsaved}" for n, b in heartbeats.items() if b.unsaved.startswith(str(ref))]
+        if refused:
+            core.checkpoints.give_up(ref)  # the step before may do
+            text = f"{ref} could not be put on storage: {'; '.join(refused)}"
+            core.note(text, "", now)
+            core.emit(Say(text=text))
+            return ToGathering()
         if waited_s > core.config.timings.checkpoint_s or self._is_lost(core, late, now):
             core.checkpoints.give_up()
             text = f"{ref} could not be put on storage: {fold(late)} did not write within {waited_s:.0f} s"

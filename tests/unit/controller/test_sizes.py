@@ -109,6 +109,22 @@ def test_without_such_a_node_the_step_before_is_written() -> None:
     assert launched(job).restore_step == 5
 
 
+def test_a_node_that_says_why_it_cannot_write_makes_way_for_the_step_before() -> None:
+    before, copies = trained()
+
+    class Full(Job):
+        def obey(self, node: str, message: object) -> None:
+            if isinstance(message, Save) and message.checkpoint == ref(6):
+                self.change(node, unsaved=f"{ref(6)}: it was refilled")
+            else:
+                super().obey(node, message)
+
+    job = requeued(before, FOUR[:3], copies=copies, kind=Full)
+    job.until(lambda: job.stage == "Running")
+    assert launched(job).restore_step == 5
+    assert any("could not be put on storage: n" in text and "it was refilled" in text for text in job.said)
+
+
 def test_parts_that_are_missing_leave_what_storage_has() -> None:
     before, copies = trained()
     del copies["n1"], copies["n2"]

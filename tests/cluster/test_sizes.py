@@ -1,0 +1,105 @@
+"""A job comes back with another number of nodes: nothing of what was computed is lost."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.sandbox import Sandbox
+from tests.cluster.protected_job import USER, ProtectedJob
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+
+TINY = "tiny.py --out OUT --steps"
+
+
+def come_back(sandbox: Sandbox, job: ProtectedJob, nodes: int) -> None:
+    """The owner requeues the job and asks for so many nodes."""
+    run = job.state.restart_count
+    sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
+    job.wait(lambda: job.slurm_state() == "PENDING", 90, "the job is queued again")
+    update = ["scontrol", "update", f"JobId={job.id}", f"NumNodes={nodes}", "StartTime=now"]
+    sandbox.exec(update, user=USER, check=True)
+    job.wait(lambda: job.state.restart_count == run + 1, 120, "the next run")
+
+
+def hashes(job: ProtectedJob) -> tuple[dict[int, str], list[tuple[int, int, str]]]:
+    """The state after each step, and where each generation began: step, ranks, state."""
+    steps: dict[int, str] = {}
+    begun = []
+    for log in sorted(job.folder.glob("logs/gen-*/rank-00000.out")):
+        for line in log.read_text().splitlines():
+            if match := re.fullmatch(r"step (\d+) is (\w+)", line):
+                steps.setdefault(int(match[1]), match[2])
+            elif match := re.fullmatch(r"begins (\d+) of (\d+) with (\w+)", line):
+                begun.append((int(match[1]), int(match[2]), match[3]))
+    return steps, begun
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_three_ranks_then_two_then_four(sandbox: Sandbox, kind: str) -> None:
+    """``scontrol requeue`` leaves the newest steps in memory alone; all of it is on storage before it is cut."""
+    options = f"--nodes $(cat {kind}.nodes) resized.py --kind {kind} --out OUT --steps 70 --step-s 0.2"
+    number = sandbox.home(USER) / f"{kind}.nodes"
+    number.write_text("3")
+    number.chmod(0o644)
+    job = ProtectedJob(sandbox, options, nodes=3)
+    job.wait_step(10)
+    for ranks, step in ((2, 25), (4, 40)):
+        number.write_text(str(ranks))
+        come_back(sandbox, job, ranks)
+        job.wait_step(step)
+    assert job.wait_end() == 0, job.log
+    steps, begun = hashes(job)
+    assert [ranks for _, ranks, _ in begun] == [3, 2, 4]
+    for first, _, state in begun[1:]:
+        assert first > 5, "it does not begin anew"
+        assert state == steps[first - 1], f"bitwise what was there after step {first - 1}"
+    assert "3 ranks took it and 2 go on" in job.log
+    assert "2 ranks took it and 4 go on" in job.log
+    launched = job.events(ev.GenerationLaunched)
+    assert all(one.restore is not None for one in launched[1:])
+
+
+def test_a_standby_is_given_up_before_a_slot(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.2", nodes=4)
+    job.wait_step(10)
+    assert (len(job.state.slots), len(job.state.spares)) == (3, 1)
+    come_back(sandbox, job, 3)
+    job.wait_step(20)
+    assert (len(job.state.slots), len(job.state.spares)) == (3, 0)
+    assert "3 nodes: 3 slots and no standby instead of 1" in job.log
+    assert job.wait_end() == 0, job.log
+    again = job.events(ev.GenerationLaunched)[-1]
+    assert again.restore is not None
+    assert again.restore.step >= 9
+
+
+def test_storage_that_has_lost_its_checkpoints_ends_the_run(sandbox: Sandbox) -> None:
+    """Nothing is overwritten; with the folder back the same job goes on."""
+    options = f"--set checkpoint.memory=false {TINY} 60 --step-s 0.2"
+    job = ProtectedJob(sandbox, options, nodes=2)
+    job.wait_step(10)
+    sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
+    job.wait(lambda: job.slurm_state() == "PENDING", 90, "the job is queued again")
+    there, away = job.folder / "checkpoints", job.folder / "moved"
+    there.rename(away)
+    sandbox.exec(["scontrol", "update", f"JobId={job.id}", "StartTime=now"], user=USER, check=True)
+    job.wait(lambda: job.state.ended is not None, 120, "end of the run")
+    assert job.wait_left() == f"{int(ExitCode.CHECKPOINTS)}:0", job.log
+    assert "was on storage and is not there any more" in job.log
+    assert len(job.events(ev.GenerationLaunched)) == 1
+    if there.exists():
+        there.rmdir()
+    away.rename(there)
+    sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
+    job.wait(lambda: job.slurm_state() in ("PENDING", "RUNNING"), 60, "the job is queued again")
+    sandbox.exec(["scontrol", "update", f"JobId={job.id}", "StartTime=now"], user=USER)
+    job.wait(lambda: len(job.events(ev.GenerationLaunched)) == 2, 120, "the next launch")
+    assert job.wait_end() == 0, job.log
+    launched = job.events(ev.GenerationLaunched)[-1]
+    assert launched.restore is not None
+    assert launched.restore.step >= 9
