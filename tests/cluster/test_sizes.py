@@ -21,7 +21,8 @@ def come_back(sandbox: Sandbox, job: ProtectedJob, nodes: int) -> None:
     run = job.state.restart_count
     sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
     job.wait(lambda: job.slurm_state() == "PENDING", 90, "the job is queued again")
-    update = ["scontrol", "update", f"JobId={job.id}", f"NumTasks={nodes}", f"NumNodes={nodes}"]
+    # Without its upper end, Slurm keeps that of the last update.
+    update = ["scontrol", "update", f"JobId={job.id}", f"NumNodes={nodes}-{nodes}"]
     sandbox.exec([*update, "StartTime=now"], user=USER, check=True)
     job.wait(lambda: job.state.restart_count == run + 1, 120, "the next run")
 
@@ -41,7 +42,7 @@ def hashes(job: ProtectedJob) -> tuple[dict[int, str], list[tuple[int, int, str]
 
 @pytest.mark.parametrize("kind", ["fsdp", "ddp"])
 def test_three_ranks_then_two_then_four(sandbox: Sandbox, kind: str) -> None:
-    """``scontrol requeue`` leaves the newest steps in memory alone; they go to storage before they are cut."""
+    """``scontrol requeue`` leaves the newest steps in memory; they go to storage before they are cut."""
     options = f"--nodes $(cat {kind}.nodes) resized.py --kind {kind} --out OUT --steps 70 --step-s 0.2"
     number = sandbox.home(USER) / f"{kind}.nodes"
     number.write_text("3")
