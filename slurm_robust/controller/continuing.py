@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -15,27 +15,29 @@ from typing import NamedTuple
 from msgspec import structs
 
 from slurm_robust.checkpoint.adopting import adopt
-from slurm_robust.checkpoint.errors import CheckpointError
-from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.controller.holding import Asked, await_free, is_free
+from slurm_robust.controller.holding import await_free, is_free
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import PreflightError
+from slurm_robust.controller.sources import (
+    Here,
+    Source,
+    find_source,
+    is_mine,
+    newest_that_tells,
+    same,
+    stored,
+)
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import minute
 from slurm_robust.model.record import Record
-from slurm_robust.model.training import ASIDE, Chapter, TrainingDirectory, encoded, is_name
+from slurm_robust.model.training import ASIDE, Chapter, TrainingDirectory, encoded
 from slurm_robust.policy import continuing as policy
-from slurm_robust.report.earlier import Earlier, earlier_job, newest_of_script
-from slurm_robust.report.find import NoSuchJob, find
-from slurm_robust.util.files import names_in, publish_once
+from slurm_robust.report.earlier import newest_of_script
+from slurm_robust.util.files import publish_once
 from slurm_robust.util.ours import check_own_folder, make_own_folder
 from slurm_robust.util.text import count
-
-LATEST = "latest"
 
 
 class Wish(Record):
@@ -71,46 +73,12 @@ class Wish(Record):
 NOTHING = Wish()
 
 
-class Here(NamedTuple):
-    """The job that starts."""
-
-    directory: JobDirectory
-    chapter: Chapter
-    """It, as it would be written down."""
-    storage: Path
-    """Where its checkpoints will be."""
-    kind: CommandKind
-    command: tuple[str, ...]
-    cwd: str
-    keep: int
-    """Checkpoints that are kept."""
-    asked: Asked
-    fits: Callable[[int], object] = lambda _: None
-    """Raises :class:`PreflightError` where the nodes are too few after a job of so many slots (0: any)."""
-
-    @property
-    def root(self) -> Path:
-        """The folder of the folders of all jobs."""
-        return self.directory.path.parent
-
-
 class Started(NamedTuple):
     """How the job begins."""
 
     continued: ev.Continued | None = None
     finished: str = ""
     """Why there is nothing to do, "" where there is."""
-
-
-class Source(NamedTuple):
-    """From where it goes on."""
-
-    event: ev.Continued
-    store: CheckpointStore
-    reasons: Mapping[CheckpointId, str] = {}
-    earlier: Earlier | None = None
-    jobs: Mapping[int, str] = {}
-    """The ids of jobs as squeue shows them."""
 
 
 def start(wish: Wish, here: Here) -> Started:
@@ -126,7 +94,7 @@ def start(wish: Wish, here: Here) -> Started:
             for line in _hint(here):
                 say(line)
             return Started()
-        source = _source(wish.source, here)
+        source = find_source(wish.source, here)
         _check_step(source, wish)
         here.fits(source.event.slots)
         return Started(_go_on(source, wish, here, before=None, chapter=0))
@@ -142,11 +110,11 @@ def _take(wish: Wish, here: Here) -> Started:
             check_own_folder(training.path)
         claimed = training.claims()
         chapters = training.read()
-        others = [chapter for chapter in chapters if not _is_mine(chapter, here)]
+        others = [chapter for chapter in chapters if not is_mine(chapter, here)]
         if others:
             await_free(others[-1], training.job(others[-1]), here.asked)
-        told = _newest_that_tells(training, others)
-        named = _source(wish.source, here, of=training) if wish.source else None
+        told = newest_that_tells(training, others)
+        named = find_source(wish.source, here, of=training) if wish.source else None
         _check_source(named, told, others, wish)
         by_itself = not (wish.fresh or wish.source or wish.step is not None)
         if told is not None and by_itself and (finished := _finished(told, others[-1], wish, here)):
@@ -170,30 +138,6 @@ def _take(wish: Wish, here: Here) -> Started:
         return Started(_renumbered(told, wish, here) if told is not None else None)
     assert source is not None  # for type checkers: what tells is a source
     return Started(_go_on(source, wish, here, before=told, chapter=len(others) + 1))
-
-
-def _is_mine(chapter: Chapter, here: Here) -> bool:
-    """Whether it is this job, which took the training in a start that did not get far."""
-    own = here.chapter
-    same = (chapter.job_id, chapter.cluster, chapter.folder) == (own.job_id, own.cluster, own.folder)
-    if chapter.submitted is None or own.submitted is None:
-        return same
-    return same and own.submitted >= chapter.submitted
-
-
-def _newest_that_tells(training: TrainingDirectory, chapters: Sequence[Chapter]) -> Source | None:
-    """What counts after the newest of these jobs that has something to tell."""
-    for chapter in reversed(chapters):
-        found = earlier_job(training.job(chapter), chapter.run_id)
-        if found is not None and policy.tells(found.state):
-            return _of_job(found)._replace(jobs={each.job_id: each.job for each in chapters})
-    return None
-
-
-def _of_job(found: Earlier) -> Source:
-    check_own_folder(found.directory.path)
-    event = policy.lineage(found.state, str(found.directory.path), time.time())
-    return Source(event, CheckpointStore(found.storage), found.state.banned, found, found.jobs)
 
 
 def _finished(told: Source, newest: Chapter, wish: Wish, here: Here) -> str:
@@ -234,7 +178,7 @@ def _check_source(named: Source | None, told: Source | None, chapters: Sequence[
 def _check_step(source: Source | None, wish: Wish) -> None:
     if wish.step is None:
         return
-    found = policy.counted(source.event, _stored(source.store) or ()) if source is not None else []
+    found = policy.counted(source.event, stored(source.store) or ()) if source is not None else []
     if wish.step not in {ref.step for ref in found}:
         whose = f"training {wish.training}" if wish.training else f"--from {wish.source}"
         steps = policy.steps_text(found)
@@ -317,119 +261,14 @@ def _go_on(source: Source, wish: Wish, here: Here, *, before: Source | None, cha
     event = structs.replace(
         event, training=wish.training, chapter=chapter, generation=generation, runs=runs, reason=reason
     )
-    stored = _stored(source.store)
-    for line in policy.first_lines(event, stored, source.reasons, source.jobs):
+    found = stored(source.store)
+    for line in policy.first_lines(event, found, source.reasons, source.jobs):
         say(line)
-    if stored is not None and not _same(source.store.path, target.path):
-        copied = adopt(source.store, target, policy.counted(event, stored)[: here.keep])
+    if found is not None and not same(source.store.path, target.path):
+        copied = adopt(source.store, target, policy.counted(event, found)[: here.keep])
         if copied:
             say(f"{copied / 1e9:.1f} GB of checkpoints were copied from {source.store.path}")
     return event
-
-
-def _same(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-def _stored(store: CheckpointStore) -> list[CheckpointId] | None:
-    """What is complete there; None where storage does not say."""
-    try:
-        return store.complete()
-    except OSError:
-        return None
-
-
-# -- --from ----------------------------------------------------------------------------------------
-
-
-def _source(text: str, here: Here, of: TrainingDirectory | None = None) -> Source:
-    """The job, training or folder that a person named. ``of``: the training that this job has taken.
-
-    Raises :class:`PreflightError`, ``NoSuchJob``.
-    """
-    if text == LATEST:
-        newest = newest_of_script(here.root, here.directory.path, here.kind.value, here.command, here.cwd)
-        if newest is None:
-            raise PreflightError(
-                f"--from latest: in {here.root} no job of {here.command[0]}, submitted from {here.cwd}, has "
-                "left a checkpoint",
-                fix="give a job's id, or its folder; or leave out --from to begin anew",
-                code=ExitCode.NO_INPUT,
-            )
-        return _free(newest, here)
-    path = Path(here.cwd, text)
-    named = TrainingDirectory.of(here.root, text) if is_name(text) else None
-    if named is not None and named.path.is_dir() and not (text.isdigit() and (here.root / text).is_dir()):
-        return _of_training(named, here, of)
-    if TrainingDirectory(path).chapters.exists():
-        return _of_training(TrainingDirectory(path), here, of)
-    if path.is_dir() and not JobDirectory(path).journal.exists() and _has_checkpoints(path):
-        return _of_folder(path)
-    try:
-        directory = find(text, str(here.root))
-    except NoSuchJob:
-        if not path.is_dir():
-            directory = find(text, None)  # submitted from elsewhere
-        else:
-            raise
-    earlier = earlier_job(JobDirectory(Path(os.path.abspath(directory.path))))
-    if earlier is None or not policy.tells(earlier.state):
-        raise PreflightError(
-            f"--from {text}: job {text} ended before its training began, so it has no checkpoint",
-            fix="give an earlier job, or leave out --from to begin anew",
-            code=ExitCode.NO_INPUT,
-        )
-    return _free(earlier, here)
-
-
-def _free(earlier: Earlier, here: Here) -> Source:
-    """``earlier``, which must have ended."""
-    source = _of_job(earlier)
-    if earlier.directory.path != here.directory.path:
-        await_free(
-            earlier.chapter, earlier.directory, here.asked._replace(what=f"the folder of job {earlier.name}")
-        )
-    return source
-
-
-def _of_training(training: TrainingDirectory, here: Here, of: TrainingDirectory | None) -> Source:
-    check_own_folder(training.path)
-    chapters = [chapter for chapter in training.read() if not _is_mine(chapter, here)]
-    if chapters and (of is None or not _same(of.path, training.path)):
-        asked = here.asked._replace(what=f"training {training.name}")
-        await_free(chapters[-1], training.job(chapters[-1]), asked)
-    found = _newest_that_tells(training, chapters)
-    if found is None:
-        raise PreflightError(
-            f"no job of training {training.name} in {training.path} has left a checkpoint",
-            fix="give another job, training or folder, or leave out --from to begin anew",
-            code=ExitCode.NO_INPUT,
-        )
-    return found
-
-
-def _has_checkpoints(path: Path) -> bool:
-    return any(name.startswith("gen-") for name in names_in(path))
-
-
-def _of_folder(path: Path) -> Source:
-    """A folder of checkpoints that somebody has put somewhere."""
-    check_own_folder(path)
-    store = CheckpointStore(path)
-    sizes = {ref: store.world_size(ref) for ref in store.complete()}
-    runs: dict[str, None] = {}
-    for ref, size in sizes.items():
-        try:
-            runs[read_sidecar(store.part_path(ref, 0, size)).header.run_id] = None
-        except CheckpointError:
-            continue
-    if not sizes:
-        raise PreflightError(
-            f"no checkpoint in {path} is complete",
-            fix="give another folder, or leave out --from to begin anew",
-            code=ExitCode.NO_INPUT,
-        )
-    return Source(policy.of_folder(str(path), sizes, tuple(runs), time.time()), store)
 
 
 def _hint(here: Here) -> Iterator[str]:

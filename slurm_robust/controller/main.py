@@ -15,10 +15,11 @@ from msgspec import structs
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import preflight, supervisor
 from slurm_robust.controller.checkpoints import layout_of
-from slurm_robust.controller.continuing import NOTHING, Here, Wish, check_still_ours, start
+from slurm_robust.controller.continuing import NOTHING, Wish, check_still_ours, start
 from slurm_robust.controller.holding import Asked
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import job_directory, sizes
+from slurm_robust.controller.sources import Here
 from slurm_robust.controller.takeover import watch
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.doctor.facts import Facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -16,9 +17,15 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import ASIDE, Chapter, storage_of
 from slurm_robust.policy.continuing import counted, lineage, tells
 from slurm_robust.util.files import names_in
+from slurm_robust.util.ours import check_own_folder, read_ours
 
 MOST_JOBS = 200
 """Of a folder with more, only those whose journals changed last are looked at."""
+
+MOST_READ = 20
+"""Of the same script; a journal of months takes seconds."""
+
+_FIRST_LINE = 65536  # bytes
 
 
 class Earlier(Record):
@@ -135,10 +142,11 @@ def newest_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...],
             folders.append((journal.stat().st_mtime, root / name))
         except OSError:
             continue
-    for _, path in sorted(folders, reverse=True)[:MOST_JOBS]:
-        if path == own or not _is_of(JobDirectory(path), kind, command, cwd):
-            continue
+    newest = (path for _, path in sorted(folders, reverse=True)[:MOST_JOBS] if path != own)
+    alike = (path for path in newest if _is_of(JobDirectory(path), kind, command, cwd))
+    for path in islice(alike, MOST_READ):
         try:
+            check_own_folder(path)
             found = _read(JobDirectory(path))
         except (OSError, JournalDamaged):
             continue
@@ -149,8 +157,7 @@ def newest_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...],
 
 def _is_of(directory: JobDirectory, kind: str, command: tuple[str, ...], cwd: str) -> bool:
     try:
-        with directory.journal.open("rb") as file:
-            first = ev.decode_event(file.readline())
+        first = ev.decode_event(read_ours(directory.journal, _FIRST_LINE).partition(b"\n")[0])
     except (OSError, msgspec.DecodeError):
         return False
     return (

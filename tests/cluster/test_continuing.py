@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.sandbox import Sandbox
-from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob
 from tests.cluster.undisturbed import undisturbed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -105,8 +107,9 @@ def test_fresh_begins_anew_and_old_jobs_are_still_to_be_had(sandbox: Sandbox) ->
     assert restored(fresh) == -1
     assert "training anew as it was is now" in fresh.log
     assert weights(sandbox, "fresh.sha") == undisturbed(2, TINY)
-    listed = sandbox.exec(["srobust", "checkpoint", "ls", str(old.folder)], user=USER, check=True).stdout
-    assert "training-anew.old-" in listed or "complete" in listed
+    folder = f"/home/{USER}/srobust-jobs/{old.id}"  # as the sandbox sees it
+    listed = sandbox.exec(["srobust", "checkpoint", "ls", "--json", folder], user=USER, check=True).stdout
+    assert "/training-anew.old-" in listed
     branch = submit(sandbox, f"--from {old.id} --step 9", TINY, "branch.sha")
     assert branch.wait_end() == 0, branch.log
     assert restored(branch) == 9
@@ -114,10 +117,7 @@ def test_fresh_begins_anew_and_old_jobs_are_still_to_be_had(sandbox: Sandbox) ->
 
 
 def test_without_a_name_latest_goes_on_and_a_new_job_says_what_was_left(sandbox: Sandbox) -> None:
-    first = submit(sandbox, "", TINY, "first.sha")
-    script = sandbox.home(USER) / "latest.py"
-    script.write_bytes((sandbox.home(USER) / "tiny.py").read_bytes())
-    cancel(sandbox, first)
+    shutil.copy(SCRIPTS / "tiny.py", sandbox.home(USER) / "latest.py")
     words = TINY.replace("tiny.py", "latest.py")
     left = submit(sandbox, "", words, "latest.sha")
     until_stored(left, 19)

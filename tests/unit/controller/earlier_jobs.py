@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from slurm_robust.controller.continuing import Here
 from slurm_robust.controller.holding import Asked, Clock
+from slurm_robust.controller.sources import Here
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec

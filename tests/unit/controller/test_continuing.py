@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.controller.continuing import NOTHING, Here, Started, Wish, check_still_ours, start
+from slurm_robust.controller.continuing import NOTHING, Started, Wish, check_still_ours, start
 from slurm_robust.controller.preflight import PreflightError
+from slurm_robust.controller.sources import Here
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
@@ -417,6 +418,16 @@ def test_another_script_or_folder_is_nothing_to_speak_of(
 def test_neither_is_a_job_that_still_runs(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     jobs.job(7, *ran(1, 40), stored=(ref(1, 40),))
     jobs.slurm.put(7, "RUNNING")
+    start(NOTHING, jobs.here(8))
+    assert not capfd.readouterr().out
+
+
+def test_a_trap_in_a_shared_folder_of_jobs_is_not_waited_for(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trap = jobs.root / "66"
+    trap.mkdir()
+    os.mkfifo(JobDirectory(trap).journal)
     start(NOTHING, jobs.here(8))
     assert not capfd.readouterr().out
 

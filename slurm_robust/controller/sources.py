@@ -1,0 +1,189 @@
+"""From which earlier job a new one goes on: what its owner named, or the newest of its training."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from slurm_robust.checkpoint.errors import CheckpointError
+from slurm_robust.checkpoint.part import read_sidecar
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.controller.holding import Asked, await_free
+from slurm_robust.controller.preflight import PreflightError
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.training import Chapter, TrainingDirectory, is_name
+from slurm_robust.policy import continuing as policy
+from slurm_robust.report.earlier import Earlier, earlier_job, newest_of_script
+from slurm_robust.report.find import NoSuchJob, find
+from slurm_robust.util.files import names_in
+from slurm_robust.util.ours import check_own_folder
+
+LATEST = "latest"
+
+
+class Here(NamedTuple):
+    """The job that starts."""
+
+    directory: JobDirectory
+    chapter: Chapter
+    """It, as it would be written down."""
+    storage: Path
+    """Where its checkpoints will be."""
+    kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+    keep: int
+    """Checkpoints that are kept."""
+    asked: Asked
+    fits: Callable[[int], object] = lambda _: None
+    """Raises :class:`PreflightError` where the nodes are too few after a job of so many slots (0: any)."""
+
+    @property
+    def root(self) -> Path:
+        """The folder of the folders of all jobs."""
+        return self.directory.path.parent
+
+
+class Source(NamedTuple):
+    """From where it goes on."""
+
+    event: ev.Continued
+    store: CheckpointStore
+    reasons: Mapping[CheckpointId, str] = {}
+    earlier: Earlier | None = None
+    jobs: Mapping[int, str] = {}
+    """The ids of jobs as squeue shows them."""
+
+
+def is_mine(chapter: Chapter, here: Here) -> bool:
+    """Whether it is this job, which took the training in a start that did not get far."""
+    own = here.chapter
+    same = (chapter.job_id, chapter.cluster, chapter.folder) == (own.job_id, own.cluster, own.folder)
+    if chapter.submitted is None or own.submitted is None:
+        return same
+    return same and own.submitted >= chapter.submitted
+
+
+def newest_that_tells(training: TrainingDirectory, chapters: Sequence[Chapter]) -> Source | None:
+    """What counts after the newest of these jobs that has something to tell."""
+    for chapter in reversed(chapters):
+        found = earlier_job(training.job(chapter), chapter.run_id)
+        if found is not None and policy.tells(found.state):
+            return _of_job(found)._replace(jobs={each.job_id: each.job for each in chapters})
+    return None
+
+
+def _of_job(found: Earlier) -> Source:
+    check_own_folder(found.directory.path)
+    event = policy.lineage(found.state, str(found.directory.path), time.time())
+    return Source(event, CheckpointStore(found.storage), found.state.banned, found, found.jobs)
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether both are one folder."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def stored(store: CheckpointStore) -> list[CheckpointId] | None:
+    """What is complete there; None where storage does not say."""
+    try:
+        return store.complete()
+    except OSError:
+        return None
+
+
+def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> Source:
+    """The job, training or folder that a person named. ``of``: the training that this job has taken.
+
+    Raises :class:`PreflightError`, ``NoSuchJob``.
+    """
+    if text == LATEST:
+        newest = newest_of_script(here.root, here.directory.path, here.kind.value, here.command, here.cwd)
+        if newest is None:
+            raise PreflightError(
+                f"--from latest: in {here.root} no job of {here.command[0]}, submitted from {here.cwd}, has "
+                "left a checkpoint",
+                fix="give a job's id, or its folder; or leave out --from to begin anew",
+                code=ExitCode.NO_INPUT,
+            )
+        return _free(newest, here)
+    path = Path(here.cwd, text)
+    named = TrainingDirectory.of(here.root, text) if is_name(text) else None
+    if named is not None and named.path.is_dir() and not (text.isdigit() and (here.root / text).is_dir()):
+        return _of_training(named, here, of)
+    if TrainingDirectory(path).chapters.exists():
+        return _of_training(TrainingDirectory(path), here, of)
+    if path.is_dir() and not JobDirectory(path).journal.exists() and _has_checkpoints(path):
+        return _of_folder(path)
+    try:
+        directory = find(text, str(here.root))
+    except NoSuchJob:
+        if not path.is_dir():
+            directory = find(text, None)  # submitted from elsewhere
+        else:
+            raise
+    check_own_folder(directory.path)
+    earlier = earlier_job(JobDirectory(Path(os.path.abspath(directory.path))))
+    if earlier is None or not policy.tells(earlier.state):
+        raise PreflightError(
+            f"--from {text}: job {text} ended before its training began, so it has no checkpoint",
+            fix="give an earlier job, or leave out --from to begin anew",
+            code=ExitCode.NO_INPUT,
+        )
+    return _free(earlier, here)
+
+
+def _free(earlier: Earlier, here: Here) -> Source:
+    """``earlier``, which must have ended."""
+    source = _of_job(earlier)
+    if earlier.directory.path != here.directory.path:
+        await_free(
+            earlier.chapter, earlier.directory, here.asked._replace(what=f"the folder of job {earlier.name}")
+        )
+    return source
+
+
+def _of_training(training: TrainingDirectory, here: Here, of: TrainingDirectory | None) -> Source:
+    check_own_folder(training.path)
+    chapters = [chapter for chapter in training.read() if not is_mine(chapter, here)]
+    if chapters and (of is None or not same(of.path, training.path)):
+        asked = here.asked._replace(what=f"training {training.name}")
+        await_free(chapters[-1], training.job(chapters[-1]), asked)
+    found = newest_that_tells(training, chapters)
+    if found is None:
+        raise PreflightError(
+            f"no job of training {training.name} in {training.path} has left a checkpoint",
+            fix="give another job, training or folder, or leave out --from to begin anew",
+            code=ExitCode.NO_INPUT,
+        )
+    return found
+
+
+def _has_checkpoints(path: Path) -> bool:
+    return any(name.startswith("gen-") for name in names_in(path))
+
+
+def _of_folder(path: Path) -> Source:
+    """A folder of checkpoints that somebody has put somewhere."""
+    check_own_folder(path)
+    store = CheckpointStore(path)
+    sizes = {ref: store.world_size(ref) for ref in store.complete()}
+    runs: dict[str, None] = {}
+    for ref, size in sizes.items():
+        try:
+            runs[read_sidecar(store.part_path(ref, 0, size)).header.run_id] = None
+        except CheckpointError:
+            continue
+    if not sizes:
+        raise PreflightError(
+            f"no checkpoint in {path} is complete",
+            fix="give another folder, or leave out --from to begin anew",
+            code=ExitCode.NO_INPUT,
+        )
+    return Source(policy.of_folder(str(path), sizes, tuple(runs), time.time()), store)
