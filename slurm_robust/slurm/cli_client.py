@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -350,7 +351,11 @@ class CliSlurmClient:
         return next((job for job in found if job.job_id == job_id), found[0])
 
     def _output(self, command: list[str]) -> str:
-        return self._check(self._complete(command)).stdout
+        done = self._complete(command)
+        if done.exit_code == -signal.SIGTERM:
+            # Where Slurm ends a run, it ends the commands of the run as well, the one that asks it why, too.
+            done = self._complete(command)
+        return self._check(done).stdout
 
     def _output_or_nothing(self, command: list[str]) -> str:
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from msgspec import structs
+
 from slurm_robust.controller.context import ORDERED_S, RECONNECT_S
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
@@ -155,6 +157,9 @@ class Saving:
         kill_wait_s = core.departure.kill_wait_s if core.leaving else None
         told = loss.describe(kill_wait_s, again=isinstance(self._then, ToRequeueing))
         text = f"{ref} was only in memory: {told}"
+        if isinstance(self._then, ToRequeueing) and not self._is_lost(core, late, now):
+            # All parts live on: the next run is to get the nodes that have them.
+            self._then = structs.replace(self._then, holders=tuple(self._orders))
         core.note(text, "", now)
         core.emit(Say(text=text))
 

@@ -100,6 +100,8 @@ def test_without_the_node_that_has_to_write_nothing_is_waited_for() -> None:
     assert job.mono - begun < 10
     lost = "are lost unless the next run gets the same nodes: n1 did not write it"
     assert any(lost in text for text in job.said)
+    (asked,) = job.events(ev.RequeueStarted)
+    assert asked.holders == (), "a dead node has nothing any more"
 
 
 def test_near_the_end_of_time_storage_is_waited_for_a_while_only() -> None:
@@ -110,6 +112,9 @@ def test_near_the_end_of_time_storage_is_waited_for_a_while_only() -> None:
     begun = job.mono
     job.until(lambda: bool(job.requeued))
     assert LAST_STORE_S <= job.mono - begun < LAST_STORE_S + 5
+    (asked,) = job.events(ev.RequeueStarted)
+    assert asked.holders == ("n1", "n2"), "they alone have step 4, so the next run is to get them"
+    assert job.core.state.asked_by_name == asked.holders
 
 
 def test_what_a_refused_requeue_has_written_is_not_written_again() -> None:

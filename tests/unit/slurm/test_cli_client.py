@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.commands import data_parser
+from slurm_robust.slurm.need import Size
 from slurm_robust.slurm.process import CommandTimeout, CompletedCommand
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest
 from slurm_robust.slurm.values import parse_version
@@ -162,6 +164,36 @@ def test_requeue_of_a_pending_job_is_harmless() -> None:
 def test_cancel_of_what_has_ended_is_harmless() -> None:
     gone = failed("scancel: error: Kill job error on job step id 17: Invalid job id specified", 225)
     CliSlurmClient(run=Script({"scancel": gone})).cancel(17, step_id="7")
+
+
+def test_a_command_that_dies_of_the_end_of_the_run_is_asked_again() -> None:
+    """Slurm sends SIGTERM to all processes of the run that it ends; a submission is not repeated."""
+    job = (DATA / "slurm_text/22.05.8/job_running.txt").read_text()
+
+    class Ending(Script):
+        def __call__(self, command: Sequence[str], **more: object) -> CompletedCommand:
+            done = super().__call__(command, **more)  # type: ignore[arg-type]
+            is_first = self.asked.count(" ".join(command)) == 1
+            return structs.replace(done, exit_code=-15, stdout="") if is_first else done
+
+    script = Ending({"sinfo": "slurm-wlm 22.05.8", "scontrol -d show job 41": job, "sbatch": "7"})
+    assert CliSlurmClient(run=script).job(41).job_id == 41
+    assert script.asked.count("scontrol -d show job 41") == 2
+    with pytest.raises(errors.SlurmCommandError):
+        CliSlurmClient(run=script).submit(SubmitRequest(command=("job.sh",)))
+    assert sum(asked.startswith("sbatch") for asked in script.asked) == 1
+
+
+def test_the_size_of_a_running_job_is_never_sent() -> None:
+    """Slurm would take it as: shrink to so many nodes."""
+    script = Script(
+        {
+            "sinfo": "slurm-wlm 22.05.8",
+            "scontrol -d show job": (DATA / "slurm_text/22.05.8/job_running.txt").read_text(),
+        }
+    )
+    with pytest.raises(errors.JobNotPending):
+        CliSlurmClient(run=script).set_size(41, Size(least=4, most=5, tasks=5, cpus=5))
 
 
 def test_steps_of_a_job_without_any() -> None:
