@@ -60,7 +60,9 @@ class ExitCode(IntEnum):
     """
 
     REQUEUED = 75
-    """The job was requeued and continues in its next run. Nothing to do."""
+    """The job was requeued and continues in its next run. Nothing to do; if it stays PENDING, ``srobust
+    status JOB`` says what it waits for and which command starts it now.
+    """
 
     OTHER_CONTROLLER = 76
     """Another live controller holds the job, or another job holds the [training](trainings.md). The message
