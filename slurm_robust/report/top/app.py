@@ -248,7 +248,6 @@ class JobPage(Page):
         self.number = number
         self._order, self._wrong = Order.SLOT, False
         self._rows: list[NodeMoment] = []
-        self._selected = ""
 
     def compose(self) -> ComposeResult:
         """The job, its nodes, the selected one, the keys."""
@@ -274,25 +273,29 @@ class JobPage(Page):
             self.query_one("#head", Lines).show([((trouble or "looking at the job", "warn"),)])
             return
         moment = view.moment
+        rows = self.query_one("#nodes", Rows)
+        # Asked now: the message of a key that was just pressed may still be on its way.
+        selected = self._selected(rows)
         self._rows = text.arranged(moment.nodes, self._order, wrong=self._wrong)
         columns = Columns(moment.nodes, width - 1)  # of which the scroll bar takes one
         places = {node.node: place for place, node in enumerate(self._rows)}
-        rows = self.query_one("#nodes", Rows)
         self.query_one("#head", Lines).show(text.head(view, width, trouble))
         self.query_one("#heads", Lines).show([columns.heads()])
         nodes = self._rows
         if nodes:
-            rows.show(len(nodes), lambda index: columns.row(nodes[index]), places.get(self._selected))
+            place = places.get(selected.node) if selected is not None else None
+            rows.show(len(nodes), lambda index: columns.row(nodes[index]), place)
         else:
             empty = "nothing is wrong with any node" if self._wrong else "no node is known"
             rows.show(1, lambda index: ((f"      {empty}", "label"),))
         self._show_foot(view)
 
     def _show_foot(self, view: JobView) -> None:
-        rows = self.query_one("#nodes", Rows)
-        node = self._rows[rows.cursor] if rows.cursor < len(self._rows) else None
-        self._selected = node.node if node is not None else ""
+        node = self._selected(self.query_one("#nodes", Rows))
         self.query_one("#foot", Lines).show(text.foot(node, view.moment, self.size.width, FOOT))
+
+    def _selected(self, rows: Rows) -> NodeMoment | None:
+        return self._rows[rows.cursor] if rows.cursor < len(self._rows) else None
 
     def on_rows_moved(self, message: Rows.Moved) -> None:
         """Another node is selected."""

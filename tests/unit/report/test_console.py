@@ -30,7 +30,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def test_a_bar_shows_bytes_and_their_rate(terminal: Terminal) -> None:
     with contextlib.redirect_stderr(terminal), Bar("verifying", 1e7, BYTES) as bar:
         bar.advance(5e6)
-        wait_for(lambda: "5.0/10.0 MB" in terminal.getvalue(), 10)
+        wait_for(lambda: "5.0/10.0 MB" in terminal.getvalue())
     assert terminal.getvalue().endswith("\x1b[2K")  # the line is empty again
 
 
@@ -38,13 +38,13 @@ def test_things_are_counted_with_their_rate(terminal: Terminal) -> None:
     with contextlib.redirect_stderr(terminal):
         for number in track(range(4), "exporting", "parts"):
             if number == 3:
-                wait_for(lambda: "3/4" in terminal.getvalue() and "parts/s" in terminal.getvalue(), 10)
+                wait_for(lambda: "3/4" in terminal.getvalue() and "parts/s" in terminal.getvalue())
 
 
 def test_what_nobody_can_count_says_what_it_does(terminal: Terminal) -> None:
     with contextlib.redirect_stderr(terminal), Bar("asking") as bar:
         bar.say("\x1b[2Jmore [bold]x[/]")
-        wait_for(lambda: "more [bold]x[/]" in terminal.getvalue(), 10)
+        wait_for(lambda: "more [bold]x[/]" in terminal.getvalue())
     assert "\x1b[2J" not in terminal.getvalue()
 
 

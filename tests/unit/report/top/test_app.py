@@ -20,12 +20,12 @@ from textual.pilot import Pilot
 
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.moment import NodeMoment, NodeState
-from slurm_robust.report.top.app import Top
+from slurm_robust.report.top.app import JobPage, Rows, Top
 from slurm_robust.report.top.feed import JobFeed
 from tests.unit.report.top.fake_folder import FakeFolder
 from tests.unit.sample_moment import node_moment
+from tests.waiting import HANG_S
 
-DEADLINE_S = 20.0
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/]\u202e\ud7ff"
 
 
@@ -38,7 +38,7 @@ def text_of(app: Top) -> str:
 
 async def until(pilot: Pilot[None], app: Top, part: str, without: str = "\0") -> str:
     """What is shown once it has ``part``, and not ``without`` below the line of columns."""
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + HANG_S
     while part not in (text := text_of(app)) or without in text.partition("s/step heard")[2]:
         assert time.monotonic() < end, f"no {part!r}, or still {without!r}, in\n{text}"
         await pilot.pause(0.02)
@@ -102,6 +102,25 @@ def test_it_follows_the_job_and_keeps_the_selected_node(folder: FakeFolder) -> N
     run([folder], test)
 
 
+def test_a_look_at_the_job_takes_back_no_key_that_was_just_pressed(folder: FakeFolder) -> None:
+    """Whichever of the two messages comes first, that of the key or that of the look."""
+
+    async def test(pilot: Pilot[None], app: Top) -> None:
+        await until(pilot, app, "gpu0000")
+        page = app.page
+        assert isinstance(page, JobPage)
+        rows = page.query_one("#nodes", Rows)
+        for place in (1, 2):
+            rows.action_move(1)
+            page.redraw()
+            assert rows.cursor == place
+        page.action_wrong()
+        page.redraw()
+        await until(pilot, app, "gpu1199", without="gpu0002")
+
+    run([folder], test)
+
+
 def test_help_and_incidents_open_and_close(folder: FakeFolder) -> None:
     async def test(pilot: Pilot[None], app: Top) -> None:
         await until(pilot, app, "gpu0000")
@@ -156,7 +175,7 @@ class Terminal:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
     def read_until(self, part: bytes) -> None:
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + HANG_S
         while part not in self.seen:
             assert time.monotonic() < end, self.seen[-3000:]
             if select.select([self._fd], [], [], 0.1)[0]:
