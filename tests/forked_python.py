@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,9 @@ from typing import Any
 from tests.ranks import processes
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# For what takes microseconds, on a machine with much else to do.
+_RESOLVE_S = 5
 
 
 class ForkedPython:
@@ -142,7 +146,7 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
         ends, start_new_session = more[7:13], more[18]
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid = os.fork()
+        self.pid = _fork()
         if self.pid == 0:
             code = 1
             try:
@@ -159,6 +163,28 @@ class ForkingPopen(subprocess.Popen):  # type: ignore[type-arg]
                 os._exit(code)
         self._child_created = True
         self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
+
+
+def _fork() -> int:
+    """As ``os.fork``, but of a process with threads: what one of them has locked, nobody opens in the child.
+
+    The C library sees to its memory, not to its resolver. A child that cannot resolve is replaced.
+    """
+    while True:
+        reads, writes = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_RESOLVE_S)
+            socket.getaddrinfo("127.0.0.1", 1)
+            signal.alarm(0)
+            os.write(writes, b"x")
+        os.close(writes)
+        well = pid == 0 or os.read(reads, 1)
+        os.close(reads)
+        if well:
+            return pid
+        os.waitpid(pid, 0)
 
 
 def _close_all_but(kept: set[int]) -> None:
@@ -203,6 +229,10 @@ def _become(words: Sequence[str], environ: Mapping[str, str], cwd: str) -> None:
     os.chdir(cwd)
     # Not as the process by which this one was started.
     multiprocessing.set_start_method("fork", force=True)
+    # PyTorch reads it when it is imported, which was before: sums differ in their last bits by the threads.
+    threads, torch = environ.get("OMP_NUM_THREADS", ""), sys.modules.get("torch")
+    if torch is not None and threads.isdecimal() and int(threads) != torch.get_num_threads():
+        torch.set_num_threads(int(threads))
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     what, *rest = words

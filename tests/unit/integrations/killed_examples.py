@@ -31,7 +31,7 @@ class Example:
         ranks = self._start()
         try:
             for rank in ranks:
-                rank.join(100.0)
+                rank.join(250.0)
             codes = [rank.exitcode for rank in ranks]
         finally:
             end(ranks)
@@ -43,10 +43,10 @@ class Example:
         """Run until rank 0 has completed ``step``, SIGKILL ``victim``, then the others as a launcher does."""
         ranks = self._start()
         try:
-            wait_for(lambda: self.step() >= step or _ended(ranks), 100.0, f"step {step}")
+            wait_for(lambda: self.step() >= step or _ended(ranks), 250.0, f"step {step}")
             assert not _ended(ranks), self.log(*range(self._ranks))
             ranks[victim].kill()
-            ranks[victim].join(30.0)
+            ranks[victim].join(60.0)
         finally:
             end(ranks)
 
