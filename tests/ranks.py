@@ -72,7 +72,7 @@ def end(ranks: Sequence[Any]) -> None:
     for rank in ranks:
         rank.kill()
     for rank in ranks:
-        rank.join(30.0)
+        rank.join(60.0)
 
 
 def free_port() -> int:

@@ -83,7 +83,7 @@ class DiagnoserContract:
         thread = threading.Thread(target=lambda: done.append(_diagnose(diagnoser)))
         thread.start()
         diagnoser.stop()
-        thread.join(timeout=30.0)
+        thread.join(timeout=60)
         assert [found.suspects for found in done] == [()]
 
 

@@ -94,7 +94,7 @@ class GpusContract:
 
         thread = threading.Thread(target=work)
         thread.start()
-        thread.join(30.0)
+        thread.join(60.0)
         assert (refusals, done) == ([0], [True])
         world.gpus.unregister(target.data_ptr())
 

@@ -49,7 +49,7 @@ def test_a_process_of_the_run_is_seen_and_ended(
     assert found.returncode == 1
     assert f"left over: process {child.pid}: cat" in found.stderr
     assert call("kill", tmp_path / "state").returncode == 0
-    assert child.wait(timeout=10) == -9
+    assert child.wait(timeout=60) == -9
     assert f"process {child.pid}:" not in call("compare", before, tmp_path / "state").stderr
 
 

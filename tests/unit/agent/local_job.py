@@ -29,6 +29,7 @@ from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, P
 from slurm_robust.wire.sockets import ControllerSocket
 from tests.forked_python import ForkedPython
 from tests.users import run_as
+from tests.waiting import HANG_S
 
 Agent: TypeAlias = "subprocess.Popen[bytes] | ForkedPython"
 
@@ -79,7 +80,9 @@ class ScriptedController:
         """The newest heartbeat of ``node``."""
         return next((b for _, b in reversed(self.heartbeats) if b.node == node), None)
 
-    def wait_for(self, node: str, condition: Callable[[Heartbeat], bool], timeout: float = 20.0) -> Heartbeat:
+    def wait_for(
+        self, node: str, condition: Callable[[Heartbeat], bool], timeout: float = HANG_S
+    ) -> Heartbeat:
         """The first newest heartbeat of ``node`` that meets ``condition``."""
         deadline = time.monotonic() + timeout
         while True:
@@ -229,7 +232,7 @@ def rival(port: int, uid: int) -> Iterator[None]:
         yield
     finally:
         os.close(end)
-        process.join(10)
+        process.join(60)
         for pipe in (begun, begin, over):
             os.close(pipe)
 

@@ -77,7 +77,7 @@ def test_a_source_killed_in_mid_stream_leaves_the_older_copy(make: MakeNode, shm
     for _ in range(5):
         sink.launch(1, (1,))
         with process("source", shm, job, str(sink.service.port), "32"):
-            wait_for(lambda: len(sink.peer_steps(0)) == 2, 30)
+            wait_for(lambda: len(sink.peer_steps(0)) == 2)
             pause(rng.uniform(0, 0.2))
         wait_for(lambda: not sink.service._buffers._busy)
         assert sink.peer_steps(0)
@@ -94,7 +94,7 @@ def test_an_agent_killed_while_it_receives_leaves_no_torn_copy(make: MakeNode, s
             process("sink", shm, job) as (sink, port),
             process("source", shm, job, port.decode().strip(), "32"),
         ):
-            wait_for(lambda: len(peer_steps(folder_of("sink", shm), 0)) == 2, 30)
+            wait_for(lambda: len(peer_steps(folder_of("sink", shm), 0)) == 2)
             pause(rng.uniform(0, 0.2))
             sink.kill()
             sink.wait()
@@ -290,10 +290,12 @@ def test_training_is_not_held_by_a_peer_that_hangs(make: MakeNode, monkeypatch: 
         for step in range(5):
             a.snapshot(0, step)
         assert "timed out" in wait_for(a.service.notes)[0]
+        for limit in ("PROGRESS_S", "HANDSHAKE_S"):
+            monkeypatch.setattr(copychannel, limit, 600.0)  # of what is tried from now on
         began = time.monotonic()
         a.service.launched(a.launch(2, (0,)))
         a.close()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 60
 
 
 def test_a_node_with_too_many_threads_refuses_and_takes_the_next(make: MakeNode, job: Path) -> None:

@@ -12,7 +12,7 @@ from slurm_robust.checkpoint.image import read_header
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from tests.unit.agent.copy_nodes import MIB, MakeNode, check, fill
 from tests.unit.agent.local_job import pause
-from tests.waiting import wait_for
+from tests.waiting import HANG_S, wait_for
 
 
 def test_the_newest_two_snapshots_are_on_the_peer_bit_by_bit(make: MakeNode) -> None:
@@ -32,7 +32,7 @@ def test_the_newest_two_snapshots_are_on_the_peer_bit_by_bit(make: MakeNode) -> 
         (0, 3, Tier.PEER),
     }
     wait_for(lambda: a.service.news().lag_s > 0)
-    assert a.service.news().lag_s < 5
+    assert a.service.news().lag_s < HANG_S
     assert a.service.notes() == b.service.notes() == []
 
 
@@ -76,11 +76,13 @@ def test_a_peer_that_is_not_there_yet_is_tried_again_and_noted_once(make: MakeNo
     b.launch(1, (1,))
     wait_for(lambda: b.peer_steps(0) == {(1, 0)})
     b.close(remove=False)
-    for step in (1, 2, 3):
+    a.snapshot(0, 1)
+    (note,) = wait_for(a.service.notes)
+    assert "copies of rank 0 do not reach b" in note
+    for step in (2, 3):
         a.snapshot(0, step)
         pause(0.15)
-    (note,) = a.service.notes()
-    assert "copies of rank 0 do not reach b" in note
+    assert a.service.notes() == []
 
 
 @pytest.mark.slow
@@ -91,7 +93,7 @@ def test_snapshots_that_come_too_fast_are_passed_over_and_reported(make: MakeNod
     for step in range(100):
         a.snapshot(0, step)
         pause(0.02)
-    wait_for(lambda: max(step for _, step in b.peer_steps(0)) > 90)
+    wait_for(lambda: any(step > 90 for _, step in b.peer_steps(0)))  # while a buffer is refilled, neither is
     (note,) = [n for n in a.service.notes() if "fall behind" in n]
     assert "of rank 0 before step" in note
     wait_for(lambda: len(b.peer_steps(0)) == 2)  # the one before is kept while the last one comes in
@@ -106,7 +108,7 @@ def test_the_limit_of_the_bandwidth_is_kept(make: MakeNode) -> None:
     a.snapshot(0, 0, size=16 * MIB)
     wait_for(lambda: b.peer_steps(0) == {(1, 0)})
     took = time.monotonic() - began
-    assert 1.8 < took < 6  # 16 MiB at 8 MiB per second
+    assert took > 1.8  # 16 MiB at 8 MiB per second
 
 
 def test_a_pace_shares_its_limit() -> None:

@@ -104,7 +104,7 @@ def test_memory_is_reserved_before_the_first_byte_is_sent(
     reserve, slowly = os.posix_fallocate, threading.Event()
 
     def reserved(*arguments: int) -> None:
-        slowly.wait(10)
+        slowly.wait(60)
         happened.append("reserved")
         reserve(*arguments)
 
@@ -127,7 +127,7 @@ def test_memory_is_reserved_before_the_first_byte_is_sent(
         thread.start()
         source = Source(rank=0, tier=Tier.MEMORY, address="127.0.0.1", port=listener.getsockname()[1])
         b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(source,))
-        thread.join(20)
+        thread.join(60)
     assert happened == ["reserved", "go", "go"]
     check(b.folder.fetched(0), 0, 5)
     assert int(b.folder.fetch_size(0).read_text()) == image.stat().st_size

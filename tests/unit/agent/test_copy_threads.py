@@ -154,7 +154,7 @@ def test_a_search_for_leftovers_that_fails_is_noted(tmp_path: Path) -> None:
 
     thread = remove_leftovers((tmp_path / "own",), notes, make)
     assert thread is not None
-    thread.join(10)
+    thread.join(60)
     (note,) = notes.take()
     assert "removes what other jobs have left: ZeroDivisionError: broken" in note
 
@@ -167,10 +167,10 @@ def test_work_that_always_fails_is_noted_once_and_ends_when_it_is_stopped() -> N
         raise RuntimeError("broken")
 
     thread = CopyThread("x", "does x", work, notes, stopped)
-    assert calls.acquire(timeout=10)
-    assert calls.acquire(timeout=10)
+    assert calls.acquire(timeout=60)
+    assert calls.acquire(timeout=60)
     stopped.set()
-    thread.join(10)
+    thread.join(60)
     assert len(notes.take()) == 1
 
 

@@ -204,7 +204,7 @@ class TestZygoteLauncher(LauncherContract):
 
 
 def _up(world: RealWorld, rank: int) -> list[str]:
-    wait_for(lambda: world.out(rank).exists() and "up" in world.out(rank).read_text(), 20)
+    wait_for(lambda: world.out(rank).exists() and "up" in world.out(rank).read_text())
     return world.out(rank).read_text().split()
 
 
@@ -215,7 +215,7 @@ def test_workers_die_when_the_agent_is_gone(programs: RealWorld) -> None:
     launcher.spawn(programs.order(1, "has a child", "sleeps"))
     pids = [s.pid for s in reader.wait(Spawned, 2)] + [int(_up(programs, 0)[0])]
     launcher.close()
-    wait_for(lambda: not any(is_alive(pid) for pid in pids), 10)
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_workers_die_with_the_zygote(programs: RealWorld) -> None:
@@ -226,7 +226,7 @@ def test_workers_die_with_the_zygote(programs: RealWorld) -> None:
     programs.destroy(launcher)
     (gone,) = reader.wait(Gone)
     assert "SIGKILL" in gone.reason
-    wait_for(lambda: not is_alive(spawned.pid), 10)
+    wait_for(lambda: not is_alive(spawned.pid))
 
 
 def test_term_and_kill_reach_the_whole_group(programs: RealWorld) -> None:
@@ -237,7 +237,7 @@ def test_term_and_kill_reach_the_whole_group(programs: RealWorld) -> None:
     child = int(_up(programs, 0)[0])
     launcher.terminate(reader.wait(Spawned)[0].pid)
     reader.wait(Exited)
-    wait_for(lambda: not is_alive(child), 10)
+    wait_for(lambda: not is_alive(child))
 
 
 def test_what_an_ended_worker_left_is_swept(programs: RealWorld) -> None:
@@ -250,7 +250,7 @@ def test_what_an_ended_worker_left_is_swept(programs: RealWorld) -> None:
     assert is_alive(child)
     assert Path(f"/proc/{exited.pid}").exists()
     launcher.sweep()
-    wait_for(lambda: not is_alive(child) and not Path(f"/proc/{exited.pid}").exists(), 10)
+    wait_for(lambda: not is_alive(child) and not Path(f"/proc/{exited.pid}").exists())
 
 
 def test_children_in_sessions_of_their_own_end_when_no_worker_lives(programs: RealWorld) -> None:

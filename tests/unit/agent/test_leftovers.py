@@ -37,7 +37,7 @@ def sweep(cluster: FakeCluster, own: Path, *also: Path) -> list[str]:
     notes = Notes()
     thread = remove_leftovers((own, *also), notes, lambda: FakeSlurm(cluster))
     if thread is not None:
-        thread.join(10)
+        thread.join(60)
     return notes.take()
 
 

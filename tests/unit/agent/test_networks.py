@@ -166,7 +166,7 @@ def test_copies_use_the_named_network(namespaces: tuple[str, str], shm: Path) ->
             assert node.stdin is not None
             node.stdin.write(other)
             node.stdin.flush()
-        wait_for(lambda: sent(namespaces[0], "copies") > size, 30)
+        wait_for(lambda: sent(namespaces[0], "copies") > size)
         assert sent(namespaces[0], "heartbeats") < MIB
     finally:
         for node in nodes:

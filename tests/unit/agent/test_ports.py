@@ -82,10 +82,10 @@ def test_what_was_handed_over_is_rank_zeros_alone() -> None:
     assert listener is not None
     theirs = listener.dup()
     holder.renew()
-    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    socket.create_connection(("127.0.0.1", port), timeout=60).close()
     theirs.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)
+        socket.create_connection(("127.0.0.1", port), timeout=60)
     holder.close()
 
 
@@ -169,7 +169,7 @@ def test_a_port_for_copies_is_the_last_free_one_and_reached_by_both_protocols() 
         assert bound.getsockname()[1] == ports[1]
         bound.listen()
         for address in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
-            socket.create_connection((address, ports[1]), timeout=5).close()
+            socket.create_connection((address, ports[1]), timeout=60).close()
         holder = PortHolder(ports)
         assert holder.port == ports[0]
         holder.close()

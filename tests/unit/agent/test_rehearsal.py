@@ -177,12 +177,12 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(make_job: MakeJob) -> 
     controller = up(job)
     controller.send("n1", order(limit_s=8.0))
     pid = printed_pid(job, controller)
-    wait_for(lambda: len(family(pid)) == 2, 20)
+    wait_for(lambda: len(family(pid)) == 2)
     mine = family(pid)
-    found = controller.wait_for("n1", lambda b: b.rehearsal is not None and bool(b.rehearsal.reason), 60)
+    found = controller.wait_for("n1", lambda b: b.rehearsal is not None and bool(b.rehearsal.reason))
     assert found.rehearsal is not None
     assert found.rehearsal.reason == "it was not done within 8 s"
-    wait_for(lambda: not any(map(is_alive, mine)), 10)
+    wait_for(lambda: not any(map(is_alive, mine)))
 
 
 WRITER = """
@@ -239,13 +239,13 @@ def test_a_node_that_is_needed_ends_it_at_once(make_job: MakeJob) -> None:
     controller = up(job)
     controller.send("n1", order())
     pid = printed_pid(job, controller)
-    wait_for(lambda: len(family(pid)) == 2, 20)
+    wait_for(lambda: len(family(pid)) == 2)
     mine = family(pid)
     controller.launch("n1", 1, (0, 1))
-    ended = controller.wait_for("n1", lambda b: b.generation == 1 and b.phase is Phase.ENDED, 60)
+    ended = controller.wait_for("n1", lambda b: b.generation == 1 and b.phase is Phase.ENDED)
     assert [e.code for e in ended.exits] == [0, 0]
     assert ended.rehearsal == Rehearsal(number=1, state=RehearsalState.ENDED)
-    wait_for(lambda: not any(map(is_alive, mine)), 10)
+    wait_for(lambda: not any(map(is_alive, mine)))
 
 
 def test_it_ends_with_its_agent(make_job: MakeJob) -> None:
@@ -254,7 +254,7 @@ def test_it_ends_with_its_agent(make_job: MakeJob) -> None:
     controller.send("n1", order())
     pid = printed_pid(job, controller)
     job.agents["n1"].send_signal(signal.SIGKILL)
-    wait_for(lambda: not is_alive(pid), 10)
+    wait_for(lambda: not is_alive(pid))
 
 
 def test_trackers_of_experiments_are_told_to_report_nothing(make_job: MakeJob) -> None:
@@ -317,6 +317,6 @@ def test_one_that_needs_more_memory_than_there_is_is_ended(make_job: MakeJob, tm
         assert over.rehearsal.state is RehearsalState.FAILED
         assert "want of memory: 2.5% of the node's or the job's" in over.rehearsal.reason
         assert over.pid == pid
-        wait_for(lambda: rehearsals.read(time.monotonic()) is None and not alive_in(tmp_path), 10)
+        wait_for(lambda: rehearsals.read(time.monotonic()) is None and not alive_in(tmp_path))
     finally:
         rehearsals.close()

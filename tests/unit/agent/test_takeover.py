@@ -86,9 +86,9 @@ class Watch:
         place = Place(addresses=(self.node,), port=1)
         self.watch.tick(silence_s, controller or self.world.controller, place)
         if (thread := self.watch._thread) is not None:
-            thread.join(10)
+            thread.join(60)
         if (child := self.watch._child) is not None:
-            child.wait(20)
+            child.wait(60)
 
     @property
     def voted(self) -> bool:
@@ -268,4 +268,4 @@ def test_the_agent_stays_for_what_it_has_started(world: World, tmp_path: Path) -
     child = watch.watch._child
     assert child is not None
     watch.watch.guard(lambda: False)
-    assert wait_for(lambda: child.poll() is not None, 1)
+    assert wait_for(lambda: child.poll() is not None)

@@ -114,7 +114,7 @@ class Writer:
     def end(self) -> int:
         """Close its input and wait."""
         self._orders.close()
-        code = self._process.wait(timeout=30)
+        code = self._process.wait(timeout=60)
         self._answers.close()
         return code
 
@@ -303,5 +303,5 @@ def test_storage_that_hangs_holds_up_nobody_but_the_writer(
     folder.mkdir(parents=True)
     os.mkfifo(tmp_path / "storage" / "latest")
     writer.send(images)
-    wait_for(lambda: len(CheckpointStore(tmp_path / "storage").parts(REF)) == 2, timeout=30)
+    wait_for(lambda: len(CheckpointStore(tmp_path / "storage").parts(REF)) == 2)
     assert CheckpointStore(tmp_path / "storage").complete() == [REF]

@@ -69,7 +69,7 @@ def test_the_update_waits_for_the_copy_and_nothing_else_does(folder: MemoryFolde
     assert updating.is_alive()
     assert float(example.model.weights[0].detach()[0]) == 3.0
     gate.set()
-    updating.join(10.0)
+    updating.join(60.0)
     assert float(example.model.weights[0].detach()[0]) == 4.0
     example.snapshotter.settle()
     assert example.snapshotter.blocked_s > 0.05

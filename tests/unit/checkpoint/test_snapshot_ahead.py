@@ -127,9 +127,9 @@ def test_a_copy_is_ahead_only_after_an_update_that_had_to_wait(folder: MemoryFol
     assert job is not None
     updating = threading.Thread(target=example.update)
     updating.start()
-    wait_for(lambda: job.held_up, 10, "the update waits")
+    wait_for(lambda: job.held_up, message="the update waits")
     gate.set()
-    updating.join(10.0)
+    updating.join(60.0)
     example.take(5)
     assert example.watch.adopted
     copied(example)
@@ -369,7 +369,7 @@ def test_an_update_of_another_thread_waits_for_a_copy_begun_ahead(example: Watch
     updating.join(0.05)
     assert updating.is_alive()
     gate.set()
-    updating.join(10.0)
+    updating.join(60.0)
     assert 4 in example.steps()
     assert same(example.image(4), expected)
 

@@ -201,8 +201,8 @@ def test_thousands_of_tensors_take_milliseconds() -> None:
     one = {"step": torch.ones(()), "m": torch.ones(4), "v": torch.ones(4)}
     value = {"state": {number: dict(one) for number in range(1000)}}
     flatten(value)
-    begun = time.perf_counter()
+    begun = time.thread_time()
     tree, tensors = flatten(value)
     assert len(tensors) == 3000
     unflatten(tree, tensors)
-    assert time.perf_counter() - begun < 0.5  # tens of milliseconds; machines of tests are busy
+    assert time.thread_time() - begun < 0.5  # tens of milliseconds; machines of tests are busy

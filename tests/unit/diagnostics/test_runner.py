@@ -88,10 +88,10 @@ def test_a_diagnosis_that_is_stopped_ends_its_step(slurm: FakeSlurm) -> None:
         target=lambda: found.append(diagnoser.diagnose(held.nodes, bitwise=False, storage="", budget_s=200.0))
     )
     thread.start()
-    assert told.wait(10.0)
+    assert told.wait(60.0)
     wait_for(lambda: slurm.cluster.launched)
     diagnoser.stop()
-    thread.join(10.0)
+    thread.join(60.0)
     (step,) = slurm.cluster.launched
     assert step.request.nodes == held.nodes
     assert step.request.command[1:4] == ("-m", "slurm_robust.diagnostics", "memory")

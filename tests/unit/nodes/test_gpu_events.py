@@ -67,7 +67,7 @@ def test_events_come_in_order_with_their_gpu(gpus: Gpus, watcher: Watcher) -> No
     assert watcher.line() == "ready"
     gpus.xid(3, 79)
     gpus.xid(1, 48)
-    watcher.wait(30)
+    watcher.wait(60)
     seen = [watcher.event()]
     while seen[-1][2] != 48:
         seen.append(watcher.event())
@@ -92,7 +92,7 @@ def test_waiting_ends_in_time_and_goes_on_where_it_was(gpus: Gpus, watcher: Watc
 def test_a_gpu_that_is_lost_ends_the_waiting(gpus: Gpus, watcher: Watcher) -> None:
     assert watcher.line() == "ready"
     gpus.set(3, lost=True)
-    watcher.wait(30)
+    watcher.wait(60)
     assert watcher.event() == (None, "", 0)
     assert watcher.line() == "over"
 
@@ -101,7 +101,7 @@ def test_the_event_of_a_lost_gpu_has_its_name(gpus: Gpus, watcher: Watcher) -> N
     assert watcher.line() == "ready"
     gpus.xid(3, 79)
     gpus.set(3, lost=True)
-    watcher.wait(30)
+    watcher.wait(60)
     assert watcher.event() == (3, gpus.uuid(3), 79)
 
 
@@ -111,7 +111,7 @@ def test_a_gpu_lost_before_the_watch_does_not_hide_the_others(gpus: Gpus) -> Non
     try:
         assert watcher.line() == "ready"
         gpus.xid(1, 31)
-        watcher.wait(30)
+        watcher.wait(60)
         assert watcher.event() == (1, gpus.uuid(1), 31)
     finally:
         watcher.close()
@@ -125,7 +125,7 @@ def test_a_driver_that_does_not_start_is_an_error_with_its_reason(gpus: Gpus, st
     gpus.path.write_text(state) if state else gpus.path.unlink()
     process = start(f"import sys; sys.stderr = sys.stdout\n{WATCHER}", gpus)
     try:
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     except subprocess.TimeoutExpired:
         process.kill()
         raise

@@ -150,10 +150,10 @@ def test_what_hangs_is_the_fault_of_one_check_and_unknown_to_its_neighbours(node
 
 
 def test_what_the_budget_cuts_is_unknown_and_not_hung(node: Node) -> None:
-    patient = source("dead", hang, timeout_s=60.0, hang=DEAD.hang)
+    patient = source("dead", hang, timeout_s=600.0, hang=DEAD.hang)
     begun = time.monotonic()
     report = node.run(check("dead.stuck", patient, too_slow, hangs=True), SPEED, budget_s=0.5)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
     assert outcomes(report) == {"dead.stuck": UNKNOWN, "fans.speed": PASS}
     assert report.findings[0].text.startswith("left out, budget")
     assert report.left_out == {"dead.stuck": "budget"}
@@ -274,7 +274,7 @@ def test_checks_are_chosen_by_context_rule_and_name() -> None:
 def test_gathering_leaves_no_process(node: Node) -> None:
     before = living_children()
     node.run(STUCK, SPEED)
-    wait_for(lambda: living_children() <= before, 10)
+    wait_for(lambda: living_children() <= before)
 
 
 def living_children() -> set[str]:

@@ -92,7 +92,7 @@ def test_endless_output_is_cut_off(tmp_path: Path) -> None:
     begun = time.monotonic()
     found = result(one(command=(script(tmp_path / "x", "exec yes"),)))
     assert (found.outcome, found.text) == (UNKNOWN, "ended by signal 13")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
 
 
 def refused(command: str, host: Host | None = None) -> str:
@@ -148,7 +148,7 @@ def test_a_check_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -
     assert answer.hung
     assert (source.hang.outcome, source.hang.text) == (UNKNOWN, "no answer in 0.5 s")
     pid = note.read_text().strip()
-    wait_for(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text(), 10)
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
 
 
 def test_executables_of_the_folder_are_checks_by_their_names(tmp_path: Path) -> None:

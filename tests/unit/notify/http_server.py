@@ -56,7 +56,7 @@ class Server:
         self.paths.append(handler.path)
         behaviour = self.behaviour
         if behaviour == "hangs":
-            self.over.wait(30)
+            self.over.wait(60)
             return
         if behaviour == "closes":
             handler.close_connection = True

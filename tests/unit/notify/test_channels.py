@@ -151,7 +151,7 @@ def test_all_that_a_late_program_has_started_is_killed(tmp_path: Path) -> None:
     with pytest.raises(ChannelFailed, match="was killed"):
         channel.send(MESSAGE, 0.4)
     pids = [int((tmp_path / name).read_text()) for name in ("near", "far")]
-    wait_for(lambda: all(not is_alive(pid) for pid in pids), 5, "the end of what it started")
+    wait_for(lambda: all(not is_alive(pid) for pid in pids), message="the end of what it started")
 
 
 def is_alive(pid: int) -> bool:
@@ -160,10 +160,10 @@ def is_alive(pid: int) -> bool:
 
 
 def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
-    command = script(tmp_path / "x", f"sleep 60 & echo $! > {tmp_path}/left; echo delivered")
+    command = script(tmp_path / "x", f"sleep 1000 & echo $! > {tmp_path}/left; echo delivered")
     begun = time.monotonic()
     CommandChannel((command,), str(tmp_path), dict(os.environ)).send(MESSAGE, LIMIT_S)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
     os.kill(int((tmp_path / "left").read_text()), 9)
 
 
@@ -239,7 +239,7 @@ def test_an_answer_in_single_bytes_has_its_time(server: Server) -> None:
     begun = time.monotonic()
     with pytest.raises(ChannelFailed, match=r"within 0\.2 s"):
         hook(server, "drips").send(MESSAGE, 0.2)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 60
 
 
 def test_a_server_that_closes_early_may_have_the_message(server: Server) -> None:

@@ -102,8 +102,8 @@ def test_a_process_that_is_killed_and_started_again_tells_everything_once(job: J
     job.configure(keep())
     process = job.start()
     job.write(OPENED)
-    wait_for(lambda: job.texts, 30)
-    wait_for(lambda: job.notified().channels["keep"].sending is None, 10)
+    wait_for(lambda: job.texts)
+    wait_for(lambda: job.notified().channels["keep"].sending is None)
     process.kill()
     process.communicate()
     job.write(CLOSED)
@@ -112,7 +112,7 @@ def test_a_process_that_is_killed_and_started_again_tells_everything_once(job: J
         str(job.directory.journal.stat().st_size),
     )  # of the next supervisor: it tells it all the same
     again = job.start(*since)
-    wait_for(lambda: len(job.texts) == 2, 30)
+    wait_for(lambda: len(job.texts) == 2)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         again.send_signal(number)
     job.write(ev.RunEnded(t=30.0, code=0, reason="done"))
@@ -126,16 +126,16 @@ def test_a_process_that_is_killed_and_started_again_tells_everything_once(job: J
 
 
 def test_a_channel_that_hangs_or_is_broken_delays_neither_the_others_nor_the_end(job: Job) -> None:
-    hangs = ChannelConfig(name="hangs", command=("bash", "-c", "trap '' TERM; sleep 100"), timeout_s=0.5)
+    hangs = ChannelConfig(name="hangs", command=("bash", "-c", "trap '' TERM; sleep 1000"), timeout_s=0.5)
     broken = ChannelConfig(name="broken", command=("/gone",))
     job.configure(hangs, broken, keep())
     process = job.start("--last-s", "1.5")
     job.write(OPENED)
-    wait_for(lambda: job.texts, 30)
+    wait_for(lambda: job.texts)
     begun = time.monotonic()
     job.write(ev.RunEnded(t=30.0, code=1, reason="x"))
     said = job.end(process, "1")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
     assert "exit code 1: x" in "".join(job.texts)
     assert "channel broken is given up for 15 min, the job is not affected: /gone cannot be started" in said
     assert "2 notices could not be told by hangs" in said
@@ -164,7 +164,7 @@ def test_what_was_before_is_old_and_observe_mode_is_marked(job: Job) -> None:
 def test_the_other_host_tells_after_a_takeover(job: Job) -> None:
     job.configure(keep())
     process = job.start()
-    wait_for(job.directory.notified.exists, 30)
+    wait_for(job.directory.notified.exists)
     job.directory.epochs.mkdir(mode=0o700)
     take_epoch(job.directory.epochs, host="elsewhere", addresses=(), port=1, pid=1, run_id="7-x")
     job.write(OPENED)
@@ -187,9 +187,9 @@ def test_a_state_that_nobody_can_read_costs_no_notice(job: Job) -> None:
 def test_a_folder_that_is_gone_ends_nothing_but_the_notices(job: Job) -> None:
     job.configure(keep())
     process = job.start()
-    wait_for(job.directory.notified.exists, 30)
+    wait_for(job.directory.notified.exists)
     job.folder.rename(job.folder.with_name("gone"))
-    process.communicate("0", timeout=30)
+    process.communicate("0", timeout=60)
     assert not job.folder.exists()
 
 
@@ -205,7 +205,7 @@ def test_nothing_that_anybody_reads_holds_the_secret(job: Job) -> None:
     process = job.start(HOOK=url)
     server.behaviour = "echoes"
     job.write(OPENED)
-    wait_for(lambda: len(server.paths) >= 2, 30)
+    wait_for(lambda: len(server.paths) >= 2)
     said = job.end(process, "1")
     server.close()
     assert "channel file is given up" in said
@@ -223,7 +223,7 @@ def test_the_supervisor_starts_the_process_again_and_lets_it_end(job: Job) -> No
     first = notifier.pid
     assert notifier.keep() == math.inf
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: notifier.keep() < math.inf, 10)
+    wait_for(lambda: notifier.keep() < math.inf)
     job.write(OPENED, ev.RunEnded(t=30.0, code=3, reason="x"))
     notifier.finish(3)  # before the next start was due
     assert notifier.pid != first

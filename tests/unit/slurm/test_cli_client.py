@@ -273,7 +273,7 @@ def test_a_step_runs_in_a_session_of_its_own_with_a_scrubbed_environment(
     client = CliSlurmClient(environ=environ, prefix=(sys.executable,))
     request = StepRequest(job_id=7, nodes=("n1",), command=("x",))
     handle = client.launch_step(request, tmp_path / "log")
-    wait_for(lambda: handle.poll() is not None, 10, "the stand-in for srun ends")
+    wait_for(lambda: handle.poll() is not None, message="the stand-in for srun ends")
     assert handle.poll() == 0
     said = (tmp_path / "log").read_text()
     assert said.startswith("True ")

@@ -43,7 +43,7 @@ def test_a_time_out_kills_the_children_too(tmp_path: Path) -> None:
     with pytest.raises(CommandTimeout, match="within 1 s") as caught:
         run_command(python(source), timeout_s=1.0)
     assert caught.value.timeout_s == 1.0
-    wait_for(lambda: not alive(int(file.read_text())), 10, "the grandchild is dead")
+    wait_for(lambda: not alive(int(file.read_text())), message="the grandchild is dead")
 
 
 def test_a_detached_process(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_a_detached_process(tmp_path: Path) -> None:
     output.write_text("before\n")
     source = "import os, time; print(os.getsid(0) == os.getpid(), flush=True); time.sleep(600)"
     process = spawn_detached(python(source), output=output, env=os.environ)
-    wait_for(lambda: output.read_text() == "before\nTrue\n", 10, "output is appended")
+    wait_for(lambda: output.read_text() == "before\nTrue\n", message="output is appended")
     assert process.poll() is None
     process.kill()
-    assert wait_for(lambda: process.poll(), 10, "it ends") == -9
+    assert wait_for(lambda: process.poll(), message="it ends") == -9
     process.kill()

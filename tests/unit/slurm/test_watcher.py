@@ -59,7 +59,7 @@ def test_it_leaves_the_tree_of_its_caller(slurm: Path) -> None:
     log = slurm / "watch.log"
     done = watcher.start_watcher(ORDER, log=log, timeout_s=20)
     assert done.exit_code == 0
-    (last,) = wait_for(lambda: lines(log), 20, "the detached watcher has written its outcome")
+    (last,) = wait_for(lambda: lines(log), message="the detached watcher has written its outcome")
     assert last["ok"]
 
 
@@ -107,4 +107,4 @@ def test_the_way_that_works_on_the_site(slurm: Path) -> None:
     site.proctrack = "proctrack/linuxproc"
     said = watcher.arrange_watcher(site, ORDER, log=log)
     assert said == f"a process on {socket.gethostname()} starts job 41 again early"
-    wait_for(lambda: lines(log), 20, "the detached watcher has written its outcome")
+    wait_for(lambda: lines(log), message="the detached watcher has written its outcome")

@@ -39,7 +39,7 @@ class Served:
 
     def get(self, path: str = "/metrics", method: str = "GET", **headers: str) -> http.client.HTTPResponse:
         wait_for(lambda: self.port)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request(method, path, headers=headers)
         return connection.getresponse()
 

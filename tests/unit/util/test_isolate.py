@@ -59,7 +59,7 @@ def test_an_answer_comes_back_as_it_was_given() -> None:
     value = bytes(range(256)) * (isolate.MOST_BYTES // 256)
     answer = one(lambda: value)
     assert (answer.value, answer.error, answer.hung) == (value, "", False)
-    assert 0 < answer.took_s < 5
+    assert 0 < answer.took_s < 60
     assert one(lambda: b"").value == b""
 
 
@@ -89,8 +89,8 @@ def test_what_goes_wrong_is_an_error_and_no_hang(task: Callable[[], bytes], erro
 
 def test_a_hang_costs_its_own_limit_and_others_nothing() -> None:
     begun = time.monotonic()
-    answers = call({"dead": hang, "well": lambda: b"ok"}, {"dead": 0.2, "well": 30.0}, 60.0)
-    assert time.monotonic() - begun < 20
+    answers = call({"dead": hang, "well": lambda: b"ok"}, {"dead": 0.2, "well": 300.0}, 600.0)
+    assert time.monotonic() - begun < 100
     assert list(answers) == ["dead", "well"]
     assert (answers["dead"].hung, answers["dead"].error) == (True, "no answer in time")
     assert answers["well"].value == b"ok"
@@ -100,8 +100,8 @@ def test_a_hang_costs_its_own_limit_and_others_nothing() -> None:
 def test_the_time_for_all_cuts_what_is_under_way_without_calling_it_hung() -> None:
     begun = time.monotonic()
     names = [str(number) for number in range(isolate.AT_ONCE + 5)]
-    answers = call(dict.fromkeys(names, hang), dict.fromkeys(names, 60.0), 0.3)
-    assert time.monotonic() - begun < 30
+    answers = call(dict.fromkeys(names, hang), dict.fromkeys(names, 600.0), 0.3)
+    assert time.monotonic() - begun < 100
     assert not any(answer.hung for answer in answers.values())
     assert answers["0"].error == "no answer within the time for all"
     assert answers[names[-1]].error == "not begun within the time for all"
@@ -113,7 +113,7 @@ def test_hundreds_of_calls_share_a_few_processes_and_leave_none() -> None:
     tasks: dict[str, Callable[[], bytes]] = {name: lambda name=name: name.encode() for name in names}  # type: ignore[misc]
     answers = call(tasks, dict.fromkeys(names, 20.0), 60.0)
     assert [answer.value for answer in answers.values()] == [name.encode() for name in names]
-    wait_for(lambda: one(lambda: b"").value == b"" and len(isolate._abandoned) <= 1, 10)
+    wait_for(lambda: one(lambda: b"").value == b"" and len(isolate._abandoned) <= 1)
 
 
 def pid() -> bytes:
@@ -139,10 +139,10 @@ def test_what_goes_wrong_in_a_shared_child_harms_no_other_task() -> None:
         "much": claim_much,
     }
     tasks = {f"{number}-{name}": task for number in range(3) for name, task in {**bad, "well": pid}.items()}
-    limits = {name: 0.3 if "hangs" in name else 60.0 for name in tasks}
+    limits = {name: 0.3 if "hangs" in name else 600.0 for name in tasks}
     begun = time.monotonic()
-    answers = call(tasks, limits, 120.0, shared=True)
-    assert time.monotonic() - begun < 40
+    answers = call(tasks, limits, 1200.0, shared=True)
+    assert time.monotonic() - begun < 100
     assert list(answers) == list(tasks)
     for name, answer in answers.items():
         assert (answer.value is not None) is name.endswith("well"), (name, answer)
@@ -156,7 +156,7 @@ def test_slow_tasks_do_not_wait_for_each_other_in_shared_children() -> None:
     names = [str(number) for number in range(12)]
     begun = time.monotonic()
     answers = call(dict.fromkeys(names, hang), dict.fromkeys(names, 2.0), 60.0, shared=True)
-    assert time.monotonic() - begun < 12
+    assert time.monotonic() - begun < 22  # one after the other they take 24 s
     assert all(answer.hung for answer in answers.values())
 
 
@@ -199,7 +199,7 @@ def test_what_a_call_has_started_ends_with_it(tmp_path: Path) -> None:
         return hang()
 
     assert one(start, timeout_s=0.5).hung
-    wait_for(lambda: not is_alive(int(note.read_text())), 10)
+    wait_for(lambda: not is_alive(int(note.read_text())))
 
 
 def is_alive(pid: int) -> bool:
@@ -253,7 +253,7 @@ def test_a_child_that_cannot_be_killed_delays_nobody() -> None:
         # The end of the output comes although the child still is in the kernel.
         assert process.stdout.read() == "ok\n"
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 def test_without_children_the_answers_are_the_same() -> None:

@@ -107,7 +107,7 @@ def on_own_users(folder: Path, members: str, program: Path, owners: tuple[int, .
     mounts = "".join(f"mount --bind {etc}/{name} /etc/{name} && " for name in ("passwd", "group"))
     code = f"from slurm_robust.util.trust import distrust; print(distrust({str(program)!r}, {owners}))"
     command = ["unshare", "--mount", "sh", "-c", f'{mounts} exec "$@"', "sh", sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 
 def test_what_cannot_be_followed_is_not_trusted(tmp_path: Path) -> None:

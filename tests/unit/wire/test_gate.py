@@ -179,14 +179,14 @@ def controller(
 def is_served(controller: ControllerSocket, keys: ClientKeys) -> bool:
     with closing(AgentSocket(keys, f"n{os.urandom(4).hex()}")) as agent:
         agent.connect([f"tcp://127.0.0.1:{controller.port}"])
-        wait_for(lambda: agent.send(Ping()), 5)
+        wait_for(lambda: agent.send(Ping()))
 
         def answered() -> bool:
             while (received := controller.recv()) is not None:
                 controller.send(received[0], Pong(epoch=1, host="h", pid=1))
             return agent.recv() is not None
 
-        wait_for(answered, 5)
+        wait_for(answered)
     return True
 
 
@@ -206,7 +206,7 @@ def test_a_flood_of_a_stranger_is_ended_and_agents_are_served(
             pass
         return False
 
-    wait_for(is_kept_out, 20)
+    wait_for(is_kept_out)
     assert controller.floods == 1
     assert is_served(controller, keys)
     for connection in held:
@@ -224,12 +224,12 @@ def test_a_frame_without_end_costs_no_more_than_a_piece(controller: ControllerSo
     """Memory for a frame is taken when its length is read, before anything is proven."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
     frame = b"\x06" + (2 * PIECE_BYTES).to_bytes(8, "big")
-    with socket.create_connection(("127.0.0.1", controller.port), 5) as stranger:
+    with socket.create_connection(("127.0.0.1", controller.port), 60) as stranger:
         stranger.sendall(greeting)
         stranger.sendall(frame)
         began = time.monotonic()
         while stranger.recv(4096):
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES])
@@ -246,12 +246,12 @@ def test_a_message_of_megabytes_comes_through_both_ways(
     pong = Pong(epoch=1, host="h" * (4 << 20), pid=1)
     with closing(AgentSocket(keys, "a")) as agent:
         agent.connect([f"tcp://127.0.0.1:{controller.port}"])
-        wait_for(lambda: agent.send(heartbeat), 5)
+        wait_for(lambda: agent.send(heartbeat))
         found: list[tuple[bytes, object]] = []
-        wait_for(lambda: found.append(controller.recv()) or found[-1] is not None, 10)
+        wait_for(lambda: found.append(controller.recv()) or found[-1] is not None)
         assert found[-1][1] == heartbeat
         assert controller.send(found[-1][0], pong)
-        wait_for(lambda: found.append(agent.recv()) or found[-1] is not None, 10)
+        wait_for(lambda: found.append(agent.recv()) or found[-1] is not None)
         assert found[-1] == pong
 
 
@@ -260,13 +260,13 @@ def test_a_message_beyond_all_measure_is_dropped(controller: ControllerSocket, k
         agent.connect([f"tcp://127.0.0.1:{controller.port}"])
         notes = ("x" * MAX_MESSAGE_BYTES,)
         heartbeat = Heartbeat(node="n1", agent="a", seq=1, epoch=1, phase=Phase.IDLE, notes=notes)
-        wait_for(lambda: agent.send(heartbeat), 5)
+        wait_for(lambda: agent.send(heartbeat))
 
         def dropped() -> bool:
             assert controller.recv() is None
             return controller.malformed == 1
 
-        wait_for(dropped, 20)
+        wait_for(dropped)
 
 
 @pytest.mark.parametrize("kind", [ValueError, MemoryError, OSError])
@@ -298,4 +298,4 @@ def test_whoever_listens_learns_of_the_death_of_a_thread_beside(
             item.poll(100, flags)
         return False
 
-    wait_for(told, 10)
+    wait_for(told)

@@ -45,20 +45,20 @@ def receive(controller: ControllerSocket) -> tuple[bytes, ToController]:
             found.append(message)
         return bool(found)
 
-    wait_for(came, 5, "no message came")
+    wait_for(came, message="no message came")
     return found[0]
 
 
 def test_a_heartbeat_and_its_answer(controller: ControllerSocket, keys: ClientKeys) -> None:
     with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect([endpoint(controller)])
-        wait_for(lambda: agent.send(BEAT), 5)
+        wait_for(lambda: agent.send(BEAT))
         identity, message = receive(controller)
         assert message == BEAT
         assert identity.startswith(b"a1")
         assert controller.send(identity, Ack(epoch=1, seq=1))
         answers = []
-        wait_for(lambda: (m := agent.recv()) is not None and (answers.append(m) or True), 5)
+        wait_for(lambda: (m := agent.recv()) is not None and (answers.append(m) or True))
         assert answers == [Ack(epoch=1, seq=1)]
     assert controller.received == 1
 
@@ -67,7 +67,7 @@ def test_the_first_address_that_answers_is_used(controller: ControllerSocket, ke
     """An address of a network that this node cannot reach does not stand in the way."""
     with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect(["tcp://192.0.2.1:9", "tcp://127.0.0.1:1", endpoint(controller)])
-        wait_for(lambda: agent.send(BEAT), 5)
+        wait_for(lambda: agent.send(BEAT))
         assert receive(controller)[1] == BEAT
 
 
@@ -85,7 +85,7 @@ def test_another_jobs_key_gets_nothing(
     create_keys(tmp_path / "other")
     stranger = ClientKeys(client=load_client(tmp_path / "other").client, server_public=keys.server_public)
     assert ask([endpoint(controller)], stranger, Ping(), 0.3) is None
-    wait_for(lambda: controller.refused > 0, 5)
+    wait_for(lambda: controller.refused > 0)
     assert controller.recv() is None
 
 
@@ -115,7 +115,7 @@ def test_malformed_messages_are_counted_and_passed_over(
 ) -> None:
     with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect([endpoint(controller)])
-        wait_for(lambda: agent.connected, 5)
+        wait_for(lambda: agent.connected)
         (raw, _) = agent.pollers(writing=False)[0]
         raw.send(b"\xff garbage")
         raw.send_multipart([b"two", b"frames"])
@@ -134,7 +134,7 @@ def test_sending_to_a_peer_that_does_not_read_does_not_wait(
 ) -> None:
     with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect([endpoint(controller)])
-        wait_for(lambda: agent.send(BEAT), 5)
+        wait_for(lambda: agent.send(BEAT))
         identity, _ = receive(controller)
         order = Ack(epoch=1, seq=1)
         assert not all(controller.send(identity, order) for _ in range(1_000_000))
@@ -152,11 +152,11 @@ def test_an_agent_finds_a_controller_that_comes_back_at_the_same_port(
     first = ControllerSocket(load_server(tmp_path / "keys"))
     with closing(AgentSocket(keys, "a1")) as agent:
         agent.connect([endpoint(first)])
-        wait_for(lambda: agent.send(BEAT), 5)
+        wait_for(lambda: agent.send(BEAT))
         first.close()
         second = ControllerSocket(load_server(tmp_path / "keys"), first.port)
         try:
-            wait_for(lambda: agent.send(BEAT) and second.recv() is not None, 5)
+            wait_for(lambda: agent.send(BEAT) and second.recv() is not None)
         finally:
             second.close()
 
@@ -197,7 +197,7 @@ def test_1250_agents(controller: ControllerSocket, keys: ClientKeys) -> None:
         wait_for(all_heard, 60, "not all agents came")
         assert all(controller.send(identity, Ack(epoch=1, seq=1)) for identity in heard)
         for agent in agents:
-            wait_for(lambda agent=agent: agent.recv() is not None, 10)  # type: ignore[misc]
+            wait_for(lambda agent=agent: agent.recv() is not None)  # type: ignore[misc]
     finally:
         for agent in agents:
             agent.close()

@@ -115,7 +115,7 @@ def test_snapshots_go_to_memory_and_none_to_storage(node: Node, launch: Launcher
     assert node.store.complete() == []
     assert node.records[0].progress(0.0).checkpoint == -1
     assert checkpointer.skipped == 0
-    assert 0.0 < checkpointer.blocked_s < 10.0
+    assert 0.0 < checkpointer.blocked_s < 60.0
 
 
 def test_every_counts_in_multiples_so_that_strides_meet_it(node: Node, launch: Launcher) -> None:
@@ -228,7 +228,7 @@ def test_a_part_that_is_being_fetched_is_waited_for(trained: Model, node: Node, 
     assert restoring.is_alive()
     shutil.copy(elsewhere, node.copies.fetched(0).with_name("beside"))
     os.replace(node.copies.fetched(0).with_name("beside"), node.copies.fetched(0))
-    restoring.join(20.0)
+    restoring.join(60.0)
     assert not restoring.is_alive()
     assert same_state(trained, fresh)
 

@@ -85,7 +85,7 @@ def test_what_phases_took_is_added_up_by_name(record: StepRecord) -> None:
             before = time.monotonic()
     spent = record.spent
     assert set(spent) == {"evaluation"}
-    assert 0.02 <= spent["evaluation"] < 10.0
+    assert 0.02 <= spent["evaluation"] < 60.0
 
 
 def test_the_time_of_an_inner_phase_is_not_the_outers(record: StepRecord) -> None:

@@ -55,7 +55,7 @@ def test_optimizer_steps_are_shown_while_nothing_is_reported(record: StepRecord)
         record.count_optimizer_step()
     progress = agent.progress(time.monotonic() + 1.0)
     assert (progress.step, progress.reported) == (4, False)
-    assert 1.0 <= progress.age_s < 10.0
+    assert 1.0 <= progress.age_s < 60.0
 
 
 def test_reports_take_the_place_of_counted_steps(record: StepRecord) -> None:
@@ -252,8 +252,8 @@ def test_a_reader_never_sees_a_torn_record_even_of_a_killed_writer(record: StepR
         assert last >= 20_000
         assert reads > 100
         writer.send_signal(signal.SIGKILL)
-        writer.wait(10.0)
+        writer.wait(60.0)
         assert record.progress(0.0).loss == float(record.progress(0.0).step)
     finally:
         writer.kill()
-        writer.wait(10.0)
+        writer.wait(60.0)

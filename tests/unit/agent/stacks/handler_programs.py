@@ -46,7 +46,7 @@ class Program:
         """Let it end; whether that is what it does."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        return self.line() == "went on" and self._process.wait(10) == 0
+        return self.line() == "went on" and self._process.wait(60) == 0
 
 
 def state_of(pid: int) -> str:

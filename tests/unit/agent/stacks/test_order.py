@@ -48,7 +48,7 @@ def test_an_agent_sends_the_stacks_of_its_workers(job: LocalJob) -> None:
     controller = job.controller()
     job.start_agent("n1")
 
-    controller.wait_for("n1", lambda heartbeat: heartbeat.ready, 60)
+    controller.wait_for("n1", lambda heartbeat: heartbeat.ready)
     controller.launch("n1", 1, (0, 1))
     logs = [job.job.worker_log(1, rank, "out") for rank in (0, 1)]
 

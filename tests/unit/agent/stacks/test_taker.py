@@ -138,14 +138,15 @@ def test_children_that_write_checkpoints_are_shown_and_others_not(tmp_path: Path
     assert {p.kind for p in stacks.processes} == {ProcessKind.WORKER, ProcessKind.WRITER}
 
 
+@pytest.mark.slow
 def test_a_pyspy_that_hangs_leaves_time_for_the_handler(tmp_path: Path) -> None:
     hanging = tmp_path / "py-spy"
     hanging.write_text("#!/bin/sh\nexec sleep 1000\n")
     hanging.chmod(0o700)
     with program(PREPARE + HANG, tmp_path) as worker:
         began = time.monotonic()
-        stacks = take_one(worker.pid, StackTaker(program=str(hanging)), budget_s=3.0)
-        assert time.monotonic() - began < 3.0
+        stacks = take_one(worker.pid, StackTaker(program=str(hanging)), budget_s=6.0)
+        assert time.monotonic() - began < 6.0
         assert worker.goes_on()
     assert (stacks.source, functions(process(stacks))) == ("signal", ["hangs", "<module>"])
     assert not [child for child in descendants(process_table(), os.getpid()) if child.name == "sleep"]

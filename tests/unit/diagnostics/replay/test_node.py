@@ -130,7 +130,7 @@ def test_ranks_end_with_the_part_that_started_them(tmp_path: Path) -> None:
         assert len(children) == 2
         for part in parts:
             part.send_signal(signal.SIGKILL)
-        wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 10, "ranks gone")
+        wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children), message="ranks gone")
     assert result(tmp_path, "a", "b").trouble == "no result within 1 s from a,b"
 
 

@@ -146,7 +146,7 @@ def test_a_replay_can_be_stopped_from_another_thread(tmp_path: Path) -> None:
     thread.start()
     wait_for(lambda: len(slurm.launched) == 4)
     replayer.stop()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert reasons == ["no replay: it was stopped"]
     assert all(handle.poll() == -9 for _, handle in slurm.launched)
 

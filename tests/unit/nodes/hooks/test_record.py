@@ -115,11 +115,11 @@ def test_two_hooks_take_turns_and_neither_waits_for_ever(tmp_path: Path) -> None
     def hold() -> None:
         with DrainFile(tmp_path).locked(1.0):
             held.set()
-            release.wait(10)
+            release.wait(60)
 
     other = threading.Thread(target=hold)
     other.start()
-    assert held.wait(10)
+    assert held.wait(60)
     with DrainFile(tmp_path).locked(0.0) as mine:
         assert not mine
     release.set()

@@ -44,7 +44,7 @@ class Installed:
         link.unlink(missing_ok=True)
         link.symlink_to(self.folder / script)
         self.said.unlink(missing_ok=True)
-        done = subprocess.run([link], env={}, cwd="/", capture_output=True, timeout=30, check=False)
+        done = subprocess.run([link], env={}, cwd="/", capture_output=True, timeout=60, check=False)
         self.errors = done.stderr.decode()
         return done.returncode
 
@@ -82,7 +82,7 @@ def test_an_installation_runs_from_a_folder_of_any_name(tmp_path: Path, script: 
         (Path(layout.libexec) / name).chmod(0o755)
     link = tmp_path / "50-slurm-robust"
     link.symlink_to(Path(layout.libexec) / script)
-    done = subprocess.run([link], env={}, cwd="/", capture_output=True, timeout=30, check=False)
+    done = subprocess.run([link], env={}, cwd="/", capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (tmp_path / "said").read_text() == f"{(HOOKS | RECORDS)[script]}\n"
 
@@ -95,7 +95,7 @@ def test_systemd_takes_a_unit_that_names_a_folder_of_any_name(tmp_path: Path, fo
     for name in ("slurm-robust.service", WATCH):
         (tmp_path / name).write_text(unit(name, layout))
         words = ["systemd-analyze", "verify", "--man=no", tmp_path / name]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         # Of a plain name it tells, at most, that no such program is there.
         assert re.fullmatch(r"(.*: Command .* is not executable: No such file or directory\n)?", done.stderr)
 
@@ -152,7 +152,7 @@ def test_no_later_program_runs_where_ours_refuses(installed: Installed) -> None:
 
 @pytest.mark.slow
 def test_a_program_of_the_site_that_hangs_is_ended(installed: Installed) -> None:
-    installed.program(installed.etc / "epilog.d" / "90-hangs", "exec sleep 60")
+    installed.program(installed.etc / "epilog.d" / "90-hangs", "exec sleep 1000")
     begun = time.monotonic()
     assert installed.run("epilog.sh") == 124
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60

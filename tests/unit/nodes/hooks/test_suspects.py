@@ -427,7 +427,7 @@ def test_a_file_that_grows_while_it_is_read_does_not_count(home: Home) -> None:
                 file.write(b" ")
     found: list[Suspect | Ignored | None] = []
     try:
-        wait_for(lambda: found.append(home.read()) or isinstance(found[-1], Ignored), 20)
+        wait_for(lambda: found.append(home.read()) or isinstance(found[-1], Ignored))
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)

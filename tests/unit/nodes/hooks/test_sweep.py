@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can run thes
 SQUEUE = """#!/bin/bash
 here=$(dirname "$0")
 echo "$@" >> $here/calls
-[ -e $here/hang ] && exec sleep 60
+[ -e $here/hang ] && exec sleep 1000
 [ -e $here/down ] && { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
 while [ $# -gt 0 ]; do
     case $1 in
@@ -147,7 +147,7 @@ def test_without_an_answer_of_slurm_nothing_is_removed(node: Node, hook: str, tr
         (node.slurm / trouble).touch()
     took = node.run(hook, job=THIS if hook == "prolog" else 1)
     assert folder.exists()
-    assert took < 10
+    assert took < 60
 
 
 def test_slurm_is_not_asked_where_nothing_is_left(node: Node) -> None:

@@ -31,7 +31,7 @@ def test_the_end_of_the_test_is_waited_for_but_not_for_ever(tmp_path: Path) -> N
         prolog.start()
         prolog.join(0.2)
         assert prolog.is_alive()
-    prolog.join(10)
+    prolog.join(60)
     assert waited == [True]
 
 

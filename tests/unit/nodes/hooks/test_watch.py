@@ -149,28 +149,28 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     node = Watched(tmp_path)
     process = node.start()
     try:
-        wait_for(lambda: len(node.runs()) == 1, 20.0, "the first look")
+        wait_for(lambda: len(node.runs()) == 1, message="the first look")
         yield node
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.slow
 def test_a_fault_is_reported_once_and_so_is_its_end(watched: Watched) -> None:
     watched.turn(0)
-    wait_for(lambda: len(watched.runs()) == 2, 20.0, "the fault")
+    wait_for(lambda: len(watched.runs()) == 2, message="the fault")
     assert watched.runs()[-1] == (False, "srobust: fan0 stands still")
     facts = watched.folder / "state" / "facts.msgpack"
     looked = {facts.stat().st_mtime_ns}
-    wait_for(lambda: looked.add(facts.stat().st_mtime_ns) or len(looked) > 3, 20.0, "more looks")
+    wait_for(lambda: looked.add(facts.stat().st_mtime_ns) or len(looked) > 3, message="more looks")
     watched.turn(1000)
-    wait_for(lambda: len(watched.runs()) > 2, 20.0, "its end")
+    wait_for(lambda: len(watched.runs()) > 2, message="its end")
     assert [fit for fit, _ in watched.runs()] == [True, False, True]
 
 
 @pytest.mark.slow
 def test_a_second_watch_on_a_node_ends_at_once(watched: Watched) -> None:
     second = watched.start()
-    out, _ = second.communicate(timeout=20)
+    out, _ = second.communicate(timeout=60)
     assert (second.returncode, out) == (1, b"srobust-node: another watch runs on this node\n")

@@ -15,6 +15,7 @@ from slurm_robust.sandbox.gpus import Gpus
 from slurm_robust.wire.messages import Heartbeat, Phase
 from tests.unit.agent.local_job import LocalJob, ScriptedController
 from tests.unit.nodes.fake_nvml import environment
+from tests.waiting import BUSY
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def test_a_lost_gpu_is_reported_within_5_s_and_its_return_too(
     begun = time.monotonic()
     gpus.set(2, lost=True)
     heartbeat = controller.wait_for("n1", lambda heartbeat: texts(heartbeat, "gpu.lost"))
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 5.0 * BUSY
     assert texts(heartbeat, "gpu.lost")[0].startswith("gpu2 lost")
     gpus.set(2, lost=False)
     heartbeat = controller.wait_for(
@@ -80,7 +81,7 @@ def test_an_xid_is_reported_at_once_even_without_the_kernel_log(
     gpus.xid(1, 31)  # the program's own fault
     gpus.xid(3, 79)
     heartbeat = controller.wait_for("n1", lambda heartbeat: texts(heartbeat, "kernel.xid"))
-    assert time.monotonic() - begun < 2.0
+    assert time.monotonic() - begun < 2.0 * BUSY
     (text,) = texts(heartbeat, "kernel.xid")
     assert text.startswith("gpu3 XID 79, ")
 
@@ -91,7 +92,7 @@ def test_a_driver_that_hangs_is_reported_and_its_agent_goes_on(
     controller.stop("n1", 1)  # a driver that is busy with starting workers may be silent
     gpus.driver(hang=True)
     begun = time.monotonic()
-    heartbeat = controller.wait_for("n1", lambda heartbeat: texts(heartbeat, "gpu.lost"), timeout=60.0)
+    heartbeat = controller.wait_for("n1", lambda heartbeat: texts(heartbeat, "gpu.lost"))
     assert time.monotonic() - begun > CONFIRM_AFTER_S
     assert texts(heartbeat, "gpu.lost") == [" driver hangs"]
     assert controller.wait_for("n1", lambda later: later.seq > heartbeat.seq + 5).phase is Phase.ENDED

@@ -43,7 +43,7 @@ def heard(*errors: Exception) -> tuple[list[XidEvent], list[str]]:
         reasons.extend(unheard)
         return bool(seen)
 
-    wait_for(read, 10)
+    wait_for(read)
     return seen, reasons
 
 
