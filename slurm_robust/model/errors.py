@@ -88,7 +88,8 @@ class ExitCode(IntEnum):
     """Ctrl-C, also in ``salloc … srobust run …``."""
 
     TERMINATED = 143
-    """Slurm or the owner ended the job (``scancel``, time limit without requeue)."""
+    """Slurm or the owner ended the job (``scancel``, time limit without requeue). The newest step of memory
+    went to storage first, or the log says which steps are lost."""
 
 
 class SrobustError(Exception):

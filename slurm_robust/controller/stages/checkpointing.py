@@ -8,17 +8,32 @@ from slurm_robust.controller.stages.watch import all_done, find_fault
 from slurm_robust.controller.transitions import ToCheckpointing, ToRunning, ToStopping, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.policy.checkpoints import LEAD_S, agreed_step
-from slurm_robust.wire.messages import Progress, RequestCheckpoint
+from slurm_robust.policy.leaving import newer_s
+from slurm_robust.wire.messages import Flush, Progress, RequestCheckpoint
+
+STILL_S = 3.0
+"""Without a step of any rank for so long, what memory has goes to storage while a newer one is waited for."""
+
+RESEND_S = 2.0
 
 
 class Checkpointing:
-    """Asks for the checkpoint and waits for all parts of it, bounded by ``timings.checkpoint_s``."""
+    """Asks for the checkpoint and waits for all parts of it, bounded by ``timings.checkpoint_s``.
+
+    It waits for half of the time that Slurm leaves at most: the rest is for what memory has. Where no rank
+    gets on, that goes to storage meanwhile.
+    """
 
     def __init__(self, begin: ToCheckpointing) -> None:
         self._agents = begin.agents
         self._since = 0.0
         self._step = -1
         self._seen: tuple[int, float] = (-1, 0.0)  # newest step and when, to learn the speed
+        self._moved: tuple[int, float] = (-1, 0.0)  # newest step of any rank, and since when it is that
+        self._kept, self._sent = (
+            -1,
+            0.0,
+        )  # what memory has, and goes to storage; when it was asked for
 
     def enter(self, core: Core, now: Now) -> None:
         """Remember where training is; the order follows when its speed is known."""
@@ -40,7 +55,10 @@ class Checkpointing:
         if len(reported) < core.state.placement.world_size:
             core.note(f"{reason}: the script takes no checkpoint that could be asked for", "", now)
             return ToStopping(reason=reason)
-        if now.mono - self._since > core.config.timings.checkpoint_s:
+        self._keep_what_is_there(core, reported, now)
+        waited_s, left_s = now.mono - self._since, core.departure.left_s(now)
+        left_s = None if left_s is None else left_s + waited_s
+        if waited_s > newer_s(left_s, core.config.timings.checkpoint_s):
             core.note(f"{reason}: the checkpoint of step {self._step} was not complete in time", "", now)
             return ToStopping(reason=reason)
         if self._step < 0 or max(p.step for p in reported) > self._step + 1:
@@ -48,6 +66,38 @@ class Checkpointing:
         elif all(p.checkpoint >= self._step for p in reported):
             return ToStopping(reason=reason)
         return None
+
+    def _keep_what_is_there(self, core: Core, records: list[Progress], now: Now) -> None:
+        """Have the newest step of memory written while no rank gets on, so that its copies stay."""
+        newest, state = max(p.step for p in records), core.state
+        if newest != self._moved[0]:
+            self._moved = newest, now.mono
+        if self._kept < 0 and now.mono - self._moved[1] >= STILL_S and core.config.checkpoint.memory:
+            step, _ = core.checkpoints.seal(state.generation, (), now, None)
+            stored = state.stored
+            if step >= 0 and (stored is None or (stored.generation, stored.step) < (state.generation, step)):
+                self._kept = step
+        if self._kept < 0:
+            return
+        heartbeats = core.fleet.heartbeats(state.slots).values()
+        if len(heartbeats) == len(state.slots) and all(b.flushed >= self._kept for b in heartbeats):
+            is_new = state.stored is None or (state.generation, self._kept) > (
+                state.stored.generation,
+                state.stored.step,
+            )
+            if is_new:
+                core.record(
+                    ev.StorageWritten(
+                        t=now.wall,
+                        generation=state.generation,
+                        step=self._kept,
+                        seconds=now.mono - self._moved[1],
+                    )
+                )
+        elif now.mono - self._sent > RESEND_S:
+            self._sent = now.mono
+            for node in state.slots:
+                core.send(node, Flush(epoch=state.epoch, generation=state.generation, step=self._kept))
 
     def _ask(self, core: Core, records: list[Progress], now: Now) -> None:
         """Order the checkpoint once two samples show the speed (again if the step was missed)."""

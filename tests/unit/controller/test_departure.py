@@ -236,3 +236,34 @@ def test_what_storage_has_counts_as_stored() -> None:
     job.until(lambda: job.code is not None)
     assert any("storage has step 2; steps 3 to 4 are lost" in text for text in job.said)
     assert [e.step for e in job.events(ev.SavingStarted)] == [4]
+
+
+# -- a warning -------------------------------------------------------------------------------------------
+
+
+def warned(job: Job, left_s: float) -> None:
+    job.act(job.core.on_end_approaching("the end of this run is near (USR1)", job.now()))
+    answer(job, Sentence(running=True, left_s=left_s))
+
+
+def test_what_is_there_goes_to_storage_while_no_rank_gets_on() -> None:
+    job = trained()
+    warned(job, 60.0)
+    begun = job.mono
+    job.until(lambda: job.flush_step == 4, limit=5)
+    for node in job.core.state.slots:
+        job.change(node, flushed=4)
+    assert [e.step for e in job.events(ev.StorageWritten)] == [4]
+    job.until(lambda: bool(job.requeued))
+    assert 20 <= job.mono - begun <= 30, "half of what is left after the requeue's share is for a newer step"
+    assert [e.step for e in job.events(ev.StorageWritten)] == [4]
+
+
+def test_a_training_that_gets_on_is_asked_for_a_newer_step_only() -> None:
+    job = trained()
+    warned(job, 60.0)
+    for step in range(5, 10):
+        job.train_to(step)
+        job.pass_time(1.0)
+    assert job.flush_step == -1
+    assert job.events(ev.CheckpointRequested)
