@@ -17,6 +17,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.layout import replicated
 from slurm_robust.model.training import Chapter, TrainingDirectory, is_name
 from slurm_robust.policy import continuing as policy
 from slurm_robust.report.earlier import Earlier, earlier_job, newest_of_script
@@ -175,15 +176,18 @@ def _of_folder(path: Path) -> Source:
     store = CheckpointStore(path)
     sizes = {ref: store.world_size(ref) for ref in store.complete()}
     runs: dict[str, None] = {}
+    layouts: dict[int, str] = {}
     for ref, size in sizes.items():
         try:
-            runs[read_sidecar(store.part_path(ref, 0, size)).header.run_id] = None
+            header = read_sidecar(store.part_path(ref, 0, size)).header
         except CheckpointError:
             continue
+        runs[header.run_id] = None
+        layouts[ref.generation] = header.layout or replicated(size)
     if not sizes:
         raise PreflightError(
             f"no checkpoint in {path} is complete",
             fix="give another folder, or leave out --from to begin anew",
             code=ExitCode.NO_INPUT,
         )
-    return Source(policy.of_folder(str(path), sizes, tuple(runs), time.time()), store)
+    return Source(policy.of_folder(str(path), sizes, tuple(runs), time.time(), layouts), store)

@@ -112,6 +112,11 @@ class ParallelLayout(Record):
         return f"{self.world_size}x{self.nproc_per_node}:" + "-".join(f"{n}{s}" for n, s in self.sizes)
 
 
+def replicated(world_size: int) -> str:
+    """Identity of a layout with data parallelism alone, of ranks of which no more is known."""
+    return ParallelLayout(nproc_per_node=1, sizes=((DATA, world_size),)).identity()
+
+
 def source_rank(rank: int, old: ParallelLayout, new: ParallelLayout) -> int | None:
     """The rank of ``old`` with the place of ``rank`` of ``new`` in every dimension; None for one that is new.
 

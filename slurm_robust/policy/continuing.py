@@ -44,15 +44,21 @@ def lineage(state: JobState, folder: str, t: float) -> ev.Continued:
         slots=len(state.slots) or (before.slots if before is not None else 0),
         nproc_per_node=state.nproc_per_node,
         runs=(*(before.runs if before is not None else ()), state.run_id),
+        stored=state.was_stored,
     )
 
 
 def of_folder(
-    folder: str, stored: Mapping[CheckpointId, int], runs: tuple[str, ...], t: float
+    folder: str,
+    stored: Mapping[CheckpointId, int],
+    runs: tuple[str, ...],
+    t: float,
+    layouts: Mapping[int, str] | None = None,
 ) -> ev.Continued:
     """The same for a folder of checkpoints without a job: all that are complete count.
 
-    ``stored``: how many ranks wrote each; ``runs``: which runs.
+    ``stored``: how many ranks wrote each; ``runs``: which runs; ``layouts``: identity of each generation's
+    layout, as far as that is known.
     """
     sealed: dict[int, int] = {}
     for ref in stored:
@@ -66,6 +72,8 @@ def of_folder(
         best_step=max((ref.step for ref in stored), default=-1),
         reports=True,
         runs=runs,
+        layouts=dict(layouts or {}),
+        stored=max(stored, default=None),
     )
 
 
@@ -86,12 +94,14 @@ def _counts(event: ev.Continued, ref: CheckpointId) -> bool:
 
 def until(event: ev.Continued, step: int) -> ev.Continued:
     """``event`` without all that came after ``step``."""
+    stored = event.stored if event.stored is not None and event.stored.step <= step else None
     good = {generation: min(step, event.good_steps.get(generation, step)) for generation in event.unsealed}
     return structs.replace(
         event,
         sealed={generation: min(step, sealed) for generation, sealed in event.sealed.items()},
         good_steps={**event.good_steps, **good},
         best_step=min(event.best_step, step),
+        stored=stored,
     )
 
 

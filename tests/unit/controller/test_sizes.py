@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, ParallelConfig, Timings
 from slurm_robust.controller.transitions import ToGathering
@@ -12,6 +13,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.wire.messages import Save
 from tests.unit.controller.fake_job import Job
+from tests.unit.sample_events import run_started
 
 FOUR = ("n1", "n2", "n3", "n4")
 Copies = dict[str, tuple[Copy, ...]]
@@ -187,3 +189,43 @@ def test_copies_on_disk_count_too() -> None:
     job = requeued(before, FOUR[:3], copies=on_disk)
     job.until(lambda: job.stage == "Running")
     assert launched(job).restore_step == 6
+
+
+def next_job(earlier: ev.Continued, storage: tuple[CheckpointId, ...]) -> Job:
+    """A job of three nodes that goes on from an earlier one."""
+    started = run_started(t=1.0, job_id=8, slots=3, spares=0)
+    nodes = FOUR[:3]
+    taken = ev.AllocationTaken(t=3.0, restart_count=0, nodes=nodes, slots=nodes, spares=())
+    return Job(slots=nodes, history=(started, earlier, taken), first=ToGathering(start=True), storage=storage)
+
+
+EARLIER = ev.Continued(
+    t=2.0,
+    from_job=7,
+    from_folder="7",
+    generation=4,
+    sealed={4: 20},
+    layouts={4: "4x1:tp1-cp1-ep1-dp4-pp1"},
+    best_step=20,
+    reports=True,
+)
+
+
+def test_the_next_job_of_a_training_cuts_up_what_the_earlier_one_left() -> None:
+    job = next_job(structs.replace(EARLIER, stored=ref(20, 4)), (ref(20, 4),))
+    assert launched(job).restore == ref(20, 4)
+    assert launched(job).generation == 5
+    assert {order.restore_layout for order in job.orders.values()} == {"4x1:tp1-cp1-ep1-dp4-pp1"}
+
+
+def test_the_next_job_of_a_training_ends_where_storage_has_lost_all() -> None:
+    job = next_job(structs.replace(EARLIER, stored=ref(20, 4)), ())
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.CHECKPOINTS
+    assert job.events(ev.GenerationLaunched) == []
+
+
+def test_what_only_memory_of_the_earlier_job_had_is_named_and_gone() -> None:
+    job = next_job(EARLIER, ())
+    assert launched(job).restore is None
+    assert any("gen-0004/step-00000020 is in no memory of these nodes" in text for text in job.said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.model.layout import DoesNotDivide, ParallelLayout, replicas, source_rank
+from slurm_robust.model.layout import DoesNotDivide, ParallelLayout, replicas, replicated, source_rank
 from slurm_robust.policy.resharding import (
     Sizes,
     Way,
@@ -69,6 +69,9 @@ def test_data_parallelism_may_change() -> None:
     assert way(layout(4, 1).identity(), layout(4, 2)) is Way.RESHARD
     assert way(layout(8, tp=2, pp=2).identity(), layout(12, tp=2, pp=2)) is Way.RESHARD
     assert way(layout(8, tp=2).identity(), layout(8, pp=2)) is Way.REFUSE
+    assert way(replicated(3), layout(4)) is Way.RESHARD
+    assert way(replicated(4), layout(4)) is Way.RESHARD, "each rank its own part, wherever it was"
+    assert way(replicated(4), layout(4, tp=2)) is Way.REFUSE
     assert way("nonsense", layout(4)) is Way.REFUSE
 
 
