@@ -8,7 +8,7 @@ What a rank of the new layout gets:
 * What differs from replica to replica: buffers of modules and entries that hold no floating-point numbers
   (a position in the data, generators) are each rank's own. A rank with an old rank of its own place goes on
   with that one's. A new rank takes the first replica's buffers, and its other entries stay as the script has
-  built them.
+  built them, but for those that ask for the first replica's (:data:`FIRST`).
 * The global random number generators: new ones, from what the old first rank's were, the step and the rank.
   They are the same whenever the same checkpoint is restored into the same layout. Where no rank has come or
   gone, each keeps its own.
@@ -36,7 +36,7 @@ from slurm_robust.checkpoint import dcp, shards
 from slurm_robust.checkpoint.errors import CannotReshard, EntryMismatch
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.part import PartItem, Sidecar, read_sidecar, verify_items
-from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, unwrapped
+from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, Unread, unwrapped
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import unflatten
 from slurm_robust.model.copies import CheckpointId
@@ -46,6 +46,9 @@ _log = logging.getLogger(__name__)
 
 WHOLE = "needs_its_layout"
 """An entry with this attribute says so by a text: why its state fits the layout that took it alone."""
+
+FIRST = "new_rank_takes_first"
+"""An entry with this attribute set goes on with the first replica's state on a rank that is new."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class _Resharding:
         self._reader = _Reader()
         self._placed: set[int] = set()
         self._kept: set[str] = set()
+        self._new_here: list[str] = []
 
     def snapshot(self, first: _Part, checkpoint: CheckpointId, rank: int, *, same_ranks: bool) -> Snapshot:
         """All of it."""
@@ -137,11 +141,11 @@ class _Resharding:
         if same_ranks and self._mine is not None:
             rng = self._read(self._mine, self._mine.rng)
         else:
-            if self._kept:
+            if self._new_here:
                 _log.warning(
                     "rank %d is new, and each rank had another state of %s: it begins as the script built it",
                     rank,
-                    ", ".join(map(repr, sorted(self._kept))),
+                    ", ".join(map(repr, self._new_here)),
                 )
             rng = _new_generators(self._read(first, first.rng), checkpoint.step, rank, self._new)
         shared_items = [item for item in first.sidecar.items if item.shared]
@@ -159,6 +163,9 @@ class _Resharding:
         )
 
     def _entry(self, name: str, target: Stateful) -> Any:
+        if isinstance(target, Unread):
+            self._kept.add(name)
+            return {}
         if reason := getattr(target, WHOLE, ""):
             raise CannotReshard(f"entry {name!r} cannot be restored into another number of ranks: {reason}")
         trees = [part.own[name] for part in self._among]
@@ -170,7 +177,8 @@ class _Resharding:
         alike = all(_alike(tree, trees[0]) for tree in trees)
         if not alike:
             self._check_own(name, trees)
-            if self._mine is None:
+            if self._mine is None and not getattr(target, FIRST, False):
+                self._new_here.append(name)
                 self._kept.add(name)
                 return {}
         return self._read(self._mine or self._among[0], mine)

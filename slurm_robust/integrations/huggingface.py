@@ -225,6 +225,8 @@ class RobustCallback(TrainerCallback):
 class _Counters:
     """The entry ``trainer``: what the Trainer counts, and the generators' state at the begin of the epoch."""
 
+    new_rank_takes_first = True
+
     def __init__(self) -> None:
         self.trainer_state = ""
         self.epoch_rng: dict[str, Any] = {}

@@ -152,6 +152,8 @@ class RobustCallback(Callback):
 class _Loops:
     """The entry ``loops``: counters, the position in the data, and the generators when the epoch began."""
 
+    new_rank_takes_first = True
+
     def __init__(self) -> None:
         self.fit_loop: dict[str, Any] = {}
         self.epoch_rng: dict[str, Any] = {}
@@ -177,6 +179,8 @@ class _Loops:
 
 class _Hooks:
     """The entry ``hooks``: what callbacks, data module and module save by Lightning's hooks for that."""
+
+    new_rank_takes_first = True
 
     def __init__(self, trainer: Trainer, module: LightningModule, own: Callback) -> None:
         self._trainer, self._module = trainer, module

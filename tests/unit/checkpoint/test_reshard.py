@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import CannotReshard, CorruptPart
-from slurm_robust.checkpoint.state import Snapshot, Training, apply, capture, capture_rng
+from slurm_robust.checkpoint.state import Snapshot, Training, Unread, apply, capture, capture_rng
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.layout import ParallelLayout
@@ -256,6 +256,20 @@ def test_what_nobody_can_put_together_is_refused(tmp_path: Path) -> None:
     assert "other floating-point tensors" in refused(averages, tmp_path / "b")
     fixed = [{"engine": OfItsLayout(1.0)} for _ in range(2)]
     assert "cut into one piece a rank" in refused(fixed, tmp_path / "c")
+
+
+class Counters(Position):
+    new_rank_takes_first = True
+
+
+def test_an_entry_may_ask_for_the_first_ranks_state_and_another_not_be_read(tmp_path: Path) -> None:
+    for rank in range(2):
+        state = {"counters": Counters(rank), "position": Position(rank), "other": Averages(float(rank))}
+        DiskTier(CheckpointStore(tmp_path), run_id="r", rank=rank, world_size=2).save(REF, capture(state))
+    entries = {"counters": Counters(9), "position": Position(9), "other": Unread()}
+    training = Training(entries=entries)
+    apply(entries, load(tmp_path, training, 2, 2, 3))
+    assert (entries["counters"].number, entries["position"].number) == (0, 9)  # type: ignore[attr-defined]
 
 
 def test_what_differs_only_between_stages_of_a_pipeline_is_no_obstacle(tmp_path: Path) -> None:
