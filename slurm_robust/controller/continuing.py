@@ -304,9 +304,11 @@ def check_still_ours(training: TrainingDirectory, run_id: str, job: str) -> None
     with _friendly(training.path.parent):
         chapters = training.read()
         make_own_folder(training.path)
-    if chapters and chapters[-1].run_id != run_id and run_id in {chapter.run_id for chapter in chapters}:
+    if chapters and chapters[-1].run_id != run_id:
+        is_in = run_id in {chapter.run_id for chapter in chapters}
+        what = f"{'gone on with' if is_in else 'begun anew'} training {training.name}"
         raise PreflightError(
-            f"job {chapters[-1].job} has gone on with training {training.name} since job {job} ended",
+            f"job {chapters[-1].job} has {what} since job {job} ended",
             fix=f"end this job (scancel {job}); a new one goes on from the newest checkpoint",
             code=ExitCode.OTHER_CONTROLLER,
         )

@@ -110,7 +110,7 @@ def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> S
             raise PreflightError(
                 f"--from latest: in {here.root} no job of {here.command[0]}, submitted from {here.cwd}, has "
                 "left a checkpoint",
-                fix="give a job's id, or its folder; or leave out --from to begin anew",
+                fix="give a job's id, or its folder",
                 code=ExitCode.NO_INPUT,
             )
         return _free(newest, here)
@@ -134,7 +134,7 @@ def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> S
     if earlier is None or not policy.tells(earlier.state):
         raise PreflightError(
             f"--from {text}: job {text} ended before its training began, so it has no checkpoint",
-            fix="give an earlier job, or leave out --from to begin anew",
+            fix="give an earlier job",
             code=ExitCode.NO_INPUT,
         )
     return _free(earlier, here)
@@ -160,7 +160,7 @@ def _of_training(training: TrainingDirectory, here: Here, of: TrainingDirectory 
     if found is None:
         raise PreflightError(
             f"no job of training {training.name} in {training.path} has left a checkpoint",
-            fix="give another job, training or folder, or leave out --from to begin anew",
+            fix="give another job, training or folder",
             code=ExitCode.NO_INPUT,
         )
     return found
@@ -187,7 +187,7 @@ def _of_folder(path: Path) -> Source:
     if not sizes:
         raise PreflightError(
             f"no checkpoint in {path} is complete",
-            fix="give another folder, or leave out --from to begin anew",
+            fix="give another folder",
             code=ExitCode.NO_INPUT,
         )
     return Source(policy.of_folder(str(path), sizes, tuple(runs), time.time(), layouts), store)

@@ -110,9 +110,10 @@ def test_fresh_begins_anew_and_old_jobs_are_still_to_be_had(sandbox: Sandbox) ->
     folder = f"/home/{USER}/srobust-jobs/{old.id}"  # as the sandbox sees it
     listed = sandbox.exec(["srobust", "checkpoint", "ls", "--json", folder], user=USER, check=True).stdout
     assert "/training-anew.old-" in listed
-    branch = submit(sandbox, f"--from {old.id} --step 9", TINY, "branch.sha")
+    step = old.events(ev.StorageWritten)[-1].step
+    branch = submit(sandbox, f"--from {old.id} --step {step}", TINY, "branch.sha")
     assert branch.wait_end() == 0, branch.log
-    assert restored(branch) == 9
+    assert restored(branch) == step
     assert weights(sandbox, "branch.sha") == undisturbed(2, TINY)
 
 

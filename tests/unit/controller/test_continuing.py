@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.cli.main import main
 from slurm_robust.controller.continuing import NOTHING, Started, Wish, check_still_ours, start
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.controller.sources import Here
@@ -46,6 +47,26 @@ def went_on(started: Started) -> ev.Continued:
 
 def chapters(jobs: Jobs, name: str = "gpt") -> list[int]:
     return [chapter.job_id for chapter in TrainingDirectory.of(jobs.root, name).read()]
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--training", "gpt", "--fresh", "--step", "3"], ExitCode.USAGE),
+        (["--training", "gpt", "--step", "-1"], ExitCode.USAGE),
+        (["--fresh"], ExitCode.USAGE),
+        (["--step", "3"], ExitCode.USAGE),
+        (["--step", "x", "--from", "7"], ExitCode.USAGE),
+        (["--training", "a/b"], ExitCode.USAGE),
+        (["--training", "gpt", "--fresh"], ExitCode.ALLOCATION),
+        (["--from", "latest", "--step", "3"], ExitCode.ALLOCATION),
+    ],
+)
+def test_options(options: list[str], code: ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they say together is checked first; then there is no Slurm job."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["run", *options, "train.py", "--step", "9"]) == code
 
 
 # -- by name ---------------------------------------------------------------------------------------
@@ -228,6 +249,9 @@ def test_a_requeued_job_whose_training_went_on_without_it_is_refused(jobs: Jobs)
     check_still_ours(training, "8-x", "8")
     with pytest.raises(PreflightError, match="job 8 has gone on with training gpt since job 7 ended"):
         check_still_ours(training, "7-x", "7")
+    start(Wish(training="gpt", fresh=True), jobs.here(9, "gpt"))
+    with pytest.raises(PreflightError, match="job 9 has begun anew training gpt since job 8 ended"):
+        check_still_ours(training, "8-x", "8")
 
 
 # -- anew ------------------------------------------------------------------------------------------
