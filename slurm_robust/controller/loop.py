@@ -493,7 +493,12 @@ class Loop:
                     return partial(answered, None)
             now = time.time() - self._clock.ahead_s
             left_s = max(0.0, job.end_time - now) if job.end_time is not None else None
-            said = Sentence(running=job.is_running, preempted=job.preempt_time is not None, left_s=left_s)
+            said = Sentence(
+                running=job.is_running,
+                preempted=job.preempt_time is not None,
+                left_s=left_s,
+                requeued=job.restart_count > self._core.state.restart_count and not job.is_finished,
+            )
             return partial(answered, said)
 
         self._in_background("ask about the run", work, lambda text: answered(None))

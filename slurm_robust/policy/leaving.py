@@ -106,6 +106,8 @@ class Sentence(Record):
     preempted: bool = False
     left_s: float | None = None
     """Until the end of the run, None where Slurm does not say."""
+    requeued: bool = False
+    """The job is queued again: a next run follows."""
 
 
 def approaching(said: Sentence | None, warning_s: float) -> str:

@@ -141,3 +141,18 @@ def test_scancel_of_an_interactive_job_ends_it_and_blames_nobody(sandbox: Sandbo
     wait_for((home / "code").exists, 60, "the end of srobust run")
     assert (home / "code").read_text() == "143\n", (home / "salloc.log").read_text()
     assert not [e for e in events() if isinstance(e, ev.NodeEvicted | ev.RequeueStarted)]
+
+
+def test_a_requeue_by_its_owner_is_told_as_one(sandbox: Sandbox) -> None:
+    """Slurm's SIGTERM, as of a cancellation, also reaches the command that asks what it means."""
+    job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2)
+    job.wait_step(5)
+    sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
+    job.wait(lambda: "the job is requeued" in job.log, 60, "the words")
+    assert "cancelled" not in job.log
+    job.wait(lambda: job.slurm_state() == "PENDING", 60, "the job waits")
+    status = sandbox.exec(["srobust", "status", str(job.id)], user=USER, timeout_s=30, check=True).stdout
+    assert "StartTime=now" in status
+    sandbox.exec(["scontrol", "update", f"JobId={job.id}", "StartTime=now"], user=USER, check=True)
+    job.wait(lambda: job.state.restart_count == 1, 60, "next run of the job")
+    assert job.wait_end() == 0

@@ -105,11 +105,12 @@ class Ending:
         begin, state = self._begin, core.state
         if now.mono == core.started:
             self._awaited = frozenset(state.joined)
-        text = f"end, exit code {int(begin.code)}: {begin.reason}"
+        reason = core.explained(begin.reason)
+        text = f"end, exit code {int(begin.code)}: {reason}"
         if state.ended is not None:
             text = f"this run is over, says the journal: {text}"
         elif begin.code != ExitCode.REQUEUED:  # the next run goes on
-            core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=begin.reason, final=begin.final))
+            core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=reason, final=begin.final))
         core.emit(Say(text=text))
         self._end_agents(core)
         core.companions.end_all("the job leaves its nodes", now)

@@ -54,6 +54,27 @@ def test_what_memory_has_is_saved_before_the_end() -> None:
     assert set(job.kept.values()) == {False}, "storage has it, so no copy stays behind"
 
 
+def test_a_requeue_by_somebody_else_is_told_as_one() -> None:
+    """Slurm sends the same signal as for a cancellation."""
+    job = trained()
+    job.writes = False
+    leave(job)
+    assert questions(job) == 1
+    answer(job, Sentence(running=False, requeued=True, left_s=0.0))
+    job.until(lambda: job.code is not None)
+    assert job.code == ExitCode.TERMINATED
+    assert f"end, exit code 143: the job is requeued ({ORDERED})" in job.said
+    (ended,) = job.events(ev.RunEnded)
+    assert ended.reason == f"the job is requeued ({ORDERED})"
+    late = leave(trained())
+    answer(late, Sentence(running=False, requeued=True, left_s=0.0))
+    assert "the job is requeued: it goes on in its next run" in late.said
+    cancelled = leave(trained())
+    answer(cancelled, Sentence(running=False, left_s=0.0))
+    cancelled.until(lambda: cancelled.code is not None)
+    assert f"end, exit code 143: {ORDERED}" in cancelled.said
+
+
 def test_it_is_said_while_it_is_saved() -> None:
     job = trained()
     job.writes = False
