@@ -297,6 +297,24 @@ class SlurmContract:
             assert (set(back.nodes), back.num_nodes) == (set(job.nodes[:2]), 2)
             assert set(back.excluded_nodes) == {*names[3:], job.nodes[2]}
 
+    def test_nodes_that_are_asked_for_by_name(self, world: World) -> None:
+        """Idle nodes that alone have something are got by name; the next requeue drops the names."""
+        names = [node.name for node in world.client.nodes()]
+        with running_job(world, 2, excluded_nodes=names[-2:]) as job:
+            client, wanted = world.client, tuple(names[-2:])
+            first = Order(job_id=job.job_id, ending_run=0, exclude=wanted, until=Until.EXCLUDED)
+            assert carry_out(client, first, clock=world.clock, timeout_s=30).ok
+            world.wait(lambda: client.job(job.job_id).is_pending, "the job is pending")
+            client.set_excluded_nodes(job.job_id, [])
+            by_name = Order(job_id=job.job_id, ending_run=0, holders=wanted)
+            done = carry_out(client, by_name, clock=world.clock, timeout_s=90)
+            assert done.ok, done.detail
+            again = client.job(job.job_id)
+            assert (set(again.nodes), set(again.required_nodes)) == (set(wanted), set(wanted))
+            later = Order(job_id=job.job_id, ending_run=1, pins=wanted)
+            assert carry_out(client, later, clock=world.clock, timeout_s=90).ok
+            assert client.job(job.job_id).required_nodes == ()
+
     def test_requeue(self, world: World) -> None:
         """A requeued job is pending with one restart more, and starts soon when told to."""
         with running_job(world, 2) as job:
