@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 
 import pytest
 
@@ -156,3 +157,43 @@ def test_a_requeue_by_its_owner_is_told_as_one(sandbox: Sandbox) -> None:
     sandbox.exec(["scontrol", "update", f"JobId={job.id}", "StartTime=now"], user=USER, check=True)
     job.wait(lambda: job.state.restart_count == 1, 60, "next run of the job")
     assert job.wait_end() == 0
+
+
+def test_scancel_saves_what_memory_has(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 5000 --step-s 0.2", nodes=2)
+    job.wait_step(10)
+    sandbox.exec(["scancel", str(job.id)], user=USER, check=True)
+    job.wait(lambda: job.slurm_state() == "CANCELLED", 60, "its end")
+    (written,) = job.events(ev.StorageWritten)
+    (ended,) = job.events(ev.GenerationEnded)
+    assert written.step == ended.sealed_step >= 10, job.log
+    assert not job.events(ev.IncidentOpened), job.log
+    assert copies(sandbox, NODES) == []
+
+
+def test_a_suspended_job_goes_on_and_blames_nobody(sandbox: Sandbox) -> None:
+    job = ProtectedJob(sandbox, f"{TINY} 5000 --step-s 0.2", nodes=2)
+    job.wait_step(10)
+    sandbox.exec(["scontrol", "suspend", str(job.id)], user="root", check=True)
+    job.wait(lambda: job.slurm_state() == "SUSPENDED", 30, "the job is suspended")
+    before, until = job.step(), time.monotonic() + 15.0
+    wait_for(lambda: time.monotonic() > until, 30, "longer than a dead node is silent")
+    assert job.step() <= before + 1
+    sandbox.exec(["scontrol", "resume", str(job.id)], user="root", check=True)
+    job.wait_step(before + 10)
+    job.wait(lambda: any("the job was suspended" in e.text for e in job.events(ev.Noted)), 10, "a note")
+    blamed = ev.IncidentOpened | ev.NodeEvicted | ev.Decided
+    assert not [e for e in job.events(object) if isinstance(e, blamed)], job.log
+    sandbox.exec(["scancel", str(job.id)], user=USER, check=True)
+
+
+def test_a_warning_to_all_steps_is_one_to_the_job(sandbox: Sandbox) -> None:
+    """As of ``--signal`` without ``B:``, which Slurm sends to steps and not to the batch script."""
+    job = ProtectedJob(sandbox, f"{TINY} 5000 --step-s 0.2", nodes=2)
+    job.wait_step(10)
+    sandbox.exec(["scancel", "--signal=USR1", str(job.id)], user=USER, check=True)
+    job.wait(lambda: bool(job.events(ev.RequeueStarted)), 60, "the requeue")
+    (requeue,) = job.events(ev.RequeueStarted)
+    assert requeue.reason == "the end of this run is near (USR1 to its steps)", job.log
+    assert not job.events(ev.IncidentOpened), job.log
+    sandbox.exec(["scancel", str(job.id)], user=USER, check=True)
