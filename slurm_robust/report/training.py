@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
 
 from slurm_robust.model.events import AnyEvent
-from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import JournalDamaged
-from slurm_robust.model.record import Record
-from slurm_robust.model.training import Chapter, TrainingDirectory
+from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.model.training import Chapter, TrainingDirectory, storage_of
 from slurm_robust.report.chapters import ChapterRow, ChapterState, without_journal
 from slurm_robust.report.find import NoSuchJob, chapter_folder, load_events, unreadable
 from slurm_robust.report.slurmview import SlurmView, ask_slurm
@@ -47,6 +52,37 @@ def jobs_of(
         raise unreadable(training.path, error) from error
     newest = chapters[-1] if chapters else None
     return [_job(training, chapter, slurm, load, is_newest=chapter is newest) for chapter in chapters]
+
+
+def newest_of(
+    training: TrainingDirectory, slurm: SlurmClient
+) -> tuple[int, Begun | ChapterRow | None, Begun | None]:
+    """How many jobs a training has, the newest, and the newest with a journal.
+
+    Raises :class:`NoSuchJob` where the training's folder cannot be read.
+    """
+    try:
+        chapters = training.read()
+    except OSError as error:
+        raise unreadable(training.path, error) from error
+    newest: Begun | ChapterRow | None = None
+    for chapter in reversed(chapters):
+        job = _job(training, chapter, slurm, strictly, is_newest=newest is None)
+        newest = newest or job
+        if isinstance(job, Begun):
+            return len(chapters), newest, job
+    return len(chapters), newest, None
+
+
+def storage(training: TrainingDirectory, job: Begun | None) -> Path:
+    """Where the checkpoints of a training are; ``job``: its newest that knows."""
+    if job is None:
+        return training.checkpoints
+    try:
+        spec = msgspec.json.decode(job.directory.spec.read_bytes(), type=JobSpec)
+        return storage_of(job.directory, spec, training.name)
+    except (OSError, *UNREADABLE):
+        return training.checkpoints
 
 
 def _job(
@@ -90,3 +126,25 @@ def unread(chapter: Chapter, why: str) -> ChapterRow:
 def begun(jobs: Sequence[Begun | ChapterRow]) -> list[Begun]:
     """Those with a journal."""
     return [job for job in jobs if isinstance(job, Begun)]
+
+
+# -- what it takes on storage ------------------------------------------------------------------------
+
+
+def disk_use(folder: Path) -> int:
+    """Bytes of all files below ``folder``, as far as they can be seen; links are not followed."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # removed meanwhile
+                total += os.lstat(os.path.join(path, name)).st_size
+    return total
+
+
+def size_text(nbytes: float) -> str:
+    """``12.3 GB``."""
+    for unit in ("kB", "MB", "GB"):
+        nbytes /= 1000
+        if nbytes < 999.5:
+            return f"{nbytes:.{0 if nbytes >= 100 else 1}f} {unit}"
+    return f"{nbytes / 1000:.1f} TB"

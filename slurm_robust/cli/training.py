@@ -1,0 +1,33 @@
+"""``srobust training``: the trainings, and the jobs of one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from slurm_robust.cli.parsing import add_command
+
+if TYPE_CHECKING:
+    from slurm_robust.cli.parsing import Commands
+
+
+def register(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "training",
+        _training,
+        "list trainings, or the jobs of one: from which step to which, how each ended, its ETTR",
+        more="Those that 'srobust run --fresh' moved aside are listed, too.",
+        json=True,
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="of a training, or its folder (default: all)")
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
+
+
+def _training(args: argparse.Namespace) -> int:
+    from slurm_robust.report import training_view
+
+    if args.name is None:
+        return training_view.list_main(json=args.json, job_dir=args.job_dir)
+    return training_view.show_main(args.name, json=args.json, job_dir=args.job_dir)

@@ -1,0 +1,236 @@
+"""``srobust training``: which trainings there are, how far each is, and the jobs of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.ledger.summary import Summary
+from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.journal import fold
+from slurm_robust.model.record import Record
+from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, trainings
+from slurm_robust.policy.holding import Hold, judge
+from slurm_robust.report.chapters import ChapterRow, ChapterState, chapters_table
+from slurm_robust.report.console import facts_table, plain_table, section, show, track
+from slurm_robust.report.find import find_training, no_such_training, root_of, unreadable
+from slurm_robust.report.job_main import of_training
+from slurm_robust.report.slurmview import make_slurm, view_of
+from slurm_robust.report.status import REQUEUED, phase_of
+from slurm_robust.report.training import Begun, begun, disk_use, jobs_of, newest_of, size_text, storage
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.util.text import count, duration, one_line
+
+
+class TrainingRow(Record):
+    """One training."""
+
+    name: str
+    folder: str
+    moved_aside: bool
+    """``--fresh`` began it anew; its folder has another name since."""
+    jobs: int = 0
+    newest: str = ""
+    """The id of its newest job, as squeue shows it."""
+    state: ChapterState | None = None
+    """Of that; None where nothing is known."""
+    how: str = ""
+    """What that does, or how it ended."""
+    slurm: str = ""
+    """Slurm's own state of it, "" where Slurm does not know it."""
+    holder: str = ""
+    """The id of the job that has the training now, "" for none."""
+    step: int = -1
+    """The newest that any job has completed, -1 before the first."""
+    stored: int = -1
+    """The newest step that is complete on storage, -1 for none."""
+    checkpoints: int = 0
+    """Complete ones on storage."""
+    nbytes: int = 0
+    """Of all files of checkpoints on storage."""
+    storage: str = ""
+    """Where they are."""
+    trouble: str = ""
+    """Why it cannot be read, "" where it can."""
+
+
+class TrainingShown(Record):
+    """What ``srobust training NAME`` shows."""
+
+    training: TrainingRow
+    jobs: tuple[ChapterRow, ...]
+    ledger: Summary | None
+    """Of all jobs together; None where none of them has a journal."""
+    moved_aside: tuple[str, ...]
+    """Folders of earlier trainings of this name."""
+
+
+def list_main(*, json: bool, job_dir: str | None) -> int:
+    """Print all trainings. Raises ``NoSuchJob`` where their folder cannot be read."""
+    root, slurm = root_of(job_dir), make_slurm()
+    try:
+        found = trainings(root)
+    except OSError as error:
+        raise unreadable(root, error) from error
+    rows = tuple(row_of(one, slurm) for one in track(found, "reading", "trainings", quiet=json))
+    show(rows, partial(render_list, root), json=json)
+    return 0
+
+
+def show_main(name: str, *, json: bool, job_dir: str | None) -> int:
+    """Print one training with its jobs. Raises ``NoSuchJob``."""
+    training = find_training(name, job_dir)
+    if training is None:
+        raise no_such_training(name, job_dir, "there is no training")
+    show(shown(training, make_slurm()), render, json=json)
+    return 0
+
+
+def shown(training: TrainingDirectory, slurm: SlurmClient) -> TrainingShown:
+    """All that is known of a training. Raises ``NoSuchJob`` where it cannot be read."""
+    jobs = jobs_of(training, slurm)
+    report = of_training(training, slurm) if begun(jobs) else None
+    return TrainingShown(
+        training=_row(training, slurm),
+        jobs=report.chapters if report is not None else tuple(j for j in jobs if isinstance(j, ChapterRow)),
+        ledger=report.ledger if report is not None else None,
+        moved_aside=moved_aside(training),
+    )
+
+
+def moved_aside(training: TrainingDirectory) -> tuple[str, ...]:
+    """Names of the folders of other trainings of the same name; none where that cannot be read."""
+    try:
+        every = trainings(training.path.parent)
+    except OSError:
+        return ()
+    own = training.path.name
+    return tuple(one.path.name for one in every if one.name == training.name and own != one.path.name)
+
+
+def row_of(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
+    """One line of the list, also for a training that cannot be read."""
+    try:
+        return _row(training, slurm)
+    except SrobustError as error:
+        return msgspec.structs.replace(_bare(training), trouble=str(error))
+
+
+def _bare(training: TrainingDirectory) -> TrainingRow:
+    name = training.path.name
+    return TrainingRow(name=training.name, folder=name, moved_aside=ASIDE in name)
+
+
+def _row(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
+    many, newest, known = newest_of(training, slurm)
+    row = msgspec.structs.replace(_bare(training), jobs=many)
+    where = storage(training, known)
+    row = msgspec.structs.replace(row, storage=str(where), **_stored(where))
+    if known is not None:
+        state = fold(known.events)
+        row = msgspec.structs.replace(row, step=max(state.best_step, state.steps_here))
+    if isinstance(newest, ChapterRow):
+        holder = newest.job if newest.state in _HOLDS else ""
+        return msgspec.structs.replace(
+            row, newest=newest.job, state=newest.state, how=newest.how, holder=holder
+        )
+    if newest is None:
+        return row
+    return msgspec.structs.replace(row, **_newest(newest, slurm))
+
+
+_HOLDS = (ChapterState.PENDING, ChapterState.STARTING, ChapterState.RUNNING)
+
+
+def _newest(job: Begun, slurm: SlurmClient) -> dict[str, Any]:
+    """What the newest job does, by its journal and by Slurm."""
+    view = view_of(job.events, slurm)
+    phase, reason = phase_of(job.events, is_over=view.is_over)
+    state = fold(job.events)
+    ended = state.ended if state.ended is not None and state.ended.final else None
+    hold = judge(job.chapter, ended, view.job, answers=not view.away)
+    states = {REQUEUED: ChapterState.PENDING, "starting": ChapterState.STARTING}
+    found = ChapterState.ENDED
+    if ended is None and not view.is_over and hold is not Hold.FREE:
+        found = states.get(phase, ChapterState.RUNNING)
+    how = f"{phase}: {reason}" if reason else phase
+    if found is ChapterState.ENDED and ended is None and not view.is_over:
+        how = f"its end is not known here; it was {how}"
+    return {
+        "newest": job.chapter.job,
+        "state": found,
+        "how": how,
+        "slurm": view.describe(),
+        "holder": "" if hold is Hold.FREE else job.chapter.job,
+    }
+
+
+def _stored(where: Path) -> dict[str, int]:
+    try:
+        complete = CheckpointStore(where).complete()
+    except OSError:
+        return {}
+    newest = complete[0].step if complete else -1
+    return {"stored": newest, "checkpoints": len(complete), "nbytes": disk_use(where)}
+
+
+# -- the screen ------------------------------------------------------------------------------------
+
+
+def render_list(root: Path, rows: Sequence[TrainingRow]) -> RenderableType:
+    """One line for each training."""
+    if not rows:
+        return f"no training in {one_line(str(root))}: 'srobust run --training NAME' begins one"
+    numbers = ("jobs", "step", "on storage", "size")
+    table = plain_table(
+        "training", "jobs", "newest", "Slurm", "step", "on storage", "size", "how", right=numbers
+    )
+    for row in rows:
+        name = row.folder.removeprefix(PREFIX) if row.moved_aside else row.name
+        if row.trouble:
+            table.add_row(one_line(name), *["-"] * 6, Text(one_line(row.trouble), style="yellow"))
+            continue
+        table.add_row(
+            one_line(name),
+            str(row.jobs),
+            one_line(row.newest) or "-",
+            one_line(row.slurm) or "-",
+            "-" if row.step < 0 else str(row.step),
+            "-" if row.stored < 0 else str(row.stored),
+            size_text(row.nbytes),
+            one_line(row.how + (" (moved aside by --fresh)" if row.moved_aside else "")),
+            style="dim" if row.moved_aside else "",
+        )
+    return Group(table, Text("'srobust training NAME' shows the jobs of one", style="dim"))
+
+
+def render(found: TrainingShown) -> RenderableType:
+    """The whole screen of one training."""
+    row, ledger = found.training, found.ledger
+    many = f"{count(row.checkpoints, 'checkpoint')} with {size_text(row.nbytes)}"
+    stored = f"step {row.stored}, {many}" if row.checkpoints else f"nothing complete, {size_text(row.nbytes)}"
+    facts = [
+        ("training", row.name + (", moved aside by --fresh" if row.moved_aside else "")),
+        ("held by", f"job {row.holder}" if row.holder else "no job"),
+        ("newest job", ": ".join(filter(None, (row.newest, row.how)))),
+        ("Slurm", row.slurm),
+        ("step", "none yet" if row.step < 0 else str(row.step)),
+        ("on storage", f"{stored}, in {row.storage}"),
+        ("ETTR", _ettr(ledger) if ledger is not None else ""),
+        ("earlier", ", ".join(found.moved_aside) + " (moved aside by --fresh)" if found.moved_aside else ""),
+    ]
+    table = facts_table((name, one_line(value, None)) for name, value in facts if value)
+    return Group(table, *section("Jobs", chapters_table(found.jobs)))
+
+
+def _ettr(found: Summary) -> str:
+    wall = duration((found.wall_ms - found.started_ms) / 1000)
+    again = f", {found.repeated} repeated" if found.repeated else ""
+    return f"{found.ettr:.1%} of {wall} since its first start, {count(found.steps, 'step')}{again}"
