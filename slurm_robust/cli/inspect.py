@@ -10,7 +10,6 @@ from slurm_robust.cli.fleet import add_index, add_since, index_of
 from slurm_robust.cli.parsing import (
     UsageError,
     add_command,
-    add_group,
     add_job,
     hostlist,
     number,
@@ -32,7 +31,6 @@ def register(commands: Commands) -> None:
     _register_drill(commands)
     _register_classify(commands)
     _register_trace(commands)
-    _register_checkpoint(commands)
 
 
 # -- status ----------------------------------------------------------------------------------------
@@ -431,40 +429,3 @@ def _classify(args: argparse.Namespace) -> int:
     if args.jsonl is not None:
         return classification.answer_file(args.jsonl, args.out, rules=args.rules)
     return classification.main(args.files, stream=args.stream, rules=args.rules, json=args.json)
-
-
-# -- checkpoint ------------------------------------------------------------------------------------
-
-
-def _register_checkpoint(commands: Commands) -> None:
-    text = "list, verify and export the checkpoints of a job, running or ended"
-    parts = add_group(commands, "checkpoint", text)
-
-    text = "list checkpoints in all tiers, as far as this node sees them, and which would be restored"
-    add_command(parts, "ls", _list_copies, text, of_job=True, json=True)
-
-    text = "read every copy within reach and compare its checksums; exit code 1 if one is damaged"
-    add_command(parts, "verify", _verify_copies, text, of_job=True, json=True)
-
-    text = "make a folder for torch.distributed.checkpoint from the copies within reach"
-    export = add_command(parts, "export", _export, text, of_job=True, json=True)
-    export.add_argument("step", metavar="STEP", help="a step that 'ls' shows, or 'latest'")
-    export.add_argument("--to", metavar="DIR", type=Path, required=True, help="the folder to create")
-
-
-def _list_copies(args: argparse.Namespace) -> int:
-    from slurm_robust.report import checkpoints
-
-    return checkpoints.list_main(args.job, json=args.json, job_dir=args.job_dir)
-
-
-def _verify_copies(args: argparse.Namespace) -> int:
-    from slurm_robust.report import checkpoints
-
-    return checkpoints.verify_main(args.job, json=args.json, job_dir=args.job_dir)
-
-
-def _export(args: argparse.Namespace) -> int:
-    from slurm_robust.report import export
-
-    return export.main(args.job, args.step, args.to, json=args.json, job_dir=args.job_dir)

@@ -13,7 +13,19 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 
 from slurm_robust import __version__
-from slurm_robust.cli import admin, config, doctor, fleet, inspect, notify, run, sandbox, spares, training
+from slurm_robust.cli import (
+    admin,
+    checkpoint,
+    config,
+    doctor,
+    fleet,
+    inspect,
+    notify,
+    run,
+    sandbox,
+    spares,
+    training,
+)
 from slurm_robust.cli.parsing import Parser, add_command
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.text import message, visible
@@ -26,6 +38,7 @@ REGISTER = (
     doctor.register,
     training.register,
     inspect.register,
+    checkpoint.register,
     notify.register,
     run.register_replay,
     fleet.register,

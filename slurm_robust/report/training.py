@@ -11,12 +11,14 @@ import msgspec
 
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.job import JobDirectory, JobSpec
-from slurm_robust.model.journal import JournalDamaged
+from slurm_robust.model.journal import JournalDamaged, fold
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.training import Chapter, TrainingDirectory, storage_of
+from slurm_robust.policy.holding import Hold, judge
 from slurm_robust.report.chapters import ChapterRow, ChapterState, without_journal
 from slurm_robust.report.find import NoSuchJob, chapter_folder, load_events, unreadable
-from slurm_robust.report.slurmview import SlurmView, ask_slurm
+from slurm_robust.report.slurmview import SlurmView, ask_slurm, view_of
+from slurm_robust.report.status import REQUEUED, phase_of
 from slurm_robust.slurm.client import SlurmClient
 
 
@@ -126,6 +128,61 @@ def unread(chapter: Chapter, why: str) -> ChapterRow:
 def begun(jobs: Sequence[Begun | ChapterRow]) -> list[Begun]:
     """Those with a journal."""
     return [job for job in jobs if isinstance(job, Begun)]
+
+
+# -- who has it -------------------------------------------------------------------------------------
+
+
+class Now(Record):
+    """What the newest job of a training does."""
+
+    job: str
+    """As squeue shows it."""
+    state: ChapterState
+    how: str
+    slurm: str = ""
+    """Slurm's own state of it, "" where Slurm does not know it."""
+    may_hold: bool = True
+    """The job has the training, or nobody can say that it has not."""
+    has_begun: bool = True
+    """It has a journal."""
+
+    @classmethod
+    def of(cls, row: ChapterRow) -> Now:
+        """The same of a job without a journal."""
+        holds = row.state in _HOLDS
+        return cls(job=row.job, state=row.state, how=row.how, may_hold=holds, has_begun=False)
+
+    @property
+    def holder(self) -> str:
+        """The job, if it has the training now, else ""."""
+        return self.job if self.may_hold and self.state in _HOLDS else ""
+
+
+_HOLDS = (ChapterState.PENDING, ChapterState.STARTING, ChapterState.RUNNING)
+
+
+def now_of(job: Begun, slurm: SlurmClient) -> Now:
+    """What the newest job does, by its journal and by Slurm."""
+    view = view_of(job.events, slurm)
+    phase, reason = phase_of(job.events, is_over=view.is_over)
+    state = fold(job.events)
+    ended = state.ended if state.ended is not None and state.ended.final else None
+    hold = judge(job.chapter, ended, view.job, answers=not view.away)
+    states = {REQUEUED: ChapterState.PENDING, "starting": ChapterState.STARTING}
+    how = f"{phase}: {reason}" if reason else phase
+    found = states.get(phase, ChapterState.RUNNING)
+    if ended is not None or view.is_over:
+        found = ChapterState.ENDED
+    elif hold is Hold.FREE:
+        found, how = ChapterState.ENDED, f"its end is not known here; it was {how}"
+    return Now(
+        job=job.chapter.job,
+        state=found,
+        how=how,
+        slurm=view.describe(),
+        may_hold=hold is not Hold.FREE,
+    )
 
 
 # -- what it takes on storage ------------------------------------------------------------------------

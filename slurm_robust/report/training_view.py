@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -17,14 +16,21 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, trainings
-from slurm_robust.policy.holding import Hold, judge
 from slurm_robust.report.chapters import ChapterRow, ChapterState, chapters_table
 from slurm_robust.report.console import facts_table, plain_table, section, show, track
 from slurm_robust.report.find import find_training, no_such_training, root_of, unreadable
 from slurm_robust.report.job_main import of_training
-from slurm_robust.report.slurmview import make_slurm, view_of
-from slurm_robust.report.status import REQUEUED, phase_of
-from slurm_robust.report.training import Begun, begun, disk_use, jobs_of, newest_of, size_text, storage
+from slurm_robust.report.slurmview import make_slurm
+from slurm_robust.report.training import (
+    Now,
+    begun,
+    disk_use,
+    jobs_of,
+    newest_of,
+    now_of,
+    size_text,
+    storage,
+)
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.util.text import count, duration, one_line
 
@@ -137,39 +143,14 @@ def _row(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
         state = fold(known.events)
         row = msgspec.structs.replace(row, step=max(state.best_step, state.steps_here))
     if isinstance(newest, ChapterRow):
-        holder = newest.job if newest.state in _HOLDS else ""
-        return msgspec.structs.replace(
-            row, newest=newest.job, state=newest.state, how=newest.how, holder=holder
-        )
-    if newest is None:
+        now = Now.of(newest)
+    elif newest is not None:
+        now = now_of(newest, slurm)
+    else:
         return row
-    return msgspec.structs.replace(row, **_newest(newest, slurm))
-
-
-_HOLDS = (ChapterState.PENDING, ChapterState.STARTING, ChapterState.RUNNING)
-
-
-def _newest(job: Begun, slurm: SlurmClient) -> dict[str, Any]:
-    """What the newest job does, by its journal and by Slurm."""
-    view = view_of(job.events, slurm)
-    phase, reason = phase_of(job.events, is_over=view.is_over)
-    state = fold(job.events)
-    ended = state.ended if state.ended is not None and state.ended.final else None
-    hold = judge(job.chapter, ended, view.job, answers=not view.away)
-    states = {REQUEUED: ChapterState.PENDING, "starting": ChapterState.STARTING}
-    found = ChapterState.ENDED
-    if ended is None and not view.is_over and hold is not Hold.FREE:
-        found = states.get(phase, ChapterState.RUNNING)
-    how = f"{phase}: {reason}" if reason else phase
-    if found is ChapterState.ENDED and ended is None and not view.is_over:
-        how = f"its end is not known here; it was {how}"
-    return {
-        "newest": job.chapter.job,
-        "state": found,
-        "how": how,
-        "slurm": view.describe(),
-        "holder": "" if hold is Hold.FREE else job.chapter.job,
-    }
+    return msgspec.structs.replace(
+        row, newest=now.job, state=now.state, how=now.how, slurm=now.slurm, holder=now.holder
+    )
 
 
 def _stored(where: Path) -> dict[str, int]:

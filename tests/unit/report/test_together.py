@@ -35,7 +35,7 @@ def job(
     journal.add(run_started(t=at(begin), epoch=1, job_id=number, run_id=f"{number}-a", training="gpt"))
     if generation > 1:
         went_on = continued(
-            t=at(begin), epoch=1, generation=generation - 1, best_step=49, sealed={}, unsealed=()
+            t=at(begin), epoch=1, generation=generation - 1, best_step=49, sealed={1: 49}, unsealed=()
         )
         journal.add(went_on)
     journal.add(ev.ControllerStarted(t=at(begin), epoch=1, host="n1", pid=1, port=1))
