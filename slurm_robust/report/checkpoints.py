@@ -34,10 +34,12 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.layout import Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
-from slurm_robust.model.training import storage_of
+from slurm_robust.model.training import PREFIX, TrainingDirectory, storage_of
 from slurm_robust.policy import restore
 from slurm_robust.report.console import BYTES, Bar, show, track
-from slurm_robust.report.find import NoSuchJob, find, load_events
+from slurm_robust.report.find import NoSuchJob, load_events, moved_aside, named, newest_job
+from slurm_robust.report.slurmview import make_slurm
+from slurm_robust.report.training import disk_use, free_on, newest_of, size_text
 from slurm_robust.util.text import count, named_ranks, one_line
 from slurm_robust.wire.keys import load_client
 
@@ -134,11 +136,30 @@ class Listing(Record):
     """From where."""
     latest: str
     """What the pointer on storage names."""
+    training: str = ""
+    """Whose checkpoints those on storage are, "" for a job without a training."""
+    complete: int = 0
+    """How many are complete on storage."""
+    nbytes: int = 0
+    """Of all files of checkpoints on storage, incomplete ones too."""
+    free: int | None = None
+    """Bytes that storage has free, None where it does not say."""
+    moved_aside: tuple[str, ...] = ()
+    """Folders of other trainings of this name, which have checkpoints of their own."""
 
 
 def open_job(name: str, job_dir: str | None) -> JobHere:
-    """The job by id or folder. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    directory = find(name, job_dir)
+    """The job by id or folder, or the newest of a training that has begun.
+
+    Raises ``NoSuchJob``, ``JournalDamaged``.
+    """
+    found = named(name, job_dir)
+    if isinstance(found, TrainingDirectory):
+        slurm = make_slurm()
+        _, _, begun = newest_of(found, slurm)
+        directory = begun.directory if begun is not None else newest_job(found, slurm)
+    else:
+        directory = found
     try:
         spec = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec)
     except FileNotFoundError:
@@ -169,6 +190,9 @@ def list_checkpoints(job: JobHere, now: float) -> Listing:
     notes = _notes(job.events)
     plan = would_restore(job, copies, [ref for ref, one in stored.items() if one.complete])
     latest = job.store.latest()
+    training = None
+    if job.state.training:
+        training = TrainingDirectory.of(job.directory.path.parent, job.state.training)
     rows = [
         Row(
             token=str(ref),
@@ -190,6 +214,11 @@ def list_checkpoints(job: JobHere, now: float) -> Listing:
         restored=str(plan.ref) if plan else "",
         how=restore.format_source(plan.ref.step, plan.tiers) if plan else "",
         latest=str(latest) if latest else "",
+        training=job.state.training,
+        complete=sum(one.complete for one in stored.values()),
+        nbytes=disk_use(job.store.path),
+        free=free_on(job.store.path),
+        moved_aside=moved_aside(training) if training is not None else (),
     )
 
 
@@ -235,12 +264,27 @@ def render(listing: Listing) -> RenderableType:
     if not listing.rows:
         where = " or on the local disk" if listing.local else ""
         text = f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}"
-        return Text(one_line(text))
+        return Text(one_line(f"{text}{_aside(listing)}"))
     if listing.restored:
         end = f"From what node {listing.node} and storage have, {listing.how} could be restored."
     else:
         end = f"From what node {listing.node} and storage have, nothing could be restored."
-    return Group(table, Text(one_line(end)))
+    return Group(table, Text(one_line(_use(listing))), Text(one_line(end)))
+
+
+def _use(listing: Listing) -> str:
+    """What storage has, and what room is left there."""
+    many = count(listing.complete, "complete checkpoint")
+    whose = f" of training {listing.training}" if listing.training else ""
+    room = f"; {size_text(listing.free)} free there" if listing.free is not None else ""
+    return f"On storage: {many}{whose}, {size_text(listing.nbytes)}{room}.{_aside(listing)}"
+
+
+def _aside(listing: Listing) -> str:
+    if not listing.moved_aside:
+        return ""
+    names = (name.removeprefix(PREFIX) for name in listing.moved_aside)
+    return f" Moved aside by --fresh, with checkpoints of their own: {', '.join(names)}."
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -134,6 +134,16 @@ def no_such_training(name: str, root: str | None, text: str) -> NoSuchJob:
     )
 
 
+def moved_aside(training: TrainingDirectory) -> tuple[str, ...]:
+    """Names of the folders of other trainings of the same name; none where that cannot be read."""
+    try:
+        every = trainings(training.path.parent)
+    except OSError:
+        return ()
+    own = training.path.name
+    return tuple(one.path.name for one in every if one.name == training.name and own != one.path.name)
+
+
 def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:
     """Where the folder of one of its jobs is now; None where it is gone and another job has its place.
 

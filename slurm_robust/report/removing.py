@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from slurm_robust.report.training import (
     Begun,
     Now,
     disk_use,
+    free_on,
     newest_of,
     now_of,
     size_text,
@@ -155,18 +155,10 @@ def remove(shelf: Shelf, refs: Sequence[CheckpointId], *, dry_run: bool) -> Remo
         incomplete=len(gone.intersection(shelf.stock.incomplete)),
         left=tuple(map(str, left)),
         left_nbytes=sum(disk_use(store.folder(ref)) for ref in left),
-        free=free_on(store),
+        free=free_on(store.path),
         dry_run=dry_run,
         warnings=tuple(f"step {ref.step}: {why[ref]}" for ref in sorted(gone) if ref in why),
     )
-
-
-def free_on(store: CheckpointStore) -> int | None:
-    """Bytes that storage has free, None where it does not say."""
-    try:
-        return shutil.disk_usage(store.path).free
-    except OSError:
-        return None
 
 
 # -- whose they are, and who needs them --------------------------------------------------------------

@@ -25,8 +25,9 @@ from slurm_robust.model.notice import NOTIFIED
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.standby import STAGES, StandbyStage
 from slurm_robust.model.state import JobState
+from slurm_robust.model.training import PREFIX, TrainingDirectory
 from slurm_robust.report.console import Bar, Screen, facts_table, seconds, show
-from slurm_robust.report.find import find, load_events
+from slurm_robust.report.find import find, load_events, moved_aside
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.interval import IntervalAdvice, advise
@@ -154,6 +155,12 @@ class Status(Record):
     """What a pending job waits for."""
     silent: dict[str, str] = {}
     """Channels of notifications that are given up for a while, with the reason."""
+    training: str = ""
+    """The name of the training of which the job is a chapter, "" for none."""
+    chapter: int = 0
+    """Which of its jobs this is, from 1; 0 where that is not known."""
+    moved_aside: tuple[str, ...] = ()
+    """Folders of other trainings of this name."""
     start: GenerationStart | None = None
     """What the start of the newest generation waited for; on the screen with ``--phases``."""
 
@@ -197,6 +204,8 @@ def status_at(
         stored=state.stored,
         interval=advise(events, now),
         notes=tuple(f"{e.node}: {e.text}" if e.node else e.text for e in events if isinstance(e, ev.Noted)),
+        training=state.training,
+        chapter=state.continued.chapter if state.continued is not None else int(bool(state.training)),
         start=start_of(events) if launched else None,
     )
 
@@ -355,6 +364,9 @@ def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directo
     notes = (
         f"channel {name} of notifications is given up for a while: {why}" for name, why in silent.items()
     )
+    if status.training:
+        training = TrainingDirectory.of(directory.path.parent, status.training)
+        status = structs.replace(status, moved_aside=moved_aside(training))
     return structs.replace(status, silent=silent, notes=(*status.notes, *notes))
 
 
@@ -434,6 +446,7 @@ def render(status: Status) -> RenderableType:
         phase += f" (exit code {status.exit_code})"
     rows = [
         ("job", f"{status.job_id}  {' '.join(status.command)}"),
+        ("training", _training(status)),
         ("state", phase),
         ("Slurm", status.slurm or "job unknown to Slurm (forgotten, or of another cluster)"),
         ("waits", status.waiting.describe(time.time()) if status.waiting is not None else ""),
@@ -493,6 +506,15 @@ def _controller(status: Status) -> str:
         return ""
     silent = duration(status.controller_silent_s)
     return f"silent for {silent}: until it goes on, or another one takes over, nobody reacts to a fault"
+
+
+def _training(status: Status) -> str:
+    """``gpt, chapter 3``; of those that --fresh has moved aside, where they are."""
+    if not status.training:
+        return ""
+    chapter = f", chapter {status.chapter}" if status.chapter else ""
+    aside = ", ".join(name.removeprefix(PREFIX) for name in status.moved_aside)
+    return f"{status.training}{chapter}" + (f"; moved aside by --fresh: {aside}" if aside else "")
 
 
 def _step(status: Status) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -196,6 +197,14 @@ def disk_use(folder: Path) -> int:
             with suppress(OSError):  # removed meanwhile
                 total += os.lstat(os.path.join(path, name)).st_size
     return total
+
+
+def free_on(folder: Path) -> int | None:
+    """Bytes that the storage of ``folder`` has free, None where it does not say."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 def size_text(nbytes: float) -> str:

@@ -18,7 +18,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, trainings
 from slurm_robust.report.chapters import ChapterRow, ChapterState, chapters_table
 from slurm_robust.report.console import facts_table, plain_table, section, show, track
-from slurm_robust.report.find import find_training, no_such_training, root_of, unreadable
+from slurm_robust.report.find import find_training, moved_aside, no_such_training, root_of, unreadable
 from slurm_robust.report.job_main import of_training
 from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.report.training import (
@@ -109,16 +109,6 @@ def shown(training: TrainingDirectory, slurm: SlurmClient) -> TrainingShown:
         ledger=report.ledger if report is not None else None,
         moved_aside=moved_aside(training),
     )
-
-
-def moved_aside(training: TrainingDirectory) -> tuple[str, ...]:
-    """Names of the folders of other trainings of the same name; none where that cannot be read."""
-    try:
-        every = trainings(training.path.parent)
-    except OSError:
-        return ()
-    own = training.path.name
-    return tuple(one.path.name for one in every if one.name == training.name and own != one.path.name)
 
 
 def row_of(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:

@@ -201,3 +201,23 @@ def test_one_that_cannot_be_read_is_a_line_of_the_list(
 )
 def test_sizes_read_well(nbytes: float, text: str) -> None:
     assert size_text(nbytes) == text
+
+
+def test_what_was_moved_aside_is_mentioned_by_the_commands_of_a_job(
+    training: TrainingDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_training(training.path.parent, "gpt.old-1", 5)
+    assert main(["status", "gpt"]) == 0
+    said = capsys.readouterr().out
+    assert "gpt, chapter 2; moved aside by --fresh: gpt.old-1" in said
+    spec = {"run_id": "9-a", "job_id": 9, "kind": "script", "command": [], "cwd": "/", "nproc_per_node": 1,
+            "checkpoint_dir": str(training.checkpoints)}  # fmt: skip
+    (training.path.parent / "9" / "job.json").write_bytes(msgspec.json.encode(spec))
+    assert main(["checkpoint", "ls", "gpt"]) == 0
+    said = capsys.readouterr().out
+    assert "On storage: 2 complete checkpoints of training gpt" in said
+    assert "with checkpoints of their own: gpt.old-1" in said
+    assert main(["checkpoint", "ls", "gpt", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["training"], found["complete"], found["moved_aside"]) == ("gpt", 2, ["training-gpt.old-1"])
+    assert found["nbytes"] > 0
