@@ -23,6 +23,9 @@ def register(commands: Commands) -> None:
     """Add ``srobust fleet``."""
     text = "show how all jobs of the site fare: ETTR, failure rates, what time was lost to, the worst nodes"
     parser = add_command(commands, "fleet", _fleet, text, json=True)
+    parser.add_argument(
+        "--training", metavar="NAME", default="", help="only the jobs of trainings of this name"
+    )
     add_since(parser, "28d")
     add_index(parser)
 
@@ -87,8 +90,10 @@ def index_of(args: argparse.Namespace) -> tuple[str, NodeConfig]:
 
 
 def _fleet(args: argparse.Namespace) -> int:
-    from slurm_robust.fleet.view import show_fleet
+    from slurm_robust.fleet.view import show_fleet, show_training
 
+    if args.training:
+        return show_training(index_of(args)[0], args.training, args.since, json=args.json)
     return show_fleet(index_of(args)[0], args.since, json=args.json)
 
 

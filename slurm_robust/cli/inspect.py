@@ -253,6 +253,9 @@ def _register_incidents(commands: Commands) -> None:
     every.add_argument("--cause", choices=causes, default="", help="with --all: with this cause")
     every.add_argument("--user", metavar="USER", default="", help="with --all: of this user's jobs")
     every.add_argument(
+        "--training", metavar="NAME", default="", help="with --all: of jobs of trainings of this name"
+    )
+    every.add_argument(
         "--limit",
         metavar="N",
         type=whole_number(1),
@@ -285,7 +288,9 @@ def _incidents(args: argparse.Namespace) -> int:
         )
     if args.all:
         return _incidents_of_all(args)
-    if given := [name for name in ("node", "cause", "user", "csv", "index") if getattr(args, name)]:
+    if given := [
+        name for name in ("node", "cause", "user", "training", "csv", "index") if getattr(args, name)
+    ]:
         raise UsageError(f"--{given[0]} is for the incidents of all jobs", fix="give --all in place of JOB")
     from slurm_robust.report import incident_view
 
@@ -302,6 +307,7 @@ def _incidents_of_all(args: argparse.Namespace) -> int:
         nodes=args.node,
         cause=args.cause,
         user=args.user,
+        training=args.training,
         limit=min(args.limit, args.last or args.limit),
     )
     return show_incidents(index_of(args)[0], asked, json=args.json, as_csv=args.csv)

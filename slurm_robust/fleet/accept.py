@@ -21,6 +21,7 @@ from slurm_robust.model.jobsummary import (
     SpooledSummary,
 )
 from slurm_robust.model.record import Record
+from slurm_robust.model.training import is_name
 from slurm_robust.slurm.records import AccountingRow, Node, Switch
 from slurm_robust.util.text import ascii_line
 
@@ -67,6 +68,7 @@ class Entry(Record):
     verified: bool
     """Slurm's accounting has confirmed nodes and times of :attr:`work`."""
     array_task: str = ""
+    training: str = ""
     ended: float | None = None
     exit_code: int | None = None
     write_s: float | None = None
@@ -144,6 +146,7 @@ def accept(
         uid=_whole(spooled.uid),
         user=ascii_line(spooled.user, 64),
         array_task=ascii_line(said.array_task, 40),
+        training=said.training if is_name(said.training) else "",
         started=within(said.started if said.started is not None else t),
         ended=None if said.ended is None else within(said.ended),
         exit_code=None if said.exit_code is None else max(-255, min(255, said.exit_code)),

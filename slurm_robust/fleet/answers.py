@@ -27,6 +27,48 @@ class IncidentRow(Record):
     detail: str
     recover_s: float | None
     lost_node_hours: float
+    training: str = ""
+    """Of which the job is a chapter, "" for none."""
+
+
+class TrainingRow(Record):
+    """One training of one user: all jobs of that name."""
+
+    cluster: str
+    user: str
+    training: str
+    jobs: int
+    started: float
+    """When its first job was started, in seconds since 1970."""
+    last: float
+    """When a job of it was last seen."""
+    node_hours: float
+    ettr: float | None
+    """Of the time since each job's first start, weighted by nodes; the time between jobs does not count."""
+    incidents: int
+    lost_node_hours: float
+
+
+class JobRow(Record):
+    """One job of a training."""
+
+    job_id: int
+    array_task: str
+    started: float
+    ended: float | None
+    exit_code: int | None
+    nodes: int
+    ettr: float | None
+    incidents: int
+
+
+class TrainingReport(Record):
+    """``srobust fleet --training NAME``."""
+
+    trainings: tuple[TrainingRow, ...]
+    """Of that name, one for each user and cluster."""
+    jobs: tuple[tuple[JobRow, ...], ...]
+    """Of each of them, oldest first."""
 
 
 class Totals(Record):
@@ -109,6 +151,8 @@ class FleetReport(Record):
     racks: tuple[GroupRow, ...]
     worst: tuple[NodeRow, ...]
     advice: tuple[Advice, ...]
+    trainings: tuple[TrainingRow, ...] = ()
+    """Those that took most node-hours."""
 
 
 def rated(count: int, node_hours: float) -> Measured | None:

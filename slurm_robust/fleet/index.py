@@ -151,6 +151,7 @@ class FleetIndex:
         tables = set(sa.inspect(connection).get_table_names())
         if schema.about.name in tables:
             self._check(connection)
+            schema.convert(connection)
             return
         if tables and not self.is_postgresql:
             raise self._foreign()
@@ -168,7 +169,7 @@ class FleetIndex:
         version = facts.get("schema_version", "")
         if facts.get("mark") != schema.MARK or not version.isdecimal():
             raise self._foreign()
-        if int(version) != schema.VERSION:
+        if int(version) not in schema.READABLE:
             raise IndexRefused(
                 f"the fleet index {self.name} has tables of version {int(version)}; this release has version "
                 f"{schema.VERSION}",
@@ -205,7 +206,12 @@ class FleetIndex:
 
         ``places``: type and rack of nodes, as far as they are known now. Raises :mod:`.errors`.
         """
-        return self.write(lambda connection: _Adding(connection, places or {}).add(entries))
+
+        def work(connection: sa.Connection) -> Added:
+            schema.convert(connection)
+            return _Adding(connection, places or {}).add(entries)
+
+        return self.write(work)
 
     def forget(self, before: float) -> int:
         """Remove jobs that ended before the four weeks of ``before`` (seconds since 1970) began; how many.
@@ -417,6 +423,7 @@ def _row(entry: Entry) -> dict[str, Any]:
         "uid": entry.uid,
         "user_name": entry.user,
         "array_task": entry.array_task,
+        "training": entry.training,
         "started": entry.started,
         "last": last,
         "ended": entry.ended,

@@ -15,8 +15,11 @@ from slurm_robust.fleet.answers import (
     FleetReport,
     GroupRow,
     IncidentRow,
+    JobRow,
     NodeRow,
     Totals,
+    TrainingReport,
+    TrainingRow,
     advise,
     rated,
     ratio,
@@ -39,13 +42,15 @@ class Wanted(Record):
     cause: str = ""
     user: str = ""
     limit: int = 100
+    training: str = ""
 
 
 def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, ...]:
     """The newest first."""
     job, incident = schema.job, schema.incident
+    training = _training(connection)
     asked = sa.select(
-        incident, job.c.cluster, job.c.job_id, job.c.array_task
+        incident, job.c.cluster, job.c.job_id, job.c.array_task, training.label("training")
     ).join_from(incident, job, job.c.id == incident.c.job)  # fmt: skip
     asked = asked.where(incident.c.seen >= wanted.since)
     if wanted.until is not None:
@@ -54,6 +59,8 @@ def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, .
         asked = asked.where(incident.c.cause == wanted.cause)
     if wanted.user:
         asked = asked.where(incident.c.user_name == wanted.user)
+    if wanted.training:
+        asked = asked.where(training == wanted.training)
     if wanted.nodes:
         asked = asked.where(_blames(_ids(connection, wanted.nodes), wanted.since))
     newest = asked.order_by(incident.c.seen.desc(), incident.c.job, incident.c.number)
@@ -72,9 +79,94 @@ def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, .
             detail=row.detail,
             recover_s=row.recover_s,
             lost_node_hours=row.lost_node_s / HOUR_S,
+            training=row.training,
         )
         for row in found
     )
+
+
+def trainings(
+    connection: sa.Connection, since: float, name: str = "", limit: int = MOST_ROWS
+) -> tuple[TrainingRow, ...]:
+    """Trainings of which a job did anything since ``since``; only those of this ``name``, if any."""
+    job, incident, training = schema.job, schema.incident, _training(connection)
+    key = (job.c.cluster, job.c.user_name, training)
+    ours = sa.and_(training == name if name else training != "", job.c["last"] >= since)
+    work_s = sa.func.sum(job.c.work_s)
+    rows = connection.execute(
+        sa.select(
+            *(
+                column.label(label)
+                for column, label in zip(key, ("cluster", "user", "training"), strict=True)
+            ),
+            sa.func.count().label("jobs"),
+            sa.func.min(job.c.started).label("started"),
+            sa.func.max(job.c["last"]).label("last"),
+            work_s.label("work_s"),
+            sa.func.sum(job.c.effective_s * job.c.nodes).label("effective"),
+            sa.func.sum(job.c.since_start_s * job.c.nodes).label("lived"),
+        )
+        .where(ours)
+        .group_by(*key)
+        .order_by(work_s.desc(), *key)
+        .limit(limit)
+    ).all()
+    costs = connection.execute(
+        sa.select(*key, sa.func.count(), sa.func.sum(incident.c.lost_node_s))
+        .join_from(incident, job, job.c.id == incident.c.job)
+        .where(ours)
+        .group_by(*key)
+    )
+    cost = {(cluster, user, which): (many, lost) for cluster, user, which, many, lost in costs}
+    found = []
+    for row in rows:
+        many, lost = cost.get((row.cluster, row.user, row.training), (0, 0.0))
+        found.append(
+            TrainingRow(
+                cluster=row.cluster,
+                user=row.user,
+                training=row.training,
+                jobs=row.jobs,
+                started=row.started,
+                last=row.last,
+                node_hours=row.work_s / HOUR_S,
+                ettr=row.effective / row.lived if row.lived else None,
+                incidents=many,
+                lost_node_hours=lost / HOUR_S,
+            )
+        )
+    return tuple(found)
+
+
+def training_report(connection: sa.Connection, name: str, since: float) -> TrainingReport:
+    """The trainings of one name, each with its jobs."""
+    job, incident, training = schema.job, schema.incident, _training(connection)
+    found = trainings(connection, since, name)
+    many = sa.select(sa.func.count()).where(incident.c.job == job.c.id).correlate(job).scalar_subquery()
+    every = []
+    for one in found:
+        rows = connection.execute(
+            sa.select(job, many.label("many"))
+            .where(job.c.cluster == one.cluster, job.c.user_name == one.user, training == name)
+            .where(job.c["last"] >= since)
+            .order_by(job.c.started, job.c.job_id)
+        )
+        every.append(
+            tuple(
+                JobRow(
+                    job_id=row.job_id,
+                    array_task=row.array_task,
+                    started=row.started,
+                    ended=row.ended,
+                    exit_code=row.exit_code,
+                    nodes=row.nodes,
+                    ettr=row.effective_s / row.since_start_s if row.since_start_s else None,
+                    incidents=row.many,
+                )
+                for row in rows
+            )
+        )
+    return TrainingReport(trainings=found, jobs=tuple(every))
 
 
 def report(connection: sa.Connection, since: float, until: float) -> FleetReport:
@@ -89,6 +181,7 @@ def report(connection: sa.Connection, since: float, until: float) -> FleetReport
         racks=groups(connection, since, "rack"),
         worst=nodes(connection, since, limit=WORST),
         advice=advise(found),
+        trainings=trainings(connection, since, limit=WORST),
     )
 
 
@@ -254,6 +347,11 @@ def node_failures(
 
 
 # -- parts --------------------------------------------------------------------------------------------------
+
+
+def _training(connection: sa.Connection) -> sa.ColumnElement[str]:
+    """The training of a job, "" for all in an index that is older than trainings."""
+    return sa.literal("") if schema.version_of(connection) < 2 else schema.job.c.training
 
 
 def _sums(since: float) -> sa.Subquery:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-VERSION = 1
-"""Of the tables. A release that changes them raises it, and converts what is older when it opens it."""
+VERSION = 2
+"""Of the tables. A release that changes them raises it, and converts what is older when it opens it to add.
+
+2: jobs have a training. An index of version 1 is read as if no job had one.
+"""
+
+READABLE = (1, VERSION)
 
 MARK = "slurm_robust fleet index"
 
@@ -55,8 +60,10 @@ job = sa.Table(
     sa.Column("left_out", sa.Integer, nullable=False),
     # The entry itself, compressed: what an older version of it has added is taken away by it.
     sa.Column("entry", sa.LargeBinary, nullable=False),
+    sa.Column("training", sa.String, nullable=False, server_default=""),
     sa.UniqueConstraint("cluster", "job_id", "submitted"),
     sa.Index("srobust_job_last", "last"),
+    sa.Index("srobust_job_training", "training"),
 )
 
 incident = sa.Table(
@@ -125,3 +132,19 @@ cause_day = sa.Table(
     sqlite_with_rowid=False,
 )
 """What incidents of one cause have cost on one day; ``recover_s`` of the ``recovered`` ones together."""
+
+
+def version_of(connection: sa.Connection) -> int:
+    """Of the tables that are there."""
+    asked = sa.select(about.c.value).where(about.c.name == "schema_version")
+    return int(connection.execute(asked).scalar() or 0)
+
+
+def convert(connection: sa.Connection) -> None:
+    """Bring tables of an older version up to this one, within the transaction of a writer."""
+    if version_of(connection) == 1:
+        column = sa.schema.CreateColumn(job.c.training).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {job.name} ADD COLUMN {column}")
+        next(index for index in job.indexes if index.name == "srobust_job_training").create(connection)
+        newer = sa.update(about).where(about.c.name == "schema_version").values(value="2")
+        connection.execute(newer)

@@ -53,6 +53,7 @@ def summary_of_job(events: Sequence[ev.AnyEvent], now: float, node: str = "") ->
         version=__version__,
         cluster=started.cluster,
         array_task=started.array_task,
+        training=started.training,
         submitted=allocations[0].submitted if allocations else None,
         started=books.begin + books.started_ms / 1000,
         ended=books.begin + books.wall_ms / 1000 if over else None,

@@ -6,13 +6,22 @@ import csv
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.fleet.answers import CauseRow, FleetReport, GroupRow, IncidentRow, NodeRow
+from slurm_robust.fleet.answers import (
+    CauseRow,
+    FleetReport,
+    GroupRow,
+    IncidentRow,
+    NodeRow,
+    TrainingReport,
+    TrainingRow,
+)
 from slurm_robust.fleet.opening import open_index
 from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import Measured
@@ -32,6 +41,17 @@ class IncidentQuestion(Record):
     cause: str = ""
     user: str = ""
     limit: int = 100
+    training: str = ""
+
+
+def show_training(url: str, name: str, since: float, *, json: bool) -> int:
+    """Print the jobs of the trainings of one name; 0. Raises as :func:`show_fleet`."""
+    with open_index(url) as index:
+        from slurm_robust.fleet import queries
+
+        found = index.read(lambda connection: queries.training_report(connection, name, since))
+    show(found, partial(training_text, name), json=json)
+    return 0
 
 
 def show_fleet(url: str, since: float, *, json: bool) -> int:
@@ -111,6 +131,47 @@ def _job(row: IncidentRow) -> str:
     return f"{row.cluster + '/' if row.cluster else ''}{row.array_task or row.job_id}"
 
 
+# -- trainings ----------------------------------------------------------------------------------------------
+
+
+def training_text(name: str, found: TrainingReport) -> RenderableType:
+    """Each training of that name with its jobs."""
+    if not found.trainings:
+        return f"no job in the fleet index is of a training {one_line(name)}, at least since --since"
+    parts: list[RenderableType] = [_trainings(found.trainings)]
+    for one, jobs in zip(found.trainings, found.jobs, strict=True):
+        table = _table("JOB", "STARTED", "ENDED", "CODE", "NODES", "INCIDENTS", "ETTR")
+        for job in jobs:
+            table.add_row(
+                one_line(job.array_task) or str(job.job_id),
+                date_and_time(job.started),
+                date_and_time(job.ended) if job.ended is not None else "-",
+                "-" if job.exit_code is None else str(job.exit_code),
+                str(job.nodes),
+                str(job.incidents),
+                "-" if job.ettr is None else f"{job.ettr:.1%}",
+            )
+        parts += section(f"jobs of {one.training} of {one.user}", table)
+    return Group(*parts)
+
+
+def _trainings(rows: Sequence[TrainingRow]) -> Table:
+    names = ("JOBS", "LAST SEEN", "NODE-HOURS", "ETTR", "INCIDENTS", "LOST NODE-HOURS")
+    table = _table("TRAINING", "USER", *names, left=2)
+    for row in rows:
+        table.add_row(
+            one_line(row.training),
+            one_line(row.user),
+            str(row.jobs),
+            date_and_time(row.last),
+            f"{row.node_hours:,.0f}",
+            "-" if row.ettr is None else f"{row.ettr:.1%}",
+            str(row.incidents),
+            f"{row.lost_node_hours:,.1f}",
+        )
+    return table
+
+
 # -- the fleet ----------------------------------------------------------------------------------------------
 
 
@@ -136,6 +197,7 @@ def fleet_text(found: FleetReport) -> RenderableType:
         *section("by type of node", _groups(found.types, "TYPE")),
         *section("by rack", _groups(found.racks, "RACK")),
         *section("nodes with most failures", nodes_table(found.worst)),
+        *(section("trainings with most work", _trainings(found.trainings)) if found.trainings else ()),
         *_advice(found),
     )
 

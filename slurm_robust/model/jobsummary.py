@@ -75,6 +75,8 @@ class JobSummary(Record):
     version: str = ""
     cluster: str = ""
     array_task: str = ""
+    training: str = ""
+    """The name of the training of which the job is a chapter, "" for none."""
     submitted: float | None = None
     """Of the job's first run."""
     started: float | None = None

@@ -189,6 +189,57 @@ class FleetIndexContract:
         found = index.read(lambda c: queries.accusations(c, 0.0))
         assert sorted((node, uid) for node, uid, _ in found) == [("n2", 1001), ("n2", 1002)]
 
+    def test_the_jobs_of_a_training(self, index: FleetIndex) -> None:
+        """A training is one of a user and a cluster; jobs without one belong to none."""
+        chapters = [entry(number, training="gpt", started=BEGIN + number) for number in (3, 1, 2)]
+        others = [entry(8), entry(9, training="gpt", user="bob", incidents=()), entry(10, training="big")]
+        index.add([*chapters, *others], PLACES)
+        found = index.read(lambda c: queries.training_report(c, "gpt", 0.0))
+        first, second = sorted(found.trainings, key=lambda row: row.user)
+        assert (first.user, first.jobs, first.incidents, first.started) == ("alice", 3, 3, BEGIN + 1)
+        assert first.node_hours == pytest.approx(3 * 48)
+        assert first.ettr == pytest.approx(11 / 12)
+        assert (second.user, second.jobs, second.incidents, second.lost_node_hours) == ("bob", 1, 0, 0.0)
+        jobs = dict(zip((row.user for row in found.trainings), found.jobs, strict=True))
+        assert [job.job_id for job in jobs["alice"]] == [1, 2, 3]
+        assert [job.incidents for job in jobs["alice"]] == [1, 1, 1]
+        report = index.read(lambda c: queries.report(c, 0.0, BEGIN))
+        assert [(row.training, row.user) for row in report.trainings] == [
+            ("gpt", "alice"), ("big", "alice"), ("gpt", "bob"),
+        ]  # fmt: skip
+        rows = index.read(lambda c: queries.incidents(c, Wanted(training="gpt")))
+        assert {(row.job_id, row.training) for row in rows} == {(number, "gpt") for number in (1, 2, 3)}
+        assert index.read(lambda c: queries.incidents(c, Wanted(training="none"))) == ()
+        assert index.read(lambda c: queries.training_report(c, "none", 0.0)).jobs == ()
+
+    def test_an_index_from_before_there_were_trainings(self, index: FleetIndex, url: str) -> None:
+        """It is read as it is, and converted by the next who adds to it; nothing is lost."""
+        index.add([entry()], PLACES)
+        index.write(back_to_version_1)
+        with FleetIndex(url) as reader:
+            (row,) = reader.read(lambda c: queries.incidents(c, Wanted()))
+            assert (row.job_id, row.training) == (7, "")
+            assert reader.read(lambda c: queries.incidents(c, Wanted(training="gpt"))) == ()
+            assert reader.read(lambda c: queries.training_report(c, "gpt", 0.0)).trainings == ()
+            assert reader.read(lambda c: queries.report(c, 0.0, BEGIN)).totals.jobs == 1
+            assert reader.read(schema.version_of) == 1
+        for _ in range(2):
+            with FleetIndex(url, create=True) as writer:
+                assert writer.read(schema.version_of) == schema.VERSION
+        index.write(back_to_version_1)
+        assert index.add([entry(8, training="gpt")], PLACES).new == 1
+        assert len(index.read(lambda c: queries.incidents(c, Wanted()))) == 2
+        assert len(index.read(lambda c: queries.incidents(c, Wanted(training="gpt")))) == 1
+
+
+def back_to_version_1(connection: sa.Connection) -> None:
+    """What the first release made."""
+    connection.exec_driver_sql("DROP INDEX srobust_job_training")
+    connection.exec_driver_sql("ALTER TABLE srobust_job DROP COLUMN training")
+    connection.execute(
+        sa.update(schema.about).where(schema.about.c.name == "schema_version").values(value="1")
+    )
+
 
 def everything(index: FleetIndex) -> object:
     """All rows, of which only ids may differ from one database to another."""

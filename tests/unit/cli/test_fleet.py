@@ -170,3 +170,24 @@ def test_the_comment_of_a_job_is_nobody_elses(before: str, after: str) -> None:
     comment(slurm, job_id, OURS)
     assert slurm.job(job_id).comment == after
     comment(slurm, 99, "no such job: nothing happens")
+
+
+def test_the_trainings_of_the_site(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    recent = NOW - 86400
+    with FleetIndex(url, create=True) as index:
+        index.add([entry(90, training="gpt-7b", submitted=int(recent), started=recent, ended=recent + HOUR)])
+    assert main(["fleet"]) == 0
+    assert "gpt-7b" in capsys.readouterr().out
+    assert main(["fleet", "--training", "gpt-7b", "--since", "5200w"]) == 0
+    shown = capsys.readouterr().out
+    assert "jobs of gpt-7b of alice" in shown
+    assert "\n90 " in shown
+    assert main(["fleet", "--training", "gpt-7b", "--since", "5200w", "--json"]) == 0
+    assert [job["job_id"] for job in json.loads(capsys.readouterr().out)["jobs"][0]] == [90]
+    assert main(["fleet", "--training", "none"]) == 0
+    assert "no job in the fleet index is of a training none" in capsys.readouterr().out
+    assert main(["incidents", "--all", "--training", "gpt-7b", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["job_id"], row["training"]) for row in rows} == {(90, "gpt-7b")}
+    assert main(["incidents", "7", "--training", "gpt-7b"]) == ExitCode.USAGE
+    assert "--training is for the incidents of all jobs" in capsys.readouterr().err

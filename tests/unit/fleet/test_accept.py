@@ -236,3 +236,11 @@ def test_a_summary_of_a_later_release_is_told_from_a_damaged_one() -> None:
     with pytest.raises(SummaryOfTheFuture) as told:
         decode_summary(future)
     assert "upgrade slurm_robust" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"), [("gpt-7b", "gpt-7b"), ("", ""), ("../x", ""), ("a\nb", ""), ("x" * 101, "")]
+)
+def test_a_training_has_a_name_that_could_be_one(said: str, kept: str) -> None:
+    found = accept(spooled(summary(training=said)), held=HELD, known=None, cluster="", now=NOW)
+    assert found.training == kept

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.fleet import summarise
 from slurm_robust.fleet.summarise import comment_of, save, summary_of_job, work_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.jobsummary import MOST_BYTES, MOST_INCIDENTS, NodeWork, decode_summary
+from slurm_robust.model.jobsummary import MOST_BYTES, MOST_INCIDENTS, NodeWork, decode_summary, encode
 from tests.unit.fleet.samples import incident, summary
 from tests.unit.ledger.journals import SUBMITTED, Journal, at
 from tests.unit.report import incident_journal
@@ -75,3 +76,12 @@ def test_it_fits_into_what_the_epilog_reads(tmp_path, incidents: int, nodes: int
 def test_the_comment() -> None:
     assert comment_of(summary()) == "srobust: ETTR 91.7 %, 1 incident, 2 generations"
     assert summarise.COMMENT_TAG == "srobust:"
+
+
+def test_a_chapter_has_the_name_of_its_training() -> None:
+    started, *rest = incident_journal.whole()
+    assert isinstance(started, ev.RunStarted)
+    found = summary_of_job([structs.replace(started, training="gpt"), *rest], rest[-1].t)
+    assert found is not None
+    assert found.training == "gpt"
+    assert decode_summary(encode(found)).training == "gpt"
