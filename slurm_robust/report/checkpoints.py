@@ -190,9 +190,7 @@ def list_checkpoints(job: JobHere, now: float) -> Listing:
     notes = _notes(job.events)
     plan = would_restore(job, copies, [ref for ref, one in stored.items() if one.complete])
     latest = job.store.latest()
-    training = None
-    if job.state.training:
-        training = TrainingDirectory.of(job.directory.path.parent, job.state.training)
+    training = job.state.training
     rows = [
         Row(
             token=str(ref),
@@ -214,11 +212,11 @@ def list_checkpoints(job: JobHere, now: float) -> Listing:
         restored=str(plan.ref) if plan else "",
         how=restore.format_source(plan.ref.step, plan.tiers) if plan else "",
         latest=str(latest) if latest else "",
-        training=job.state.training,
+        training=training,
         complete=sum(one.complete for one in stored.values()),
         nbytes=disk_use(job.store.path),
         free=free_on(job.store.path),
-        moved_aside=moved_aside(training) if training is not None else (),
+        moved_aside=moved_aside(job.directory.path.parent, training) if training else (),
     )
 
 

@@ -14,7 +14,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
 from slurm_robust.model.journal import parse, read_bytes
-from slurm_robust.model.training import PREFIX, Chapter, TrainingDirectory, trainings
+from slurm_robust.model.training import ASIDE, PREFIX, Chapter, TrainingDirectory, trainings
 from slurm_robust.report.console import BYTES, Bar
 from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run, waits_for
 from slurm_robust.slurm.client import SlurmClient
@@ -134,14 +134,13 @@ def no_such_training(name: str, root: str | None, text: str) -> NoSuchJob:
     )
 
 
-def moved_aside(training: TrainingDirectory) -> tuple[str, ...]:
-    """Names of the folders of other trainings of the same name; none where that cannot be read."""
+def moved_aside(root: Path, name: str) -> tuple[str, ...]:
+    """Names of folders in ``root`` of trainings ``name`` that made room for a new one; none if unreadable."""
     try:
-        every = trainings(training.path.parent)
+        every = trainings(root)
     except OSError:
         return ()
-    own = training.path.name
-    return tuple(one.path.name for one in every if one.name == training.name and own != one.path.name)
+    return tuple(one.path.name for one in every if one.name == name and ASIDE in one.path.name)
 
 
 def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:

@@ -73,7 +73,7 @@ class IncidentRow(Record):
     @property
     def name(self) -> str:
         """By which a person asks for it: ``3``, or ``4711/3`` among those of several jobs."""
-        return f"{self.job}/{self.of_job}" if self.job else str(self.number)
+        return one_line(f"{self.job}/{self.of_job}") if self.job else str(self.number)
 
 
 class ResultRow(Record):

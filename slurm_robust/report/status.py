@@ -25,7 +25,7 @@ from slurm_robust.model.notice import NOTIFIED
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.standby import STAGES, StandbyStage
 from slurm_robust.model.state import JobState
-from slurm_robust.model.training import PREFIX, TrainingDirectory
+from slurm_robust.model.training import PREFIX
 from slurm_robust.report.console import Bar, Screen, facts_table, seconds, show
 from slurm_robust.report.find import find, load_events, moved_aside
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
@@ -365,8 +365,8 @@ def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directo
         f"channel {name} of notifications is given up for a while: {why}" for name, why in silent.items()
     )
     if status.training:
-        training = TrainingDirectory.of(directory.path.parent, status.training)
-        status = structs.replace(status, moved_aside=moved_aside(training))
+        aside = moved_aside(directory.path.parent, status.training)
+        status = structs.replace(status, moved_aside=aside)
     return structs.replace(status, silent=silent, notes=(*status.notes, *notes))
 
 

@@ -107,7 +107,7 @@ def shown(training: TrainingDirectory, slurm: SlurmClient) -> TrainingShown:
         training=_row(training, slurm),
         jobs=report.chapters if report is not None else tuple(j for j in jobs if isinstance(j, ChapterRow)),
         ledger=report.ledger if report is not None else None,
-        moved_aside=moved_aside(training),
+        moved_aside=moved_aside(training.path.parent, training.name),
     )
 
 

@@ -33,6 +33,7 @@ from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.model.moment import encode
+from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
 from slurm_robust.nodes.hooks.log import EventLog
 from slurm_robust.notify import main as notify
 from slurm_robust.report import console as report_console
@@ -249,6 +250,29 @@ def test_checkpoints(job: JobDirectory, text: str) -> None:
     for argv in (["ls"], ["verify"], ["export", "latest", "--to", str(job.path / "to")]):
         output_of("checkpoint", argv[0], str(job.path), *argv[1:])
         output_of("checkpoint", argv[0], str(job.path), *argv[1:], "--json")
+
+
+@fuzz
+@given(HOSTILE)
+def test_trainings(tmp_path: Path, text: str) -> None:
+    root = tmp_path / "jobs"
+    training = TrainingDirectory.of(root, "gpt")
+    training.path.mkdir(parents=True, exist_ok=True)
+    name = text.replace("/", "").replace("\0", "").encode(errors="replace").decode()[:50] or "x"
+    (root / f"training-{name}").mkdir(exist_ok=True)
+    chapters = [Chapter(job_id=7, run_id="r", folder="7", t=1.0, array_task=text, node=text)]
+    chapters.append(msgspec.structs.replace(chapters[0], job_id=8, run_id=text, folder=name))
+    training.chapters.write_bytes(b"".join(map(encoded, chapters)))
+    (root / "7").mkdir(exist_ok=True)
+    started = msgspec.structs.replace(STARTED, training=text, array_task=text)
+    end = ev.RunEnded(t=9.0, code=1, reason=text)
+    journal(JobDirectory(root / "7"), [started, *incident_journal.whole()[1:], end])
+    for argv in (
+        ["training"], ["training", "gpt"], ["training", "gpt", "--json"], ["report", "gpt"],
+        ["incidents", "gpt"], ["incident", "7/1"], ["checkpoint", "prune", "gpt", "--yes"],
+        ["checkpoint", "rm", "gpt", text],
+    ):  # fmt: skip
+        output_of(*argv, "--job-dir", str(root))
 
 
 @fuzz
