@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from slurm_robust.checkpoint.errors import CheckpointError
+from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode, SrobustError
@@ -16,7 +18,7 @@ from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.state import JobState
-from slurm_robust.model.training import TrainingDirectory, training_of
+from slurm_robust.model.training import PREFIX, TrainingDirectory, training_of
 from slurm_robust.policy.continuing import steps_text
 from slurm_robust.policy.removal import Stock, needed, prunable, removal
 from slurm_robust.report.chapters import ChapterRow, ChapterState
@@ -58,6 +60,8 @@ class Shelf(NamedTuple):
     whose: str
     store: CheckpointStore
     stock: Stock
+    shared: bool = False
+    """Others may write there, too: the folder is one that the configuration names."""
 
 
 class Asked(Record):
@@ -142,7 +146,8 @@ def remove(shelf: Shelf, refs: Sequence[CheckpointId], *, dry_run: bool) -> Remo
     store, why = shelf.store, needed(shelf.stock)
     nbytes = sum(disk_use(store.folder(ref)) for ref in refs)
     if refs and not dry_run:
-        generation = shelf.stock.generation if shelf.stock.holder else None
+        # Empty folders of generations that may be somebody else's stay.
+        generation = 0 if shelf.shared else shelf.stock.generation if shelf.stock.holder else None
         if not store.remove(refs, generation):
             raise NotSure("another process removes checkpoints there right now", fix="try again in a minute")
     gone = set(refs)
@@ -187,7 +192,8 @@ def _of_training(training: TrainingDirectory, slurm: SlurmClient) -> Shelf:
     whose = f"training {training.path.name.removeprefix('training-')}"
     store = CheckpointStore(storage(training, known))
     now = now_of(known, slurm) if isinstance(newest, Begun) else _now(newest)
-    return Shelf(whose, store, stock_of(store, known.directory, fold(known.events), now))
+    stock = stock_of(store, known.directory, fold(known.events), now)
+    return Shelf(whose, store, stock, is_shared(store, known.directory))
 
 
 def _now(row: ChapterRow | None) -> Now:
@@ -202,18 +208,38 @@ def _of_job(directory: JobDirectory, slurm: SlurmClient) -> Shelf:
     events = load_events(directory)
     job = Begun(chapter=earlier.chapter, directory=directory, events=events)
     store = CheckpointStore(earlier.storage)
-    return Shelf(f"job {earlier.name}", store, stock_of(store, directory, earlier.state, now_of(job, slurm)))
+    stock = stock_of(store, directory, earlier.state, now_of(job, slurm))
+    return Shelf(f"job {earlier.name}", store, stock, is_shared(store, directory))
+
+
+def is_shared(store: CheckpointStore, directory: JobDirectory) -> bool:
+    """Whether the checkpoints of others may lie there, too: the folder is no training's and no job's."""
+    folder = store.path.absolute().parent
+    return not folder.name.startswith(PREFIX) and folder != directory.path.absolute()
+
+
+def _ours(store: CheckpointStore, ref: CheckpointId, runs: Collection[str]) -> bool:
+    """Whether one of these runs wrote a checkpoint; no where its parts do not say."""
+    try:
+        return any(read_sidecar(path).header.run_id in runs for path in store.parts(ref)[:1])
+    except CheckpointError:
+        return False
 
 
 def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, now: Now) -> Stock:
     """What is on storage, and what decides about it. Raises ``OSError``."""
-    complete = tuple(store.complete())
+    present = sorted(store.present())
+    if is_shared(store, directory):
+        runs = (state.run_id, *(state.continued.runs if state.continued is not None else ()))
+        present = [ref for ref in present if _ours(store, ref, runs)]
+    whole = set(store.complete())
+    complete = tuple(ref for ref in reversed(present) if ref in whole)
     keep, keep_every = _kept(directory)
     ended = state.ended if state.ended is not None and state.ended.final else None
     runs = now.has_begun and bool(now.holder) and now.state is not ChapterState.PENDING
     return Stock(
         complete=complete,
-        incomplete=tuple(ref for ref in sorted(store.present()) if ref not in complete),
+        incomplete=tuple(ref for ref in present if ref not in whole),
         sealed=_sealed(state),
         banned=state.banned,
         latest=store.latest(),

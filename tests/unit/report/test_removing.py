@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from slurm_robust.checkpoint.disk import DiskTier
+from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
@@ -270,6 +272,28 @@ def test_storage_of_somebody_else(store: CheckpointStore, capsys: pytest.Capture
         store.path.chmod(0o700)
     assert capsys.readouterr().err
     assert len(store.complete()) == 4
+
+
+def test_in_a_folder_of_several_trainings_only_the_own_ones_are_seen(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    where = CheckpointStore(tmp_path / "scratch")
+    for number, run_id in enumerate(("7-a", "x-a", "9-a", "y-a"), 1):
+        tier = DiskTier(where, run_id=run_id, rank=0, world_size=1)
+        tier.save(ref(number, 10 * number), Snapshot(own={}, shared={}, rng={}))
+    publish(where, ref(7, 70), 0, 2)
+    spec = {"run_id": "9-a", "job_id": 9, "kind": "script", "command": [], "cwd": "/", "nproc_per_node": 1,
+            "checkpoint_dir": str(where.path)}  # fmt: skip
+    folder = store.path.parent.parent / "9"
+    (folder / "job.json").write_text(json.dumps(spec))
+    events = job(9, 400, 2, range(50, 80))
+    write(folder, [replace(e, runs=("7-a",)) if isinstance(e, ev.Continued) else e for e in events])
+    assert set(shelf_of("gpt", None, FakeSlurm()).stock.complete) == {ref(1, 10), ref(3, 30)}
+    assert run("rm", "gpt", "20", "--yes", "--force") == ExitCode.NO_INPUT
+    assert run("prune", "gpt", "--keep", "1", "--yes") == 0
+    assert ref(1, 10) not in where.complete()
+    assert {ref(2, 20), ref(4, 40)} <= set(where.complete())
+    assert len(where.parts(ref(7, 70))) == 1
 
 
 def test_the_configuration_says_how_many_stay(store: CheckpointStore, tmp_path: Path) -> None:
