@@ -230,8 +230,8 @@ def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, n
     """What is on storage, and what decides about it. Raises ``OSError``."""
     present = sorted(store.present())
     if is_shared(store, directory):
-        runs = (state.run_id, *(state.continued.runs if state.continued is not None else ()))
-        present = [ref for ref in present if _ours(store, ref, runs)]
+        writers = (state.run_id, *(state.continued.runs if state.continued is not None else ()))
+        present = [ref for ref in present if _ours(store, ref, writers)]
     whole = set(store.complete())
     complete = tuple(ref for ref in reversed(present) if ref in whole)
     keep, keep_every = _kept(directory)
