@@ -21,6 +21,7 @@ OPEN = "Nodes=ALL OverSubscribe=NO MaxTime=INFINITE State=UP"
 BY_PARTITION = (
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
+    "RebootProgram=/bin/true",
     f"PartitionName=grace PriorityTier=1 GraceTime={GRACE_S} PreemptMode=REQUEUE {OPEN}",
     f"PartitionName=low PriorityTier=1 PreemptMode=REQUEUE {OPEN}",
     f"PartitionName=high PriorityTier=10 PreemptMode=OFF {OPEN}",
@@ -97,3 +98,17 @@ def test_with_grace_by_qos(by_qos: Sandbox) -> None:
     check_preempted(job, expected)
     (requeue,) = job.events(ev.RequeueStarted)
     assert requeue.reason.startswith("preempted by Slurm"), job.log
+
+
+def test_a_reboot_asked_as_soon_as_possible_leaves_the_job_alone(by_partition: Sandbox) -> None:
+    """It drains the node."""
+    job = ProtectedJob(by_partition, TRAINING, nodes=2)
+    job.wait_step(5)
+    by_partition.exec(["scontrol", "reboot", "ASAP", "n1"], user="root", check=True)
+    node = by_partition.exec(["scontrol", "-o", "show", "node", "n1"]).stdout
+    assert "DRAIN" in node, node
+    job.wait_step(25)
+    assert not job.events(ev.IncidentOpened), job.log
+    by_partition.exec(["scontrol", "cancel_reboot", "n1"], user="root", check=True)
+    by_partition.exec(["scancel", str(job.id)], user=USER, check=True)
+    job.wait(lambda: job.slurm_state() == "CANCELLED", 60, "its end")
