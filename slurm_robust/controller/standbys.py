@@ -65,6 +65,9 @@ class Standbys:
         context, state = self._context, self._context.state
         heartbeats = context.fleet.heartbeats(state.spares)
         changes = [self._follow(node, heartbeat, now) for node, heartbeat in heartbeats.items()]
+        for node in state.spares:
+            if node not in heartbeats:
+                self._forget_what_it_did(node, now)
         if any(changes):
             self._tell_if_alike("rehearsals", failed_alike(context.state), now)
         if not self._may_run():
@@ -158,6 +161,12 @@ class Standbys:
             text = f"standby {node} is taken last: its rehearsal failed after {found.took_s:.0f} s "
             self._context.emit(Say(text=f"{text}({found.reason})"))
         return True
+
+    def _forget_what_it_did(self, node: str, now: Now) -> None:
+        """Its agent is gone: nothing that it was doing goes on."""
+        known = self._context.state.standbys.get(node)
+        if known is not None and known.stage in (StandbyStage.TESTING, StandbyStage.REHEARSING):
+            self._context.record(ev.StandbyChanged(t=now.wall, node=node, stage=StandbyStage.STARTING))
 
     def _seen(self, node: str, heartbeat: Heartbeat, now: Now) -> ev.StandbyChanged:
         """How far it is."""

@@ -295,6 +295,7 @@ class Supervisor:
             return None
         host = host or "another host"
         say(f"a controller on {host} has the job; this supervisor waits for the end of the job")
+        _end_sruns()
         grown = time.monotonic()
         while (number := self._end_signal()) is None:
             if others.has_grown():
@@ -446,6 +447,19 @@ def _read(descriptor: int) -> bytes:
 def _adopt_orphans() -> None:
     """Become the parent of the sruns of a controller that dies; each lives as long as its step's agents."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_sruns() -> None:
+    """Kill the sruns of a job that another host has, as if this host had gone.
+
+    An srun that lives on takes the ends of its agents for its own affair, and ends the step of that number,
+    which may be one of the job's next run by then. SIGKILL, since on another signal it would do so at once.
+    """
+    parent = os.getpid()
+    for process in proc.process_table().values():
+        if process.parent == parent and process.name == "srun":
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def _have_children(besides: int) -> bool:

@@ -349,6 +349,16 @@ def test_a_test_without_an_end_is_ended_and_is_no_answer() -> None:
     assert job.core.state.standby_tests["n3"].outcome is Outcome.UNKNOWN, "too late"
 
 
+def test_a_standby_that_is_gone_is_not_shown_as_under_test() -> None:
+    job = Job(config=ONLY_TESTS)
+    job.answers_tests = False
+    train(job, SETTLED_S + 2)
+    assert stages(job) == {"n3": StandbyStage.TESTING}
+    job.power_cut("n3")
+    train(job, 20)
+    assert stages(job) == {"n3": StandbyStage.STARTING}
+
+
 def test_a_standby_under_test_is_taken_at_once_and_what_its_test_says_then_does_not_count() -> None:
     job = Job(spares=TWO_SPARES, config=ONLY_TESTS)
     job.quick = {"n3": Outcome.FAIL}

@@ -22,6 +22,7 @@ from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import KeysError
 from slurm_robust.wire.sockets import PortTaken
+from tests.unit.agent.local_job import is_alive
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow  # each starts some interpreters
@@ -385,6 +386,25 @@ def test_no_controller_is_started_over_that_of_another_host(world: World) -> Non
     another_takes(world, ev.RunEnded(t=0.0, code=7, reason="done"))
     supervisor.communicate(timeout=60)
     assert (supervisor.returncode, world.starts) == (7, 1)
+
+
+def test_an_overtaken_supervisor_ends_its_sruns_and_nothing_else(world: World) -> None:
+    """One that lives on would end the step of that number in the job's next run."""
+    for name in ("srun", "other"):
+        (world.folder / name).symlink_to("/bin/sleep")
+    left = "; ".join(
+        f"setsid ./{name} 60 </dev/null >/dev/null 2>&1 & echo $! > {name}.pid" for name in ("srun", "other")
+    )
+    supervisor = follow(world, f"{left}; {OVERTAKEN}")
+    wait_for(lambda: world.starts)
+    another_takes(world)
+    srun, other = (int((world.folder / f"{name}.pid").read_text()) for name in ("srun", "other"))
+    wait_for(lambda: not is_alive(srun))
+    assert is_alive(other)
+    another_takes(world, ev.RunEnded(t=0.0, code=0, reason="done"))
+    supervisor.communicate(timeout=30)
+    assert supervisor.returncode == 0
+    os.kill(other, 9)
 
 
 def test_slurm_ends_an_overtaken_supervisor(world: World) -> None:
