@@ -454,10 +454,10 @@ def _end_sruns() -> None:
 
     An srun that lives on takes the ends of its agents for its own affair, and ends the step of that number,
     which may be one of the job's next run by then. SIGKILL, since on another signal it would do so at once.
+    So would its child, the shepherd, at the end of its parent, and goes first.
     """
-    parent = os.getpid()
-    for process in proc.process_table().values():
-        if process.parent == parent and process.name == "srun":
+    for process in reversed(proc.descendants(proc.process_table(), os.getpid())):
+        if process.name == "srun":
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
 
