@@ -13,6 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # As --durations=0 shows. The others follow in their usual order.
 LONGEST = (
+    "tests/cluster/test_story.py",
+    "tests/cluster/test_tutorial.py",
+    "tests/cluster/test_continuing.py",
+    "tests/cluster/test_sizes.py",
     "tests/cluster/test_copies.py",
     "tests/cluster/test_recovery.py",
     "tests/cluster/test_companions.py",
