@@ -13,7 +13,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold, minute, read
 from slurm_robust.model.training import Chapter
-from slurm_robust.policy.holding import COMPLETING_S, SILENT_S, Hold, judge, judge_elsewhere
+from slurm_robust.policy.holding import COMPLETING_S, SILENT_S, Hold, end_of, judge, judge_elsewhere
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.records import Job
@@ -53,8 +53,7 @@ def await_free(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
     begun, told = asked.clock.mono(), False
     while True:
         events = read(directory.journal)
-        ended = fold(events).ended
-        ended = ended if ended is not None and ended.final else None
+        ended = end_of(fold(events).ended)
         job, answer = None, ""
         if chapter.cluster not in ("", asked.cluster):
             newest = events[-1].t if events else chapter.t

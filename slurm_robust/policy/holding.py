@@ -19,7 +19,8 @@ ALIVE_S = 300.0
 """A job of another cluster that wrote to its journal so lately may go on, though it cannot be reached."""
 
 _SAME_S = 1.0  # Slurm's own resolution
-_MAY_COME_BACK = (ExitCode.TERMINATED, ExitCode.INTERRUPTED, ExitCode.REQUEUED)
+_ORDERED = (ExitCode.TERMINATED, ExitCode.INTERRUPTED)
+_MAY_COME_BACK = (*_ORDERED, ExitCode.REQUEUED)
 
 
 class Hold(Enum):
@@ -31,10 +32,15 @@ class Hold(Enum):
     UNKNOWN = "unknown"  # nobody can say now
 
 
+def end_of(ended: ev.RunEnded | None) -> ev.RunEnded | None:
+    """``ended`` of a journal, if the job does not go on by itself: for good, or ordered from outside."""
+    return ended if ended is not None and (ended.final or ended.code in _ORDERED) else None
+
+
 def judge(chapter: Chapter, ended: ev.RunEnded | None, job: Job | None, *, answers: bool) -> Hold:
     """Whether the job of ``chapter`` holds the training.
 
-    ``ended``: the final end in its journal; ``job``: Slurm's word, None where Slurm does not know it;
+    ``ended``: the end in its journal (:func:`end_of`); ``job``: Slurm's word, None if it knows no such job;
     ``answers``: whether Slurm gave one. An end that the training itself came to is final. One that was
     ordered (by ``scancel`` or by a preemption, which requeues) is final only as far as Slurm says so, too.
     """

@@ -16,6 +16,7 @@ from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import ASIDE, Chapter, storage_of
 from slurm_robust.policy.continuing import counted, lineage, tells
+from slurm_robust.policy.holding import end_of
 from slurm_robust.util.files import names_in
 from slurm_robust.util.ours import check_own_folder, read_ours
 
@@ -65,9 +66,8 @@ class Earlier(Record):
 
     @property
     def end(self) -> ev.RunEnded | None:
-        """Its end, if that was for good."""
-        ended = self.state.ended
-        return ended if ended is not None and ended.final else None
+        """Its end, if it does not go on by itself."""
+        return end_of(self.state.ended)
 
     @property
     def newest(self) -> CheckpointId | None:

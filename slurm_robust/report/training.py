@@ -15,7 +15,7 @@ from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import JournalDamaged, fold
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.training import Chapter, TrainingDirectory, storage_of
-from slurm_robust.policy.holding import Hold, judge
+from slurm_robust.policy.holding import Hold, end_of, judge
 from slurm_robust.report.chapters import ChapterRow, ChapterState, without_journal
 from slurm_robust.report.find import NoSuchJob, chapter_folder, load_events, unreadable
 from slurm_robust.report.slurmview import SlurmView, ask_slurm, view_of
@@ -168,7 +168,7 @@ def now_of(job: Begun, slurm: SlurmClient) -> Now:
     view = view_of(job.events, slurm)
     phase, reason = phase_of(job.events, is_over=view.is_over)
     state = fold(job.events)
-    ended = state.ended if state.ended is not None and state.ended.final else None
+    ended = end_of(state.ended)
     hold = judge(job.chapter, ended, view.job, answers=not view.away)
     states = {REQUEUED: ChapterState.PENDING, "starting": ChapterState.STARTING}
     how = f"{phase}: {reason}" if reason else phase

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from msgspec import structs
 
 from slurm_robust.controller.holding import Asked, Clock
 from slurm_robust.controller.sources import Here
@@ -146,4 +145,5 @@ def ran(generation: int, sealed: int = -1, *, best: int = -1, runs: bool = False
 
 
 def over(code: int, *, final: bool = True) -> ev.RunEnded:
-    return structs.replace(ev.RunEnded(t=5.0, code=code, reason=""), final=final)
+    """An end as the controller writes it: one that was ordered is not for good."""
+    return ev.RunEnded(t=5.0, code=code, reason="", final=final and code not in (130, 143))

@@ -13,7 +13,7 @@ CHAPTER = Chapter(job_id=7, run_id="7-a", folder="7", t=100.0, cluster="c", subm
 
 
 def end(code: int) -> ev.RunEnded:
-    return ev.RunEnded(t=200.0, code=code, reason="")
+    return ev.RunEnded(t=200.0, code=code, reason="", final=code not in (143, 130))
 
 
 def job(*states: str, submitted: float = 90.0) -> Job:
