@@ -1,4 +1,4 @@
-"""The core's unit for the ways in which a run is ended from outside: how much time is left, who has to stay.
+"""The core's unit for a run that is ended from outside: how much time is left, and which agents stay.
 
 Slurm signals all processes of a step, so at an order to end the ranks are dead and the agents are about to
 follow. The agents are needed: they hold what only memory has. So they are told to stay, by short leases.
@@ -38,6 +38,7 @@ class Departure:
         self._kill_wait_s = KILL_WAIT_S
         order = context.state.stop_ordered  # to an earlier controller of this run
         self._ordered = now.mono - max(0.0, now.wall - order.t) if order is not None else None
+        self._is_passed_on = order is not None  # the supervisor gives it to each controller anew
         self._is_at_once = False
         self._ends: float | None = None  # when the run's time is over, by Slurm
         self._termed: set[str] = set()  # agents that Slurm has told to end
@@ -93,6 +94,8 @@ class Departure:
         """SIGTERM or Ctrl-C came."""
         if self._ordered is None:
             self._ordered = now.mono
+        elif self._is_passed_on:
+            self._is_passed_on = False
         elif now.mono - self._ordered > AGAIN_S:
             self._is_at_once = True
 

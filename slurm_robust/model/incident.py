@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.record import Record
@@ -363,10 +364,15 @@ class Diagnose(Record, tag_field="action", tag="diagnose"):
 
 
 class GiveUp(Record, tag_field="action", tag="give up"):
-    """Stop for good with exit code ``code`` and the evidence."""
+    """Stop with exit code ``code`` and the evidence."""
 
     code: int
     reason: str
+
+    @property
+    def is_for_good(self) -> bool:
+        """Whether the job cannot go on: with 78 it can, with other sizes."""
+        return self.code != ExitCode.CONFIG
 
 
 Action: TypeAlias = (

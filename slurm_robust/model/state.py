@@ -496,7 +496,8 @@ def _(event: ev.Decided, state: JobState) -> JobState:
 def _end_by(action: GiveUp | Requeue, t: float) -> ev.EndStarted:
     """What the decision of the policy to leave the nodes binds later controllers to."""
     if isinstance(action, GiveUp):
-        return ev.EndStarted(t=t, code=action.code, reason=action.reason, saves=True)
+        final = action.is_for_good
+        return ev.EndStarted(t=t, code=action.code, reason=action.reason, final=final, saves=True)
     return ev.EndStarted(
         t=t,
         code=ExitCode.REQUEUED,

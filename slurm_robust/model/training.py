@@ -104,25 +104,23 @@ class TrainingDirectory:
     def read(self) -> tuple[Chapter, ...]:
         """Its jobs, oldest first; none where there is no such training. Raises ``OSError``.
 
-        Also one that took it and died before it had written its line. A line that was torn, or that another
-        release wrote, is left out.
+        Also one that took it and died before it had written its line: the numbers of the claims are the
+        order. A line that was torn, or that another release wrote, is left out.
         """
-        found: dict[str, Chapter] = {}
-        for path in (self.chapters, *map(self.claim, self.claims())):
-            try:
-                data = path.read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            for chapter in _parsed(data):
-                found.setdefault(chapter.run_id, chapter)
-        return tuple(found.values())
+        claimed = {each.run_id: each for path in map(self.claim, self.claims()) for each in _read(path)}
+        lines = {each.run_id: each for each in _read(self.chapters) if each.run_id not in claimed}
+        return (*lines.values(), *claimed.values())
 
     def job(self, chapter: Chapter) -> JobDirectory:
         """The folder of one of its jobs."""
         return JobDirectory(self.path.parent / chapter.folder)
 
 
-def _parsed(data: bytes) -> Iterator[Chapter]:
+def _read(path: Path) -> Iterator[Chapter]:
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return
     for line in data.splitlines():
         try:
             yield _decoder.decode(line)

@@ -169,7 +169,7 @@ def now_of(job: Begun, slurm: SlurmClient) -> Now:
     phase, reason = phase_of(job.events, is_over=view.is_over)
     state = fold(job.events)
     ended = end_of(state.ended)
-    hold = judge(job.chapter, ended, view.job, answers=not view.away)
+    hold = judge(job.chapter, ended, view.job, answers=not view.silent)
     states = {REQUEUED: ChapterState.PENDING, "starting": ChapterState.STARTING}
     how = f"{phase}: {reason}" if reason else phase
     found = states.get(phase, ChapterState.RUNNING)

@@ -19,7 +19,6 @@ from slurm_robust.controller.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Symptom
 from slurm_robust.policy import decide
 from slurm_robust.policy.ladder import against
@@ -89,9 +88,7 @@ class Deciding:
                 core.emit(Shed(nodes=silent_nodes(core, now)))
                 return ToSaving(then=ToRequeueing(exclude=exclude, reason=reason, failure=True))
             case inc.GiveUp(code=code, reason=reason):
-                # With other sizes the same job can go on.
-                final = code != ExitCode.CONFIG
-                return ToSaving(then=ToEnding(code=code, reason=reason, final=final))
+                return ToSaving(then=ToEnding(code=code, reason=reason, final=action.is_for_good))
             case inc.Replace() | inc.Swap():
                 pass  # the Decided event itself has changed the slots
         return None

@@ -135,12 +135,16 @@ class Gathering:
         stopping_s = timings.stop_grace_s + timings.kill_wait_s
         if state.unsealed and busy and now.mono - self._since < stopping_s:
             return False
-        if core.checkpoints.answered:
+        if core.checkpoints.listed is not None:
             return True
-        if not core.checkpoints.is_overdue(now):
+        if not (core.checkpoints.answered or core.checkpoints.is_overdue(now)):
             return False
         core.checkpoints.seal_pending(now)
-        return core.checkpoints.memory_suffices(now)
+        if core.checkpoints.memory_suffices(now):
+            return True
+        if core.checkpoints.answered and core.checkpoints.is_older(RELIST_S, now):
+            core.checkpoints.ask_storage(now)
+        return False
 
     def _refusal(self, core: Core) -> Transition | None:
         """Too many nodes do not see the job directory: that is no fault of single nodes."""

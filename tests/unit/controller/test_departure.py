@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_robust.controller.departure import Departure
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode
@@ -52,6 +53,19 @@ def test_what_memory_has_is_saved_before_the_end() -> None:
     assert (written.step, job.code) == (4, ExitCode.TERMINATED)
     assert not job.events(ev.IncidentOpened)
     assert set(job.kept.values()) == {False}, "storage has it, so no copy stays behind"
+
+
+def test_an_order_that_the_next_controller_is_given_again_is_no_second_one() -> None:
+    """The supervisor passes it on to each controller; only another one ends at once."""
+    job = trained()
+    job.writes = False
+    leave(job)
+    job.pass_time(AGAIN_S + 1)
+    later = Departure(job.core, job.now())
+    later.order(job.now())
+    assert not later.at_once
+    later.order(job.now())
+    assert later.at_once
 
 
 def test_a_requeue_by_somebody_else_is_told_as_one() -> None:

@@ -154,6 +154,23 @@ def test_nodes_that_cannot_write_do_not_hold_up_what_storage_has() -> None:
     assert any("could not be put on storage: n" in text for text in job.said)
 
 
+def test_storage_that_refuses_one_listing_is_asked_again_before_training_begins_anew() -> None:
+    """The batch host died before the generation was sealed, and memory has nothing."""
+
+    class Refuses(Job):
+        questions = 0
+
+        def tell_storage(self, generation: int) -> None:
+            self.questions += 1
+            self.storage_broken = self.questions == 1
+            super().tell_storage(generation)
+
+    before, _ = trained()
+    job = requeued(before, FOUR, storage=(ref(4),), kind=Refuses)
+    job.until(lambda: job.stage == "Running", limit=120)
+    assert (launched(job).restore_step, job.questions) == (4, 2)
+
+
 def test_other_parallel_sizes_are_refused_with_the_fix() -> None:
     before, _ = trained()
     config = JobConfig(parallel=ParallelConfig(tp=2))
@@ -178,6 +195,9 @@ def test_a_state_that_nobody_can_cut_up_ends_the_run_with_the_fix() -> None:
     (ended,) = job.events(ev.RunEnded)
     assert "entry 'engine': train on 4 ranks" in ended.reason
     assert not ended.final
+    begun = job.core.state.end_started
+    assert begun is not None
+    assert not begun.final, "the same job may be started again with other sizes"
 
 
 def test_copies_on_disk_count_too() -> None:

@@ -31,6 +31,14 @@ def test_chapters_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert [chapter.job for chapter in training.read()] == ["1", "38_1"]
 
 
+def test_one_that_died_before_its_line_was_written_keeps_its_place(tmp_path: Path) -> None:
+    training = made(tmp_path, "gpt", FIRST, SECOND)
+    dead = structs.replace(FIRST, job_id=17, run_id="dead", folder="17")
+    for number, chapter in enumerate((FIRST, dead, SECOND), start=1):
+        training.claim(number).write_bytes(encoded(chapter))
+    assert training.read() == (FIRST, dead, SECOND)
+
+
 def test_a_training_that_is_not_there_has_no_chapters(tmp_path: Path) -> None:
     assert TrainingDirectory.of(tmp_path, "gpt").read() == ()
     assert trainings(tmp_path / "nowhere") == ()

@@ -18,6 +18,8 @@ from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report.chapters import ChapterState
 from slurm_robust.report.training import size_text
 from slurm_robust.report.training_view import row_of, shown
+from slurm_robust.slurm.errors import SlurmCommandMissing
+from slurm_robust.slurm.records import Job
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.checkpoint.test_store import publish_all
@@ -93,6 +95,18 @@ def test_a_silent_slurm_leaves_a_job_that_did_not_end_its_training(training: Tra
     row = row_of(training, slurm)
     assert row.holder == "9"
     assert "does not answer" in row.slurm
+
+
+def test_neither_does_one_whose_commands_are_missing_here(training: TrainingDirectory) -> None:
+    """As on a node for data transfers."""
+
+    class Nowhere(FakeSlurm):
+        def job(self, job_id: int) -> Job:
+            raise SlurmCommandMissing("scontrol is not installed")
+
+    journal = training.path.parent / "9" / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    assert row_of(training, Nowhere()).holder == "9"
 
 
 def test_the_jobs_of_one(training: TrainingDirectory) -> None:
