@@ -25,6 +25,7 @@ from slurm_robust.controller.sources import (
     find_source,
     is_mine,
     newest_that_tells,
+    of_folder,
     same,
     stored,
 )
@@ -117,9 +118,9 @@ def _take(wish: Wish, here: Here) -> Started:
         named = find_source(wish.source, here, of=training) if wish.source else None
         _check_source(named, told, others, wish)
         by_itself = not (wish.fresh or wish.source or wish.step is not None)
-        if told is not None and by_itself and (finished := _finished(told, others[-1], wish, here)):
+        if told is not None and by_itself and (finished := _finished(told, wish, here)):
             return Started(finished=finished)
-        source = named or (None if wish.fresh else told)
+        source = named or (None if wish.fresh else told or _left(training, here))
         _check_step(source, wish)
         here.fits(source.event.slots if source is not None else 0)
         number = max(len(chapters), *claimed, 0) + 1
@@ -135,15 +136,15 @@ def _take(wish: Wish, here: Here) -> Started:
     if source is None and (told is None or wish.fresh):
         jobs = f" after {count(len(others), 'job')} without a checkpoint" if others else ""
         say(f"training {wish.training} begins{jobs}; folder {training.path}")
-        return Started(_renumbered(told, wish, here) if told is not None else None)
+        return Started(_renumbered(told, wish, here))
     assert source is not None  # for type checkers: what tells is a source
     return Started(_go_on(source, wish, here, before=told, chapter=len(others) + 1))
 
 
-def _finished(told: Source, newest: Chapter, wish: Wish, here: Here) -> str:
-    """Why a training whose newest job ended with 0 needs no other one; "" where it does."""
+def _finished(told: Source, wish: Wish, here: Here) -> str:
+    """Why a training whose newest job that trained ended with 0 needs no other one; "" where it does."""
     earlier = told.earlier
-    if earlier is None or earlier.started.run_id != newest.run_id:
+    if earlier is None:
         return ""
     ended, started = earlier.state.ended, earlier.started
     if ended is None or not ended.final or ended.code != 0:
@@ -151,9 +152,29 @@ def _finished(told: Source, newest: Chapter, wish: Wish, here: Here) -> str:
     if (started.kind, started.command) != (here.kind.value, here.command):
         return ""
     return (
-        f"training {wish.training} is finished: job {newest.job} ended with 0 at {minute(ended.t)}, and the "
-        "command is the same. Nothing is started. Another command, or other arguments, would go on from its "
-        "newest checkpoint, --step N from that of step N, and --fresh would begin anew"
+        f"training {wish.training} is finished: job {earlier.name} ended with 0 at {minute(ended.t)}, and "
+        "the command is the same. Nothing is started. Another command, or other arguments, would go on from "
+        "its newest checkpoint, --step N from that of step N, and --fresh would begin anew"
+    )
+
+
+def _left(training: TrainingDirectory, here: Here) -> Source | None:
+    """What its storage has although no journal of its jobs is left; None without any checkpoint.
+
+    Raises :class:`PreflightError` where the folder may be another training's.
+    """
+    found = stored(CheckpointStore(here.storage))
+    if not found:
+        return None
+    if same(here.storage, training.checkpoints):
+        say(f"no journal of an earlier job of training {training.name} is left, but checkpoints are")
+        return of_folder(here.storage)
+    raise PreflightError(
+        f"{here.storage} has a checkpoint of step {found[0].step} that no job of training {training.name} "
+        "is known to have written, and this job would overwrite it",
+        fix=f"add --from {here.storage} to go on from it, or give the training a folder of its own "
+        "(checkpoint.directory)",
+        code=ExitCode.CONFIG,
     )
 
 
@@ -229,19 +250,24 @@ def _move_aside(training: TrainingDirectory, here: Here) -> Path | None:
     return target if _claim(training, 1, (), here.chapter) else None
 
 
-def _renumbered(told: Source, wish: Wish, here: Here) -> ev.Continued | None:
+def _renumbered(told: Source | None, wish: Wish, here: Here) -> ev.Continued | None:
     """For a new beginning among checkpoints that stay where they are: their generations are taken."""
     newest = CheckpointStore(here.storage).newest_generation()
     if not newest:
         return None
+    if wish.fresh:
+        say(
+            f"the checkpoints of before stay in {here.storage}, and go one by one as newer ones come "
+            "(checkpoint.keep); to keep one: srobust checkpoint export"
+        )
     return ev.Continued(
         t=time.time(),
         training=wish.training,
         chapter=1,
-        from_job=told.event.from_job,
-        from_folder=told.event.from_folder,
-        generation=max(newest, told.event.generation),
-        reason="begins anew (--fresh) in a folder of checkpoints that stay",
+        from_job=told.event.from_job if told is not None else 0,
+        from_folder=told.event.from_folder if told is not None else str(here.storage),
+        generation=max(newest, told.event.generation if told is not None else 0),
+        reason="begins anew in a folder where checkpoints have been",
     )
 
 
@@ -262,8 +288,15 @@ def _go_on(source: Source, wish: Wish, here: Here, *, before: Source | None, cha
         event, training=wish.training, chapter=chapter, generation=generation, runs=runs, reason=reason
     )
     found = stored(source.store)
+    if found and (usable := policy.counted(event, found)):
+        event = structs.replace(event, stored=usable[0])
     for line in policy.first_lines(event, found, source.reasons, source.jobs):
         say(line)
+    if found and wish.step is None and (unknown := policy.newest_unknown(event, found)) is not None:
+        say(
+            f"step {unknown.step} on storage is passed over: the journal of the job that wrote it is gone; "
+            f"to take it: --from {source.store.path}"
+        )
     if found is not None and not same(source.store.path, target.path):
         copied = adopt(source.store, target, policy.counted(event, found)[: here.keep])
         if copied:

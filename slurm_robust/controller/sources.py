@@ -121,7 +121,7 @@ def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> S
     if TrainingDirectory(path).chapters.exists():
         return _of_training(TrainingDirectory(path), here, of)
     if path.is_dir() and not JobDirectory(path).journal.exists() and _has_checkpoints(path):
-        return _of_folder(path)
+        return of_folder(path)
     try:
         directory = find(text, str(here.root))
     except NoSuchJob:
@@ -170,7 +170,7 @@ def _has_checkpoints(path: Path) -> bool:
     return any(name.startswith("gen-") for name in names_in(path))
 
 
-def _of_folder(path: Path) -> Source:
+def of_folder(path: Path) -> Source:
     """A folder of checkpoints that somebody has put somewhere."""
     check_own_folder(path)
     store = CheckpointStore(path)

@@ -85,6 +85,15 @@ def counted(event: ev.Continued, stored: Iterable[CheckpointId]) -> list[Checkpo
     return sorted((ref for ref in stored if _counts(event, ref)), reverse=True)
 
 
+def newest_unknown(event: ev.Continued, stored: Iterable[CheckpointId]) -> CheckpointId | None:
+    """The newest of ``stored`` of which no journal tells, if it is newer than all that count."""
+    newest = max(
+        (ref for ref in stored if ref.generation not in {*event.sealed, *event.unsealed}), default=None
+    )
+    known = max(counted(event, stored), default=None)
+    return newest if newest is not None and (known is None or newest > known) else None
+
+
 def _counts(event: ev.Continued, ref: CheckpointId) -> bool:
     if ref.generation in event.unsealed:
         good = event.good_steps.get(ref.generation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -98,6 +99,38 @@ def test_a_job_that_died_before_it_began_is_passed_over(jobs: Jobs) -> None:
     assert (event.from_job, event.chapter) == (7, 4)
 
 
+@pytest.mark.parametrize("with_chapter", [True, False])
+def test_checkpoints_whose_journals_were_removed_are_gone_on_from(jobs: Jobs, with_chapter: bool) -> None:
+    """Somebody tidied up among the folders of jobs."""
+    directory = jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 30), ref(1, 40)))
+    shutil.rmtree(directory.path)
+    if not with_chapter:
+        (jobs.root / "training-gpt" / "chapters.jsonl").unlink()
+    event = went_on(start(GPT, jobs.here(8, "gpt")))
+    assert (event.sealed, event.generation, event.stored) == ({1: 40}, 1, ref(1, 40))
+
+
+def test_a_newer_checkpoint_whose_journal_was_removed_is_named(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40), ref(2, 90)))
+    event = went_on(start(GPT, jobs.here(8, "gpt")))
+    assert (event.stored, event.generation) == (ref(1, 40), 2)
+    said = capfd.readouterr().out
+    assert "from step 40 of job 7" in said
+    assert "step 90 on storage is passed over: the journal of the job that wrote it is gone" in said
+    assert f"--from {jobs.root / 'training-gpt' / 'checkpoints'}" in said
+
+
+def test_the_folder_of_another_training_is_not_begun_in(jobs: Jobs) -> None:
+    shared = jobs.root.parent / "shared"
+    jobs.store(shared, ref(1, 40))
+    refused(GPT, jobs.here(8, "gpt", storage=shared), ExitCode.CONFIG, "step 40", f"--from {shared}")
+    assert chapters(jobs) == []
+    event = went_on(start(Wish(training="gpt", source=str(shared)), jobs.here(8, "gpt", storage=shared)))
+    assert event.sealed == {1: 40}
+
+
 def test_a_start_that_did_not_get_far_is_made_again(jobs: Jobs) -> None:
     jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
     start(GPT, jobs.here(8, "gpt"))
@@ -134,6 +167,12 @@ def test_another_command_or_an_explicit_wish_goes_on_after_the_end(
     started = start(wish, jobs.here(8, "gpt", command=command))
     assert not started.finished
     assert 8 in chapters(jobs)
+
+
+def test_a_finished_training_stays_so_after_a_job_that_never_began(jobs: Jobs) -> None:
+    jobs.job(7, *ran(1, 40), over(0), training="gpt", stored=(ref(1, 40),))
+    jobs.job(8, training="gpt", command=("other.py",)).journal.unlink()
+    assert "training gpt is finished: job 7 ended with 0" in start(GPT, jobs.here(9, "gpt")).finished
 
 
 @pytest.mark.parametrize("code", [93, 1, 143])
