@@ -83,19 +83,14 @@ class Loss(Record):
         fate = f"{are} lost"
         if again:
             fate += " unless the next run gets the same nodes"
-        limit = ""
-        if kill_wait_s is not None:
-            limit = f" (KillWait={kill_wait_s:g})"
+        limit = f" (KillWait={kill_wait_s:g})" if kill_wait_s is not None else ""
+        more = (
+            "the administrator raises KillWait" if limit else "submit with an earlier --signal=B:USR1@SECONDS"
+        )
         return (
             f"{has}; {self.steps} {fate}: {self.why} after {count(round(self.waited_s), 'second')}{limit}; "
-            f"fix: {FIX}"
+            f"fix: {more}, or lower checkpoint.every_s so that less is only in memory"
         )
-
-
-FIX = (
-    "the administrator raises KillWait, submit with --signal=B:USR1@120, or lower checkpoint.every_s so that "
-    "less is only in memory"
-)
 
 
 class Sentence(Record):

@@ -77,6 +77,7 @@ class Saving:
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on when all have written, when no node is left that could, or when there is no more time."""
         if core.leaving and core.departure.at_once:
+            say_cut_short(core, now.mono - self._since, now)
             return self._after(core)
         if not self._is_chosen:
             if self._awaits_agents(core, now):
@@ -167,6 +168,19 @@ class Saving:
         self._sent = now.mono
         for node, order in self._orders.items():
             core.send(node, order)
+
+
+def say_cut_short(core: Core, waited_s: float, now: Now) -> None:
+    """Name the steps that are lost because a second order to end leaves no time to save them."""
+    if core.state.running:
+        core.watch_progress(now, force=True)
+    newest, stored = core.state.best_step, core.checkpoints.newest_stored()
+    if not core.config.checkpoint.memory or not core.checkpoints.need_memory() or newest <= stored:
+        return
+    loss = Loss(newest=newest, stored=stored, why="a second order to end came", waited_s=waited_s)
+    text = f"nothing more is saved: {loss.describe(core.departure.kill_wait_s, again=False)}"
+    core.note(text, "", now)
+    core.emit(Say(text=text))
 
 
 def _may_report(core: Core, now: Now) -> bool:

@@ -134,6 +134,18 @@ def test_a_second_order_ends_at_once() -> None:
     leave(job)
     job.until(lambda: job.code is not None)
     assert job.mono - begun <= 2
+    assert any("steps 0 to 4 are lost: a second order to end came" in text for text in job.said)
+
+
+def test_a_second_order_while_ranks_are_being_stopped_names_what_is_lost() -> None:
+    job = trained()
+    job.stubborn.update(job.core.state.slots)
+    leave(job)
+    job.pass_time(AGAIN_S + 0.5)
+    assert job.stage == "Stopping"
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert any("steps 0 to 4 are lost: a second order to end came" in text for text in job.said)
 
 
 def test_slurms_signal_that_comes_twice_is_one_order() -> None:

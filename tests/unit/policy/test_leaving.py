@@ -33,10 +33,10 @@ def test_what_is_lost_is_said_in_steps_with_a_fix() -> None:
         "storage has step 110; steps 111 to 261 are lost: n[1-2] did not write them after 25 seconds "
         "(KillWait=30); fix: "
     )
-    for fix in ("KillWait", "--signal=B:USR1@120", "checkpoint.every_s"):
-        assert fix in said
+    assert said.endswith("raises KillWait, or lower checkpoint.every_s so that less is only in memory")
     one = Loss(newest=0, stored=-1, why="n1 did not write it", waited_s=1).describe(None, again=True)
     assert one.startswith("storage has no step; step 0 is lost unless the next run gets the same nodes: n1 ")
+    assert "fix: submit with an earlier --signal=B:USR1@SECONDS, or lower checkpoint.every_s" in one
 
 
 @pytest.mark.parametrize(
