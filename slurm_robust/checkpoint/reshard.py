@@ -135,7 +135,8 @@ class _Resharding:
         if names != set(self._training.entries):
             raise EntryMismatch(
                 f"{first.path} holds the entries {', '.join(sorted(names))}, the script names "
-                f"{', '.join(self._training.entries)}: name the same entries, or begin anew (--fresh)"
+                f"{', '.join(self._training.entries)}: name the same entries; to begin anew, "
+                "submit a new job (of a training: with --fresh)"
             )
         own = {name: self._entry(name, unwrapped(entry)) for name, entry in self._training.entries.items()}
         if same_ranks and self._mine is not None:

@@ -55,8 +55,8 @@ class ExitCode(IntEnum):
 
     CHECKPOINTS = 74
     """Storage has lost the checkpoints of this training, or none can be used; nothing was overwritten. The
-    job's log says why for each one. Bring the folder back and requeue or submit the job again, or begin
-    anew with ``--fresh``. ``checkpoint.if_unusable: wait`` waits instead.
+    job's log says why for each one. Bring the folder back and requeue or submit the job again; to begin
+    anew, submit a new job (of a training: with ``--fresh``). ``checkpoint.if_unusable: wait`` waits instead.
     """
 
     REQUEUED = 75

@@ -1,8 +1,8 @@
 """Whether a generation that finds no checkpoint may begin at step 0. Pure.
 
-It may where there was none, and where what there was cannot come back: steps that only the memory of nodes
-held which the run does not have any more. It may not where storage has had a checkpoint, or has one that this
-layout cannot use: somebody can mend that, and a training that begins anew would overwrite its own outputs.
+It may if there never was a checkpoint, or if none can come back, since only the memory of nodes held them and
+the run no longer has these nodes. It may not if storage had a checkpoint, or has one that this layout cannot
+use: somebody can mend that, and a training that begins anew would overwrite its own outputs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from slurm_robust.policy.resharding import Way, refusal, way
 
 RELIST_S = 30.0
 """A run that waits for a checkpoint asks storage again after this time."""
+
+ANEW = "to begin anew, submit a new job (of a training: with --fresh)"
 
 _MOST_REASONS = 5
 
@@ -48,7 +50,7 @@ class Beginning(Record):
     @property
     def text(self) -> str:
         """In a line: why nothing can be restored, and what to do."""
-        reasons = "; ".join(self.reasons) or "there is none"
+        reasons = "; ".join(self.reasons) or "none was ever taken"
         return f"no checkpoint can be restored: {reasons}" + (f"; fix: {self.fix}" if self.fix else "")
 
 
@@ -81,7 +83,7 @@ def beginning(
             old = layouts.get(ref.generation, "")
             if way(old, layout) is Way.REFUSE:
                 why, how = refusal(old, layout)
-                fix = fix or f"{how}, or begin anew (--fresh)"
+                fix = fix or f"{how}; {ANEW}"
                 reasons.append(f"{ref} is {there}, but {why}")
             elif ref in usable:
                 reasons.append(f"{ref} is on storage and was found unusable")
@@ -97,8 +99,5 @@ def beginning(
         return Beginning(may=May.REFUSE, reasons=tuple(reasons), fix=fix)
     if stored is None and not usable and not held:
         return Beginning(may=May.BEGIN, reasons=tuple(reasons))
-    fix = (
-        "bring the folder back, or name it (checkpoint.directory), and requeue or submit the job; to begin "
-        "anew: --fresh"
-    )
+    fix = f"bring the folder back, or name it (checkpoint.directory), and requeue or submit the job; {ANEW}"
     return Beginning(may=May.UNUSABLE, reasons=tuple(reasons), fix=fix)
