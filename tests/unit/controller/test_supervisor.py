@@ -395,8 +395,8 @@ def test_an_overtaken_supervisor_ends_its_sruns_and_nothing_else(world: World) -
     left = "; ".join(
         f"setsid ./{name} 60 </dev/null >/dev/null 2>&1 & echo $! > {name}.pid" for name in ("srun", "other")
     )
-    supervisor = follow(world, f"{left}; {OVERTAKEN}")
-    wait_for(lambda: world.starts)
+    supervisor = follow(world, f"{left}; touch both; {OVERTAKEN}")
+    wait_for((world.folder / "both").exists)
     another_takes(world)
     srun, other = (int((world.folder / f"{name}.pid").read_text()) for name in ("srun", "other"))
     wait_for(lambda: not is_alive(srun))

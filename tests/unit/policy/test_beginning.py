@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.policy.beginning import Beginning, May, beginning
+from slurm_robust.policy.beginning import ANEW, Beginning, May, beginning
 
 
 def ref(step: int, generation: int = 1) -> CheckpointId:
@@ -58,7 +58,7 @@ def test_sizes_that_do_not_fit_are_named() -> None:
     assert one.reasons == (
         "gen-0001/step-00000024 is on storage, but it was taken with tp 2, and this run has tp 1",
     )
-    assert one.fix == "set parallel.tp: 2, or begin anew (--fresh)"
+    assert one.fix == f"set parallel.tp: 2; {ANEW}"
 
 
 def test_a_long_history_is_told_in_a_few_lines() -> None:
