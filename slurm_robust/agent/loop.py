@@ -13,6 +13,7 @@ from types import FrameType
 import zmq
 
 from slurm_robust.agent import rankenv
+from slurm_robust.agent.copies.flush import FlushRequest
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.deaths import DeathWatch, OomKills
@@ -60,7 +61,6 @@ from slurm_robust.agent.stimuli import (
     WatchGpus,
 )
 from slurm_robust.agent.takeover import TakeoverWatch
-from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.nodes.live.inspection import Inspection
 from slurm_robust.util.executor import SerialExecutor
@@ -152,7 +152,7 @@ class Agent:
         self._is_termed = False
         self._ended = False
         self._keep_copies = True
-        self._saved: tuple[CheckpointId | None, str] = (None, "")
+        self._answer: tuple[FlushRequest | None, str] = (None, "")  # to the newest order to save
         self._flush = -1
         self._master_port = 0  # of the present workers
         self._modules: Path | None = None  # where rank 0 leaves what it has imported, until it is read
@@ -283,8 +283,8 @@ class Agent:
 
     def _follow_copies(self) -> None:
         self._copies.follow(self._state.phase, self._state.generation)
-        if (saved := self._copies.saved) != self._saved:
-            self._saved, self._heartbeat_wanted = saved, True  # the job may wait for nothing else
+        if (answer := self._copies.answer) != self._answer:
+            self._answer, self._heartbeat_wanted = answer, True  # the job may wait for nothing else
         for text in self._copies.notes():
             self._book.note(text)
             self._heartbeat_wanted = True

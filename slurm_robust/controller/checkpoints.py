@@ -71,7 +71,6 @@ class Checkpoints:
         self._asked = -1  # the newest generation when storage was asked
         self._asked_at = 0.0
         self._answered = False
-        self._given_up: set[CheckpointId] = set()
         self._gave_up = False
         self._listed: Mapping[CheckpointId, Tier] | None = None
 
@@ -267,31 +266,48 @@ class Checkpoints:
 
         The newest that the nodes can write; None for none that is newer than what is restored without it.
         """
-        state = self._context.state
         if self._listed is None or self._gave_up:
             return None
+        return self.to_store(now, Way.RESHARD, after=self.restorable(now))
+
+    def restorable(self, now: Now) -> int:
+        """The step from which the next generation would go on now, -1 for the beginning."""
         plan = self.choose(now)
-        least = plan.ref.step if plan is not None else -1
-        for generation, sealed in sorted(state.sealed.items(), key=lambda one: one[1], reverse=True):
-            if self.way(generation) is not Way.RESHARD:
+        return plan.ref.step if plan is not None else -1
+
+    def to_store(
+        self,
+        now: Now,
+        way: Way,
+        *,
+        after: int,
+        without: Collection[str] = (),
+        refused: Collection[tuple[str, CheckpointId]] = (),
+    ) -> ToStore | None:
+        """The newest checkpoint later than step ``after`` that only the nodes have and can write whole.
+
+        ``way``: to the next generation; ``without``: nodes that write nothing; ``refused``: nodes that cannot
+        write that one. A banned one is taken when there is no other at all.
+        """
+        state, found = self._context.state, []
+        for generation, sealed in state.sealed.items():
+            if self.way(generation) is way:
+                reach = [h for h in self._holdings(now, of=generation) if h.node not in without]
+                found += [(ref, reach) for ref in restore.held_steps(generation, reach, sealed)]
+        for ref, reach in sorted(found, key=lambda f: (f[0] not in state.banned, f[0]), reverse=True):
+            if ref.step <= after or self._is_stored(ref) or (ref in state.banned and after >= 0):
                 continue
-            reach, world = self._holdings(now, of=generation), self._world_of(generation)
-            shared = generation in state.shared
-            for ref in restore.held_steps(generation, reach, sealed):
-                if ref.step <= least or ref in self._given_up or ref in state.banned or self._is_stored(ref):
-                    continue
-                found = restore.writers(ref, reach, world, shared=shared)
-                if found is not None:
-                    layout = state.layouts[generation]
-                    return ToStore(ref=ref, writers=found, world_size=world, layout=layout)
+            fit = [holder for holder in reach if (holder.node, ref) not in refused]
+            world = self._world_of(ref.generation)
+            writers = restore.writers(ref, fit, world, shared=ref.generation in state.shared)
+            if writers is not None:
+                layout = state.layouts.get(ref.generation) or self.layout().identity()
+                return ToStore(ref=ref, writers=writers, world_size=world, layout=layout)
         return None
 
-    def give_up(self, ref: CheckpointId | None = None) -> None:
-        """It cannot be put on storage; without one: the nodes cannot put anything there."""
-        if ref is None:
-            self._gave_up = True
-        else:
-            self._given_up.add(ref)
+    def give_up(self) -> None:
+        """What other ranks have left in memory cannot be put on storage, or not the newest of it."""
+        self._gave_up = True
 
     def only_in_memory(self, now: Now) -> RestorePlan | None:
         """What the next generation would be restored from, if storage does not have it; else None."""
@@ -351,16 +367,6 @@ class Checkpoints:
         return max(
             (ref.step for ref in found if ref.step <= state.sealed.get(ref.generation, -1)), default=-1
         )
-
-    def holder_of_both(self, ref: CheckpointId, first: str) -> str:
-        """A node that holds the own part of rank 0 of ``ref`` and the shared one; by default ``first``."""
-        views = self._context.fleet.views
-        for node in (first, *views):
-            copies = views[node].heartbeat.copies if node in views else ()
-            ranks = {c.rank for c in copies if c.generation == ref.generation and c.step == ref.step}
-            if {0, SHARED} <= ranks:
-                return node
-        return first
 
     # -- the end of a generation -------------------------------------------------------------------
 

@@ -68,6 +68,8 @@ class Loss(Record):
     why: str
     """What went wrong, with the nodes."""
     waited_s: float
+    for_time: bool = True
+    """More time might have helped; else nodes could not write at all."""
 
     @property
     def steps(self) -> str:
@@ -83,13 +85,16 @@ class Loss(Record):
         fate = f"{are} lost"
         if again:
             fate += " unless the next run gets the same nodes"
+        lower = "lower checkpoint.every_s so that less is only in memory"
+        if not self.for_time:
+            return f"{has}; {self.steps} {fate}: {self.why}; fix: see to these nodes, or {lower}"
         limit = f" (KillWait={kill_wait_s:g})" if kill_wait_s is not None else ""
         more = (
             "the administrator raises KillWait" if limit else "submit with an earlier --signal=B:USR1@SECONDS"
         )
         return (
             f"{has}; {self.steps} {fate}: {self.why} after {count(round(self.waited_s), 'second')}{limit}; "
-            f"fix: {more}, or lower checkpoint.every_s so that less is only in memory"
+            f"fix: {more}, or {lower}"
         )
 
 

@@ -73,6 +73,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     termed: bool = False  # Slurm has told this agent to end (SIGTERM)
     warned: bool = False  # Slurm has warned this agent of the end of the run (USR1: --signal without B:)
     unsaved: str = ""  # why the newest Save could not be carried out, as far as it could not
+    saved_ranks: tuple[int, ...] = ()  # whose parts of ``saved`` that Save has put on storage
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
@@ -172,7 +173,7 @@ class Flush(Record, tag_field="kind", tag="flush"):
 class Save(Record, tag_field="kind", tag="save"):
     """Put the parts of ``ranks`` of ``checkpoint`` from this node's memory on storage.
 
-    No worker lives then; answered by :attr:`Heartbeat.saved`.
+    No worker lives then; answered by :attr:`Heartbeat.saved` or :attr:`Heartbeat.unsaved`.
     """
 
     epoch: int

@@ -14,6 +14,7 @@ from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.config import HEAD
 from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob
+from tests.cluster.shared_storage import HOME
 from tests.cluster.test_copies import SIXTY, images, newest_launch
 from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
@@ -169,6 +170,28 @@ def test_scancel_saves_what_memory_has(sandbox: Sandbox) -> None:
     assert written.step == ended.sealed_step >= 10, job.log
     assert not job.events(ev.IncidentOpened), job.log
     assert copies(sandbox, NODES) == []
+
+
+def test_scancel_saves_what_memory_has_where_a_node_cannot_write(sandbox: Sandbox) -> None:
+    """The other node has copies of its rank."""
+    job = ProtectedJob(sandbox, f"{TINY} 5000 --step-s 0.2", nodes=2)
+    job.wait_step(10)
+    folder, refuses = f"{HOME}/srobust-jobs/{job.id}/checkpoints", job.state.slots[1]
+    sandbox.exec(["mkdir", "-p", folder], user=USER, check=True)
+    sandbox.exec(
+        ["mount", "-t", "tmpfs", "-o", "ro,mode=777", "none", folder], node=refuses, user="root", check=True
+    )
+    try:
+        sandbox.exec(["scancel", str(job.id)], user=USER, check=True)
+        job.wait(lambda: job.slurm_state() == "CANCELLED", 60, "its end")
+    finally:
+        sandbox.exec(["umount", "--lazy", folder], node=refuses, user="root", check=False)
+    (written,) = job.events(ev.StorageWritten)
+    (ended,) = job.events(ev.GenerationEnded)
+    assert written.step >= 8, job.log
+    assert f"{refuses}: gen-0001/step-" in job.log
+    assert "Read-only file system" in job.log
+    assert (f"storage has step {written.step}; step" in job.log) is (written.step < ended.sealed_step)
 
 
 def test_a_suspended_job_goes_on_and_blames_nobody(sandbox: Sandbox) -> None:

@@ -229,9 +229,14 @@ class Flusher:
         self._jobs: queue.SimpleQueue[tuple[FlushRequest, list[Image]] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._thread: CopyThread | None = None
-        self.flushed: CheckpointId | None = None  # what is on storage
+        self.done: FlushRequest | None = None  # what is on storage
         self.over: CheckpointId | None = None  # what nobody needs to keep any more
-        self.failed: tuple[CheckpointId, str] | None = None  # what could not be put there, and why
+        self.failed: tuple[FlushRequest, str] | None = None  # what could not be put there, and why
+
+    @property
+    def flushed(self) -> CheckpointId | None:
+        """The checkpoint that is on storage."""
+        return self.done.checkpoint if self.done is not None else None
 
     def ask(self, launch: Launch, step: int) -> None:
         """The controller wants ``step``; repeated orders for the same change nothing."""
@@ -253,6 +258,7 @@ class Flusher:
             return
         for image in held:
             image.close()
+        self.failed = wanted, "there are too many threads on this node"
         self._end(wanted)
 
     def _start(self) -> bool:
@@ -326,12 +332,12 @@ class Flusher:
         )
         error = self._writer.write(order)
         if error:
-            self.failed = wanted.checkpoint, error
+            self.failed = wanted, error
             self._notes.say(
                 "flush", f"step {wanted.checkpoint.step} could not be put on storage: {error}", _NOTE_EVERY_S
             )
         else:
-            self.flushed = wanted.checkpoint
+            self.done = wanted
 
     def _copy(self, held: list[Image]) -> None:
         for tier in self._kept:

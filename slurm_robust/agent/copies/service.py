@@ -45,6 +45,7 @@ class CopyNews(Record):
     flushed: int = -1
     saved: CheckpointId | None = None
     unsaved: str = ""
+    saved_ranks: tuple[int, ...] = ()
 
 
 NO_COPIES = CopyNews()
@@ -77,6 +78,7 @@ class CopyService:
         self._parts: NodeTiers | None = None
         self._server: CopyServer | None = None
         self._saving: Save | None = None
+        self._request: FlushRequest | None = None  # made of it
         self._refusal = ""  # why its copies cannot be read
         self.port = 0
         if spec.copies.memory:
@@ -147,25 +149,25 @@ class CopyService:
         self._read_plans()
         running = self._running
         lags = [sender.lag_s for sender in running.senders.values()] if running else []
+        saved = self._saved()
         return CopyNews(
             port=self.port,
             copies=self.inventory(),
             lag_s=max(lags, default=0.0),
             flushed=self._of_generation(self._flusher.flushed) if running else -1,
-            saved=self._saved(),
+            saved=saved.checkpoint if saved is not None else None,
             unsaved=self._unsaved(),
+            saved_ranks=saved.ranks if saved is not None else (),
         )
 
     @property
-    def saved(self) -> tuple[CheckpointId | None, str]:
-        """What came of the newest :meth:`save`: the checkpoint when it is on storage, or why it is not."""
+    def answer(self) -> tuple[FlushRequest | None, str]:
+        """What came of the newest :meth:`save`: what is on storage, or why it is not."""
         return self._saved(), self._unsaved()
 
-    def _saved(self) -> CheckpointId | None:
-        """The checkpoint of the newest :meth:`save`, once it is on storage."""
-        if self._saving is None or self._parts is None:
-            return None
-        return self._saving.checkpoint if self._flusher.flushed == self._saving.checkpoint else None
+    def _saved(self) -> FlushRequest | None:
+        """What the newest :meth:`save` was for, once it is on storage."""
+        return self._request if self._parts is not None and self._flusher.done is self._request else None
 
     def _unsaved(self) -> str:
         """Why the newest :meth:`save` failed, beginning with the checkpoint; "" as long as it may succeed."""
@@ -175,7 +177,7 @@ class CopyService:
         if self._refusal:
             return f"{checkpoint}: {self._refusal}"
         failed = self._flusher.failed
-        return f"{checkpoint}: {failed[1]}" if failed is not None and failed[0] == checkpoint else ""
+        return f"{checkpoint}: {failed[1]}" if failed is not None and failed[0] is self._request else ""
 
     @property
     def flush_over(self) -> int:
@@ -258,7 +260,7 @@ class CopyService:
         """Put copies that are here on storage; a repeated order changes nothing."""
         if self._parts is None or order == self._saving:
             return
-        self._saving, self._refusal = order, ""
+        self._saving, self._request, self._refusal = order, None, ""
         checkpoint = order.checkpoint
         shared = self._parts.memory.find(SHARED, checkpoint) is not None
         held: list[Image] = []
@@ -271,8 +273,8 @@ class CopyService:
             for image in held:
                 image.close()
             return
-        wanted = FlushRequest(checkpoint, order.ranks, order.world_size, order.layout)
-        self._flusher.save(wanted, held)
+        self._request = FlushRequest(checkpoint, order.ranks, order.world_size, order.layout)
+        self._flusher.save(self._request, held)
 
     def close(self, *, remove: bool) -> None:
         """End. ``remove``: nobody needs the copies here any more, the job is over or storage has them."""

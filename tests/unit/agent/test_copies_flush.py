@@ -119,10 +119,37 @@ def test_copies_of_own_ranks_and_peers_are_saved_when_no_worker_lives(make: Make
     told = msgspec.json.decode(line, type=FlushOrder)
     assert told.images == {0: str(node.folder.own(0, 0)), 1: str(node.folder.peer(1, 0))}
     assert (told.checkpoint, told.world_size, told.layout) == (order.checkpoint, 2, "w2")
+    assert node.service.news().saved_ranks == (0, 1)
     missing = structs.replace(order, checkpoint=CheckpointId(generation=2, step=8))
     node.service.save(missing)
     assert any("gen-0002/step-00000008 cannot be put on storage" in text for text in node.service.notes())
     assert node.service.news().saved is None
+
+
+def test_an_order_for_more_ranks_of_the_same_checkpoint_is_answered_anew(
+    make: MakeNode, writer: Path
+) -> None:
+    """Another node could not write them."""
+    node = make("a")
+    node.launch(3, (0,))
+    fill(node.folder.own(0, 0), 0, 7, 2, MIB)
+    fill(node.folder.peer(1, 0), 1, 7, 2, MIB)
+    node.service.follow(Phase.ENDED, 3)
+    checkpoint = CheckpointId(generation=2, step=7)
+    first = Save(epoch=1, checkpoint=checkpoint, ranks=(0,), world_size=2, layout="w2")
+    node.service.save(first)
+    wait_for(lambda: node.service.news().saved == checkpoint)
+    assert node.service.news().saved_ranks == (0,)
+    (writer / "mode").write_text("fail")
+    both = structs.replace(first, ranks=(0, 1))
+    node.service.save(both)
+    wait_for(lambda: node.service.news().unsaved)
+    assert node.service.news().saved is None
+    assert node.service.news().unsaved.startswith("gen-0002/step-00000007: ")
+    (writer / "mode").write_text("ok")
+    node.service.save(structs.replace(both, epoch=2))  # the next controller orders it again
+    wait_for(lambda: node.service.news().saved_ranks == (0, 1))
+    assert not node.service.news().unsaved
 
 
 def _is_free(path: Path) -> bool:

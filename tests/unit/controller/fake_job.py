@@ -141,6 +141,7 @@ class Job:
         self.saves: dict[str, Save] = {}
         self.restores = True  # whether workers get so far that restore() returns
         self.writes = True  # whether agents can carry out a Save
+        self.refuses: set[tuple[str, CheckpointId]] = set()  # agents that say they cannot write that one
         self.kept: dict[str, bool] = {}
         self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
         self.core = Core(
@@ -414,9 +415,11 @@ class Job:
                 self.act(self.core.on_tick(self.now()))
             case Save(checkpoint=checkpoint):
                 self.saves[node] = message
-                if self.writes:
+                if (node, checkpoint) in self.refuses:
+                    self.change(node, saved=None, unsaved=f"{checkpoint}: No space left on device")
+                elif self.writes:
                     self.storage.add(checkpoint)
-                    self.change(node, saved=checkpoint)
+                    self.change(node, saved=checkpoint, saved_ranks=message.ranks)
             case Shutdown(keep_copies=keep):
                 self.kept[node] = keep
                 self.heartbeats.pop(node)

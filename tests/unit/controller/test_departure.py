@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurm_robust.controller.departure import Departure
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId
@@ -112,16 +114,93 @@ def test_slurms_kill_wait_is_the_bound() -> None:
     assert "(KillWait=15); fix: the administrator raises KillWait" in note
 
 
-def test_an_agent_that_says_why_it_cannot_write_is_not_waited_for() -> None:
+def refuse(job: Job, node: str, *steps: int) -> None:
+    """``node`` cannot put these steps of its generation on storage."""
+    job.refuses |= {(node, CheckpointId(step=step, generation=1)) for step in steps}
+
+
+def test_agents_that_say_why_they_cannot_write_are_not_waited_for() -> None:
     job = trained()
+    for node in ("n1", "n2"):
+        refuse(job, node, *range(5))
+    begun = job.mono
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert job.mono - begun < 8
+    (lost,) = [text for text in job.said if "steps 0 to 4 are lost" in text]
+    for node in ("n1", "n2"):
+        assert f"{node}: gen-0001/step-00000004: No space left on device" in lost
+
+
+def test_what_one_node_refuses_another_one_writes_that_has_the_same_parts() -> None:
+    job = trained()
+    refuse(job, "n1", *range(5))
+    leave(job)
+    job.until(lambda: job.code is not None)
+    (written,) = job.events(ev.StorageWritten)
+    assert (written.step, job.saves["n2"].ranks) == (4, (0, 1))
+    assert not any("lost" in text for text in job.said)
+
+
+def test_what_nobody_else_has_makes_way_for_the_step_before() -> None:
+    """Only n1 has rank 0's part of the newest step, and cannot write that."""
+    job = trained()
+    job.snapshot(5, peers=False)
+    refuse(job, "n1", 5)
+    leave(job)
+    job.until(lambda: job.code is not None)
+    (written,) = job.events(ev.StorageWritten)
+    assert (written.step, job.code) == (4, ExitCode.TERMINATED)
+    assert [e.step for e in job.events(ev.SavingStarted)] == [5, 4]
+    assert any("gen-0001/step-00000004 goes there instead" in text for text in job.said)
+    lost = "gen-0001/step-00000005 was only in memory: storage has step 4; step 5 is lost: n1: gen-0001/step"
+    (text,) = [text for text in job.said if lost in text]
+    assert "No space left on device; fix: see to these nodes, or lower checkpoint.every_s" in text
+    assert any("gen-0001/step-00000004 was only in memory; it is on storage now" in text for text in job.said)
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_a_node_that_falls_silent_while_it_writes_is_not_waited_for(peers: bool) -> None:
+    """Its peer has the same parts, if not of the newest step, then of the one before."""
+    job = trained()
+    job.snapshot(5, peers=peers)
     job.writes = False
     leave(job)
     job.until(lambda: job.stage == "Saving")
+    job.writes = True
+    job.power_cut("n1")
     begun = job.mono
-    job.change("n1", unsaved="gen-0001/step-00000004: No space left on device")
     job.until(lambda: job.code is not None)
-    assert job.mono - begun < 3
-    assert any("n1: gen-0001/step-00000004: No space left on device" in text for text in job.said)
+    assert job.mono - begun < 10
+    (written,) = job.events(ev.StorageWritten)
+    assert (written.step, job.saves["n2"].ranks) == (5 if peers else 4, (0, 1))
+    is_said = any("step 5 is lost: n1 did not write it to storage" in text for text in job.said)
+    assert is_said is not peers
+
+
+def test_the_step_before_has_no_time_of_its_own() -> None:
+    job = trained()
+    job.snapshot(5, peers=False)
+    refuse(job, "n1", 5)
+    job.writes = False
+    begun = job.mono
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert 25 <= job.mono - begun <= 27
+    assert any("steps 0 to 5 are lost: n2 did not write it to storage; n1: gen-" in t for t in job.said)
+
+
+def test_a_requeue_asks_for_the_nodes_that_have_what_storage_did_not_get() -> None:
+    job = trained()
+    job.snapshot(5, peers=False)
+    refuse(job, "n1", 5)
+    term_agents(job)
+    answer(job, None)
+    job.until(lambda: bool(job.requeued))
+    (asked,) = job.events(ev.RequeueStarted)
+    assert asked.holders == ("n1", "n2")
+    assert [e.step for e in job.events(ev.StorageWritten)] == [4]
+    assert not job.kept, "agents keep their copies: they have step 5"
 
 
 def test_a_second_order_ends_at_once() -> None:

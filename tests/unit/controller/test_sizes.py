@@ -60,6 +60,13 @@ def requeued(
     )
 
 
+class Unready(Job):
+    """Its zygotes never get ready."""
+
+    def join(self, node: str, agent: str = "", **changes: object) -> None:
+        super().join(node, agent, ready=False, **changes)
+
+
 @pytest.mark.parametrize("nodes", [FOUR[:3], (*FOUR, "n5")])
 def test_storage_is_cut_up_for_another_number_of_ranks(nodes: tuple[str, ...]) -> None:
     before, _ = trained()
@@ -111,20 +118,45 @@ def test_without_such_a_node_the_step_before_is_written() -> None:
     assert launched(job).restore_step == 5
 
 
-def test_a_node_that_says_why_it_cannot_write_makes_way_for_the_step_before() -> None:
+def test_nodes_that_say_why_they_cannot_write_make_way_for_the_step_before() -> None:
     before, copies = trained()
 
     class Full(Job):
         def obey(self, node: str, message: object) -> None:
-            if isinstance(message, Save) and message.checkpoint == ref(6):
-                self.change(node, unsaved=f"{ref(6)}: it was refilled")
-            else:
-                super().obey(node, message)
+            self.refuses = {(node, ref(6)) for node in FOUR}
+            super().obey(node, message)
 
     job = requeued(before, FOUR[:3], copies=copies, kind=Full)
     job.until(lambda: job.stage == "Running")
     assert launched(job).restore_step == 5
-    assert any("could not be put on storage: n" in text and "it was refilled" in text for text in job.said)
+    (text,) = [text for text in job.said if "gen-0001/step-00000005 goes there instead" in text]
+    assert "gen-0001/step-00000006 could not be put on storage: n" in text
+    assert "n1: gen-0001/step-00000006: No space left on device" in text
+
+
+def test_what_one_node_refuses_another_one_writes_that_has_the_same_parts() -> None:
+    before, copies = trained()
+
+    class Full(Job):
+        def obey(self, node: str, message: object) -> None:
+            self.refuses = {("n1", ref(6))}
+            super().obey(node, message)
+
+    job = requeued(before, FOUR[:3], copies=copies, kind=Full)
+    job.until(lambda: job.stage == "Running")
+    assert launched(job).restore_step == 6
+
+
+def test_an_order_to_end_saves_what_ranks_of_another_number_have_in_memory() -> None:
+    """The run has launched nothing yet."""
+    before, copies = trained()
+    job = requeued(before, FOUR[:3], copies=copies, storage=(ref(2),), kind=Unready)
+    job.pass_time(2.0)
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
+    job.until(lambda: job.code is not None)
+    assert {order.checkpoint for order in job.saves.values()} == {ref(6)}
+    assert {order.world_size for order in job.saves.values()} == {4}
+    assert "gen-0001/step-00000006 was only in memory; it is on storage now (0.0 s)" in job.said
 
 
 def test_parts_that_are_missing_leave_what_storage_has() -> None:
