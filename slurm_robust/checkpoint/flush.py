@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -78,18 +79,17 @@ def serve_on(descriptor: int) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.nice(NICENESS)
-        answers = os.fdopen(os.dup(descriptor), "wb", buffering=0)
-        answers.write(b"%d\n" % os.getpid())
-        import torch
+        with suppress(BrokenPipeError, ConnectionResetError):  # the agent is gone
+            answers = os.fdopen(os.dup(descriptor), "wb", buffering=0)
+            answers.write(b"%d\n" % os.getpid())
+            import torch
 
-        torch.set_num_threads(1)
-        serve(os.fdopen(descriptor, "rb"), answers)
+            torch.set_num_threads(1)
+            serve(os.fdopen(descriptor, "rb"), answers)
         code = 0
-    except (BrokenPipeError, ConnectionResetError):
-        code = 0  # the agent is gone
-    except Exception:  # noqa: BLE001 - nothing of the zygote's is to run on here
-        traceback.print_exc()
-    finally:
+    finally:  # no other code of the zygote may run in its fork
+        if code:
+            traceback.print_exc()
         os._exit(code)
 
 

@@ -45,7 +45,10 @@ from slurm_robust.model.layout import ParallelLayout, replicas, source_rank
 _log = logging.getLogger(__name__)
 
 WHOLE = "needs_its_layout"
-"""An entry with this attribute says so by a text: why its state fits the layout that took it alone."""
+"""An entry with this attribute can be restored only into the layout that took it.
+
+The attribute has two texts: why that is so, and another way, with its "or".
+"""
 
 FIRST = "new_rank_takes_first"
 """An entry with this attribute set goes on with the first replica's state on a rank that is new."""
@@ -106,7 +109,7 @@ def load_resharded(
     among = [_part(store, checkpoint, r, runs, old) for r in replicas(rank, old, new)]
     before = source_rank(rank, old, new)
     mine = next((part for part in among if part.rank == before), None)
-    return _Resharding(training, among, mine, new).snapshot(
+    return _Resharding(training, among, mine, old, new).snapshot(
         first=among[0] if among[0].rank == 0 else _part(store, checkpoint, 0, runs, old),
         checkpoint=checkpoint,
         rank=rank,
@@ -118,11 +121,17 @@ class _Resharding:
     """One rank's restore. ``mine``: the part of the old rank of its own place, None for a new rank."""
 
     def __init__(
-        self, training: Training, among: Sequence[_Part], mine: _Part | None, new: ParallelLayout
+        self,
+        training: Training,
+        among: Sequence[_Part],
+        mine: _Part | None,
+        old: ParallelLayout,
+        new: ParallelLayout,
     ) -> None:
         self._training = training
         self._among = among
         self._mine = mine
+        self._old = old
         self._new = new
         self._reader = _Reader()
         self._placed: set[int] = set()
@@ -163,12 +172,23 @@ class _Resharding:
             kept=frozenset(self._kept),
         )
 
+    def _cannot(self, why: str, or_else: str = "") -> CannotReshard:
+        """The error, with what to do about it; ``or_else``: another way, with its "or"."""
+        nodes, rest = divmod(self._old.world_size, self._new.nproc_per_node)
+        option = "--nodes and --nproc-per-node" if rest else f"--nodes {nodes}"
+        return CannotReshard(
+            f"{why}; submit a new job that trains on {self._old.world_size} ranks as before (srobust run "
+            f"{option}){or_else}"
+        )
+
     def _entry(self, name: str, target: Stateful) -> Any:
         if isinstance(target, Unread):
             self._kept.add(name)
             return {}
         if reason := getattr(target, WHOLE, ""):
-            raise CannotReshard(f"entry {name!r} cannot be restored into another number of ranks: {reason}")
+            raise self._cannot(
+                f"entry {name!r} cannot be restored into another number of ranks: {reason[0]}", reason[1]
+            )
         trees = [part.own[name] for part in self._among]
         mine = (self._mine or self._among[0]).own[name]
         if isinstance(target, nn.Module):
@@ -189,10 +209,10 @@ class _Resharding:
         for tree in trees:
             for item in _items(tree):
                 if getattr(torch, item.dtype).is_floating_point:
-                    raise CannotReshard(
-                        f"entry {name!r} holds other floating-point tensors on each rank, and nothing says "
-                        "how they belong together: train on as many ranks as before, or let state_dict() "
-                        "return what is equal on all ranks"
+                    raise self._cannot(
+                        f"entry {name!r} holds different floating-point tensors on each rank, and nothing "
+                        "says how they belong together",
+                        ", or let state_dict() return what is equal on all ranks",
                     )
 
     def _module(self, name: str, target: nn.Module, mine: dict[str, Any]) -> dict[str, Any]:
@@ -235,9 +255,9 @@ class _Resharding:
             return self._read(source, value)
         if may_differ:
             return self._read(source, value)
-        raise CannotReshard(
-            f"{what} is another one on each rank and no shard that PyTorch describes (DTensor): train on as "
-            "many ranks as before, or use fully_shard, whose shards can be cut anew"
+        raise self._cannot(
+            f"{what} differs from rank to rank and is no shard that PyTorch describes (DTensor)",
+            ", or use fully_shard, whose shards can be cut anew",
         )
 
     def _pieces(self, stored: Sequence[Any], like: Any) -> Iterator[_Piece]:
@@ -258,7 +278,7 @@ class _Resharding:
 
     def _cut(self, pieces: Sequence[_Piece], like: Any, what: str) -> Any:
         if like is None:
-            raise CannotReshard(f"{what} is sharded in the checkpoint, and the script has no tensor for it")
+            raise self._cannot(f"{what} is sharded in the checkpoint, and the script has no tensor for it")
         whole = pieces[0].item.whole if pieces[0].item.whole is not None else pieces[0].item.shape
         if tuple(like.shape) != tuple(whole):
             raise EntryMismatch(
@@ -270,9 +290,9 @@ class _Resharding:
         for piece in pieces:
             covered += self._copy(piece, local, at)
         if covered != local.numel():
-            raise CannotReshard(
+            raise self._cannot(
                 f"{what} is sharded in a way that slurm_robust does not know ({covered} of {local.numel()} "
-                "numbers were found): train on as many ranks as before"
+                "numbers were found)"
             )
         self._placed.add(local.untyped_storage().data_ptr())
         return shards.stored_as(like, local)

@@ -135,8 +135,8 @@ def sizes(
 ) -> tuple[Sizes, int]:
     """Slots and spares for this allocation, and processes per node. Raises PreflightError.
 
-    ``before``: the slots of the run before, None for the first one of a training; ``later_run``: that was a
-    run of this job.
+    ``before``: the slots of the run or job before, None for the first one of a training; ``later_run``: it
+    was a run of this job.
     """
     have = len(allocation.nodes)
     found = sizes_of(have, nodes=config.nodes, spares=config.spares, before=before, later_run=later_run)
@@ -146,8 +146,8 @@ def sizes(
         raise PreflightError(
             f"{asked}--spares {config.spares} needs {max(1, slots) + config.spares} nodes, "
             f"the allocation has {have} ({fold_nodes(allocation.nodes)})",
-            fix=f"submit with 'sbatch --nodes={max(1, slots) + config.spares}', or ask for fewer nodes "
-            "(--nodes, --spares)",
+            fix=f"{_resize(max(1, slots) + config.spares, allocation, later_run=later_run)}, or with smaller "
+            "numbers for --nodes and --spares of 'srobust run'",
             code=ExitCode.ALLOCATION,
         )
     gpus = min(allocation.gpus_per_node.values(), default=0)
@@ -158,14 +158,30 @@ def sizes(
         parallel = config.parallel
         given = {name: getattr(parallel, name) for name in ("tp", "cp", "ep", "pp")}
         names = ", ".join(f"parallel.{name}" for name, size in given.items() if size > 1)
-        fits = ", ".join(map(str, fitting_nodes(math.prod(given.values()), nproc, slots)))
+        fits = fitting_nodes(math.prod(given.values()), nproc, slots)
+        nodes = fits[0] if later_run else fits[0] + config.spares
+        if config.nodes is None:
+            resize = _resize(nodes, allocation, later_run=later_run)
+        else:
+            resize = "submit a new job with another --nodes of 'srobust run'"
         raise PreflightError(
             f"{error} ({slots} nodes with {nproc} each)",
-            fix=f"correct {names} in the configuration, or train on another number of nodes (--nodes; {fits} "
-            "fit) or processes (--nproc-per-node)",
+            fix=f"train on another number of nodes ({', '.join(map(str, fits))} fit): {resize}, or with "
+            f"other values of {names} or --nproc-per-node",
             code=ExitCode.CONFIG,
         ) from error
     return found, nproc
+
+
+def _resize(nodes: int, allocation: Allocation, *, later_run: bool) -> str:
+    """How the job gets so many nodes. Slurm keeps the script of a requeued job, with the options in it."""
+    if not later_run:
+        return f"submit with 'sbatch --nodes={nodes}'"
+    job = allocation.job_id
+    return (
+        f"'scontrol requeue {job}', and while it is pending 'scontrol update JobId={job} NumNodes={nodes}'; "
+        f"or submit a new job (of this training, or with --from {job}) with 'sbatch --nodes={nodes}'"
+    )
 
 
 def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, name: str) -> JobDirectory:

@@ -50,8 +50,9 @@ class EngineState:
     """
 
     needs_its_layout = (
-        "ZeRO cuts the optimizer into one piece a rank. Train on as many ranks as before, or use DeepSpeed's "
-        "universal checkpoints: engine.save_checkpoint(), ds_to_universal.py, --fresh"
+        "ZeRO cuts the optimizer into one piece for each rank",
+        ", or begin anew (of a training: with --fresh) from one of DeepSpeed's universal checkpoints "
+        "(engine.save_checkpoint(), ds_to_universal.py)",
     )
 
     def __init__(self, engine: Any) -> None:

@@ -37,8 +37,9 @@ class TrainingState:
     """
 
     needs_its_layout = (
-        "Megatron cuts the optimizer into one piece a rank. Train on as many ranks as before, or use "
-        "Megatron's own checkpoints (--save, --load with --ckpt-format torch_dist) and --fresh"
+        "Megatron cuts the optimizer into one piece for each rank",
+        ", or begin anew (of a training: with --fresh) from one of Megatron's own checkpoints (--save, "
+        "--load with --ckpt-format torch_dist)",
     )
 
     def __init__(self, model_chunks: Sequence[nn.Module], optimizer: Any) -> None:

@@ -22,14 +22,14 @@ class Sizes(Record):
 
 
 def sizes_of(have: int, *, nodes: int | None, spares: int, before: int | None, later_run: bool) -> Sizes:
-    """Slots and spares of a run that has ``have`` nodes; too many slots for them where they cannot suffice.
+    """Slots and spares of a run that has ``have`` nodes; more slots than nodes where these do not suffice.
 
-    ``nodes`` and ``spares`` are those of the configuration; ``before``: the slots of the run before, None
-    for the first one of a training; ``later_run``: the same job was requeued.
+    ``nodes`` and ``spares`` are those of the configuration; ``before``: the slots of the run or job before,
+    None for the first one of a training; ``later_run``: the same job was requeued.
 
     The slots go before the spares, because another number of ranks is another training. So a run keeps the
-    slots of the run before while it has the nodes. A user changes them by ``nodes``, with a new job of more
-    nodes than slots and spares, and with fewer nodes than slots.
+    slots of the one before while it has the nodes. A user changes them by a new job with ``nodes`` or with
+    more nodes than slots and spares, and by a run with fewer nodes than slots.
     """
     if nodes is not None:
         slots = nodes
@@ -41,7 +41,7 @@ def sizes_of(have: int, *, nodes: int | None, spares: int, before: int | None, l
         slots = max(have - spares, min(have, before))
     text = ""
     if before is not None and slots != before and slots <= have:
-        text = f"trains on {count(slots, 'slot')}; the run before had {before}"
+        text = f"trains on {count(slots, 'slot')}; the {'run' if later_run else 'job'} before had {before}"
     if slots < 1 or slots > have or (nodes is None and before is None):
         return Sizes(slots=slots, spares=spares, text=text)
     left = have - slots
@@ -50,8 +50,9 @@ def sizes_of(have: int, *, nodes: int | None, spares: int, before: int | None, l
         text = f"{fewer}; {text}" if text else fewer
     elif later_run and nodes is None and left > spares:
         text = (
-            f"{count(have, 'node')}: {count(slots, 'slot')} as before, and {_standbys(left)}; to train on "
-            f"more nodes, say --nodes {have - spares}"
+            f"{count(have, 'node')}: {count(slots, 'slot')} as before, and {_standbys(left)}; a requeued job "
+            f"keeps its slots: to train on {have - spares} nodes, submit a new job (of this training, or "
+            "with --from)"
         )
         spares = left
     return Sizes(slots=slots, spares=min(spares, left), text=text)

@@ -39,7 +39,7 @@ def end_orphans(kept: Collection[int] = (), most_s: float = MOST_S) -> tuple[int
                 os.waitpid(pid, os.WNOHANG)
         if not found or time.monotonic() > until:
             return tuple(ended)
-        time.sleep(_PAUSE_S)
+        time.sleep(_PAUSE_S)  # waitpid has no time limit, and kernels before 5.3 have no pidfd_open
 
 
 def children() -> frozenset[int]:

@@ -52,9 +52,9 @@ def as_rank(rank: int, world: int, do: Callable[[], None], *, alone: bool = Fals
             dist.init_process_group("fake", store=fake_pg.FakeStore(), rank=rank, world_size=world)
             do()
             code = 0
-        except BaseException:  # noqa: BLE001 - shown, and the parent sees that it failed
-            traceback.print_exc()
-        finally:
+        finally:  # pytest must not run on in the fork; the parent sees that it failed
+            if code:
+                traceback.print_exc()
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, f"rank {rank} of {world}"
 
@@ -108,11 +108,17 @@ def build(kind: str, world: int, scale: float) -> Training:
     return Training(entries={"model": model, "optimizer": optimizer, "position": Position(0)})
 
 
+def position_of(training: Training) -> Position:
+    found = training.entries["position"]
+    assert isinstance(found, Position)
+    return found
+
+
 def save(path: Path, kind: str, world: int) -> None:
     def rank_of(rank: int) -> Callable[[], None]:
         def do() -> None:
             training = build(kind, world, scale=1.0)
-            training.entries["position"].number = 10 + rank  # type: ignore[attr-defined]
+            position_of(training).number = 10 + rank
             inner = getattr(training.entries["model"], "module", training.entries["model"])
             inner.seen.fill_(rank)
             torch.manual_seed(rank)
@@ -148,7 +154,7 @@ def test_each_rank_gets_its_part_of_what_was_stored(kind: str, old: int, new: in
         def do() -> None:
             expected = build(kind, new, scale=1.0)
             training = build(kind, new, scale=-5.0)
-            training.entries["position"].number = 99  # type: ignore[attr-defined]
+            position_of(training).number = 99
             snapshot = load(tmp_path, training, rank, old, new)
             apply(training.entries, snapshot)
             got = training.entries["model"].state_dict()
@@ -161,7 +167,7 @@ def test_each_rank_gets_its_part_of_what_was_stored(kind: str, old: int, new: in
                     assert torch.equal(local(value), local(stored[number][name])), (number, name)
             seen = next(value for name, value in got.items() if name.endswith("seen"))
             assert seen == (rank if rank < old else 0), "a buffer of the rank's own, or the first one's"
-            number = training.entries["position"].number  # type: ignore[attr-defined]
+            number = position_of(training).number
             # A new rank's stays as the script built it; what an only rank had, all get.
             assert number == (10 if old == 1 else 10 + rank if rank < old else 99)
 
@@ -246,16 +252,34 @@ class Averages:
 
 
 class OfItsLayout(Averages):
-    needs_its_layout = "the optimizer is cut into one piece a rank"
+    needs_its_layout = ("the optimizer is cut into one piece for each rank", ", or use its own checkpoints")
 
 
 def test_what_nobody_can_put_together_is_refused(tmp_path: Path) -> None:
+    fix = "submit a new job that trains on 2 ranks as before (srobust run --nodes 2), or "
     models = [{"model": Model(scale)} for scale in (1.0, 2.0)]
-    assert "'weight' of entry 'model' is another one on each rank" in refused(models, tmp_path / "a")
+    text = refused(models, tmp_path / "a")
+    assert text.startswith("'weight' of entry 'model' differs from rank to rank")
+    assert f"; {fix}use fully_shard" in text
     averages = [{"mean": Averages(value)} for value in (1.0, 2.0)]
-    assert "other floating-point tensors" in refused(averages, tmp_path / "b")
+    text = refused(averages, tmp_path / "b")
+    assert "different floating-point tensors on each rank" in text
+    assert f"; {fix}let state_dict() return" in text
     fixed = [{"engine": OfItsLayout(1.0)} for _ in range(2)]
-    assert "cut into one piece a rank" in refused(fixed, tmp_path / "c")
+    text = refused(fixed, tmp_path / "c")
+    assert f"cut into one piece for each rank; {fix}use its own checkpoints" in text
+
+
+def test_the_number_of_nodes_that_fits_follows_from_the_processes_on_each(tmp_path: Path) -> None:
+    for nproc, option in ((2, "--nodes 2"), (3, "--nodes and --nproc-per-node")):
+        for rank in range(4):
+            tier = DiskTier(CheckpointStore(tmp_path / option), run_id="r", rank=rank, world_size=4)
+            tier.save(REF, capture({"engine": OfItsLayout(1.0)}, deduplicate=False))
+        new = layout(6, nproc)
+        tier = DiskTier(CheckpointStore(tmp_path / option), run_id="r", rank=0, world_size=6, layout=new)
+        with pytest.raises(CannotReshard) as error:
+            tier.load_resharded(REF, Training(entries={"engine": OfItsLayout(1.0)}), layout(4), new)
+        assert f"trains on 4 ranks as before (srobust run {option})" in str(error.value)
 
 
 class Counters(Position):
@@ -266,10 +290,10 @@ def test_an_entry_may_ask_for_the_first_ranks_state_and_another_not_be_read(tmp_
     for rank in range(2):
         state = {"counters": Counters(rank), "position": Position(rank), "other": Averages(float(rank))}
         DiskTier(CheckpointStore(tmp_path), run_id="r", rank=rank, world_size=2).save(REF, capture(state))
-    entries = {"counters": Counters(9), "position": Position(9), "other": Unread()}
-    training = Training(entries=entries)
-    apply(entries, load(tmp_path, training, 2, 2, 3))
-    assert (entries["counters"].number, entries["position"].number) == (0, 9)  # type: ignore[attr-defined]
+    counters, position = Counters(9), Position(9)
+    training = Training(entries={"counters": counters, "position": position, "other": Unread()})
+    apply(training.entries, load(tmp_path, training, 2, 2, 3))
+    assert (counters.number, position.number) == (0, 9)
 
 
 def test_what_differs_only_between_stages_of_a_pipeline_is_no_obstacle(tmp_path: Path) -> None:
@@ -278,9 +302,10 @@ def test_what_differs_only_between_stages_of_a_pipeline_is_no_obstacle(tmp_path:
         tier = DiskTier(CheckpointStore(tmp_path), run_id="r", rank=rank, world_size=4)
         tier.save(REF, capture({"model": Model(1.0 + rank // 2)}))
     tier = DiskTier(CheckpointStore(tmp_path), run_id="r", rank=5, world_size=6)
-    training = Training(entries={"model": Model(0.0)})
+    model = Model(0.0)
+    training = Training(entries={"model": model})
     apply(training.entries, tier.load_resharded(REF, training, layout(4, pp=2), layout(6, pp=2)))
-    assert torch.equal(training.entries["model"].weight, Model(2.0).weight)  # type: ignore[attr-defined]
+    assert torch.equal(model.weight, Model(2.0).weight)
 
 
 def test_a_damaged_part_is_found(tmp_path: Path) -> None:

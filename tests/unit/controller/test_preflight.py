@@ -161,6 +161,7 @@ def test_more_nodes_than_the_allocation_has(nodes: int | None, spares: int) -> N
     with pytest.raises(PreflightError) as error:
         preflight.sizes(JobConfig(nodes=nodes, spares=spares), ALLOCATION)
     check(error, ExitCode.ALLOCATION, "the allocation has 3")
+    assert f"submit with 'sbatch --nodes={(nodes or 1) + spares}'" in error.value.fix
 
 
 def test_sizes_default_to_the_allocation_less_the_spares_and_all_gpus() -> None:
@@ -181,9 +182,30 @@ def test_a_world_that_the_parallel_sizes_do_not_divide() -> None:
         preflight.sizes(config, ALLOCATION)
     check(error, ExitCode.CONFIG, "tp 4 * pp 5 = 20 does not divide the world of 24 ranks")
     assert "parallel.tp, parallel.pp" in error.value.fix
-    assert "(--nodes; 5, 10, 15 fit)" in error.value.fix
+    assert "(5, 10, 15 fit): submit with 'sbatch --nodes=5'" in error.value.fix
+    with pytest.raises(PreflightError) as error:
+        preflight.sizes(JobConfig(parallel=config.parallel, spares=1), ALLOCATION)
+    assert "submit with 'sbatch --nodes=6'" in error.value.fix, "a spare does not train"
+    with pytest.raises(PreflightError) as error:
+        preflight.sizes(JobConfig(parallel=config.parallel, nodes=3), ALLOCATION)
+    assert "submit a new job with another --nodes of 'srobust run'" in error.value.fix
     config = JobConfig(parallel=ParallelConfig(tp=4, pp=3))
     assert preflight.sizes(config, ALLOCATION) == (Sizes(slots=3, spares=0), 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "nodes"),
+    [(JobConfig(nodes=4, spares=1), 5), (JobConfig(parallel=ParallelConfig(tp=4, pp=5), spares=1), 5)],
+)
+def test_a_requeued_job_gets_other_nodes_by_slurm_since_its_script_stays(
+    config: JobConfig, nodes: int
+) -> None:
+    job = ALLOCATION.job_id
+    with pytest.raises(PreflightError) as error:
+        preflight.sizes(config, ALLOCATION, before=4, later_run=True)
+    assert f"'scontrol requeue {job}', and while it is pending" in error.value.fix
+    assert f"'scontrol update JobId={job} NumNodes={nodes}'" in error.value.fix
+    assert f"or submit a new job (of this training, or with --from {job})" in error.value.fix
 
 
 def test_a_job_directory_that_cannot_be_made(tmp_path: Path) -> None:

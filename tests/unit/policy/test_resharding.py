@@ -40,20 +40,20 @@ def test_a_requeued_run_has_as_many_slots_as_before() -> None:
     assert sizes_of(5, nodes=None, spares=1, before=4, later_run=True) == Sizes(slots=4, spares=1)
     found = sizes_of(6, nodes=None, spares=1, before=4, later_run=True)
     assert (found.slots, found.spares) == (4, 2)
-    assert "--nodes 5" in found.text
+    assert "a requeued job keeps its slots: to train on 5 nodes, submit a new job" in found.text
 
 
 def test_fewer_nodes_than_slots_are_all_slots() -> None:
     for later_run in (False, True):
         found = sizes_of(3, nodes=None, spares=1, before=4, later_run=later_run)
         assert (found.slots, found.spares) == (3, 0)
-        assert "the run before had 4" in found.text
+        assert f"the {'run' if later_run else 'job'} before had 4" in found.text
 
 
 def test_a_new_job_has_more_slots_if_it_has_the_nodes() -> None:
     found = sizes_of(6, nodes=None, spares=1, before=4, later_run=False)
     assert (found.slots, found.spares) == (5, 1)
-    assert found.text == "trains on 5 slots; the run before had 4"
+    assert found.text == "trains on 5 slots; the job before had 4"
     assert sizes_of(6, nodes=4, spares=1, before=4, later_run=False) == Sizes(slots=4, spares=1)
 
 
