@@ -22,7 +22,7 @@ from slurm_robust.config.section import (
 )
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import LEAVING_S
-from slurm_robust.model.training import MOST_LETTERS, is_name
+from slurm_robust.model.training import ASIDE, MOST_LETTERS, is_name
 
 _HIGHEST_PORT = 65535
 _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
@@ -556,7 +556,8 @@ class JobConfig(Section):
             yield Contradiction(
                 keys=("training",),
                 text=f"training is {self.training!r}, which cannot be a part of a folder's name",
-                fix=f"use up to {MOST_LETTERS} letters, digits, '-', '_' and '.', a letter or digit first",
+                fix=f"use up to {MOST_LETTERS} letters, digits, '-', '_' and '.', begin with none of '-' and "
+                f"'.', and leave out '{ASIDE}'",
             )
         for module in self.preload:
             if not all(part.isidentifier() for part in module.split(".")):

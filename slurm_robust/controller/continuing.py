@@ -167,7 +167,7 @@ def _left(training: TrainingDirectory, here: Here) -> Source | None:
     if not found:
         return None
     if same(here.storage, training.checkpoints):
-        say(f"no journal of an earlier job of training {training.name} is left, but checkpoints are")
+        say(f"no journal of an earlier job of training {training.name} is left, so all checkpoints count")
         return of_folder(here.storage)
     raise PreflightError(
         f"{here.storage} has a checkpoint of step {found[0].step} that no job of training {training.name} "
@@ -185,7 +185,7 @@ def _check_source(named: Source | None, told: Source | None, chapters: Sequence[
     own = named.event.runs[-1:] and named.event.runs[-1] in {chapter.run_id for chapter in chapters}
     if wish.fresh and own:
         raise _usage(
-            f"--fresh begins anew, and --from {wish.source} is a part of training {wish.training}",
+            f"--fresh begins anew, and --from {wish.source} belongs to training {wish.training}",
             "leave out one of them; nothing was moved",
         )
     if not wish.fresh and not own:
@@ -257,7 +257,7 @@ def _renumbered(told: Source | None, wish: Wish, here: Here) -> ev.Continued | N
         return None
     if wish.fresh:
         say(
-            f"the checkpoints of before stay in {here.storage}, and go one by one as newer ones come "
+            f"the earlier checkpoints stay in {here.storage}, and are removed one by one as newer ones come "
             "(checkpoint.keep); to keep one: srobust checkpoint export"
         )
     return ev.Continued(
@@ -295,7 +295,7 @@ def _go_on(source: Source, wish: Wish, here: Here, *, before: Source | None, cha
     if found and wish.step is None and (unknown := policy.newest_unknown(event, found)) is not None:
         say(
             f"step {unknown.step} on storage is passed over: the journal of the job that wrote it is gone; "
-            f"to take it: --from {source.store.path}"
+            f"to take it, submit a new job with --from {source.store.path}"
         )
     if found is not None and not same(source.store.path, target.path):
         copied = adopt(source.store, target, policy.counted(event, found)[: here.keep])
@@ -320,15 +320,21 @@ def _usage(text: str, fix: str) -> PreflightError:
 
 @contextmanager
 def _friendly(root: Path) -> Iterator[None]:
-    """Raise :class:`PreflightError` for what storage refuses."""
+    """Raise :class:`PreflightError` for what somebody else owns, and for what storage refuses."""
     try:
         yield
-    except OSError as error:
+    except PermissionError as error:
         raise PreflightError(
             f"an earlier job cannot be gone on from: {error}",
             fix=f"only what is yours counts: look at {root} and what you gave to --from; the owner of a "
             "checkpoint can hand it on by 'srobust checkpoint export'",
             code=ExitCode.NO_INPUT,
+        ) from error
+    except OSError as error:
+        raise PreflightError(
+            f"storage refuses to read or write in {root}, or in what --from names: {error}",
+            fix="submit or requeue the job again when storage works; nothing was overwritten",
+            code=ExitCode.JOB_DIR,
         ) from error
 
 
@@ -342,6 +348,7 @@ def check_still_ours(training: TrainingDirectory, run_id: str, job: str) -> None
         what = f"{'gone on with' if is_in else 'begun anew'} training {training.name}"
         raise PreflightError(
             f"job {chapters[-1].job} has {what} since job {job} ended",
-            fix=f"end this job (scancel {job}); a new one goes on from the newest checkpoint",
+            fix=f"nothing is to be done about job {job}, which ends now; to go on with training "
+            f"{training.name} after job {chapters[-1].job}, submit a new job",
             code=ExitCode.OTHER_CONTROLLER,
         )

@@ -13,7 +13,8 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold, minute, read
 from slurm_robust.model.training import Chapter
-from slurm_robust.policy.holding import COMPLETING_S, SILENT_S, Hold, end_of, judge, judge_elsewhere
+from slurm_robust.policy.holding import ALIVE_S, COMPLETING_S, SILENT_S, Hold, end_of, judge, judge_elsewhere
+from slurm_robust.report.slurmview import completing_advice
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.records import Job
@@ -102,12 +103,20 @@ def _refusal(chapter: Chapter, job: Job | None, asked: Asked, answer: str) -> Pr
         )
     if job is None:
         return PreflightError(
-            f"{asked.what} is held by {who} of cluster {chapter.cluster}, which wrote to its journal a "
-            "moment ago",
-            fix=f"wait for its end, or end it there: scancel {chapter.job}",
+            f"{asked.what} is held by {who} of cluster {chapter.cluster}, which cannot be asked from here; "
+            f"it wrote to its journal within the last {ALIVE_S / 60:.0f} minutes",
+            fix=f"wait for its end, or end it there: scancel {chapter.job}; then submit again",
             code=ExitCode.OTHER_CONTROLLER,
         )
     states = "+".join(sorted(job.states))
+    if job.is_completing and not job.is_pending:  # somebody has cancelled it, or it has ended
+        advice = completing_advice(asked.slurm, job)
+        return PreflightError(
+            f"{asked.what} is held by {who}, {states}: Slurm is still ending it",
+            fix=f"submit again with 'sbatch --dependency=afterany:{chapter.job} …', which waits for its end"
+            + (f"; job {chapter.job} {advice}" if advice else ""),
+            code=ExitCode.OTHER_CONTROLLER,
+        )
     since = f" since {minute(job.start_time)}" if job.start_time and job.is_running else ""
     node = job.batch_host or chapter.node
     where = f" on node {node}" if node and not job.is_pending else ""

@@ -65,7 +65,7 @@ def run(
     state = journal.fold(events)
     over = preflight.check_history(state, events, command)
     if over is not None and state.ended is not None:
-        say(f"this run is over since {directory.journal} says so: {state.ended.reason}")
+        say(f"this run is over, as {directory.journal} says: {state.ended.reason}")
         return over
     preflight.open_directory(directory)
     preflight.check_place(directory, os.environ, later_run=True)  # what was made since, perhaps by others

@@ -40,6 +40,8 @@ class Beginning(Record):
     may: May
     reasons: tuple[str, ...] = ()
     """Why each checkpoint cannot be restored, the newest first."""
+    mend: str = ""
+    """What makes one usable for this run, as an order; "" where nothing does."""
     fix: str = ""
 
     @property
@@ -48,10 +50,22 @@ class Beginning(Record):
         return ExitCode.CONFIG if self.may is May.REFUSE else ExitCode.CHECKPOINTS
 
     @property
+    def why(self) -> str:
+        """In a line: why nothing can be restored."""
+        return f"no checkpoint can be restored: {'; '.join(self.reasons) or 'none was ever taken'}"
+
+    @property
     def text(self) -> str:
-        """In a line: why nothing can be restored, and what to do."""
-        reasons = "; ".join(self.reasons) or "none was ever taken"
-        return f"no checkpoint can be restored: {reasons}" + (f"; fix: {self.fix}" if self.fix else "")
+        """In a line: why nothing can be restored, and what to do when the run has ended."""
+        return self.why + (f"; fix: {self.fix}" if self.fix else "")
+
+    @property
+    def waits(self) -> str:
+        """The same for a run that waits."""
+        return (
+            f"{self.why}; {self.mend}: this run waits, asks storage every {RELIST_S:.0f} s, and then goes on "
+            "by itself"
+        )
 
 
 def beginning(
@@ -86,7 +100,7 @@ def beginning(
                 fix = fix or f"{how}; {ANEW}"
                 reasons.append(f"{ref} is {there}, but {why}")
             elif ref in usable:
-                reasons.append(f"{ref} is on storage and was found unusable")
+                reasons.append(f"{ref} is on storage, but cannot be used")
             else:
                 reasons.append(f"{ref}, of other ranks, is {there} and could not be put on storage")
         elif ref == stored:
@@ -99,5 +113,12 @@ def beginning(
         return Beginning(may=May.REFUSE, reasons=tuple(reasons), fix=fix)
     if stored is None and not usable and not held:
         return Beginning(may=May.BEGIN, reasons=tuple(reasons))
-    fix = f"bring the folder back, or name it (checkpoint.directory), and requeue or submit the job; {ANEW}"
-    return Beginning(may=May.UNUSABLE, reasons=tuple(reasons), fix=fix)
+    if stored is not None and stored not in usable:
+        mend = f"bring the folder back{where}"
+        fix = f"{mend}, or name another one in the configuration (checkpoint.directory)"
+    elif usable:
+        mend = fix = "'srobust checkpoint verify JOB' says what is damaged; bring that back"
+    else:
+        mend = fix = "make storage writable"
+    fix = f"{fix}; then requeue the job, or submit it again; {ANEW}"
+    return Beginning(may=May.UNUSABLE, reasons=tuple(reasons), mend=mend, fix=fix)

@@ -148,19 +148,26 @@ def first_lines(
     whose = f"goes on with training {event.training}" if event.training else "goes on"
     after = f"{whose} after {job(event.from_job)}{chapter}"
     if stored is None:
-        yield f"{after}; storage does not list its checkpoints now"
+        yield f"{after}; storage does not list its checkpoints now, and is asked again before training starts"
         return
     found = counted(event, stored)
     if not found:
-        yield f"{after}, but storage has no checkpoint that counts"
+        had = event.stored
+        if had is not None and had.step > event.good_steps.get(had.generation, had.step):
+            had = None  # it holds numbers that are not finite
+        then = f"no training starts unless step {had.step} comes back" if had else "training starts at step 0"
+        yield f"{after}, but storage has no checkpoint that counts: {then}"
         return
     ref, why = found[0], f"; {event.reason}" if event.reason else ""
     yield f"{whose} from step {ref.step} of {writer(ref)}{chapter}{why}"
     if ref in event.banned:
         reason = reasons.get(ref, "training did not get on from it")
         older = next((each.step for each in found if each not in event.banned), None)
-        option = f"; an older one: --step {older}" if older is not None else ""
+        option = f"; to take an older one, submit a new job with --step {older}" if older is not None else ""
         yield f"{job(event.from_job)} had passed over step {ref.step} ({reason}); it is tried again{option}"
     if event.best_step > ref.step:
         more = f" to {event.best_step}" if event.best_step > ref.step + 1 else ""
-        yield f"step{'s' if more else ''} {ref.step + 1}{more} had been done, but did not get onto storage"
+        yield (
+            f"step{'s' if more else ''} {ref.step + 1}{more} had been done, but did not get onto storage: "
+            f"{'they are' if more else 'it is'} done again"
+        )

@@ -116,9 +116,8 @@ class Gathering:
             return ToEnding(code=found.code, reason=found.text, final=False)
         if not self._is_waiting_said:
             self._is_waiting_said = True
-            text = f"{found.text}; waiting for it, and asking storage every {RELIST_S:.0f} s"
-            core.note(text, "", now)
-            core.emit(Say(text=text))
+            core.note(found.waits, "", now)
+            core.emit(Say(text=found.waits))
         if core.checkpoints.is_older(RELIST_S, now):
             self._since = now.mono
             core.checkpoints.ask_storage(now)

@@ -326,7 +326,7 @@ def test_a_state_with_which_training_ends_at_once_twice_is_left_for_an_older_one
     (banned,) = job.events(ev.CheckpointBanned)
     assert banned.checkpoint == CheckpointId(generation=1, step=4)
     assert where(job)[0] == 3
-    (line,) = [line for line in job.said if "passed over" in line]
+    (line,) = [line for line in job.said if "to take it again" in line]
     assert line == (
         "step 4 of generation 1 is passed over in this job: training failed with it twice before a new "
         "step was done; to take it again, submit a new job with: srobust run --from 7 --step 4"
@@ -736,7 +736,8 @@ def test_a_run_does_not_begin_anew_where_storage_has_lost_what_it_had() -> None:
     job = lost_by_storage(JobConfig())
     job.until(lambda: job.code is not None)
     assert job.code == ExitCode.CHECKPOINTS
-    assert not fold(tuple(job.journal)).ended.final, "a run after the folder has come back goes on"  # type: ignore[union-attr]
+    (ended,) = job.events(ev.RunEnded)
+    assert not ended.final, "a run after the folder has come back goes on"
     assert any("gen-0001/step-00000004 was on storage and is not there any more" in t for t in job.said)
     assert len(job.events(ev.GenerationLaunched)) == 1, "the one of the run before"
 
@@ -745,7 +746,8 @@ def test_a_run_may_wait_for_storage_to_find_again_what_it_had() -> None:
     job = lost_by_storage(JobConfig(checkpoint=CheckpointConfig(if_unusable="wait")))
     job.pass_time(100)
     assert job.stage == "Gathering"
-    assert any("waiting for it, and asking storage every 30 s" in text for text in job.said)
+    assert any("this run waits, asks storage every 30 s, and then goes on" in text for text in job.said)
+    assert not any("requeue" in text for text in job.said), "it needs none"
     job.checkpoints[1] = 4
     job.until(lambda: job.stage == "Running")
     assert where(job) == (4, {"storage": 2})

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
@@ -198,7 +199,8 @@ def test_a_checkpoint_that_the_earlier_job_had_given_up_is_tried_again(
     start(GPT, jobs.here(8, "gpt"))
     said = capfd.readouterr().out
     assert "from step 40 of job 7" in said
-    assert "job 7 had passed over step 40 (it failed); it is tried again; an older one: --step 30" in said
+    assert "job 7 had passed over step 40 (it failed); it is tried again; to take an older one," in said
+    assert "submit a new job with --step 30" in said
 
 
 # -- who has it ------------------------------------------------------------------------------------
@@ -236,8 +238,14 @@ def test_a_job_that_slurm_is_ending_is_waited_for(jobs: Jobs, capfd: pytest.Capt
 def test_a_job_that_slurm_does_not_end_is_refused_after_two_minutes(jobs: Jobs) -> None:
     jobs.job(7, *ran(1, 40), training="gpt")
     jobs.slurm.put(7, "COMPLETING")
-    refused(GPT, jobs.here(8, "gpt"), ExitCode.OTHER_CONTROLLER, "COMPLETING")
+    jobs.slurm.known[7] = structs.replace(jobs.slurm.known[7], nodes=("n3",))
+    jobs.slurm.cluster.set_node("n3", states=frozenset({"ALLOCATED", "NOT_RESPONDING"}))
+    words = ("COMPLETING", "afterany:7", "job 7 waits for Slurm to give up node n3 (SlurmdTimeout=300 s)")
+    refused(GPT, jobs.here(8, "gpt"), ExitCode.OTHER_CONTROLLER, *words)
     assert 120 <= jobs.time.t < 125
+    with pytest.raises(PreflightError) as error:
+        start(GPT, jobs.here(8, "gpt"))
+    assert "scancel" not in error.value.fix, "somebody has done that already"
 
 
 def test_a_cancelled_job_on_a_dead_node_is_not_waited_for_longer(jobs: Jobs) -> None:
@@ -286,8 +294,9 @@ def test_a_requeued_job_whose_training_went_on_without_it_is_refused(jobs: Jobs)
     check_still_ours(training, "7-x", "7")
     jobs.job(8, *ran(2, 50), training="gpt")
     check_still_ours(training, "8-x", "8")
-    with pytest.raises(PreflightError, match="job 8 has gone on with training gpt since job 7 ended"):
+    with pytest.raises(PreflightError, match="job 8 has gone on with training gpt since job 7 ended") as late:
         check_still_ours(training, "7-x", "7")
+    assert "nothing is to be done about job 7, which ends now" in late.value.fix
     start(Wish(training="gpt", fresh=True), jobs.here(9, "gpt"))
     with pytest.raises(PreflightError, match="job 9 has begun anew training gpt since job 8 ended"):
         check_still_ours(training, "8-x", "8")
@@ -339,8 +348,8 @@ def test_fresh_in_a_folder_of_checkpoints_that_stay_has_generations_of_its_own(j
         (Wish(training="gpt", step=3, fresh=True), "nothing was moved"),
         (Wish(fresh=True), "this job has none"),
         (Wish(step=3), "add --training NAME"),
-        (Wish(training="gpt", source="7", fresh=True), "is a part of training gpt"),
-        (Wish(training="gpt", source="gpt", fresh=True), "is a part of training gpt"),
+        (Wish(training="gpt", source="7", fresh=True), "belongs to training gpt"),
+        (Wish(training="gpt", source="gpt", fresh=True), "belongs to training gpt"),
         (Wish(training="gpt", source="5"), "is no job of training gpt"),
     ],
 )
@@ -451,6 +460,13 @@ def test_the_folder_of_another_user_is_refused(jobs: Jobs, tmp_path: Path) -> No
     for path in (old.path, *old.path.rglob("*")):
         os.chown(path, 65534, 65534)
     refused(Wish(source="7"), jobs.here(8), ExitCode.NO_INPUT, "belongs to", "export")
+
+
+def test_storage_that_fails_is_not_told_as_somebody_elses(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
+    (tmp_path / "file").touch()
+    here = jobs.here(8, storage=tmp_path / "file" / "checkpoints")
+    refused(Wish(source="7"), here, ExitCode.JOB_DIR, "Not a directory", "when storage works")
 
 
 # -- without a name --------------------------------------------------------------------------------

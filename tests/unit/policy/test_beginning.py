@@ -48,8 +48,29 @@ def test_storage_that_lost_what_it_had_ends_the_run() -> None:
         one = found(sealed, stored=ref(24))
         assert (one.may, one.code) == (May.UNUSABLE, ExitCode.CHECKPOINTS)
         assert "gen-0001/step-00000024 was on storage (/shared/c) and is not there any more" in one.reasons
+        assert one.fix.startswith("bring the folder back (/shared/c), or name another one")
+        assert "then requeue the job, or submit it again" in one.fix
         assert "--fresh" in one.fix
         assert "no checkpoint can be restored: gen-0001" in one.text
+
+
+def test_a_run_that_waits_goes_on_by_itself() -> None:
+    one = found({1: 24}, stored=ref(24))
+    assert one.waits.startswith(one.why)
+    assert one.waits.endswith(
+        "; bring the folder back (/shared/c): this run waits, asks storage every 30 s, and then goes on by "
+        "itself"
+    )
+
+
+def test_what_is_there_is_not_to_be_brought_back() -> None:
+    on_storage = found({1: 24}, stored=ref(24), listed=(ref(24),))
+    assert on_storage.reasons == ("gen-0001/step-00000024 is on storage, but cannot be used",)
+    assert "the folder" not in on_storage.fix
+    assert "srobust checkpoint verify" in on_storage.fix
+    in_memory = beginning({1: 24}, None, (), {}, layout(4), place="", in_memory=(ref(24),))
+    assert in_memory.may is May.UNUSABLE
+    assert in_memory.fix.startswith("make storage writable; then requeue")
 
 
 def test_sizes_that_do_not_fit_are_named() -> None:

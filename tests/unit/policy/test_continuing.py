@@ -96,7 +96,7 @@ def test_it_names_the_job_that_wrote_the_step() -> None:
     lost = list(first_lines(event, STORED[:3], {}, {8: "38_1"}))
     assert lost == [
         "goes on with training gpt from step 50 of job 38_1 (chapter 4)",
-        "steps 51 to 80 had been done, but did not get onto storage",
+        "steps 51 to 80 had been done, but did not get onto storage: they are done again",
     ]
     by_hand = structs.replace(event, training="", chapter=0, reason="chosen by --step 50")
     assert (
@@ -109,17 +109,21 @@ def test_what_the_earlier_job_had_given_up_is_tried_again_and_said() -> None:
     lines = list(first_lines(event, STORED, {ref(2, 60): "training failed with it"}, {}))
     assert lines == [
         "goes on with training gpt from step 60 of job 1 (chapter 2)",
-        "job 1 had passed over step 60 (training failed with it); it is tried again; an older one: --step 50",
+        "job 1 had passed over step 60 (training failed with it); it is tried again; to take an older one, "
+        "submit a new job with --step 50",
     ]
     assert "--step" not in list(first_lines(event, [ref(2, 60)], {}, {}))[1]
 
 
 def test_it_says_that_storage_has_nothing_or_does_not_answer() -> None:
     whose = "goes on with training gpt after job 1 (chapter 2)"
-    assert list(first_lines(continued(), [], {}, {})) == [
-        f"{whose}, but storage has no checkpoint that counts"
-    ]
-    silent = f"{whose}; storage does not list its checkpoints now"
+    nothing = f"{whose}, but storage has no checkpoint that counts"
+    assert list(first_lines(continued(), [], {}, {})) == [f"{nothing}: training starts at step 0"]
+    had = continued(stored=ref(1, 50))
+    assert list(first_lines(had, [], {}, {})) == [f"{nothing}: no training starts unless step 50 comes back"]
+    spoiled = continued(stored=ref(3, 99), unsealed=(3,), good_steps={3: 90})
+    assert list(first_lines(spoiled, [], {}, {})) == [f"{nothing}: training starts at step 0"]
+    silent = f"{whose}; storage does not list its checkpoints now, and is asked again before training starts"
     assert list(first_lines(continued(), None, {}, {})) == [silent]
 
 
