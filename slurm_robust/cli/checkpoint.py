@@ -35,7 +35,7 @@ def register(commands: Commands) -> None:
     remove.add_argument("--force", action="store_true", help="also what a job needs to go on")
     _add_consent(remove)
 
-    text = "remove all checkpoints from storage but the newest, and incomplete ones that nobody completes"
+    text = "remove all checkpoints from storage but the newest, and incomplete ones that no job will complete"
     prune = add_command(parts, "prune", _prune, text, of_job=True, json=True)
     prune.add_argument(
         "--keep",

@@ -315,14 +315,14 @@ def _incidents_of_all(args: argparse.Namespace) -> int:
 
 def which_incident(job: str, number: str) -> tuple[str, int]:
     """The job and the number in ``JOB N``, ``JOB/N`` or ``NAME JOB/N``. Raises UsageError."""
-    if not number and not Path(job).exists():
+    if not number and "/" in job and not Path(job).exists():
         job, _, number = job.rpartition("/")
     elif "/" in number:
         job, _, number = number.rpartition("/")
     if not number:
         raise UsageError(
-            "the following arguments are required: N",
-            fix="write srobust incident JOB N, as 'srobust incidents' has it",
+            f"which incident of {job}? N, its number, is missing",
+            fix=f"'srobust incidents {job}' lists them; then 'srobust incident {job} N' shows one",
         )
     try:
         return job, whole_number(1)(number)

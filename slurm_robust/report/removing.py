@@ -48,8 +48,12 @@ class Needed(SrobustError):
     exit_code = ExitCode.REFUSED
 
 
+DECLINED = 1
+"""The exit code where a person answers no."""
+
+
 class NotSure(SrobustError):
-    """Nobody has said yes."""
+    """Nobody can be asked, or what was asked for is not so any more."""
 
     exit_code = ExitCode.USAGE
 
@@ -126,11 +130,13 @@ def _main(name: str, plan: Plan, asked: Asked, job_dir: str | None) -> int:
         shelf = shelf_of(name, job_dir, slurm)
         refs = plan(shelf)
         if refs and not asked.dry_run and not asked.yes:
-            _ask(shelf, refs)
+            if not _may(shelf, refs):
+                print("nothing was removed", file=sys.stderr)
+                return DECLINED
             shelf = shelf_of(name, job_dir, slurm)  # the question may have stood there for long
             if (now := plan(shelf)) != refs:
                 raise NotSure(
-                    f"the checkpoints of {shelf.whose} have changed since: it would be {_steps(now)} now",
+                    f"the checkpoints of {shelf.whose} have changed since: now {_steps(now)} would go",
                     fix="look again ('srobust checkpoint ls'); nothing was removed",
                 )
         done = remove(shelf, refs, dry_run=asked.dry_run)
@@ -322,8 +328,8 @@ def _needed(shelf: Shelf, refused: dict[CheckpointId, str], *, force: bool) -> N
     return Needed(f"nothing was removed: {shelf.whose} needs what was named: {why}", fix=fix)
 
 
-def _ask(shelf: Shelf, refs: Collection[CheckpointId]) -> None:
-    """Have a person say yes. Raises :class:`NotSure`."""
+def _may(shelf: Shelf, refs: Collection[CheckpointId]) -> bool:
+    """Whether a person says yes. Raises :class:`NotSure` where nobody can be asked."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise NotSure(
             f"{_steps(refs)} of {shelf.whose} would be removed, and nobody can be asked here",
@@ -335,8 +341,7 @@ def _ask(shelf: Shelf, refs: Collection[CheckpointId]) -> None:
             print(f"step {ref.step}: {why[ref]}", file=sys.stderr)
     size = size_text(sum(disk_use(shelf.store.folder(ref)) for ref in refs))
     print(f"remove {_steps(refs)} of {shelf.whose} ({size})? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise NotSure("nothing was removed", fix="answer y, or add --yes")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _steps(refs: Collection[CheckpointId]) -> str:

@@ -127,7 +127,7 @@ def _way(job: Job, found: Places, need: Need, weakest: Sequence[str], *, is_know
     does = ", ".join(dict.fromkeys(changes.values()))
     refused = "no nodes fit what it asks for (BadConstraints), and a release does not help; "
     prefix = refused if job.reason == "BadConstraints" else ""
-    return _update(job, changes), f"{prefix}what starts it now {does}"
+    return _update(job, changes), f"{prefix}to start it now ({does})"
 
 
 def _update(job: Job, changes: dict[str, str]) -> str:

@@ -97,8 +97,9 @@ def test_pruning(store: CheckpointStore, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_last_one_of_a_training_that_ended_well_stays(store: CheckpointStore) -> None:
     journal = store.path.parent.parent / "9" / "journal.jsonl"
-    events = job(9, 400, 2, range(50, 80))
-    events[-1] = replace(events[-1], code=0, reason="every rank ended with code 0")  # type: ignore[call-arg]
+    *events, ended = job(9, 400, 2, range(50, 80))
+    assert isinstance(ended, ev.RunEnded)
+    events.append(replace(ended, code=0, reason="every rank ended with code 0"))
     write(journal.parent, events)
     assert run("rm", "gpt", "10", "49", "60", "--yes") == 0
     assert run("rm", "gpt", "79", "--yes") == ExitCode.REFUSED
@@ -241,15 +242,21 @@ def test_on_a_terminal_it_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(answer))
-    assert (run("rm", "gpt", "10") == 0) == (left == 3)
-    assert "remove step 10 of training gpt (" in capsys.readouterr().err
+    assert run("rm", "gpt", "10") == (0 if left == 3 else 1)
+    asked = capsys.readouterr().err
+    assert "remove step 10 of training gpt (" in asked
+    assert asked.endswith("? [y/N] " if left == 3 else "? [y/N] nothing was removed\n"), "no is no error"
     assert len(store.complete()) == left
 
 
 def test_what_changes_while_the_question_stands_there_is_not_removed(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(removing, "_ask", lambda *_: publish_all(store, ref(1, 45)))
+    def yes_but_late(*_: object) -> bool:
+        publish_all(store, ref(1, 45))
+        return True
+
+    monkeypatch.setattr(removing, "_may", yes_but_late)
     assert run("prune", "gpt") == ExitCode.USAGE
     assert "have changed since" in capsys.readouterr().err
     assert len(store.complete()) == 5

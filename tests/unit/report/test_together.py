@@ -160,7 +160,11 @@ def test_the_commands_take_the_name(root: Path, capsys: pytest.CaptureFixture[st
     assert "'srobust incident 9/1'" in text
     for words in (["9/1"], ["9", "1"], ["gpt", "7/1"], ["gpt", "1"]):
         assert "Incident 1 of job" in printed(capsys, "incident", *words)
-    assert main(["incident", "gpt"]) == ExitCode.USAGE
+    for name in ("gpt", "9"):
+        assert main(["incident", name]) == ExitCode.USAGE
+        text = capsys.readouterr().err
+        assert f"which incident of {name}?" in text
+        assert f"'srobust incidents {name}' lists them" in text
     assert "Job 9" not in printed(capsys, "report", "gpt", "--html", "-")
     assert json.loads(printed(capsys, "report", "gpt", "--json"))["training"] == "gpt"
     assert json.loads(printed(capsys, "status", "gpt", "--json"))["job_id"] == 9

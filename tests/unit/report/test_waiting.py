@@ -49,7 +49,7 @@ def test_a_job_that_waits_for_a_spare_beside_enough_nodes() -> None:
     waits = found(job, n2=DEAD)
     assert waits.describe(1480.0) == "for 8 min: 4 nodes free (n[1,3-4,6]), n2 dead, n5 left out"
     assert waits.command == UPDATE + "NumNodes=4-5 NumTasks=5 NumCPUs=5"
-    assert waits.advice == f"what starts it now asks for 4-5 nodes: {waits.command}"
+    assert waits.advice == f"to start it now (asks for 4-5 nodes): {waits.command}"
     assert (waits.least, waits.most, waits.since) == (4, 5, 1000.0)
 
 
