@@ -57,7 +57,7 @@ class SharedTier(Protocol):
     """The checkpoints of one job on storage that all nodes reach. Imports no torch."""
 
     def complete(self, world_size: int | None = None) -> list[CheckpointId]:
-        """Those of which all parts are there, newest first; with ``world_size`` those of so many ranks.
+        """The complete checkpoints, newest first; with ``world_size`` only those that so many ranks wrote.
 
         Raises ``OSError``.
         """

@@ -229,7 +229,7 @@ class Checkpoints:
         )
 
     def beginning(self, now: Now) -> Beginning | None:
-        """Whether the next generation may begin at step 0; None where it need not."""
+        """Whether the next generation may begin at step 0; None if it can restore a checkpoint."""
         if self.choose(now) is not None:
             return None
         state = self._context.state
@@ -487,7 +487,7 @@ class Checkpoints:
             return
         if self.choose(now, also_banned=restored) is not None:
             self._context.record(ev.CheckpointBanned(t=now.wall, checkpoint=restored, reason=reason))
-            self._context.emit(Say(text=f"checkpoint {restored} is not used again in this job: {reason}"))
+            self._context.emit(Say(text=f"checkpoint {restored} is passed over in this job: {reason}"))
 
     def passed_over(self, chosen: CheckpointId | None) -> tuple[str, ...]:
         """What is newer than ``chosen`` and counts but for a ban, a line for each, newest first."""

@@ -1,9 +1,10 @@
-"""What the journal says of the end of a run, and how that binds whoever comes later. Pure.
+"""What the journal says about the end of a run, and for whom that holds. Pure.
 
-An order to end, and the decision how a run ends, are in the journal before anything is done about them. So
-a controller, a supervisor or a takeover that comes later goes on with that end and with nothing else. An end
-for good (0, 93, an exit code of the training's own) binds each later run of the job; any other end binds the
-same start of ``srobust run`` only, since Slurm may start the job again, and its owner may in ``salloc``.
+An order to end, and the decision how a run ends, are written to the journal before anything is done about
+them. So a controller, supervisor or takeover that starts later carries out that end, and does nothing else.
+An end for good (0, 93, an exit code of the training's own) holds for all later runs of the job. Any other end
+holds for the same start of ``srobust run`` only: Slurm may start the job again, and in ``salloc`` its owner
+may do so.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Here(NamedTuple):
 
     directory: JobDirectory
     chapter: Chapter
-    """It, as it would be written down."""
+    """What its training would note about it."""
     storage: Path
     """Where its checkpoints will be."""
     kind: CommandKind
@@ -43,7 +43,10 @@ class Here(NamedTuple):
     """Checkpoints that are kept."""
     asked: Asked
     fits: Callable[[int], object] = lambda _: None
-    """Raises :class:`PreflightError` where the nodes are too few after a job of so many slots (0: any)."""
+    """Called with the slots of the job that is gone on from, 0 without one.
+
+    Raises :class:`PreflightError` if this job has too few nodes for them.
+    """
 
     @property
     def root(self) -> Path:

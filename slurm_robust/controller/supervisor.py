@@ -383,7 +383,7 @@ class Supervisor:
         pause_s = self._pause()
         soon = f" in {pause_s:.0f} s" if pause_s >= 1 else ""
         is_over = self._others is not None and self._others.code() is not None
-        meanwhile = "the run has ended, and it ends the agents" if is_over else "training goes on"
+        meanwhile = "the run has ended: the next one only ends the agents" if is_over else "training goes on"
         say(f"the controller {how}; starting the next one{soon} ({meanwhile})")
         self._rest(pause_s)
         return None

@@ -65,8 +65,9 @@ class ExitCode(IntEnum):
     """
 
     OTHER_CONTROLLER = 76
-    """Another live controller holds the job, or another job holds the [training](trainings.md). The message
-    names it, and says since when.
+    """Another controller of this job is alive, or another job that has not ended for good has the
+    [training](trainings.md) or is what ``--from`` names. Also if a job was requeued after another one had
+    taken its training. The message names the other job, and says what to do.
     """
 
     REFUSED = 77

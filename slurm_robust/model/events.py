@@ -81,7 +81,7 @@ class Continued(Event):
     layouts: dict[int, str] = {}
     """Identity of each generation's parallel layout."""
     banned: tuple[CheckpointId, ...] = ()
-    """Checkpoints that the earlier job did not restore again; this one may."""
+    """Checkpoints that the earlier job passed over; this one may restore them."""
     writers: dict[int, int] = {}
     """For each generation the job that ran it."""
     best_step: int = -1
@@ -276,7 +276,7 @@ class GenerationSealed(Event):
 
 
 class CheckpointBanned(Event):
-    """``checkpoint`` is not restored again by itself: training did not get on from it."""
+    """``checkpoint`` is passed over in this job: training did not get on from it."""
 
     checkpoint: CheckpointId
     reason: str

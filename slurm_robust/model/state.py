@@ -147,7 +147,7 @@ class JobState(Record, dict=True):
     layouts: dict[int, str] = {}
     """Identity of each generation's parallel layout."""
     banned: dict[CheckpointId, str] = {}
-    """Checkpoints not to be restored again in this job, with the reason."""
+    """Checkpoints that are passed over in this job, with the reason."""
     restored: CheckpointId | None = None
     """The checkpoint that the generation began with, None for a fresh start."""
     restored_tiers: dict[str, int] = {}

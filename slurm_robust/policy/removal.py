@@ -14,7 +14,7 @@ class Stock(Record):
     complete: tuple[CheckpointId, ...]
     incomplete: tuple[CheckpointId, ...] = ()
     sealed: Mapping[int, int] = {}
-    """For each ended generation the newest step that counts; one that is not in there may count."""
+    """The newest step that counts of each generation that has ended; of one that is not in here all may."""
     banned: Collection[CheckpointId] = ()
     latest: CheckpointId | None = None
     """What the pointer on storage names."""
@@ -100,7 +100,7 @@ def removal(stock: Stock, wanted: Collection[CheckpointId], *, force: bool) -> R
 def prunable(stock: Stock, keep: int) -> tuple[CheckpointId, ...]:
     """What goes if the newest ``keep`` stay, oldest first, with incomplete ones that nobody will complete.
 
-    Those that were rejected do not count among the ``keep``, and stay as long as they are newer than these.
+    Those that are passed over do not count among the ``keep``, and stay while they are newer than these.
     """
     kept = needed(stock, keep)
     usable = stock.usable[:keep]

@@ -433,5 +433,5 @@ def _notes(events: Sequence[ev.AnyEvent]) -> dict[CheckpointId, list[str]]:
             where = f" from {tiers}" if event.tiers else ""
             found[event.restore].append(f"restored for generation {event.generation}{where}")
         elif isinstance(event, ev.CheckpointBanned):
-            found[event.checkpoint].append(f"not restored again: {event.reason}")
+            found[event.checkpoint].append(f"passed over: {event.reason}")
     return found

@@ -90,7 +90,7 @@ def root_of(root: str | None) -> Path:
 
 
 def _by_name(name: str, root: str | None) -> JobDirectory | TrainingDirectory:
-    """What is no number: a folder, or a training."""
+    """The training or the folder that has a name which is no job id."""
     path = Path(name)
     if _LOOKS_LIKE_ID.fullmatch(name) and not path.exists():
         raise _no_such_id(name)

@@ -317,7 +317,7 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
         case ev.NodeGivenBack():
             yield "given back", f"{event.node}: {event.how}"
         case ev.CheckpointBanned():
-            yield "banned", f"checkpoint {event.checkpoint} is not used again: {event.reason}"
+            yield "passed over", f"checkpoint {event.checkpoint}, in this job: {event.reason}"
         case ev.StorageWritten():
             yield "stored", f"the checkpoint of step {event.step} is on storage"
         case ev.SavingStarted():

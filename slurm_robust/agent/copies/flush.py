@@ -119,8 +119,8 @@ Fork = Callable[[], socket.socket | None]
 class StorageWriter:
     """The process, started when it is first needed and again after it has died. One thread at a time.
 
-    A fork of the zygote has torch at once. Where there is none, or it is of no use, an interpreter of its own
-    takes seconds to import it.
+    It is forked from the zygote, which has imported torch. If that cannot be done, a new Python interpreter
+    is started, which takes seconds to import it.
     """
 
     def __init__(self, command: tuple[str, ...] = WRITER) -> None:

@@ -87,7 +87,10 @@ class Stopping:
         return self._follow(core, now)
 
     def _name_where_it_began(self, core: Core, now: Now) -> None:
-        """Of numbers that are not finite: the last records of all ranks say it, whichever was heard first."""
+        """After a loss or gradient norm that is not finite: name the rank that had the first one.
+
+        The last records of all ranks say which, whatever rank was heard first.
+        """
         fault = self._fault
         if fault is None or fault.symptom is not Symptom.NON_FINITE:
             return
@@ -96,7 +99,7 @@ class Stopping:
             self._reason = detail if self._reason == fault.detail else self._reason
 
     def _take_late_exits(self, core: Core, now: Now) -> None:
-        """Add those from before the orders of which is heard only now; one of them may explain the others."""
+        """Add exits from before the orders that are reported only now; one of them may explain the others."""
         waited_s, known = now.mono - self._since, {e.exit.rank for e in self._exits}
         exits = core.exits(now) if core.state.running else ()
         # A script may answer TERM by an exit with code 0, which is no end of a training.

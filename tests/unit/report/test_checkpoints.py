@@ -212,7 +212,7 @@ def test_the_same_as_json_with_what_the_journal_knows(job: Job, capsys: pytest.C
     assert rows[20]["here"] == {"memory": [-1, 0], "peer": [1]}
     assert rows[20]["stored"]["complete"] is False
     assert rows[10]["notes"] == ["sealed", "restored for generation 2 from memory (2 parts)"]
-    assert rows[8]["notes"] == ["not restored again: NaN"]
+    assert rows[8]["notes"] == ["passed over: NaN"]
     assert rows[8]["stored"] is None
 
 
