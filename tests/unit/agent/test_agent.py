@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,10 @@ def all_stepped(heartbeat: Heartbeat, ranks: int = 2) -> bool:
     return len(heartbeat.progress) == ranks and all(p.step >= 0 for p in heartbeat.progress)
 
 
+def steps_in(generation: int, heartbeat: Heartbeat) -> bool:
+    return heartbeat.generation == generation and all_stepped(heartbeat)
+
+
 def up(job: LocalJob, controller: ScriptedController, generation: int = 1) -> list[int]:
     """Launch two sleepers on n1; their pids."""
     controller.wait_for("n1", lambda b: b.ready)
@@ -145,10 +150,7 @@ def test_a_killed_rank_of_ddp_is_seen_and_all_start_again(make_job: MakeJob) -> 
         for slot, (node, ranks) in enumerate({"n1": (0, 1), "n2": (2, 3)}.items()):
             controller.launch(node, generation, ranks, 4, slot, 2, master="n1")
         for node in ("n1", "n2"):
-            controller.wait_for(
-                node,
-                lambda b, g=generation: b.generation == g and all_stepped(b),  # type: ignore[misc]
-            )
+            controller.wait_for(node, partial(steps_in, generation))
         controller.send("n2", Inject(epoch=controller.epoch, rank=2, signal=signal.SIGKILL))
         heartbeat = controller.wait_for("n2", lambda b: any(e.rank == 2 for e in b.exits))
         (exit,) = (e for e in heartbeat.exits if e.rank == 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -309,8 +311,8 @@ UNTESTED = JobConfig(detect=DetectConfig(diagnose=False))
 SYNTAX = WorkerError(type="SyntaxError", message="invalid syntax", file="train.py", line=7)
 
 
-def trained(to: int = 4, **changes: object) -> Job:
-    job = Job(memory=True, config=UNTESTED, **changes)  # type: ignore[arg-type]
+def trained(to: int = 4, **changes: Any) -> Job:
+    job = Job(memory=True, config=UNTESTED, **changes)
     for step in range(to + 1):
         job.train_to(step)
     return job

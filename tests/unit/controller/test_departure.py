@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slurm_robust.controller.departure import Departure
@@ -17,8 +19,8 @@ from tests.unit.controller.fake_job import Job
 ORDERED = "ordered to end by SIGTERM"
 
 
-def trained(**fields: object) -> Job:
-    job = Job(memory=True, spares=(), **fields)  # type: ignore[arg-type]
+def trained(**fields: Any) -> Job:
+    job = Job(memory=True, spares=(), **fields)
     for step in range(5):
         job.train_to(step)
     return job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 from msgspec import structs
 
@@ -13,10 +14,10 @@ from slurm_robust.wire.messages import Phase
 from tests.unit.controller.fake_job import Job
 
 
-def end(job: Job, rank: int, **exit: object) -> None:
+def end(job: Job, rank: int, **exit: Any) -> None:
     """The one rank on its node ends."""
     node = job.core.state.placement.node_of(rank)
-    exits = (WorkerExit(rank=rank, **exit),)  # type: ignore[arg-type]
+    exits = (WorkerExit(rank=rank, **exit),)
     job.change(node, exits=exits, phase=Phase.ENDED)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -32,8 +33,8 @@ def ended(*failed: WorkerExit, well: tuple[int, ...] | None = None) -> list[Node
     return [NodeExit(node=f"n{exit.rank + 1}", exit=exit) for exit in exits]
 
 
-def aborted(rank: int, number: int = signal.SIGABRT, **fields: object) -> WorkerExit:
-    return WorkerExit(rank=rank, signal=number, **fields)  # type: ignore[arg-type]
+def aborted(rank: int, number: int = signal.SIGABRT, **fields: Any) -> WorkerExit:
+    return WorkerExit(rank=rank, signal=number, **fields)
 
 
 def test_all_with_code_0_is_the_end() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -171,8 +172,8 @@ def test_a_command_that_dies_of_the_end_of_the_run_is_asked_again() -> None:
     job = (DATA / "slurm_text/22.05.8/job_running.txt").read_text()
 
     class Ending(Script):
-        def __call__(self, command: Sequence[str], **more: object) -> CompletedCommand:
-            done = super().__call__(command, **more)  # type: ignore[arg-type]
+        def __call__(self, command: Sequence[str], **more: Any) -> CompletedCommand:
+            done = super().__call__(command, **more)
             is_first = self.asked.count(" ".join(command)) == 1
             return structs.replace(done, exit_code=-15, stdout="") if is_first else done
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -67,6 +68,10 @@ def test_a_beacon_of_which_one_byte_is_changed_is_none(place: int) -> None:
     beacon[place] ^= 1
     assert decode(KEY.encode(), bytes(beacon)) is None
     assert decode(b"another key", encode(KEY.encode(), "n1-100", 7)) is None
+
+
+def hears(receiver: BeaconReceiver) -> bool:
+    return "n1-100" in receiver.ages()
 
 
 def test_beacons_of_an_agent_keep_its_age_small(receiver: BeaconReceiver, port: int) -> None:
@@ -133,7 +138,7 @@ def test_a_sender_follows_the_controller_to_another_port() -> None:
         sender = stack.enter_context(closing(BeaconSender(KEY, "n1-100", INTERVAL_S)))
         for receiver, port in zip((first, second), ports, strict=True):
             sender.aim(f"tcp://127.0.0.1:{port}")
-            wait_for(lambda found=receiver: "n1-100" in found.ages())  # type: ignore[misc]
+            wait_for(partial(hears, receiver))
 
 
 def test_a_sender_without_a_controller_goes_on(receiver: BeaconReceiver, port: int) -> None:

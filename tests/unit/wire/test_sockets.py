@@ -197,7 +197,7 @@ def test_1250_agents(controller: ControllerSocket, keys: ClientKeys) -> None:
         wait_for(all_heard, 60, "not all agents came")
         assert all(controller.send(identity, Ack(epoch=1, seq=1)) for identity in heard)
         for agent in agents:
-            wait_for(lambda agent=agent: agent.recv() is not None)  # type: ignore[misc]
+            wait_for(agent.recv)
     finally:
         for agent in agents:
             agent.close()
