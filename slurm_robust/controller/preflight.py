@@ -55,7 +55,7 @@ class PreflightError(SrobustError):
 class Plan(Record):
     """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
 
-    ``cluster`` to ``gpus`` are as in :class:`~slurm_robust.model.events.RunStarted` and
+    ``cluster`` to ``required`` are as in :class:`~slurm_robust.model.events.RunStarted` and
     ``AllocationTaken``.
     """
 
@@ -78,6 +78,7 @@ class Plan(Record):
     queued_s: float | None = None
     eligible: float | None = None
     gpus: int = 0
+    required: tuple[str, ...] | None = None
     start: str = ""
     """This start of ``srobust run``; controllers of other hosts that take over serve the same one."""
     output: str = ""
@@ -338,6 +339,7 @@ def make_plan(
         queued_s=job.queued_s if job is not None else None,
         eligible=job.eligible_time if job is not None else None,
         gpus=sum(allocation.gpus_per_node.values()),
+        required=job.required_nodes if job is not None else None,
         output=_own_output(),
         start=secrets.token_hex(8),
     )

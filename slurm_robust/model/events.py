@@ -150,6 +150,8 @@ class AllocationTaken(Event):
     """When Slurm could first have started it, in seconds since 1970 by slurmctld's clock; None if unknown."""
     gpus: int = 0
     """That the job holds on all nodes together; 0 also where it is not known."""
+    required: tuple[str, ...] | None = None
+    """That the job asks for by name, ``--nodelist`` and what a requeue has added to it; None if not known."""
 
 
 class AgentJoined(Event):

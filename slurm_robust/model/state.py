@@ -173,7 +173,9 @@ class JobState(Record, dict=True):
     """All nodes without which a run of the Slurm job was to go on. The weakest come first: those of earlier
     runs, then those that suspicion alone speaks against."""
     asked_by_name: tuple[str, ...] = ()
-    """All nodes that a requeue asked for by name."""
+    """All nodes that a requeue asked for by name, beside those of the owner."""
+    owners_nodes: tuple[str, ...] = ()
+    """Those that the job's owner asks for by name (``--nodelist``)."""
     start: str = ""
     """The start of ``srobust run`` that the newest controller serves."""
     stop_ordered: ev.StopOrdered | None = None
@@ -301,6 +303,9 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         slots=event.slots,
         spares=event.spares,
         held=event.nodes,
+        owners_nodes=state.owners_nodes
+        if event.required is None
+        else tuple(node for node in event.required if node not in state.asked_by_name),
         joined={},
         aside={},
         drained={},
@@ -628,7 +633,9 @@ def _(event: ev.RequeueStarted, state: JobState) -> JobState:
         running=False,
         runs_in_vain=in_vain,
         excluded=tuple(dict.fromkeys((*earlier, *unproven, *event.exclude))),
-        asked_by_name=tuple(dict.fromkeys((*state.asked_by_name, *event.holders))),
+        asked_by_name=tuple(
+            dict.fromkeys((*state.asked_by_name, *(n for n in event.holders if n not in state.owners_nodes)))
+        ),
     )
 
 

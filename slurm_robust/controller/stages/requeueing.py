@@ -71,10 +71,12 @@ class Requeueing:
 
     def _ask(self, core: Core, now: Now) -> None:
         self._asked, self._again = now.mono, None
+        # What the owner asks for by name stays asked for, whatever else is.
+        holders = tuple(node for node in self._begin.holders if node not in core.state.owners_nodes)
         core.emit(
             BeginRequeue(
                 exclude=core.state.excluded,
-                holders=self._begin.holders,
+                holders=holders,
                 pins=core.state.asked_by_name,
                 silent=silent_nodes(core, now),
             )

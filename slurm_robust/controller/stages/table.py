@@ -114,6 +114,7 @@ def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:
             time_limit_s=plan.time_limit_s,
             queued_s=plan.queued_s,
             eligible=plan.eligible,
+            required=plan.required,
             gpus=plan.gpus,
         )
     )

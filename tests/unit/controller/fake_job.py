@@ -110,6 +110,7 @@ class Job:
         self.drained: dict[str, str] = {}  # nodes that others have drained
         self.given_up: set[str] = set()  # nodes that Slurm calls down although they live
         self.requeued: list[tuple[str, ...]] = []
+        self.begun_requeues: list[fx.BeginRequeue] = []
         self.given_back: list[str] = []
         self.slurm_returns = fx.GiveBackAnswer(said=fx.Said.DONE, detail="the epilog tests it")
         self.pruned = 0
@@ -193,6 +194,7 @@ class Job:
                         self.tell_storage(generation)
                 case fx.BeginRequeue(exclude=exclude):
                     self.requeued.append(exclude)
+                    self.begun_requeues.append(effect)
                     for answer in self.slurm_says:
                         self.act(self.core.on_requeue(answer, self.now()))
                 case fx.GiveBack(node=node):

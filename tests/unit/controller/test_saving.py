@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, JobConfig, Timings
 from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.journal import fold
 from slurm_robust.policy.checkpoints import LAST_STORE_S
 from tests.unit.controller.fake_job import Job
+from tests.unit.sample_events import run_started
 
 REFUSED = RequeueAnswer(said=Said.REFUSED, detail="Requested operation is presently disabled")
 BUG = WorkerError(type="ValueError", message="boom", file="train.py", line=12)
@@ -115,6 +118,25 @@ def test_near_the_end_of_time_storage_is_waited_for_a_while_only() -> None:
     (asked,) = job.events(ev.RequeueStarted)
     assert asked.holders == ("n1", "n2"), "they alone have step 4, so the next run is to get them"
     assert job.core.state.asked_by_name == asked.holders
+
+
+def test_nodes_that_the_owner_asks_for_by_name_stay_asked_for() -> None:
+    """They are neither added by a requeue nor, when their time is over, taken away by it or by the next."""
+    taken = ev.AllocationTaken(
+        t=0.0, restart_count=0, nodes=("n1", "n2"), slots=("n1", "n2"), spares=(), required=("n2",)
+    )
+    begun = [run_started(t=0.0), ev.ControllerStarted(t=0.0, epoch=1, host="n1", pid=1, port=1)]
+    job = Job(memory=True, reported=False, spares=(), history=(*begun, taken))
+    train(job, range(5))
+    job.writes = False
+    job.act(job.core.on_end_approaching("USR1", job.now()))
+    job.until(lambda: bool(job.requeued))
+    (asked,) = job.events(ev.RequeueStarted)
+    assert asked.holders == ("n1", "n2")
+    assert [(order.holders, order.pins) for order in job.begun_requeues] == [(("n1",), ("n1",))]
+    for required in (("n1", "n2"), None):
+        state = fold([*job.journal, structs.replace(taken, restart_count=1, required=required)])
+        assert (state.owners_nodes, state.asked_by_name) == (("n2",), ("n1",))
 
 
 def test_what_a_refused_requeue_has_written_is_not_written_again() -> None:
