@@ -23,9 +23,9 @@ from slurm_robust.controller.sources import (
     Here,
     Source,
     find_source,
-    is_mine,
     newest_that_tells,
     of_folder,
+    other_jobs,
     same,
     stored,
 )
@@ -111,7 +111,7 @@ def _take(wish: Wish, here: Here) -> Started:
             check_own_folder(training.path)
         claimed = training.claims()
         chapters = training.read()
-        others = [chapter for chapter in chapters if not is_mine(chapter, here)]
+        others = other_jobs(training, chapters, here)
         if others:
             await_free(others[-1], training.job(others[-1]), here.asked)
         told = newest_that_tells(training, others)
@@ -123,6 +123,7 @@ def _take(wish: Wish, here: Here) -> Started:
         source = named or (None if wish.fresh else told or _left(training, here))
         _check_step(source, wish)
         here.fits(source.event.slots if source is not None else 0)
+        here.take()
         number = max(len(chapters), *claimed, 0) + 1
         if not _claim(training, number, chapters, here.chapter):
             continue  # another job was faster

@@ -11,13 +11,15 @@ from slurm_robust.controller.preflight import PreflightError, check_alone
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.journal import fold, minute, read
+from slurm_robust.model.journal import another_job, minute
 from slurm_robust.model.training import Chapter
-from slurm_robust.policy.holding import ALIVE_S, COMPLETING_S, SILENT_S, Hold, end_of, judge, judge_elsewhere
+from slurm_robust.policy.holding import ALIVE_S, COMPLETING_S, SILENT_S, Hold, judge, judge_elsewhere
+from slurm_robust.report.earlier import earlier_job
 from slurm_robust.report.slurmview import completing_advice
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.records import Job
+from slurm_robust.util.alone import Alone
 
 ASK_EVERY_S = 2.0
 
@@ -53,14 +55,18 @@ def await_free(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
         return
     begun, told = asked.clock.mono(), False
     while True:
-        events = read(directory.journal)
-        ended = end_of(fold(events).ended)
+        # Its folder may be another job's by now, and its own be moved aside.
+        found = earlier_job(directory, chapter.run_id)
+        events = found.events if found is not None else []
+        ended = found.end if found is not None else None
         job, answer = None, ""
         if chapter.cluster not in ("", asked.cluster):
             newest = events[-1].t if events else chapter.t
             hold = judge_elsewhere(ended, newest, time.time())
         else:
             job, answer = _ask(asked.slurm, chapter.job_id)
+            if job is not None and another_job(events, "", job.restart_count, job.submit_time):
+                job = None  # it only has the same id
             hold = judge(chapter, ended, job, answers=not answer)
         waited_s = asked.clock.mono() - begun
         if hold is Hold.FREE or (hold is Hold.LEAVING and ended is not None and waited_s >= COMPLETING_S):
@@ -75,6 +81,17 @@ def await_free(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
                 f"{asked.what} was last held by job {chapter.job}; Slurm {why}: waiting up to {limit_s:.0f} s"
             )
         asked.clock.sleep(ASK_EVERY_S)
+
+
+def take_alone(alone: Alone, what: str) -> None:
+    """Keep every other start of ``what`` on this node out; 76 if there is one. Raises ``PreflightError``."""
+    owner = alone.take()
+    if owner is not None:
+        raise PreflightError(
+            f"{what} is held by another 'srobust run' on this node" + (f", process {owner}" if owner else ""),
+            fix="wait for its end; of a training only one job may run at a time, and one start in a job",
+            code=ExitCode.OTHER_CONTROLLER,
+        )
 
 
 def is_free(chapter: Chapter, ended: ev.RunEnded | None, slurm: SlurmClient) -> bool:

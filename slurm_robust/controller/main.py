@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 import time
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
@@ -16,9 +18,9 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import preflight, supervisor
 from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.continuing import NOTHING, Wish, check_still_ours, start
-from slurm_robust.controller.holding import Asked
+from slurm_robust.controller.holding import Asked, take_alone
 from slurm_robust.controller.output import say
-from slurm_robust.controller.preflight import job_directory, sizes
+from slurm_robust.controller.preflight import Plan, job_directory, sizes
 from slurm_robust.controller.sources import Here
 from slurm_robust.controller.takeover import watch
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
@@ -36,6 +38,7 @@ from slurm_robust.slurm.environment import allocation_from_environment, array_ta
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
+from slurm_robust.util.alone import Alone
 
 
 def run(
@@ -71,31 +74,41 @@ def run(
     preflight.check_place(directory, os.environ, later_run=True)  # what was made since, perhaps by others
     preflight.check_alone(directory)
     run_id = state.run_id or f"{allocation.job_id}-{secrets.token_hex(4)}"
-    training, continued = state.training, state.continued
-    if not events:
-        chapter = _chapter(directory, allocation, run_id, cluster, submitted)
-        here = _here(config, kind, command, directory, chapter, slurm, allocation)
-        started = start(wish, here)
-        if started.finished:
-            say(started.finished)
-            return ExitCode.SUCCESS
-        training, continued = wish.training, started.continued
-    elif training:
-        check_still_ours(TrainingDirectory.of(directory.path.parent, training), run_id, str(state.job_id))
-    before = len(state.slots) or (continued.slots if continued is not None else 0) or None
-    sized = preflight.sizes(config, allocation, before, later_run=bool(state.slots))
-    if sized[0].text:
-        say(sized[0].text)
-    plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job, sized)
-    plan = structs.replace(plan, training=training, continued=continued)
-    preflight.save_plan(directory, plan)
-    if job is not None:  # else Slurm does not answer now
-        for text in slurm_times(slurm, config, allocation):
-            say(f"warning: {text}")
+    training, continued = state.training if events else wish.training, state.continued
+    whole = TrainingDirectory.of(directory.path.parent, training)
+    what = f"training {training}" if training else f"job {allocation.job_id}"
+    with closing(Alone(os.path.realpath(whole.path if training else directory.path))) as alone:
+        take = partial(take_alone, alone, what)
+        if not events:
+            chapter = _chapter(directory, allocation, run_id, cluster, submitted)
+            here = _here(config, kind, command, directory, chapter, slurm, allocation)
+            started = start(wish, here._replace(take=take))
+            if started.finished:
+                say(started.finished)
+                return ExitCode.SUCCESS
+            continued = started.continued
+        elif training:
+            check_still_ours(whole, run_id, str(state.job_id))
+        take()
+        before = len(state.slots) or (continued.slots if continued is not None else 0) or None
+        sized = preflight.sizes(config, allocation, before, later_run=bool(state.slots))
+        if sized[0].text:
+            say(sized[0].text)
+        plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job, sized)
+        plan = structs.replace(plan, training=training, continued=continued)
+        preflight.save_plan(directory, plan)
+        if job is not None:  # else Slurm does not answer now
+            for text in slurm_times(slurm, config, allocation):
+                say(f"warning: {text}")
+        return _supervise(directory, plan, slurm)
+
+
+def _supervise(directory: JobDirectory, plan: Plan, slurm: SlurmClient) -> int:
+    """Run controllers until the job is over; its exit code."""
     if "SLURMD_NODENAME" not in os.environ:  # within salloc, whose command Slurm neither signals nor ends
         threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
-    notify = bool(config.notify.channels)
-    return supervisor.supervise(directory.path, run_id, notify=notify, start=plan.start)
+    notify = bool(plan.config.notify.channels)
+    return supervisor.supervise(directory.path, plan.run_id, notify=notify, start=plan.start)
 
 
 def _here(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +48,9 @@ class Here(NamedTuple):
     Raises :class:`PreflightError` if this job has too few nodes for them.
     """
 
+    take: Callable[[], object] = lambda: None
+    """Keeps other starts of the training on this node out. Raises :class:`PreflightError` if there is one."""
+
     @property
     def root(self) -> Path:
         """The folder of the folders of all jobs."""
@@ -65,13 +68,18 @@ class Source(NamedTuple):
     """The ids of jobs as squeue shows them."""
 
 
-def is_mine(chapter: Chapter, here: Here) -> bool:
-    """Whether it is this job, which took the training in a start that did not get far."""
-    own = here.chapter
-    same = (chapter.job_id, chapter.cluster, chapter.folder) == (own.job_id, own.cluster, own.folder)
-    if chapter.submitted is None or own.submitted is None:
-        return same
-    return same and own.submitted >= chapter.submitted
+def other_jobs(training: TrainingDirectory, chapters: Iterable[Chapter], here: Here) -> list[Chapter]:
+    """The chapters that are not this job, which may have taken the training in a start that did not get far.
+
+    One that has a journal is another job, which only had the same id. Raises ``JournalDamaged``, ``OSError``.
+    """
+
+    def is_mine(chapter: Chapter) -> bool:
+        own = here.chapter
+        same = (chapter.job_id, chapter.cluster, chapter.folder) == (own.job_id, own.cluster, own.folder)
+        return same and earlier_job(training.job(chapter), chapter.run_id) is None
+
+    return [chapter for chapter in chapters if not is_mine(chapter)]
 
 
 def newest_that_tells(training: TrainingDirectory, chapters: Sequence[Chapter]) -> Source | None:
@@ -155,7 +163,7 @@ def _free(earlier: Earlier, here: Here) -> Source:
 
 def _of_training(training: TrainingDirectory, here: Here, of: TrainingDirectory | None) -> Source:
     check_own_folder(training.path)
-    chapters = [chapter for chapter in training.read() if not is_mine(chapter, here)]
+    chapters = other_jobs(training, training.read(), here)
     if chapters and (of is None or not same(of.path, training.path)):
         asked = here.asked._replace(what=f"training {training.name}")
         await_free(chapters[-1], training.job(chapters[-1]), asked)

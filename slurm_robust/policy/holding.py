@@ -67,7 +67,11 @@ def judge_elsewhere(ended: ev.RunEnded | None, newest: float, now: float) -> Hol
 
 
 def _is_another(chapter: Chapter, job: Job) -> bool:
-    """Whether ``job`` only has the same id: a requeue sets the submit time of a job again, never back."""
+    """Whether ``job`` only has the same id.
+
+    A requeue sets the submit time of a job again, never back; one that was never requeued keeps its own.
+    """
     if chapter.submitted is None or job.submit_time is None:
         return False
-    return job.submit_time < chapter.submitted - _SAME_S
+    later_s = job.submit_time - chapter.submitted
+    return later_s < -_SAME_S or (later_s > _SAME_S and job.restart_count == 0)

@@ -38,6 +38,8 @@ class Earlier(Record):
     submitted: float | None
     storage: Path
     """Where its checkpoints are now."""
+    events: list[ev.AnyEvent] = []
+    """Its journal."""
 
     @property
     def name(self) -> str:
@@ -127,6 +129,7 @@ def _read(directory: JobDirectory) -> Earlier | None:
         state=fold(events),
         submitted=runs[0] if runs else None,
         storage=storage,
+        events=events,
     )
 
 

@@ -93,7 +93,7 @@ class Jobs:
         """One that ran, and wrote these events."""
         directory = JobDirectory(self.root / str(job_id))
         directory.path.mkdir(mode=0o700)
-        run_id = f"{job_id}-x"
+        run_id = started.pop("run_id", f"{job_id}-x")
         chapters = TrainingDirectory.of(self.root, training)
         storage = chapters.checkpoints if training else directory.checkpoints
         spec = JobSpec(

@@ -13,6 +13,7 @@ from msgspec import structs
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
 from slurm_robust.controller.continuing import NOTHING, Started, Wish, check_still_ours, start
+from slurm_robust.controller.holding import take_alone
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.controller.sources import Here
 from slurm_robust.model import events as ev
@@ -21,6 +22,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.training import TrainingDirectory, storage_of, trainings
 from slurm_robust.report.checkpoints import open_job
 from slurm_robust.report.find import NoSuchJob
+from slurm_robust.util.alone import Alone
 from tests.unit.controller.earlier_jobs import Jobs, over, ran, ref
 from tests.users import run_as
 
@@ -203,6 +205,16 @@ def test_a_checkpoint_that_the_earlier_job_had_given_up_is_tried_again(
     assert "submit a new job with --step 30" in said
 
 
+def test_an_old_job_of_the_same_id_is_gone_on_from(jobs: Jobs) -> None:
+    """Ids begin anew when they run out, or a cluster is installed anew; the old folder was moved aside."""
+    old = jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    old.path.rename(jobs.root / "7.old-2026-01-01T10:00")
+    here = jobs.here(7, "gpt")
+    here = here._replace(chapter=structs.replace(here.chapter, run_id="7-y"))
+    event = went_on(start(GPT, here))
+    assert (event.sealed, event.chapter, event.runs) == ({1: 40}, 2, ("7-x",))
+
+
 # -- who has it ------------------------------------------------------------------------------------
 
 
@@ -262,6 +274,17 @@ def test_a_silent_slurm_is_asked_for_a_minute(jobs: Jobs) -> None:
     assert 60 <= jobs.time.t < 65
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_another_job_that_has_its_id_now_does_not_hold_it(jobs: Jobs, is_known: bool) -> None:
+    taken = ev.AllocationTaken(t=1.0, restart_count=0, nodes=("n1",), slots=("n1",), spares=(), submitted=9.0)
+    old = jobs.job(7, taken, *ran(1, 40), training="gpt", stored=(ref(1, 40),))
+    if is_known:
+        old.path.rename(jobs.root / "7.old-2026-01-01T10:00")
+        jobs.job(7, *ran(1, runs=True), run_id="7-y")
+    jobs.slurm.put(7, "RUNNING")
+    assert went_on(start(GPT, jobs.here(8, "gpt"))).from_job == 7
+
+
 def test_of_two_that_start_at_once_one_gets_the_training(jobs: Jobs) -> None:
     jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
     for job_id in range(8, 14):
@@ -286,6 +309,23 @@ def test_of_two_that_start_at_once_one_gets_the_training(jobs: Jobs) -> None:
     assert chapters(jobs) == [7, *won]
     lost = [r for r in results.values() if isinstance(r, PreflightError)]
     assert {error.exit_code for error in lost} == {ExitCode.OTHER_CONTROLLER}
+
+
+@pytest.mark.parametrize("folder", ["8", "8.other"])
+def test_of_two_starts_in_one_allocation_the_second_is_refused(jobs: Jobs, folder: str) -> None:
+    """The first has no controller yet that would answer."""
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    first, second = Alone(str(jobs.root)), Alone(str(jobs.root))
+    here = jobs.here(8, "gpt", take=lambda: take_alone(first, "training gpt"))
+    went_on(start(GPT, here))
+    again = structs.replace(here.chapter, run_id="8-y", folder=folder)
+    later = here._replace(chapter=again, take=lambda: take_alone(second, "training gpt"))
+    words = ("training gpt is held by another 'srobust run' on this node", str(os.getpid()))
+    refused(GPT, later, ExitCode.OTHER_CONTROLLER, *words)
+    assert chapters(jobs) == [7, 8]
+    first.close()  # it died before it had begun
+    went_on(start(GPT, later))
+    second.close()
 
 
 def test_a_requeued_job_whose_training_went_on_without_it_is_refused(jobs: Jobs) -> None:

@@ -16,8 +16,15 @@ def end(code: int) -> ev.RunEnded:
     return ev.RunEnded(t=200.0, code=code, reason="", final=code not in (143, 130))
 
 
-def job(*states: str, submitted: float = 90.0) -> Job:
-    return Job(job_id=7, name="x", user_name="alice", states=frozenset(states), submit_time=submitted)
+def job(*states: str, submitted: float = 90.0, restarts: int = 0) -> Job:
+    return Job(
+        job_id=7,
+        name="x",
+        user_name="alice",
+        states=frozenset(states),
+        submit_time=submitted,
+        restart_count=restarts,
+    )
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 93])
@@ -59,7 +66,8 @@ def test_a_silent_slurm_leaves_it_open_where_the_journal_has_no_end() -> None:
 
 def test_another_job_of_the_same_id_holds_nothing_and_a_requeue_is_no_other_job() -> None:
     assert judge(CHAPTER, None, job("RUNNING", submitted=20.0), answers=True) is Hold.FREE
-    assert judge(CHAPTER, None, job("PENDING", submitted=5000.0), answers=True) is Hold.HELD
+    assert judge(CHAPTER, None, job("RUNNING", submitted=5000.0), answers=True) is Hold.FREE
+    assert judge(CHAPTER, None, job("PENDING", submitted=5000.0, restarts=1), answers=True) is Hold.HELD
 
 
 def test_a_job_of_another_cluster_is_judged_by_its_journal() -> None:

@@ -1,0 +1,65 @@
+"""That only one process of a node does something: a name in the kernel, which goes with the process.
+
+A lock on shared storage can outlive a node that died, and would keep its job from being started again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import struct
+import time
+
+_CREDENTIALS = struct.Struct("3i")  # ucred of unix(7)
+_TRIES, _PAUSE_S = 50, 0.01
+
+
+class Alone:
+    """Takes a name for this process; it goes back by :meth:`close`, or with the end of the process."""
+
+    def __init__(self, what: str) -> None:
+        """``what``: only processes of this user with the same text exclude each other."""
+        digest = hashlib.sha256(f"{os.geteuid()}:{what}".encode(errors="surrogateescape")).hexdigest()
+        self._name = f"\0srobust-{digest}"
+        self._socket: socket.socket | None = None
+
+    def take(self) -> int | None:
+        """None if nobody else has the name; else the id of the process that has it, 0 if that is hidden.
+
+        A name that somebody else has put in the way, or a kernel that has none, keeps nobody out.
+        """
+        for _ in range(_TRIES if self._socket is None else 0):
+            ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                ours.bind(self._name)
+                ours.listen()
+            except OSError as error:
+                ours.close()
+                if error.errno != errno.EADDRINUSE:
+                    return None
+            else:
+                self._socket = ours
+                return None
+            try:
+                return self._owner()
+            except ConnectionRefusedError:
+                time.sleep(_PAUSE_S)  # it does not listen yet, or has just ended
+            except OSError:
+                return 0
+        return None
+
+    def close(self) -> None:
+        """Let others have it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _owner(self) -> int | None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.setblocking(False)
+            link.connect(self._name)
+            told = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(told)
+        return int(pid) if uid == os.geteuid() else None

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from slurm_robust.util.alone import Alone
+from tests.users import run_as
+
+TAKE = "import sys; from slurm_robust.util.alone import Alone; print(Alone(sys.argv[1]).take())"
+
+
+def take_elsewhere(what: str) -> str:
+    done = subprocess.run([sys.executable, "-c", TAKE, what], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_of_several_processes_one_has_it_until_it_lets_go() -> None:
+    what = f"the tests of {os.getpid()}"
+    ours = Alone(what)
+    assert ours.take() is None
+    assert ours.take() is None, "it is ours already"
+    assert take_elsewhere(what) == str(os.getpid())
+    assert take_elsewhere(f"{what}, and more") == "None"
+    ours.close()
+    assert take_elsewhere(what) == "None"
+    assert ours.take() is None, "the other process has ended"
+    ours.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_is_not_kept_out() -> None:
+    what = f"what both do, {os.getpid()}"
+    ours = Alone(what)
+    assert ours.take() is None
+    assert run_as(65534, lambda: repr(Alone(what).take())) == "None"
+    ours.close()
+
+
+@pytest.mark.slow
+def test_a_name_that_is_in_the_way_of_nobody_who_listens_keeps_nobody_out() -> None:
+    what = f"something, {os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as trap:
+        trap.bind(Alone(what)._name)
+        assert Alone(what).take() is None
