@@ -61,8 +61,8 @@ class DiskTier:
     def save(self, checkpoint: CheckpointId, snapshot: Snapshot) -> None:
         """Publish this rank's part of ``checkpoint``; durable on return. Raises :class:`NotWritten`.
 
-        A part that is there already stays as it is. The rank that publishes the last part also writes what
-        others need: ``.metadata`` and the ``latest`` pointer; it is logged if that fails.
+        A part that is there already stays as it is, also another run's. The rank that publishes the last part
+        also writes what others need: ``.metadata`` and the ``latest`` pointer; it is logged if that fails.
         """
         header = self._header(checkpoint, self._rank)
         try:
@@ -115,6 +115,11 @@ class DiskTier:
             found = read_sidecar(self.store.part_path(checkpoint, self._rank, self._world_size))
         except CheckpointError:
             return False
+        if found.header.run_id not in (self._run_id, *self._earlier):
+            raise NotWritten(
+                f"{self.store.folder(checkpoint)} is of another run ({found.header.run_id}), which writes to "
+                "the same folder: give each training one of its own (checkpoint.directory)"
+            )
         return found.header.matches(header) and found.entries == entries
 
     def _read(self, checkpoint: CheckpointId, rank: int, entries: tuple[str, ...], what: str) -> Snapshot:

@@ -22,10 +22,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from slurm_robust.checkpoint.errors import MissingCheckpoint
+from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
+from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.util.files import make_folder, names_in, replacing
 
@@ -45,13 +46,20 @@ _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOL
 class CheckpointStore:
     """The checkpoints in one folder. Holds nothing open; every call reads the folder anew."""
 
-    def __init__(self, path: Path | str, make: Callable[[Path], None] = make_folder) -> None:
-        """``make``: makes folders at ``path`` and below. Raises ``OSError``."""
+    def __init__(
+        self, path: Path | str, make: Callable[[Path], None] = make_folder, runs: Collection[str] = ()
+    ) -> None:
+        """``make``: makes folders at ``path`` and below; it raises ``OSError``.
+
+        ``runs``: only what these have written is seen and removed, since others write there, too; () for all.
+        """
         self.path = Path(path)
         self._make = make
+        self._runs = runs
+        self._ours: dict[CheckpointId, bool] = {}
 
     def present(self) -> list[CheckpointId]:
-        """All that have a folder here, complete or not, in no order."""
+        """All that have a folder here, complete or not, in no order. Raises ``OSError``."""
         found = []
         for generation in names_in(self.path):
             if _GENERATION.fullmatch(generation):
@@ -60,7 +68,17 @@ class CheckpointStore:
                         found.append(CheckpointId.parse(f"{generation}/{step}"))
                     except ValueError:
                         continue
-        return found
+        return [checkpoint for checkpoint in found if self._is_ours(checkpoint)]
+
+    def _is_ours(self, checkpoint: CheckpointId) -> bool:
+        """Whether one of the runs has written it; no where none of its parts says."""
+        if not self._runs or checkpoint in self._ours:
+            return self._ours.get(checkpoint, True)
+        for path in self.parts(checkpoint):
+            with suppress(CheckpointError):
+                self._ours[checkpoint] = read_sidecar(path).header.run_id in self._runs
+                return self._ours[checkpoint]
+        return False
 
     def complete(self, world_size: int | None = None) -> list[CheckpointId]:
         """Checkpoints of which all parts are there, newest first (by step, then by generation).
@@ -100,7 +118,7 @@ class CheckpointStore:
         return self.folder(checkpoint) / f"__{rank}_0.distcp"
 
     def newest_generation(self) -> int:
-        """The highest generation that has a folder here, 0 for none."""
+        """The highest generation that has a folder here, whoever made it; 0 for none."""
         return max((int(m[1]) for m in map(_GENERATION.fullmatch, names_in(self.path)) if m), default=0)
 
     def publishing(
@@ -243,13 +261,16 @@ class CheckpointStore:
             return  # another pruner was faster
 
     def _sweep(self, current: int) -> None:
-        """Delete what was renamed, now or by a pruner that died, and empty folders of ended generations."""
+        """Delete what was renamed, now or by a pruner that died, and empty folders of ended generations.
+
+        Not where others write, whose generations may not have ended.
+        """
         for name in names_in(self.path):
             match = _GENERATION.fullmatch(name)
             if name.startswith(_TRASH):
                 # What resists (another pruner at the same work, say) is tried again by the next prune.
                 shutil.rmtree(self.path / name, ignore_errors=True)
-            elif match and int(match[1]) < current:
+            elif match and int(match[1]) < current and not self._runs:
                 try:
                     (self.path / name).rmdir()
                 except OSError:

@@ -102,9 +102,9 @@ def kept_tiers(places: Places, run_id: str, key: bytes) -> tuple[KeptTier, ...]:
     return tuple(found)
 
 
-def shared_tiers(places: Places) -> dict[Tier, SharedTier]:
-    """The shared tiers, nearest first."""
-    return {Tier.STORAGE: CheckpointStore(places[Tier.STORAGE])}
+def shared_tiers(places: Places, runs: Collection[str] = ()) -> dict[Tier, SharedTier]:
+    """The shared tiers, nearest first. ``runs``: of the job, where others write there, too; () for all."""
+    return {Tier.STORAGE: CheckpointStore(places[Tier.STORAGE], runs=runs)}
 
 
 def rank_tiers(

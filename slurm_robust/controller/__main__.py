@@ -53,6 +53,7 @@ from slurm_robust.model.job import (
 )
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
+from slurm_robust.model.training import is_shared
 from slurm_robust.nodes.quick import TESTS
 from slurm_robust.policy.liveness import beacon_interval, overdue_s
 from slurm_robust.slurm.client import SlurmClient
@@ -141,6 +142,7 @@ def control(directory: JobDirectory, plan: Plan, taken: Taken = NOT_TAKEN) -> in
         slurm = fenced(slurm, journal.is_ours)
         spec = _spec(directory, plan)
         places = spec.tier_places(directory)
+        runs = (spec.run_id, *spec.earlier) if is_shared(Path(places[Tier.STORAGE]), directory) else ()
         write_atomically(directory.spec, msgspec.json.encode(spec), durable=True)
         _write_start(journal, plan, epoch, taken)
         beacons = _listen_for_beacons(directory, spec, server.port, journal)
@@ -163,7 +165,7 @@ def control(directory: JobDirectory, plan: Plan, taken: Taken = NOT_TAKEN) -> in
             beacons=beacons,
             steps=steps,
             requeuer=_requeuer(directory, plan, slurm),
-            store=SharedTiers(shared_tiers(places)),
+            store=SharedTiers(shared_tiers(places, runs)),
             slurm=slurm,
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
             borrower=_borrower(directory, plan, slurm, lent),

@@ -91,12 +91,17 @@ def start(wish: Wish, here: Here) -> Started:
     with _friendly(here.root):
         if wish.training:
             return _take(wish, here)
-        if not wish.source:
+        own = here.directory.checkpoints
+        if wish.source:
+            source = find_source(wish.source, here)
+            _check_step(source, wish)
+        elif here.requeued and same(here.storage, own) and stored(CheckpointStore(own)):
+            say(f"the journal of job {here.chapter.job} is gone, but its checkpoints are there")
+            source = of_folder(own)
+        else:
             for line in _hint(here):
                 say(line)
-            return Started()
-        source = find_source(wish.source, here)
-        _check_step(source, wish)
+            return Started(_renumbered(None, wish, here))
         here.fits(source.event.slots)
         return Started(_go_on(source, wish, here, before=None, chapter=0))
 
@@ -256,18 +261,21 @@ def _renumbered(told: Source | None, wish: Wish, here: Here) -> ev.Continued | N
     newest = CheckpointStore(here.storage).newest_generation()
     if not newest:
         return None
-    if wish.fresh:
+    if wish.fresh and told is not None:
         say(
             f"the earlier checkpoints stay in {here.storage}, and are removed one by one as newer ones come "
             "(checkpoint.keep); to keep one: srobust checkpoint export"
         )
+    else:
+        say(f"{here.storage} has checkpoints of others: they stay there, and this job writes beside them")
     return ev.Continued(
         t=time.time(),
         training=wish.training,
-        chapter=1,
+        chapter=int(bool(wish.training)),
         from_job=told.event.from_job if told is not None else 0,
         from_folder=told.event.from_folder if told is not None else str(here.storage),
         generation=max(newest, told.event.generation if told is not None else 0),
+        runs=told.event.runs if told is not None else (),
         reason="begins anew in a folder where checkpoints have been",
     )
 

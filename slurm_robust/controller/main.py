@@ -130,6 +130,7 @@ def _here(
         command=command,
         cwd=cwd,
         keep=config.checkpoint.keep,
+        requeued=allocation.restart_count > 0,
         asked=Asked(slurm, chapter.cluster, chapter.job_id, f"training {training}"),
         fits=lambda slots: preflight.sizes(config, allocation, slots or None),
     )

@@ -42,6 +42,8 @@ class Here(NamedTuple):
     keep: int
     """Checkpoints that are kept."""
     asked: Asked
+    requeued: bool = False
+    """It has run before."""
     fits: Callable[[int], object] = lambda _: None
     """Called with the slots of the job that is gone on from, 0 without one.
 

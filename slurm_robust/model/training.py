@@ -156,6 +156,12 @@ def storage_of(job: JobDirectory, spec: JobSpec, training: str) -> Path:
     return folder if folder.exists() else job.checkpoints
 
 
+def is_shared(storage: Path, job: JobDirectory) -> bool:
+    """Whether others may have checkpoints there, too: the folder is no training's and not that of ``job``."""
+    folder = storage.absolute().parent
+    return not folder.name.startswith(PREFIX) and folder != job.path.absolute()
+
+
 def training_of(job: JobDirectory, name: str, run_id: str) -> TrainingDirectory | None:
     """Where the training ``name`` is now, one of whose jobs is ``job`` with this run; None where it is gone.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from slurm_robust.checkpoint.errors import CheckpointError
-from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode, SrobustError
@@ -18,7 +17,7 @@ from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.state import JobState
-from slurm_robust.model.training import PREFIX, TrainingDirectory, training_of
+from slurm_robust.model.training import TrainingDirectory, is_shared, training_of
 from slurm_robust.policy.continuing import steps_text
 from slurm_robust.policy.removal import Stock, needed, prunable, removal
 from slurm_robust.report.chapters import ChapterRow, ChapterState
@@ -64,8 +63,6 @@ class Shelf(NamedTuple):
     whose: str
     store: CheckpointStore
     stock: Stock
-    shared: bool = False
-    """Others may write there, too: the folder is one that the configuration names."""
 
 
 class Asked(Record):
@@ -152,8 +149,7 @@ def remove(shelf: Shelf, refs: Sequence[CheckpointId], *, dry_run: bool) -> Remo
     store, why = shelf.store, needed(shelf.stock)
     nbytes = sum(disk_use(store.folder(ref)) for ref in refs)
     if refs and not dry_run:
-        # Empty folders of generations that may be somebody else's stay.
-        generation = 0 if shelf.shared else shelf.stock.generation if shelf.stock.holder else None
+        generation = shelf.stock.generation if shelf.stock.holder else None
         if not store.remove(refs, generation):
             raise NotSure("another process removes checkpoints there right now", fix="try again in a minute")
     gone = set(refs)
@@ -196,10 +192,10 @@ def _of_training(training: TrainingDirectory, slurm: SlurmClient) -> Shelf:
         newest_job(training, slurm)  # says why no journal can tell which checkpoints count
     assert known is not None
     whose = f"training {training.path.name.removeprefix('training-')}"
-    store = CheckpointStore(storage(training, known))
+    state = fold(known.events)
+    store = store_of(storage(training, known), known.directory, state)
     now = now_of(known, slurm) if isinstance(newest, Begun) else _now(newest)
-    stock = stock_of(store, known.directory, fold(known.events), now)
-    return Shelf(whose, store, stock, is_shared(store, known.directory))
+    return Shelf(whose, store, stock_of(store, known.directory, state, now))
 
 
 def _now(row: ChapterRow | None) -> Now:
@@ -213,31 +209,20 @@ def _of_job(directory: JobDirectory, slurm: SlurmClient) -> Shelf:
     assert earlier is not None  # its journal has been read
     events = load_events(directory)
     job = Begun(chapter=earlier.chapter, directory=directory, events=events)
-    store = CheckpointStore(earlier.storage)
+    store = store_of(earlier.storage, directory, earlier.state)
     stock = stock_of(store, directory, earlier.state, now_of(job, slurm))
-    return Shelf(f"job {earlier.name}", store, stock, is_shared(store, directory))
+    return Shelf(f"job {earlier.name}", store, stock)
 
 
-def is_shared(store: CheckpointStore, directory: JobDirectory) -> bool:
-    """Whether the checkpoints of others may lie there, too: the folder is no training's and no job's."""
-    folder = store.path.absolute().parent
-    return not folder.name.startswith(PREFIX) and folder != directory.path.absolute()
-
-
-def _ours(store: CheckpointStore, ref: CheckpointId, runs: Collection[str]) -> bool:
-    """Whether one of these runs wrote a checkpoint; no where its parts do not say."""
-    try:
-        return any(read_sidecar(path).header.run_id in runs for path in store.parts(ref)[:1])
-    except CheckpointError:
-        return False
+def store_of(path: Path, directory: JobDirectory, state: JobState) -> CheckpointStore:
+    """What a job and those before it have written to ``path``."""
+    runs = (state.run_id, *(state.continued.runs if state.continued is not None else ()))
+    return CheckpointStore(path, runs=runs if is_shared(path, directory) else ())
 
 
 def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, now: Now) -> Stock:
     """What is on storage, and what decides about it. Raises ``OSError``."""
     present = sorted(store.present())
-    if is_shared(store, directory):
-        writers = (state.run_id, *(state.continued.runs if state.continued is not None else ()))
-        present = [ref for ref in present if _ours(store, ref, writers)]
     whole = set(store.complete())
     complete = tuple(ref for ref in reversed(present) if ref in whole)
     keep, keep_every = _kept(directory)

@@ -224,3 +224,11 @@ def test_a_part_of_an_earlier_run_is_read_and_one_of_any_other_is_not(tmp_path: 
     assert later.load(REF, tuple(snapshot(0).own)).own.keys() == snapshot(0).own.keys()
     with pytest.raises(ForeignPart, match="is of run 7-a"):
         DiskTier(store, run_id="8-b", rank=0, world_size=1, earlier=("6-z",)).load(REF, ("model",))
+
+
+def test_a_part_of_another_run_is_never_written_over(tmp_path: Path) -> None:
+    """Two trainings that were given one folder number their generations alike."""
+    saved(tmp_path)
+    with pytest.raises(NotWritten, match=r"is of another run \(run\).*checkpoint.directory"):
+        tier(tmp_path, run_id="other").save(REF, snapshot(1))
+    assert tier(tmp_path).load(REF, tuple(snapshot(0).own)).own["model"]["buffer"].tolist() == [0.0] * 3

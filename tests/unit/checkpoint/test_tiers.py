@@ -10,6 +10,7 @@ from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
+from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tiers import SharedTiers, kept_tiers, rank_tiers, shared_tiers
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
@@ -104,3 +105,27 @@ def test_only_what_has_a_place_is_a_tier(tmp_path: Path) -> None:
     (local,) = kept_tiers({Tier.LOCAL: str(tmp_path)}, RUN, bytes(32))
     assert isinstance(local, LocalCopies)
     assert local.find(SHARED, FIRST) is None
+
+
+def test_where_others_write_only_a_jobs_own_are_listed_and_pruned(tmp_path: Path) -> None:
+    """Two trainings in one folder: neither may count what the other has, nor remove it."""
+    world, snapshot = Storage(tmp_path), Snapshot(own={}, shared={}, rng={})
+    store = CheckpointStore(tmp_path / "checkpoints")
+
+    def written(run_id: str, *refs: CheckpointId) -> list[CheckpointId]:
+        for ref in refs:
+            for rank in range(2):
+                world.of_rank(rank, run_id).save(ref, snapshot)
+        return sorted(refs, reverse=True)
+
+    theirs = written("other", *(CheckpointId(generation=1, step=step) for step in (1, 5)))
+    ours = written("run", *(CheckpointId(generation=2, step=step) for step in (1, 2, 3, 4)))
+    halves = CheckpointId(generation=1, step=3)
+    world.of_rank(0, "other").save(halves, snapshot)
+    (store.path / "gen-0001" / "step-00000009").mkdir()
+    tier = shared_tiers({Tier.STORAGE: str(store.path)}, ("before", "run"))[Tier.STORAGE]
+    assert tier.complete() == ours
+    tier.prune(1, (), 3, None)
+    assert tier.complete() == ours[:1]
+    assert store.complete() == [theirs[0], ours[0], theirs[1]]
+    assert halves in store.present()

@@ -379,6 +379,27 @@ def test_fresh_in_a_folder_of_checkpoints_that_stay_has_generations_of_its_own(j
     jobs.store(shared, ref(1, 40), ref(3, 60))
     event = went_on(start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt", storage=shared)))
     assert (event.generation, event.sealed, event.unsealed) == (3, {}, ())
+    assert event.runs == ("7-x",), "what they have written goes as newer ones come"
+
+
+@pytest.mark.parametrize(("requeued", "step"), [(True, 40), (False, None)])
+def test_a_requeued_job_whose_journal_is_gone_goes_on_all_the_same(
+    jobs: Jobs, requeued: bool, step: int | None
+) -> None:
+    here = jobs.here(8, requeued=requeued)
+    jobs.store(here.storage, ref(1, 30), ref(2, 40))
+    event = went_on(start(NOTHING, here))
+    assert (event.sealed.get(2), event.generation) == (step, 2)
+
+
+def test_a_job_that_begins_where_others_have_checkpoints_writes_beside_them(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shared = jobs.root.parent / "shared"
+    jobs.store(shared, ref(1, 40), ref(3, 60))
+    event = went_on(start(NOTHING, jobs.here(8, storage=shared)))
+    assert (event.generation, event.sealed, event.training, event.chapter) == (3, {}, "", 0)
+    assert f"{shared} has checkpoints of others: they stay there" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
