@@ -65,10 +65,10 @@ class ExitCode(IntEnum):
     """
 
     OTHER_CONTROLLER = 76
-    """Another controller of this job is alive, or another job that has not ended for good has the
-    [training](trainings.md) or is what ``--from`` names. Also if a job was requeued after another one had
-    taken its training. The message names the other job, and says what to do.
-    """
+    """Another controller of this job, or another start of ``srobust run`` in it, is alive, or another job
+    that has not ended for good has the [training](trainings.md) or is what ``--from`` names. Also if a
+    job was requeued after another one had taken its training. The message names the other job, and says
+    what to do."""
 
     REFUSED = 77
     """Slurm or this machine does not do what was asked: a right, a program or a resource is lacking. The
