@@ -91,7 +91,7 @@ class Earlier(Record):
         habit = "" if training else "; with --training NAME each new job goes on by itself"
         return (
             f"job {self.name} of the same script{end} has left a checkpoint of step {step}, and this job "
-            f"begins anew; to go on from there: srobust run {option} …{habit}"
+            f"begins anew; to go on from there instead, cancel it and submit: srobust run {option} …{habit}"
         )
 
 

@@ -63,6 +63,8 @@ class TrainingRow(Record):
     """Of all files of checkpoints on storage."""
     storage: str = ""
     """Where they are."""
+    unlisted: str = ""
+    """Why storage does not say which checkpoints it has, "" where it does."""
     trouble: str = ""
     """Why it cannot be read, "" where it can."""
 
@@ -127,8 +129,7 @@ def _bare(training: TrainingDirectory) -> TrainingRow:
 def _row(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
     many, newest, known = newest_of(training, slurm)
     row = msgspec.structs.replace(_bare(training), jobs=many)
-    where = storage(training, known)
-    row = msgspec.structs.replace(row, storage=str(where), **_stored(where))
+    row = _with_stored(row, storage(training, known))
     if known is not None:
         state = fold(known.events)
         row = msgspec.structs.replace(row, step=max(state.best_step, state.steps_here))
@@ -143,13 +144,18 @@ def _row(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
     )
 
 
-def _stored(where: Path) -> dict[str, int]:
+def _with_stored(row: TrainingRow, where: Path) -> TrainingRow:
     try:
         complete = CheckpointStore(where).complete()
-    except OSError:
-        return {}
-    newest = complete[0].step if complete else -1
-    return {"stored": newest, "checkpoints": len(complete), "nbytes": disk_use(where)}
+    except OSError as error:
+        return msgspec.structs.replace(row, storage=str(where), unlisted=error.strerror or str(error))
+    return msgspec.structs.replace(
+        row,
+        storage=str(where),
+        stored=complete[0].step if complete else -1,
+        checkpoints=len(complete),
+        nbytes=disk_use(where),
+    )
 
 
 # -- the screen ------------------------------------------------------------------------------------
@@ -174,8 +180,8 @@ def render_list(root: Path, rows: Sequence[TrainingRow]) -> RenderableType:
             one_line(row.newest) or "-",
             one_line(row.slurm) or "-",
             "-" if row.step < 0 else str(row.step),
-            "-" if row.stored < 0 else str(row.stored),
-            size_text(row.nbytes),
+            "?" if row.unlisted else "-" if row.stored < 0 else str(row.stored),
+            "?" if row.unlisted else size_text(row.nbytes),
             one_line(row.how + (" (moved aside by --fresh)" if row.moved_aside else "")),
             style="dim" if row.moved_aside else "",
         )
@@ -187,6 +193,8 @@ def render(found: TrainingShown) -> RenderableType:
     row, ledger = found.training, found.ledger
     many = f"{count(row.checkpoints, 'checkpoint')} with {size_text(row.nbytes)}"
     stored = f"step {row.stored}, {many}" if row.checkpoints else f"nothing complete, {size_text(row.nbytes)}"
+    if row.unlisted:
+        stored = f"not known, since it does not list its checkpoints now: {row.unlisted}"
     facts = [
         ("training", row.name + (", moved aside by --fresh" if row.moved_aside else "")),
         ("held by", f"job {row.holder}" if row.holder else "no job"),

@@ -131,7 +131,7 @@ def test_without_a_name_latest_goes_on_and_a_new_job_says_what_was_left(sandbox:
     assert weights(sandbox, "latest.sha") == undisturbed(2, TINY)
     anew = submit(sandbox, "", words, "latest.sha")
     anew.wait_said(f"job {latest.id} of the same script")
-    assert f"to go on from there: srobust run --from {latest.id}" in anew.log
+    assert f"to go on from there instead, cancel it and submit: srobust run --from {latest.id}" in anew.log
     assert restored(anew) == -1
     cancel(sandbox, anew)
     assert anew.wait_end() == 143

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -200,6 +202,19 @@ def test_one_that_cannot_be_read_is_a_line_of_the_list(
     text = " ".join(printed(capsys).split())  # where lines are broken depends on the length of paths
     assert "cannot be read" in text
     assert "cancelled by its user" in text
+
+
+def test_storage_that_lists_nothing_now_is_not_told_to_be_empty(
+    training: TrainingDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training.checkpoints.rename(training.path / "elsewhere")
+    training.checkpoints.symlink_to(training.checkpoints)  # each access fails with ELOOP
+    row = row_of(training, FakeSlurm())
+    assert (row.stored, row.checkpoints, row.unlisted) == (-1, 0, os.strerror(errno.ELOOP))
+    text = " ".join(printed(capsys, "gpt").split())
+    assert f"not known, since it does not list its checkpoints now: {row.unlisted}" in text
+    assert "nothing complete" not in text
+    assert " ? " in printed(capsys)
 
 
 @pytest.mark.parametrize(
