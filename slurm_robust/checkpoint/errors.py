@@ -9,7 +9,7 @@
     │   ├── ForeignPart        a part belongs to another run, checkpoint or rank than its name says
     │   └── UnreadableCopy     reading it failed (also an OSError)
     ├── WorldSizeMismatch      it was written by another number of ranks
-    ├── CannotReshard          it was taken by other ranks, and nobody knows how to cut it up for these
+    ├── CannotReshard          it was taken by another number of ranks, and cannot be resharded for these
     ├── EntryMismatch          it holds other entries, or an entry does not take its state
     └── WrongUse               the training script uses the library wrongly (also a ValueError)
         └── UnsupportedState   an entry's state_dict holds what cannot be stored as plain data
@@ -49,7 +49,7 @@ class WorldSizeMismatch(CheckpointError):
 
 
 class CannotReshard(CheckpointError):
-    """The checkpoint was taken by other ranks, and nobody knows how to cut it up for these."""
+    """The checkpoint was taken by another number of ranks, and cannot be resharded for these."""
 
 
 class EntryMismatch(CheckpointError):

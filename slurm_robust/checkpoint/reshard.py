@@ -257,7 +257,7 @@ class _Resharding:
             return self._read(source, value)
         raise self._cannot(
             f"{what} differs from rank to rank and is no shard that PyTorch describes (DTensor)",
-            ", or use fully_shard, whose shards can be cut anew",
+            ", or use fully_shard, whose shards can be resharded",
         )
 
     def _pieces(self, stored: Sequence[Any], like: Any) -> Iterator[_Piece]:

@@ -68,7 +68,7 @@ class Way(str, Enum):
     SAME = "same"
     """It is of the same layout: from every tier, each rank its own part."""
     RESHARD = "reshard"
-    """From storage, cut up anew: exact for what is replicated or sharded in a known way."""
+    """From storage, resharded: exact for what is replicated or sharded in a known way."""
     REFUSE = "refuse"
     """Nobody knows how: other parallel sizes than those of data parallelism have changed."""
 

@@ -131,7 +131,7 @@ class Launch(Record, tag_field="kind", tag="launch"):
     restore: CheckpointId | None = None  # None: a fresh start
     restart_count: int = 0  # generations before this one, for TORCHELASTIC_RESTART_COUNT
     layout: str = ""  # identity of the parallel layout, stamped on every copy
-    restore_layout: str = ""  # that of ``restore`` where it is another one, so that it is cut anew
+    restore_layout: str = ""  # that of ``restore`` where it is another one, so that it is resharded
     sources: tuple[Source, ...] = ()  # where this node finds the parts of ``restore``; none: on storage
     peers: tuple[Peer, ...] = ()  # where copies of this node's ranks go
     stride: int = 1  # steps that are multiples of it are copied to peers

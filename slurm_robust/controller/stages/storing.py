@@ -1,6 +1,6 @@
 """Before another number of ranks begins: what only memory has of the ranks before goes to storage.
 
-From there it is restored, cut up anew: the parts in memory fit the ranks that took them alone.
+From there it is resharded: the parts in memory fit the ranks that took them alone.
 """
 
 from __future__ import annotations
