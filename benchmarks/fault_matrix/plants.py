@@ -69,7 +69,7 @@ def slow_pair(training: Training, rank: int) -> float:
 
 def spike(training: Training, rank: int) -> float:
     """All ranks report a loss of 10^6 for a few seconds; no node is bad."""
-    return min(training.order(each, "spike") for each in range(training.state.placement.world_size))
+    return training.order_each(range(training.state.placement.world_size), "spike")
 
 
 def corrupt(training: Training, rank: int) -> float:

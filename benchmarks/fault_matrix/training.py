@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from benchmarks.common import ROOT, BenchmarkFailed, wait_for
 from benchmarks.fault_matrix.nodes import Nodes
@@ -83,14 +84,23 @@ class Training(ProtectedJob):
 
     def order(self, rank: int, fault: str) -> float:
         """Have ``rank`` commit it at its next step; when it did."""
+        return self.order_each((rank,), fault)
+
+    def order_each(self, ranks: Iterable[int], fault: str) -> float:
+        """Have each of them commit it at its next step; when the first did, which may stop the rest."""
+        done = [self._tell(rank, fault) for rank in ranks]
+        self.until(lambda: any(map(Path.exists, done)), 60.0, f"ranks {[*ranks]} that commit {fault}")
+        return min(float(path.read_text()) for path in done if path.exists())
+
+    def _tell(self, rank: int, fault: str) -> Path:
+        """Give it the order; the file that it writes when it has committed it."""
         done = self.faults / f"{rank}.at"
         done.unlink(missing_ok=True)
         beside = self.faults / f".{rank}"
         beside.write_text(fault)
         beside.chmod(0o666)
         beside.rename(self.faults / str(rank))
-        self.until(done.exists, 60.0, f"rank {rank} that commits {fault}")
-        return float(done.read_text())
+        return done
 
     def wears(self, node: str, fault: str) -> None:
         """Tests of the node's hardware fail from now on."""
