@@ -11,6 +11,7 @@ import msgspec
 
 from slurm_robust.checkpoint import dcp
 from slurm_robust.checkpoint.errors import (
+    ANEW,
     CheckpointError,
     EntryMismatch,
     MissingCheckpoint,
@@ -132,7 +133,7 @@ class DiskTier:
         if set(sidecar.entries) != set(entries):
             raise EntryMismatch(
                 f"{path} holds the entries {', '.join(sidecar.entries)}, the script names "
-                f"{', '.join(entries)}: name the same entries, or start afresh in another checkpoint folder"
+                f"{', '.join(entries)}: name the same entries; {ANEW}"
             )
         return read_part(path, sidecar, what)
 
@@ -149,7 +150,7 @@ class DiskTier:
         if written != self._world_size:
             raise WorldSizeMismatch(
                 f"checkpoint {checkpoint} in {self.store.path} was written by {written} ranks and this run "
-                f"has {self._world_size}: run with {written} ranks, or start afresh in another folder"
+                f"has {self._world_size}: run with {written} ranks; {ANEW}"
             )
 
 

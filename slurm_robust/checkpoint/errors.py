@@ -19,6 +19,12 @@ from __future__ import annotations
 
 from slurm_robust.model.errors import SrobustError
 
+ANEW = (
+    "to begin anew, submit a new job (of a training: with --fresh), or outside of srobust run name another "
+    "checkpoint folder"
+)
+"""What to do where a checkpoint and the script do not fit together, and the script is right."""
+
 
 class CheckpointError(SrobustError):
     """Root of this package's errors. Messages say what to do."""

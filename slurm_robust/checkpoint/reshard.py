@@ -33,7 +33,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from slurm_robust.checkpoint import dcp, shards
-from slurm_robust.checkpoint.errors import CannotReshard, EntryMismatch
+from slurm_robust.checkpoint.errors import ANEW, CannotReshard, EntryMismatch
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.part import PartItem, Sidecar, read_sidecar, verify_items
 from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, Unread, unwrapped
@@ -144,8 +144,7 @@ class _Resharding:
         if names != set(self._training.entries):
             raise EntryMismatch(
                 f"{first.path} holds the entries {', '.join(sorted(names))}, the script names "
-                f"{', '.join(self._training.entries)}: name the same entries; to begin anew, "
-                "submit a new job (of a training: with --fresh)"
+                f"{', '.join(self._training.entries)}: name the same entries; {ANEW}"
             )
         own = {name: self._entry(name, unwrapped(entry)) for name, entry in self._training.entries.items()}
         if same_ranks and self._mine is not None:

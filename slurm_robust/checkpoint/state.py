@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from slurm_robust.checkpoint import shards
-from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
+from slurm_robust.checkpoint.errors import ANEW, EntryMismatch, UnsupportedState
 from slurm_robust.checkpoint.gpus import Gpus
 from slurm_robust.checkpoint.plain import map_tensors, merge, plain
 
@@ -157,7 +157,7 @@ def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
         except Exception as error:  # whatever an entry's own code raises, the user must know which entry
             raise EntryMismatch(
                 f"entry {name!r} does not take the state in the checkpoint ({type(error).__name__}: "
-                f"{error}): run the code that wrote it, or start afresh in another checkpoint folder"
+                f"{error}): run the code that wrote it; {ANEW}"
             ) from error
     restore_rng(snapshot.rng)
 

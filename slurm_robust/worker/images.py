@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from slurm_robust.checkpoint.buffers import Table
-from slurm_robust.checkpoint.errors import CorruptPart, EntryMismatch, MissingCheckpoint
+from slurm_robust.checkpoint.errors import ANEW, CorruptPart, EntryMismatch, MissingCheckpoint
 from slurm_robust.checkpoint.gpus import CUDA, Gpus
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.image import Image, open_image
@@ -86,7 +86,7 @@ class ImageReader:
         if set(names) != set(training.entries):
             raise EntryMismatch(
                 f"checkpoint {checkpoint} of rank {self._rank} holds the entries {', '.join(names)}, the "
-                f"script names {', '.join(training.entries)}: name the same entries, or start the job afresh"
+                f"script names {', '.join(training.entries)}: name the same entries; {ANEW}"
             )
         parts = [own, self._part(SHARED, checkpoint, wait=True)] if own.tree["has_shared"] else [own]
         shared = parts[1].tree["shared"] if own.tree["has_shared"] else {}

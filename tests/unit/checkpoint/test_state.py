@@ -157,7 +157,9 @@ def test_random_numbers_go_on_as_they_were() -> None:
 
 def test_an_entry_that_refuses_its_state_is_named() -> None:
     snapshot = capture({"model": nn.Linear(2, 2)})
-    with pytest.raises(EntryMismatch, match=r"(?s)entry 'model'.*size mismatch.*start afresh"):
+    with pytest.raises(
+        EntryMismatch, match=r"(?s)entry 'model'.*size mismatch.*to begin anew, submit a new job"
+    ):
         apply({"model": nn.Linear(3, 3)}, snapshot)
 
 

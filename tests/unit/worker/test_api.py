@@ -135,7 +135,7 @@ def test_another_world_size_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     for rank in range(2):
         with CheckpointStore("checkpoints").publishing(CheckpointId(generation=1, step=3), rank, 2) as path:
             path.write_bytes(b"x")
-    with pytest.raises(WorldSizeMismatch, match="run with 2 ranks, or start afresh"):
+    with pytest.raises(WorldSizeMismatch, match="run with 2 ranks; to begin anew"):
         sr.Checkpointer({"c": Counter()}).restore()
 
 
