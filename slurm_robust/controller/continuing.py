@@ -35,7 +35,7 @@ from slurm_robust.model.journal import minute
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, Chapter, TrainingDirectory, encoded
 from slurm_robust.policy import continuing as policy
-from slurm_robust.report.earlier import newest_of_script
+from slurm_robust.report.earlier import jobs_of_script
 from slurm_robust.util.files import publish_once
 from slurm_robust.util.ours import check_own_folder, make_own_folder
 from slurm_robust.util.text import count
@@ -142,6 +142,9 @@ def _take(wish: Wish, here: Here) -> Started:
     if source is None and (told is None or wish.fresh):
         jobs = f" after {count(len(others), 'job')} without a checkpoint" if others else ""
         say(f"training {wish.training} begins{jobs}; folder {training.path}")
+        if not (wish.fresh or others):
+            for line in _hint(here, wish.training):
+                say(line)
         return Started(_renumbered(told, wish, here))
     assert source is not None  # for type checkers: what tells is a source
     return Started(_go_on(source, wish, here, before=told, chapter=len(others) + 1))
@@ -313,11 +316,15 @@ def _go_on(source: Source, wish: Wish, here: Here, *, before: Source | None, cha
     return event
 
 
-def _hint(here: Here) -> Iterator[str]:
-    """What an earlier job of the same script has left: it is only said."""
-    newest = newest_of_script(here.root, here.directory.path, here.kind.value, here.command, here.cwd)
+def _hint(here: Here, training: str = "") -> Iterator[str]:
+    """What earlier jobs of the same script have left: it is only said. ``training``: what begins."""
+    jobs = [*jobs_of_script(here.root, here.directory.path, here.kind.value, here.command, here.cwd)]
+    same_name = (job for job in jobs if training and job.started.training == training)
+    if (before := next(same_name, None)) is not None and (loss := before.loss()):
+        yield loss
+    newest = next((job for job in jobs if job.newest is not None), None)
     if newest is not None and is_free(newest.chapter, newest.end, here.asked.slurm):
-        yield newest.hint()
+        yield newest.hint(training)
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -81,17 +82,28 @@ class Earlier(Record):
             return None
         return found[0] if found else None
 
-    def hint(self) -> str:
-        """The line for a new job of the same script, which begins anew."""
+    def hint(self, training: str = "") -> str:
+        """The line for a new job of the same script, which begins anew; ``training``: what it begins."""
         ended = self.state.ended
         end = f" (ended with {ended.code} at {minute(ended.t)})" if ended is not None else ""
         step = self.newest.step if self.newest is not None else 0
-        training = self.started.training
-        option = f"--training {training}" if training else f"--from {self.name}"
-        habit = "" if training else "; with --training NAME each new job goes on by itself"
+        if self.started.training:
+            option = f"--training {self.started.training}"
+        else:
+            option = f"--training {training} --from {self.name}" if training else f"--from {self.name}"
+        habit = "" if "--training" in option else "; with --training NAME each new job goes on by itself"
         return (
             f"job {self.name} of the same script{end} has left a checkpoint of step {step}, and this job "
             f"begins anew; to go on from there instead, cancel it and submit: srobust run {option} …{habit}"
+        )
+
+    def loss(self) -> str:
+        """The line for a job that begins this one's training anew, as nothing of it is left; "" otherwise."""
+        if self.state.best_step < 0 or self.newest is not None:
+            return ""
+        return (
+            f"job {self.name} of training {self.started.training} had done step {self.state.best_step}, and "
+            "no checkpoint of it is left"
         )
 
 
@@ -134,7 +146,14 @@ def _read(directory: JobDirectory) -> Earlier | None:
 
 
 def newest_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...], cwd: str) -> Earlier | None:
-    """The newest job below ``root`` of the same script, from the same folder, that has left a checkpoint.
+    """That of :func:`jobs_of_script` that has left a checkpoint."""
+    return next(
+        (job for job in jobs_of_script(root, own, kind, command, cwd) if job.newest is not None), None
+    )
+
+
+def jobs_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...], cwd: str) -> Iterator[Earlier]:
+    """Jobs below ``root`` of the same script, from the same folder, that began to train; the newest first.
 
     ``own``: the folder of the job that asks. Jobs whose folders cannot be read do not count.
     """
@@ -153,9 +172,8 @@ def newest_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...],
             found = _read(JobDirectory(path))
         except (OSError, JournalDamaged):
             continue
-        if found is not None and tells(found.state) and found.newest is not None:
-            return found
-    return None
+        if found is not None and tells(found.state):
+            yield found
 
 
 def _is_of(directory: JobDirectory, kind: str, command: tuple[str, ...], cwd: str) -> bool:

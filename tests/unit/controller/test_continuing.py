@@ -546,6 +546,37 @@ def test_a_job_without_a_name_says_what_an_earlier_one_left_and_changes_nothing(
     assert sorted(path.name for path in jobs.root.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("earlier", "option"), [("gpt", "--training gpt …"), ("", "--training gtp --from 7 …")]
+)
+def test_a_training_that_begins_says_what_an_earlier_job_left(
+    jobs: Jobs, earlier: str, option: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its name may be a slip, or the earlier job had none yet."""
+    jobs.job(7, *CANCELLED, training=earlier, stored=(ref(1, 40),))
+    assert start(Wish(training="gtp"), jobs.here(8, "gtp")) == Started()
+    said = capfd.readouterr().out
+    assert "training gtp begins; folder" in said
+    assert "has left a checkpoint of step 40, and this job begins anew" in said
+    assert f"to go on from there: srobust run {option}" in said
+    assert "no checkpoint of it is left" not in said
+
+
+def test_who_asks_for_a_new_beginning_is_told_nothing(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+    jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
+    start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt"))
+    assert "job 7" not in capfd.readouterr().out
+
+
+def test_a_training_whose_folder_was_removed_names_what_is_lost(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    shutil.rmtree(jobs.root / "training-gpt")
+    assert start(GPT, jobs.here(8, "gpt")) == Started()
+    assert "job 7 of training gpt had done step 47, and no checkpoint of it is left" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("changes", [{"command": ("other.py",)}, {"cwd": "/elsewhere"}])
 def test_another_script_or_folder_is_nothing_to_speak_of(
     jobs: Jobs, changes: dict[str, object], capfd: pytest.CaptureFixture[str]
