@@ -38,6 +38,7 @@ from slurm_robust.controller.incidents import Incidents
 from slurm_robust.controller.learning import Learning
 from slurm_robust.controller.liveness import Liveness
 from slurm_robust.controller.monitor import Monitor
+from slurm_robust.controller.passed_over import PassedOver
 from slurm_robust.controller.replenishing import Replenishing
 from slurm_robust.controller.stackbook import StackBook
 from slurm_robust.controller.standbys import Standbys
@@ -106,6 +107,7 @@ class Core(Context):
         self.liveness: Final = Liveness(self)
         self.departure: Final = Departure(self, now)
         self.checkpoints: Final = Checkpoints(self, now)
+        self.passed_over: Final = PassedOver(self, self.checkpoints)
         self.companions: Final = Companions(self, now)
         self.giving_back: Final = GivingBack(self, self.checkpoints, self.companions)
         self.monitor: Final = Monitor(self, now)

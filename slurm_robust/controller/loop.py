@@ -4,49 +4,37 @@ from __future__ import annotations
 
 import math
 import os
-import queue
 import signal
-import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
 
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import effects as fx
-from slurm_robust.controller import jobfolder
 from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.background import Background, Errands
 from slurm_robust.controller.borrower import Borrower
-from slurm_robust.controller.conclusion import save_summary
+from slurm_robust.controller.companion_hands import CompanionHands
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.output import say
-from slurm_robust.controller.requeue import Requeuer, without_term
+from slurm_robust.controller.questions import Questions
+from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
+from slurm_robust.controller.storage_hands import StorageHands
 from slurm_robust.controller.supervisor import Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import ClockWatch, Hold, Turns
 from slurm_robust.ledger.summary import summary_of
-from slurm_robust.model.companion import Source
-from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.exits import StepEnd, Witness
+from slurm_robust.model.exits import StepEnd
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import FolderGone, JobDirectory, check_in_place
-from slurm_robust.policy.leaving import Sentence
-from slurm_robust.policy.restore import retained
-from slurm_robust.report import bundle
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import SlurmError
-from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.values import parse_number
-from slurm_robust.util.hostlist import fold
-from slurm_robust.util.wakeup import Inbox
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import newest_epoch
@@ -55,57 +43,6 @@ from slurm_robust.wire.sockets import ControllerSocket, knock
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes
-
-
-Work: TypeAlias = Callable[[], Callable[[], None]]
-Failed: TypeAlias = Callable[[BaseException, str], None]
-
-
-class Background:
-    """Runs functions in threads and hands what they return to the loop, in the loop's own thread.
-
-    Threads are daemons: one that hangs in a dead file system does not keep the controller from ending, nor
-    does it hold up other work, since there are as many as are busy. Those that are done wait for more.
-    """
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Work, Failed]] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._results: Inbox[Callable[[], None]] = Inbox()
-
-    def fileno(self) -> int:
-        """Readable when something is to be taken by :meth:`drain`."""
-        return self._results.fileno()
-
-    def run(self, work: Work, failed: Failed) -> None:
-        """Do ``work`` in a thread; the function it returns is called by :meth:`drain`.
-
-        What it raises instead is handed to ``failed`` by :meth:`drain`, with its traceback, so the caller
-        gets an answer.
-        """
-        self._work.put((work, failed))
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._serve, name="srobust-background", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            work, failed = self._work.get()
-            try:
-                then = work()
-            except BaseException as error:  # noqa: BLE001 - it is reported, and the thread goes on
-                # Here, since the lines of the source are read for it, from storage that may hang.
-                then = partial(failed, error, "".join(traceback.format_exception(error)))
-            self._idle.release()
-            self.post(then)
-
-    def post(self, then: Callable[[], None]) -> None:
-        """Have ``then`` called by :meth:`drain`. From any thread."""
-        self._results.put(then)
-
-    def drain(self) -> None:
-        """Call what has been posted. From the loop's thread only."""
-        for then in self._results.take():
-            then()
 
 
 class Loop:
@@ -131,16 +68,14 @@ class Loop:
     ) -> None:
         """``borrower``: None where no companions are configured. ``moments``: None for none."""
         self._core = core
-        self._config = config
         self._directory = directory
         self._journal = journal
         self._socket = socket
         self._beacons = beacons
         self._steps = steps
         self._requeuer, self._shrinker = requeuer, shrinker
-        self._store, self._slurm = store, slurm
         self._tester = tester
-        self._borrower, self._moments = borrower, moments
+        self._moments = moments
         self._background = Background()
         self._hold = Hold()
         self._clock = ClockWatch()
@@ -155,31 +90,25 @@ class Loop:
         self._trouble = ""  # of the journal, as it was reported
         self._restored = 0  # events of the journal, as far as they were reported
         self._folder_gone = False  # as it was reported
-        self._pruning = False
-        self._acts = self._hands()
+        self._errands = errands = Errands(self._background, core, self._now, self._do)
+        self._questions = Questions(errands, slurm, steps, self._clock)
+        self._acts = {
+            **self._hands(),
+            **self._questions.acts(),
+            **StorageHands(errands, config.checkpoint, directory, journal, store).acts(),
+            **CompanionHands(errands, borrower).acts(),
+        }
 
     def _hands(self) -> dict[type, Callable[..., None]]:
         """What carries out each effect."""
         return {
             fx.Send: self._send,
             fx.StartAgents: self._start_agents,
-            fx.AskAboutNodes: self._ask_about_nodes,
-            fx.AskAboutRun: self._ask_about_run,
-            fx.AskForDrains: self._ask_for_drains,
             fx.Knock: self._knock,
             fx.Probe: self._probe,
-            fx.FindCheckpoint: self._find_checkpoint,
-            fx.Prune: self._prune,
             fx.BeginRequeue: self._begin_requeue,
             fx.GiveBack: self._give_back,
             fx.Shed: self._shed,
-            fx.SaveEvidence: self._save_evidence,
-            fx.BorrowNodes: self._borrow_nodes,
-            fx.EndCompanions: self._end_companions,
-            fx.SweepCompanions: self._sweep_companions,
-            fx.SaveSuspect: self._save_suspect,
-            fx.SaveStacks: self._save_stacks,
-            fx.SaveAlerts: self._save_alerts,
             fx.TestNodes: self._test_nodes,
             fx.TestStandby: self._test_standby,
             fx.EndStandbyTest: self._end_standby_test,
@@ -194,9 +123,7 @@ class Loop:
         with Signals() as signals:
             beacons = (self._beacons.fileno(),) if self._beacons is not None else ()
             turns = Turns((self._socket.socket, self._background.fileno(), *beacons), signals.fileno())
-            self._in_background("learn switches", self._learn_switches, lambda text: None)
-            self._in_background("learn KillWait", self._learn_kill_wait, lambda text: None)
-            self._in_background("compare clocks", self._compare_clocks, lambda text: None)
+            self._questions.begin()
             self._do(self._core.on_tick(self._now()))
             turned, behind = time.monotonic(), False
             while self._code is None:
@@ -225,7 +152,7 @@ class Loop:
     def report(self, text: str) -> None:
         """Say and write down what something beside the loop has met. From any thread."""
         say(text)
-        self._background.post(partial(self._note, text))
+        self._background.post(partial(self._errands.note, text))
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -275,7 +202,7 @@ class Loop:
         self._slow_at, self._slow_busy = time.monotonic(), True
         if self._clock.step():
             self._core.on_clock(self._clock.ahead_s, self._now())
-        self._in_background("check the agents' steps", self._check_steps, self._check_failed)
+        self._errands.run("check the agents' steps", self._check_steps, self._check_failed)
 
     def _follow_journal(self) -> None:
         """Decide nothing while storage has not taken what was decided before, and report why."""
@@ -358,46 +285,9 @@ class Loop:
         self._core.note(text, "", self._now())
         say(text)
 
-    def _learn_switches(self) -> Callable[[], None]:
-        """In the background: which nodes hang on the same leaf switch, for the choice of peers."""
-        try:
-            switches = self._slurm.topology()
-        except SlurmError as error:
-            text = f"Slurm does not show the switches, so peers are chosen without them: {error}"
-            return lambda: self._core.note(text, "", self._now())
-        # Higher switches list the nodes below them too.
-        leaves = {node: switch.name for switch in switches if not switch.level for node in switch.nodes}
-        return lambda: self._core.on_switches(leaves)
-
-    def _compare_clocks(self) -> Callable[[], None]:
-        """In the background: by how much this node's clock is ahead of slurmctld's."""
-        try:
-            ahead_s = clock_offset(self._slurm)
-        except (SlurmError, CommandTimeout):
-            ahead_s = None  # the ledger goes by this node's clock
-        if ahead_s is None:
-            return lambda: None
-
-        def compared() -> None:
-            self._clock.compared(ahead_s)
-            self._core.on_clock(ahead_s, self._now())
-
-        return compared
-
     def _check_failed(self, text: str) -> None:
         """This controller might miss that another one has taken over; the next one does not."""
         raise RuntimeError(text)
-
-    def _in_background(self, what: str, work: Work, otherwise: Callable[[str], None]) -> None:
-        """Do ``work`` in a thread; if it raises anything, write that down and call ``otherwise`` with it."""
-
-        def failed(error: BaseException, trace: str) -> None:
-            text = f"{what}: {type(error).__name__}: {error}"
-            say(f"an error of its own in the background: {text}\n{trace}")
-            self._do(self._core.on_stage_done(what, False, text, self._now()))
-            otherwise(text)
-
-        self._background.run(work, failed)
 
     # -- effects -----------------------------------------------------------------------------------
 
@@ -441,7 +331,7 @@ class Loop:
             # Of a job of months it takes seconds.
             return partial(say, f"{text}; ETTR {summary_of(events, now).ettr:.1%}")
 
-        self._in_background("ETTR", work, lambda error: say(text))
+        self._errands.run("ETTR", work, lambda error: say(text))
 
     def _send(self, effect: fx.Send) -> None:
         identity = self._identities.get(effect.node)
@@ -464,69 +354,14 @@ class Loop:
                 return lambda: self._core.on_step_end(end, self._now())
             return lambda: None
 
-        self._in_background("start agents", work, lambda text: None)
-
-    def _ask_about_nodes(self, effect: fx.AskAboutNodes) -> None:
-        def work() -> Callable[[], None]:
-            try:
-                found = self._steps.witnesses(effect.nodes)
-            except (SlurmError, CommandTimeout, OSError) as error:
-                return partial(answered, None, f"Slurm does not say how {fold(effect.nodes)} are: {error}")
-            return partial(answered, found, "")
-
-        def answered(found: tuple[Witness, ...] | None, error: str) -> None:
-            if error:
-                self._core.note(error, "", self._now())
-            self._do(self._core.on_nodes(found, self._now()))
-
-        self._in_background("ask about nodes", work, partial(answered, None))
-
-    def _ask_about_run(self, effect: fx.AskAboutRun) -> None:
-        def answered(said: Sentence | None) -> None:
-            self._do(self._core.on_sentence(said, self._now()))
-
-        def work() -> Callable[[], None]:
-            with without_term():
-                try:
-                    job = self._slurm.job(self._core.state.job_id)
-                except (SlurmError, CommandTimeout, OSError):
-                    return partial(answered, None)
-            now = time.time() - self._clock.ahead_s
-            left_s = max(0.0, job.end_time - now) if job.end_time is not None else None
-            said = Sentence(
-                running=job.is_running,
-                preempted=job.preempt_time is not None,
-                left_s=left_s,
-                requeued=job.restart_count > self._core.state.restart_count and not job.is_finished,
-            )
-            return partial(answered, said)
-
-        self._in_background("ask about the run", work, lambda text: answered(None))
-
-    def _learn_kill_wait(self) -> Callable[[], None]:
-        """In the background: how long Slurm waits between SIGTERM and SIGKILL."""
-        try:
-            seconds = parse_number(self._slurm.config().get("KillWait", ""))
-        except (SlurmError, CommandTimeout):
-            seconds = None  # Slurm's default is assumed
-        return (lambda: None) if seconds is None else partial(self._core.on_kill_wait, float(seconds))
-
-    def _ask_for_drains(self, effect: fx.AskForDrains) -> None:
-        def work() -> Callable[[], None]:
-            try:
-                found = self._steps.drains(effect.nodes)
-            except (SlurmError, CommandTimeout, OSError):
-                return lambda: None  # it is asked again
-            return lambda: self._do(self._core.on_drains(found, self._now()))
-
-        self._in_background("ask for drains", work, lambda text: None)
+        self._errands.run("start agents", work, lambda text: None)
 
     def _knock(self, effect: fx.Knock) -> None:
         def work() -> Callable[[], None]:
             found = knock(effect.places)
             return lambda: self._core.on_knock(found, self._now())
 
-        self._in_background("knock", work, lambda text: None)
+        self._errands.run("knock", work, lambda text: None)
 
     def _probe(self, effect: fx.Probe) -> None:
         def work() -> Callable[[], None]:
@@ -536,75 +371,30 @@ class Loop:
         def failed(text: str) -> None:
             self._do(self._core.on_answers(effect.number, None, self._now()))
 
-        self._in_background("probe kernels", work, failed)
-
-    def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
-        def work() -> Callable[[], None]:
-            found: dict[CheckpointId, Tier] | None = None
-            try:
-                found = self._store.complete()
-            except OSError as error:
-                text = f"checkpoints on storage cannot be listed: {error}"
-                self._background.post(
-                    lambda: self._do(self._core.on_stage_done("find checkpoint", False, text, self._now()))
-                )
-            return lambda: self._do(self._core.on_checkpoints(effect.generation, found, self._now()))
-
-        self._in_background(
-            "find checkpoint",
-            work,
-            lambda text: self._do(self._core.on_checkpoints(effect.generation, None, self._now())),
-        )
-
-    def _prune(self, effect: fx.Prune) -> None:
-        if self._pruning:
-            return  # storage is slow; the next one removes what this one would have
-        self._pruning = True
-        generation = self._core.state.generation
-        keep = self._config.checkpoint.keep
-
-        def done(error: str) -> None:
-            self._pruning = False
-            if error:
-                self._core.note(error, "", self._now())
-
-        def work() -> Callable[[], None]:
-            try:
-                protect = {CheckpointId(step=step, generation=g) for g, step in effect.sealed.items()}
-                protect.update(retained(effect.sealed, self._store.complete(), keep))
-                self._store.prune(keep, protect, generation, self._config.checkpoint.keep_every)
-            except (OSError, ValueError) as error:
-                return partial(done, f"old checkpoints could not be removed: {error}")
-            return partial(done, "")
-
-        self._in_background("prune", work, done)
+        self._errands.run("probe kernels", work, failed)
 
     def _begin_requeue(self, effect: fx.BeginRequeue) -> None:
         def answer(said: fx.RequeueAnswer) -> None:
             self._background.post(lambda: self._do(self._core.on_requeue(said, self._now())))
 
         def work() -> Callable[[], None]:
-            self._shrinker.shed(effect.silent, self._report_stage)
+            self._shrinker.shed(effect.silent, self._errands.report_stage)
             self._requeuer.ask(
-                effect.exclude, self._report_stage, answer, holders=effect.holders, pins=effect.pins
+                effect.exclude, self._errands.report_stage, answer, holders=effect.holders, pins=effect.pins
             )
             return lambda: None
 
         def unanswered(text: str) -> None:
             answer(fx.RequeueAnswer(said=fx.Said.NOTHING, detail=text))
 
-        self._in_background("requeue", work, unanswered)
-
-    def _report_stage(self, what: str, ok: bool, detail: str) -> None:
-        """From any thread."""
-        self._background.post(lambda: self._do(self._core.on_stage_done(what, ok, detail, self._now())))
+        self._errands.run("requeue", work, unanswered)
 
     def _shed(self, effect: fx.Shed) -> None:
         def work() -> Callable[[], None]:
-            self._shrinker.shed(effect.nodes, self._report_stage)
+            self._shrinker.shed(effect.nodes, self._errands.report_stage)
             return lambda: None
 
-        self._in_background("shed dead nodes", work, lambda text: None)
+        self._errands.run("shed dead nodes", work, lambda text: None)
 
     def _give_back(self, effect: fx.GiveBack) -> None:
         def answered(answer: fx.GiveBackAnswer) -> None:
@@ -616,97 +406,7 @@ class Loop:
         def failed(text: str) -> None:
             answered(fx.GiveBackAnswer(said=fx.Said.NOTHING, detail=text))
 
-        self._in_background("give back", work, failed)
-
-    def _save_evidence(self, effect: fx.SaveEvidence) -> None:
-        events = list(self._journal.events)
-        save = partial(bundle.save, self._directory, effect.number, events)
-        self._save("evidence", f"evidence of incident {effect.number}", save)
-        summary = partial(save_summary, self._directory, events, self._core.state.own_node)
-        self._save("summary", "the job's summary", summary)
-
-    def _save_stacks(self, effect: fx.SaveStacks) -> None:
-        save = partial(bundle.save_stacks, self._directory, effect.number, effect.stacks, effect.localisation)
-        self._save("stacks", f"stacks of incident {effect.number}", save)
-
-    def _save_alerts(self, effect: fx.SaveAlerts) -> None:
-        save = partial(bundle.save_alerts, self._directory, effect.number, effect.alerts, effect.t)
-        self._save("alerts", f"alerts of incident {effect.number}", save)
-
-    def _save_suspect(self, effect: fx.SaveSuspect) -> None:
-        def save() -> None:
-            # An epilog knows its job's id only: neither which job has borrowed the node nor a run's name.
-            folder = self._directory.path.with_name(str(effect.suspect.job_id))
-            if folder != self._directory.path:
-                jobfolder.make(folder)
-            bundle.save_suspect(JobDirectory(folder), effect.suspect)
-
-        self._save("suspect", f"the suspect of {effect.suspect.node}", save)
-
-    def _borrow_nodes(self, effect: fx.BorrowNodes) -> None:
-        def submitted(job_id: int, source: Source) -> None:
-            self._background.post(lambda: self._core.on_companion(effect.number, job_id, source, self._now()))
-
-        def answered(found: fx.BorrowAnswer) -> None:
-            self._do(self._core.on_lent(effect.number, found, self._now()))
-
-        def work() -> Callable[[], None]:
-            assert self._borrower is not None  # there are sources
-            found = self._borrower.borrow(
-                effect.sources, effect.missing, effect.exclude, submitted, some=effect.some
-            )
-            self._background.post(partial(answered, found))
-            if strays := self._borrower.settle():
-                jobs = ", ".join(map(str, strays))
-                return partial(self._note, f"cancelled companions whose submission had no answer: {jobs}")
-            return lambda: None
-
-        def failed(text: str) -> None:
-            answered(fx.BorrowAnswer(refusals=((effect.sources[0], text),)))
-
-        self._in_background("borrow nodes", work, failed)
-
-    def _end_companions(self, effect: fx.EndCompanions) -> None:
-        def work() -> Callable[[], None]:
-            self._end(effect.jobs)
-            return lambda: None
-
-        self._in_background("end companions", work, lambda text: None)
-
-    def _end(self, companions: tuple[int, ...]) -> None:
-        """In the background."""
-
-        def report(text: str) -> None:
-            self._background.post(partial(self._note, text))
-
-        for text in self._borrower.end(companions, report) if self._borrower is not None else ():
-            report(text)
-
-    def _note(self, text: str) -> None:
-        self._core.note(text, "", self._now())
-
-    def _sweep_companions(self, effect: fx.SweepCompanions) -> None:
-        def work() -> Callable[[], None]:
-            try:
-                ended = self._borrower.sweep(effect.known) if self._borrower is not None else ()
-            except (SlurmError, CommandTimeout) as error:
-                return partial(self._note, f"Slurm does not show whether older companions are left: {error}")
-            if not ended:
-                return lambda: None
-            return partial(self._note, f"cancelled older companions: {', '.join(map(str, ended))}")
-
-        self._in_background("sweep companions", work, lambda text: None)
-
-    def _save(self, stage: str, what: str, save: Callable[[], object]) -> None:
-        def work() -> Callable[[], None]:
-            try:
-                save()
-            except OSError as error:
-                text = f"{what} could not be saved: {error}"
-                return lambda: self._do(self._core.on_stage_done(stage, False, text, self._now()))
-            return lambda: None
-
-        self._in_background(stage, work, lambda text: None)
+        self._errands.run("give back", work, failed)
 
     def _test_nodes(self, effect: fx.TestNodes) -> None:
         def work() -> Callable[[], None]:
@@ -716,7 +416,7 @@ class Loop:
                 found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
             return lambda: self._do(self._core.on_tests(found, self._now()))
 
-        self._in_background("test nodes", work, self._tested_in_vain)
+        self._errands.run("test nodes", work, self._tested_in_vain)
 
     def _test_standby(self, effect: fx.TestStandby) -> None:
         def answered(found: Diagnosis) -> None:
@@ -725,7 +425,7 @@ class Loop:
         def work() -> Callable[[], None]:
             return partial(answered, self._tester.test_standby(effect.number, effect.node, effect.budget_s))
 
-        self._in_background("test standby", work, lambda text: answered(Diagnosis(reason=text)))
+        self._errands.run("test standby", work, lambda text: answered(Diagnosis(reason=text)))
 
     def _end_standby_test(self, effect: fx.EndStandbyTest) -> None:
         self._tester.end_standby_test(effect.number)
@@ -735,7 +435,7 @@ class Loop:
             found = self._tester.replay(effect.nodes, effect.layout)
             return lambda: self._do(self._core.on_tests(found, self._now()))
 
-        self._in_background("replay", work, self._tested_in_vain)
+        self._errands.run("replay", work, self._tested_in_vain)
 
     def _tested_in_vain(self, text: str) -> None:
         self._do(self._core.on_tests(Diagnosis(reason=text), self._now()))

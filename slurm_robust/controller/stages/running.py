@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from slurm_robust.controller.checkpoints import CheckpointScheduler
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.controller.incidents import REPEATING
 from slurm_robust.controller.over import begun_by
+from slurm_robust.controller.scheduler import CheckpointScheduler
 from slurm_robust.controller.stages.watch import (
     current_agents,
     find_fault,
@@ -75,7 +75,7 @@ class Launching:
             if cut := core.checkpoints.cut_text(plan):
                 core.note(cut, "", now)
                 core.emit(Say(text=cut))
-        for line in core.checkpoints.passed_over(plan.ref if plan else None):
+        for line in core.passed_over.texts(plan.ref if plan else None):
             core.emit(Say(text=line))
         if plan is None and state.generation:
             text = "starts again from step 0: no checkpoint can be reached"

@@ -211,7 +211,7 @@ class Stopping:
                 root=root.exit.rank if root is not None else -1,
             )
         )
-        core.checkpoints.judge_restored(self._exits, now, good_step)
+        core.passed_over.judge_restored(self._exits, now, good_step)
 
     def _good_step(self, core: Core, now: Now) -> int | None:
         """As in :class:`~slurm_robust.model.events.GenerationEnded`.

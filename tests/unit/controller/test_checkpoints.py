@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, DetectConfig, JobConfig, ParallelConfig, Timings
-from slurm_robust.controller.checkpoints import Tempo
 from slurm_robust.controller.effects import Now, Prune
+from slurm_robust.controller.scheduler import Tempo
 from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier

@@ -18,10 +18,11 @@ from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import CheckpointConfig, JobConfig, ReplayConfig
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.background import Background
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Disk, Journal
-from slurm_robust.controller.loop import Background, Loop
+from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
@@ -187,7 +188,7 @@ def test_leaf_switches_are_learnt_for_the_choice_of_peers(hands: Hands) -> None:
         Switch(name="s1", level=0, nodes=("n1",)),
         Switch(name="s2", level=0, nodes=("n2",)),
     )
-    hands.loop._learn_switches()()
+    hands.loop._questions._learn_switches()()
     assert hands.core.switches == {"n1": "s1", "n2": "s2"}
 
 
