@@ -180,7 +180,7 @@ class _Sweep:
             case ev.GenerationLaunched():
                 self._launched(event, at)
             case ev.Continued(reports=True):
-                self._best[True] = max(self._best[True], event.best_step)
+                self._best[True] = max(self._best[True], event.best_step, event.undone_step)
             case ev.AllocationTaken():
                 self._took_allocation(event, at)
             case ev.IncidentOpened():

@@ -85,7 +85,9 @@ class Continued(Event):
     writers: dict[int, int] = {}
     """For each generation the job that ran it."""
     best_step: int = -1
-    """Newest step completed by all ranks in any earlier job; -1 for none."""
+    """Newest step completed by all ranks in any earlier job, N at most where ``--step N`` chose; -1 for none."""
+    undone_step: int = -1
+    """The newest that had been completed where ``--step`` once chose an older one; -1 for none."""
     reports: bool = False
     """The script reports its steps."""
     slots: int = 0

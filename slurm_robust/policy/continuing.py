@@ -40,6 +40,7 @@ def lineage(state: JobState, folder: str, t: float) -> ev.Continued:
         banned=tuple(sorted(state.banned)),
         writers={g: job for g, job in writers.items() if g in state.sealed or g in unsealed},
         best_step=state.best_step,
+        undone_step=before.undone_step if before is not None else -1,
         reports=state.reports,
         slots=len(state.slots) or (before.slots if before is not None else 0),
         nproc_per_node=state.nproc_per_node,
@@ -110,6 +111,7 @@ def until(event: ev.Continued, step: int) -> ev.Continued:
         sealed={generation: min(step, sealed) for generation, sealed in event.sealed.items()},
         good_steps={**event.good_steps, **good},
         best_step=min(event.best_step, step),
+        undone_step=max(event.undone_step, event.best_step if event.best_step > step else -1),
         stored=stored,
     )
 

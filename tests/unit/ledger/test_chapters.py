@@ -11,6 +11,8 @@ from slurm_robust.ledger.chapters import joined
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger, ledger
 from slurm_robust.model import events as ev
+from slurm_robust.model.journal import fold
+from slurm_robust.policy.continuing import lineage, until
 from tests.unit.ledger.journals import Journal, at
 
 
@@ -69,6 +71,14 @@ def test_a_job_alone_knows_by_its_own_journal_what_it_repeats() -> None:
     went_on = ev.Continued(t=started.t, from_job=1, from_folder="1", generation=1, best_step=49, reports=True)
     assert ledger([started, went_on, *rest], rest[-1].t).repeated == 20
     assert ledger([started, *rest], rest[-1].t).repeated == 0
+
+
+def test_a_job_that_was_sent_back_repeats_what_comes_after_the_chosen_step() -> None:
+    first, (started, *rest) = job(0, 20, range(50), 100), job(400, 430, range(20, 70), 540, 2)
+    gone_on = lineage(fold(first), "1", started.t)
+    second = [started, until(gone_on, 19), *rest]
+    assert ledger(second, rest[-1].t).repeated == 30
+    assert chapters(first, second)[1].repeated == 30
 
 
 def test_a_job_that_waits_while_the_one_before_still_runs_waits_only_after_it() -> None:

@@ -81,6 +81,15 @@ def test_a_chosen_step_is_the_newest_that_is_left() -> None:
     assert counted(until(continued(), 75), [*STORED, ref(3, 75)])[0] == ref(3, 75)
 
 
+def test_steps_after_a_chosen_one_are_not_forgotten() -> None:
+    """They do not count any more, but whoever does them again does so; also in the jobs after that one."""
+    back = until(continued(), 60)
+    assert (back.best_step, back.undone_step) == (60, continued().best_step)
+    later = lineage(fold([run_started(job_id=8, run_id="8-b"), back]), "/j/8", 10.0)
+    assert (later.best_step, later.undone_step) == (60, continued().best_step)
+    assert until(continued(best_step=50), 60).undone_step == -1
+
+
 def test_a_folder_without_a_job() -> None:
     event = of_folder("/some/where", {ref(4, 10): 2, ref(4, 20): 2, ref(5, 15): 3}, ("7-a",), 1.0)
     assert (event.sealed, event.generation, event.best_step) == ({4: 20, 5: 15}, 5, 20)
