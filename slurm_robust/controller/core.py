@@ -192,9 +192,10 @@ class Core(Context):
             text = (
                 f"the controller stood still for {seconds:.0f} s: the job was suspended (scontrol suspend), "
                 "or this node or the storage of the job's folder hung; no node counts as silent for it, and "
-                "ETTR counts it as training"
+                "if no step was done meanwhile, the time counts as suspended"
             )
-            self.record(ev.Noted(t=now.wall, text=text, node=self.state.own_node))
+            node = self.state.own_node
+            self.record(ev.Noted(t=now.wall, text=text, node=node, stood_still_s=round(seconds, 3)))
             self.emit(Say(text=text))
 
     def on_tick(self, now: Now) -> list[Effect]:

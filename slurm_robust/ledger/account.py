@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.model.record import Record
 
@@ -14,6 +16,7 @@ Kind = tuple[TimeClass, str]
 """A class, and what it was within that: a start phase, or a phase of the script; "" for nothing more."""
 
 PRODUCTIVE: Kind = (TimeClass.PRODUCTIVE, "")
+SUSPENDED: Kind = (TimeClass.SUSPENDED, "")
 
 
 class Part(Record):
@@ -70,14 +73,43 @@ class Account:
         self.step = -1
         self.situation = Situation()
         self._merged_ms = merged_ms
+        self._still: list[tuple[int, int]] = []
         self._done: list[Span] = []
         self._begin_ms = 0
         self._parts: dict[Kind, int] = {}
         self._written = self.situation
         self._is_training = False
 
+    def stand_still(self, begin_ms: int, end_ms: int) -> None:
+        """Whatever will be written over this time, the job was suspended in it."""
+        self._still.append((begin_ms, end_ms))
+
+    def stood_still_ms(self, until_ms: int) -> int:
+        """How long it stood still from the pen until then, which :meth:`write` forgets with this."""
+        still, self._still = self._still, []
+        return sum(max(0, min(end, until_ms) - max(begin, self.at_ms)) for begin, end in still)
+
     def write(self, until_ms: int, kind: Kind) -> None:
-        """All time until then is of one kind. Nothing happens if the pen is there already."""
+        """All time until then is of one kind, but for what the job stood still.
+
+        Nothing happens if the pen is there already.
+        """
+        while self._still and self._still[0][0] < until_ms:
+            begin, end = self._still.pop(0)
+            self._write(begin, kind)
+            self._suspend(min(end, until_ms))
+            if end > until_ms:
+                self._still.insert(0, (until_ms, end))
+        self._write(until_ms, kind)
+
+    def _suspend(self, until_ms: int) -> None:
+        """No incident costs this time."""
+        own = self.situation
+        self.situation = structs.replace(own, incident=0)
+        self._write(until_ms, SUSPENDED)
+        self.situation = own
+
+    def _write(self, until_ms: int, kind: Kind) -> None:
         length = until_ms - self.at_ms
         if length <= 0:
             return

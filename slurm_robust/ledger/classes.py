@@ -65,6 +65,10 @@ class TimeClass(str, Enum):
     OTHER_PHASE = "other phase"
     """Any other phase that the script announces."""
 
+    SUSPENDED = "suspended"
+    """Slurm had suspended the job, or what its controller runs on hung: the controller stood still, and no
+    step came of it. Nobody is blamed for it, and no incident costs it."""
+
     IDLE = "idle"
     """Nothing of the above: nodes are held, and nothing is known to happen."""
 
@@ -117,5 +121,6 @@ NAMES: dict[TimeClass, OtherNames] = {
     ),
     TimeClass.EVALUATING: OtherNames(google="CUSTOM_BADPUT_EVENTS", meta="", paper="productive"),
     TimeClass.OTHER_PHASE: OtherNames(google="CUSTOM_BADPUT_EVENTS", meta="", paper="unproductive"),
+    TimeClass.SUSPENDED: OtherNames(google="OTHER", meta="idleness", paper="unproductive"),
     TimeClass.IDLE: OtherNames(google="OTHER", meta="idleness", paper="unproductive"),
 }

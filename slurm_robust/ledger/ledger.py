@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from slurm_robust.ledger.account import LEAST_MERGED_MS, PRODUCTIVE, Account, Kind, Span
+from slurm_robust.ledger.account import LEAST_MERGED_MS, PRODUCTIVE, SUSPENDED, Account, Kind, Span
 from slurm_robust.ledger.accounting import AccountedRun, ends_of
 from slurm_robust.ledger.baseline import Baseline
 from slurm_robust.ledger.classes import TimeClass
@@ -197,6 +197,8 @@ class _Sweep:
                 self._leaves(event, at)
             case ev.NodeGivenBack() | ev.CompanionStarted() | ev.CompanionEnded():
                 self._nodes_changed(event)
+            case ev.Noted(stood_still_s=seconds) if seconds > 0:
+                self.account.stand_still(at - round(seconds * 1000), at)
 
     def finish(self, now: int, *, over: bool) -> None:
         """The rest until ``now``, unless the job has ended before."""
@@ -332,6 +334,11 @@ class _Sweep:
                 parts.append((_PHASES.get(name) or (TimeClass.OTHER_PHASE, name), ms))
             self._spent = event.spent
         count = event.step - before
+        still = min(left, self.account.stood_still_ms(at))
+        suspended = min(still, left - round(count * (self._baseline.ms or self._pace_ms())))
+        if 2 * suspended > still:  # else training went on, and only the controller stood still
+            left -= suspended
+            parts.append((SUSPENDED, suspended))
         excess_ms = self._baseline.excess_ms(left, count)
         best = self._best[event.reported]
         if best > before:
@@ -453,6 +460,8 @@ def _paces(events: Sequence[ev.AnyEvent]) -> dict[int, float]:
     first: dict[int, tuple[float, int]] = {}
     found: dict[int, float] = {}
     for event in events:
+        if isinstance(event, ev.Noted) and event.stood_still_s:
+            first.clear()  # how much of that time was training is not known
         if not isinstance(event, _STEPS) or event.generation in found:
             continue
         t, step = first.setdefault(event.generation, (event.t, event.step))

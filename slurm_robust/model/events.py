@@ -85,7 +85,7 @@ class Continued(Event):
     writers: dict[int, int] = {}
     """For each generation the job that ran it."""
     best_step: int = -1
-    """Newest step completed by all ranks in any earlier job, N at most where ``--step N`` chose; -1 for none."""
+    """Newest step completed by all ranks in any earlier job, N at most with ``--step N``; -1 for none."""
     undone_step: int = -1
     """The newest that had been completed where ``--step`` once chose an older one; -1 for none."""
     reports: bool = False
@@ -576,6 +576,8 @@ class Noted(Event):
 
     text: str
     node: str = ""
+    stood_still_s: float = 0.0
+    """For so long before ``t`` the controller did nothing: the job was suspended, or what it runs on hung."""
 
 
 AnyEvent: TypeAlias = (

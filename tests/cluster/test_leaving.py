@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from slurm_robust.ledger.classes import TimeClass
+from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
@@ -205,6 +207,8 @@ def test_a_suspended_job_goes_on_and_blames_nobody(sandbox: Sandbox) -> None:
     sandbox.exec(["scontrol", "resume", str(job.id)], user="root", check=True)
     job.wait_step(before + 10)
     job.wait(lambda: any("the job was suspended" in e.text for e in job.events(ev.Noted)), 10, "a note")
+    found = summary_of(job.events(ev.Event), time.time())
+    assert found.classes[TimeClass.SUSPENDED] >= 12_000, found
     blamed = ev.IncidentOpened | ev.NodeEvicted | ev.Decided
     assert not [e for e in job.events(object) if isinstance(e, blamed)], job.log
     sandbox.exec(["scancel", str(job.id)], user=USER, check=True)

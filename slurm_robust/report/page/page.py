@@ -194,7 +194,7 @@ def _classes(report: JobReport) -> Iterator[dict[str, object]]:
     found = report.ledger
     for one, ms in sorted(found.classes.items(), key=lambda item: -item[1]):
         names = NAMES[one]
-        waits = one in (TimeClass.QUEUED, TimeClass.REQUEUE_DELAY, TimeClass.BETWEEN)
+        waits = one in (TimeClass.QUEUED, TimeClass.REQUEUE_DELAY, TimeClass.BETWEEN, TimeClass.SUSPENDED)
         yield {
             "name": one.value,
             "took": duration(ms / 1000),

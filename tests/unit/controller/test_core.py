@@ -96,7 +96,8 @@ def test_a_job_that_was_suspended_says_how_long() -> None:
     job.pass_time(1)
     assert len(job.said) == before + 1
     assert "stood still for 30 s: the job was suspended (scontrol suspend)" in job.said[-1]
-    assert job.events(ev.Noted)[-1].text == job.said[-1]
+    noted = job.events(ev.Noted)[-1]
+    assert (noted.text, noted.stood_still_s) == (job.said[-1], 30.0)
 
 
 def test_heartbeats_that_waited_are_all_read_before_anybody_is_judged() -> None:

@@ -118,6 +118,52 @@ def test_a_hang_that_ends_by_itself_was_a_slow_step() -> None:
     assert found == STARTED | {"productive": 10 + 70 + 1 + 10, "slow": 39}
 
 
+def stood_still(journal: Journal, until: float, seconds: float) -> Journal:
+    """The controller was suspended, with its job or alone, and says so."""
+    return journal.add(ev.Noted(t=at(until), text="the controller stood still", stood_still_s=seconds))
+
+
+def test_a_job_that_is_suspended_does_not_train() -> None:
+    journal = stood_still(started(), 155, 60).progress(160, 1, 19).progress(170, 1, 29)
+    assert made(journal, 170) == STARTED | {"productive": 10 + 20, "suspended": 60}
+    assert "slow" not in made(journal.progress(180, 1, 39), 180)
+
+
+def test_a_controller_that_stands_still_alone_stops_no_training() -> None:
+    journal = stood_still(started(), 155, 60).progress(160, 1, 79)
+    assert made(journal, 160) == STARTED | {"productive": 10 + 70}
+
+
+def test_the_first_steps_of_a_generation_may_be_those_in_which_it_is_suspended() -> None:
+    journal = Journal().controller(64).allocation(65, queued_s=60).launch(70, 1).first(80, 1, 0)
+    stood_still(journal, 150, 60).progress(160, 1, 19).progress(170, 1, 29)
+    found = made(journal, 170)
+    assert (found["suspended"], found["productive"]) == (60, 20 + 10 + 1)
+
+
+def test_an_incident_does_not_cost_what_the_job_was_suspended_in_it() -> None:
+    journal = started().opened(90.5, 1, 1, 0.5, Symptom.WORKER_EXIT).ended(91, 1, 9).decided(92, 1)
+    stood_still(journal, 160, 60).launch(162, 2, 9).first(172, 2, 10).closed(172, 1, 2, 10).over(172)
+    assert made(journal, 172) == STARTED | {
+        "detecting": 0.5,
+        "deciding": 1.5,
+        "recovering": 10,
+        "suspended": 60,
+        "starting: launch": 9,
+        "productive": 11,
+    }
+    (cost,) = summarise(ledger(journal.events, at(172)), journal.events).incidents
+    assert cost.lost.ms == 21_000
+    assert TimeClass.SUSPENDED not in cost.classes
+
+
+def test_a_job_that_ends_right_after_it_was_suspended_was_suspended() -> None:
+    journal = stood_still(started(), 160, 60).ended(165, 1, 9).over(165)
+    assert made(journal, 165)["suspended"] == 60
+    cancelled = stood_still(started(), 160, 60).over(165)
+    assert made(cancelled, 165) == STARTED | {"idle": 15, "suspended": 60}
+
+
 def test_tests_of_nodes_are_a_class_of_their_own() -> None:
     journal = started().opened(91, 1, 1, 0.5, Symptom.NON_FINITE).ended(92, 1, 9)
     journal.decided(93, 1, Diagnose(reason="", bitwise=True))
