@@ -96,9 +96,14 @@ def _nodes(names: Sequence[str]) -> str:
 # -- the incident in a few lines -------------------------------------------------------------------
 
 
-def incident_rows(events: Sequence[ev.AnyEvent], *, is_over: bool = False) -> tuple[IncidentRow, ...]:
-    """A row for each incident of a journal, in order; ``is_over``: Slurm has ended the job."""
-    return tuple(map(incident_row, incident_reports(events, is_over=is_over)))
+def incident_rows(
+    events: Sequence[ev.AnyEvent],
+    *,
+    is_over: bool = False,
+    later: Iterable[Sequence[ev.AnyEvent]] = (),
+) -> tuple[IncidentRow, ...]:
+    """A row for each incident of a journal, in order; as :func:`incident_reports`."""
+    return tuple(map(incident_row, incident_reports(events, is_over=is_over, later=later)))
 
 
 def incident_row(report: IncidentReport) -> IncidentRow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +31,7 @@ from slurm_robust.report.slurmview import make_slurm, view_of
 from slurm_robust.report.stacks import SavedStacks
 from slurm_robust.report.status import INCIDENT_STYLES, incident_table, phase_of
 from slurm_robust.report.together import all_incidents
-from slurm_robust.report.training import begun, jobs_of
+from slurm_robust.report.training import begun, jobs_of, journals_after, later_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.util.text import clean_log, clock, count, date_and_time, fold_ranks, one_line
 
@@ -65,8 +65,8 @@ def show_all(name: str, *, json: bool, last: int | None, job_dir: str | None) ->
     if isinstance(found, TrainingDirectory):
         shown = listing_of_training(found, last, slurm)
     else:
-        _, events, job, is_over = _load(found, slurm)
-        shown = listing(events, last, job, is_over=is_over)
+        directory, events, job, is_over = _load(found, slurm)
+        shown = listing(events, last, job, is_over=is_over, later=journals_after(directory, events))
     show(shown, render_list, json=json)
     return 0
 
@@ -79,7 +79,10 @@ def listing_of_training(training: TrainingDirectory, last: int | None, slurm: Sl
     *earlier, newest = jobs
     _, events, job, is_over = _load(newest.directory, slurm)
     # A later job began only when those before it were over.
-    every = [(one.chapter.job, incident_rows(one.events, is_over=True)) for one in earlier]
+    every = [
+        (one.chapter.job, incident_rows(one.events, is_over=True, later=later))
+        for one, later in zip(earlier, later_of(jobs), strict=False)
+    ]
     rows = all_incidents([*every, (newest.chapter.job, incident_rows(events, is_over=is_over))])
     shown = rows if last is None else rows[-last:]
     return Listing(
@@ -104,12 +107,19 @@ def _load(directory: JobDirectory, slurm: SlurmClient) -> tuple[JobDirectory, li
     return directory, events, f"{phase}; Slurm: {view.state}" if view.state else phase, view.is_over
 
 
-def listing(events: Sequence[ev.AnyEvent], last: int | None, job: str, *, is_over: bool = False) -> Listing:
+def listing(
+    events: Sequence[ev.AnyEvent],
+    last: int | None,
+    job: str,
+    *,
+    is_over: bool = False,
+    later: Iterable[Sequence[ev.AnyEvent]] = (),
+) -> Listing:
     """The newest ``last`` incidents of a journal, or all of them.
 
-    ``job``: its state; ``is_over``: Slurm has ended it.
+    ``job``: its state; ``is_over``: Slurm has ended it; ``later``: the journals of the jobs after it.
     """
-    rows = incident_rows(events, is_over=is_over)
+    rows = incident_rows(events, is_over=is_over, later=later)
     chosen = rows[-last:] if last is not None else rows
     return Listing(job_id=fold(events).job_id, job=job, incidents=chosen, left_out=len(rows) - len(chosen))
 
@@ -158,19 +168,27 @@ def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, jo
     """Print one incident. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchIncident`."""
     slurm = make_slurm()
     directory, events, job, is_over = _load(find(name, job_dir, slurm), slurm)
-    found = gather(directory, events, number, job, is_over=is_over)
+    found = gather(directory, events, number, job, is_over=is_over, later=journals_after(directory, events))
     show(found, partial(render, logs=logs, stacks=stacks), json=json)
     return 0
 
 
 def gather(
-    directory: JobDirectory, events: Sequence[ev.AnyEvent], number: int, job: str, *, is_over: bool = False
+    directory: JobDirectory,
+    events: Sequence[ev.AnyEvent],
+    number: int,
+    job: str,
+    *,
+    is_over: bool = False,
+    later: Iterable[Sequence[ev.AnyEvent]] = (),
 ) -> Bundle:
     """One incident and the contents of its folder.
 
-    ``job``: its state; ``is_over``: Slurm has ended it. Raises :class:`NoSuchIncident`.
+    ``job``: its state; ``is_over``: Slurm has ended it; ``later``: the journals of the jobs after it.
+    Raises :class:`NoSuchIncident`.
     """
-    every = {report.number: report for report in incident_reports(events, is_over=is_over)}
+    reports = incident_reports(events, is_over=is_over, later=later)
+    every = {report.number: report for report in reports}
     if number not in every:
         those = f"it has {fold_ranks(every)}" if every else "it has none"
         raise NoSuchIncident(f"{directory.path} has no incident {number}; {those}")

@@ -119,10 +119,16 @@ class IncidentReport(Record):
         return tuple(e for e in self.events if isinstance(e, ev.NodesTested))
 
 
-def incident_reports(events: Sequence[ev.AnyEvent], *, is_over: bool = False) -> list[IncidentReport]:
+def incident_reports(
+    events: Sequence[ev.AnyEvent],
+    *,
+    is_over: bool = False,
+    later: Iterable[Sequence[ev.AnyEvent]] = (),
+) -> list[IncidentReport]:
     """A report on each incident of a journal, in order.
 
-    ``is_over``: Slurm has ended the job, which the journal need not say.
+    ``is_over``: Slurm has ended the job, which the journal need not say. ``later``: the journals of the jobs
+    that came after it in its training; what they repeat because of the last incident is counted there.
     """
     past, found = _Past(), list[IncidentReport]()
     for place, event in enumerate(events):
@@ -131,6 +137,9 @@ def incident_reports(events: Sequence[ev.AnyEvent], *, is_over: bool = False) ->
         past.add(event)
     if is_over and found and found[-1].status is IncidentStatus.OPEN:
         found[-1] = replace(found[-1], status=IncidentStatus.ENDED)
+    if found and found[-1].status is not IncidentStatus.OVER and found[-1].steps_repeated is not None:
+        again = found[-1].steps_repeated + _repeated_later(past.best, later)
+        found[-1] = replace(found[-1], steps_repeated=again)
     return found
 
 
@@ -231,16 +240,50 @@ def _status(last: ev.AnyEvent) -> IncidentStatus:
 
 def _steps_repeated(own: Iterable[ev.AnyEvent], past: _Past) -> int | None:
     """Steps that any generation had done before the incident and that were done once more in it."""
-    best, reported = past.best, past.reported
-    launched: dict[int, int] = {}
-    again: dict[int, int] = {}
+    again, reported = _Again(past.best), past.reported
     for event in own:
-        if isinstance(event, ev.GenerationLaunched):
-            launched[event.generation] = event.restore_step
-        elif isinstance(event, ev.FirstStep | ev.ProgressMade):
+        if isinstance(event, ev.FirstStep | ev.ProgressMade):
             reported = reported and event.reported
-            if event.generation in launched:
-                again[event.generation] = max(0, min(event.step, best) - launched[event.generation])
+        again.add(event)
+    return again.steps if reported else None
+
+
+def _repeated_later(best: int, later: Iterable[Sequence[ev.AnyEvent]]) -> int:
+    """How many of the steps until ``best`` later jobs did again, before anything else went wrong.
+
+    Where a person chose an older step, or began anew, that is why they were done again.
+    """
+    again = _Again(best)
+    for events in later:
+        went_on = next((event for event in events if isinstance(event, ev.Continued)), None)
+        if went_on is None or went_on.best_step < best:
+            break
+        for event in events:
+            if isinstance(event, ev.IncidentOpened) or again.newest > best:
+                return again.steps
+            again.add(event)
+    return again.steps
+
+
+class _Again:
+    """Counts the steps until ``best`` that generations do again."""
+
+    def __init__(self, best: int) -> None:
+        self.best = best
+        self.newest = -1
+        self._launched: dict[int, int] = {}
+        self._again: dict[int, int] = {}
+
+    @property
+    def steps(self) -> int:
+        return sum(self._again.values())
+
+    def add(self, event: ev.AnyEvent) -> None:
+        if isinstance(event, ev.GenerationLaunched):
+            self._launched[event.generation] = event.restore_step
+        elif isinstance(event, ev.FirstStep | ev.ProgressMade):
+            self.newest = event.step
+            if (began := self._launched.get(event.generation)) is not None:
+                self._again[event.generation] = max(0, min(event.step, self.best) - began)
             else:  # heartbeats lag: how far the failed generation was is known a moment later
-                best = max(best, event.step)
-    return sum(again.values()) if reported else None
+                self.best = max(self.best, event.step)

@@ -8,7 +8,7 @@ import shlex
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from slurm_robust.report.job_text import Table, csv_text, render
 from slurm_robust.report.page.page import page_of
 from slurm_robust.report.slurmview import SlurmView, make_slurm, view_of
 from slurm_robust.report.together import Told, together, waiting
-from slurm_robust.report.training import Begun, begun, jobs_of
+from slurm_robust.report.training import Begun, begun, jobs_of, journals_after, later_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import SlurmError
@@ -97,10 +97,11 @@ def _told(
     facts: SlurmFacts,
     best: int = -1,
     not_before: float | None = None,
+    later: Iterable[Sequence[ev.AnyEvent]] = (),
 ) -> Told:
-    """One job with its report; ``best`` and ``not_before`` are of the jobs before it."""
+    """One job with its report; ``best``, ``not_before``: of the jobs before it; ``later``: those after it."""
     books = books_of(events, facts, best, not_before)
-    report = job_report(events, time.time(), facts, gather(directory, events), notes, books)
+    report = job_report(events, time.time(), facts, gather(directory, events), notes, books, later)
     row = replace(report.chapters[0], folder=directory.path.name)
     return Told(job=row.job, events=events, books=books, report=replace(report, chapters=(row,)))
 
@@ -111,7 +112,7 @@ def of_job(directory: JobDirectory, slurm: SlurmClient, *, every_step: bool = Fa
     Raises ``NoSuchJob``, ``JournalDamaged``.
     """
     events, notes = load(directory)
-    one = _told(directory, events, notes, ask(slurm, events))
+    one = _told(directory, events, notes, ask(slurm, events), later=journals_after(directory, events))
     if not every_step:
         return one.report
     return replace(one.report, progress=progress(events, one.books.times, None))
@@ -122,12 +123,13 @@ def of_training(training: TrainingDirectory, slurm: SlurmClient, *, every_step: 
     found = jobs_of(training, slurm, load)
     told, rows, best, end, waits = list[Told](), list[ChapterRow](), -1, None, None
     facts = _facts_of(begun(found), slurm)
+    later = iter(later_of(begun(found)))
     for job in found:
         if isinstance(job, ChapterRow):
             rows.append(job)
             waits = waiting(job, end or 0.0, time.time()) if told else None
             continue
-        one = _told(job.directory, job.events, job.notes, facts[job.chapter.run_id], best, end)
+        one = _told(job.directory, job.events, job.notes, facts[job.chapter.run_id], best, end, next(later))
         told.append(one)
         rows += one.report.chapters
         steps = (e for e in job.events if isinstance(e, ev.FirstStep | ev.ProgressMade))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.ledger.accounting import AccountedRun
 from slurm_robust.ledger.classes import TimeClass
@@ -179,10 +179,12 @@ def job_report(
     evidence: Mapping[int, Evidence],
     notes: Sequence[str] = (),
     known: Books | None = None,
+    later: Iterable[Sequence[ev.AnyEvent]] = (),
 ) -> JobReport:
     """The report by a journal that has an event; ``evidence`` by incident, ``notes`` on how it was read.
 
-    ``known``: its ledger, where it is known.
+    ``known``: its ledger, where it is known. ``later`` is as in
+    :func:`~slurm_robust.report.incidents.incident_reports`.
     """
     known = known or books_of(events, slurm)
     times, books = known.times, known.ledger
@@ -191,7 +193,7 @@ def job_report(
     few, when = _without_steps(events, times)
     started = next((event for event in few if isinstance(event, ev.RunStarted)), None)
     phase, reason = phase_of(few, is_over=slurm.ended)
-    reports = incident_reports(few, is_over=slurm.ended)
+    reports = incident_reports(few, is_over=slurm.ended, later=later)
     return JobReport(
         job_id=books.job_id,
         command=started.command if started is not None else (),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import dropwhile, islice
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import JournalDamaged, fold
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.model.training import Chapter, TrainingDirectory, storage_of
+from slurm_robust.model.training import Chapter, TrainingDirectory, storage_of, training_of
 from slurm_robust.policy.holding import Hold, end_of, judge
 from slurm_robust.report.chapters import ChapterRow, ChapterState, without_journal
 from slurm_robust.report.find import NoSuchJob, chapter_folder, load_events, unreadable
@@ -129,6 +130,25 @@ def unread(chapter: Chapter, why: str) -> ChapterRow:
 def begun(jobs: Sequence[Begun | ChapterRow]) -> list[Begun]:
     """Those with a journal."""
     return [job for job in jobs if isinstance(job, Begun)]
+
+
+def later_of(jobs: Sequence[Begun]) -> list[list[list[AnyEvent]]]:
+    """For each job the journals of those that came after it."""
+    journals = [job.events for job in jobs]
+    return [journals[place + 1 :] for place in range(len(jobs))]
+
+
+def journals_after(directory: JobDirectory, events: Sequence[AnyEvent]) -> Iterator[list[AnyEvent]]:
+    """Read the journals of the jobs that came after this one in its training, until one cannot be read."""
+    state = fold(events)
+    with suppress(OSError, NoSuchJob, JournalDamaged):
+        training = training_of(directory, state.training, state.run_id) if state.training else None
+        chapters = training.read() if training is not None else ()
+        after = dropwhile(lambda chapter: chapter.run_id != state.run_id, chapters)
+        for chapter in islice(after, 1, None):
+            later = chapter_folder(training, chapter) if training is not None else None
+            if later is not None and later.journal.exists():
+                yield load_events(later, quiet=True)
 
 
 # -- who has it -------------------------------------------------------------------------------------

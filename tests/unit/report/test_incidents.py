@@ -101,6 +101,31 @@ def test_steps_that_were_done_again(own: list[ev.AnyEvent], steps: int | None) -
     assert report.steps_repeated == steps
 
 
+def went_on(best_step: int) -> ev.Continued:
+    return ev.Continued(t=3.0, from_job=1, from_folder="1", generation=1, best_step=best_step, reports=True)
+
+
+@pytest.mark.parametrize(
+    ("later", "steps"),
+    [
+        ([[went_on(50), launched(2, 40), step(2, 45), step(2, 60)]], 10),
+        ([[went_on(50), launched(2, 40), step(2, 45)], [went_on(50), launched(3, 44), step(3, 70)]], 11),
+        ([[went_on(50), launched(2, 40), step(2, 45), opened(2), launched(3, 40), step(3, 60)]], 5),
+        ([[went_on(50), launched(2, 40)], [launched(3, -1), step(3, 60)]], 0),  # a person began anew
+        ([[went_on(30), launched(2, 30), step(2, 60)]], 0),  # a person chose an older step
+        ([], 0),
+    ],
+)
+def test_an_incident_that_ended_its_job_costs_steps_in_the_next_one(
+    later: list[list[ev.AnyEvent]], steps: int
+) -> None:
+    own = [launched(1, -1), step(1, 50), opened(), ev.RunEnded(t=20.0, code=1, reason="")]
+    (report,) = incident_reports(own, later=later)
+    assert report.steps_repeated == steps
+    (over,) = incident_reports([*own[:3], launched(2, 50), step(2, 51), closed()], later=later)
+    assert over.steps_repeated == 0
+
+
 def test_a_drill_shortly_before_belongs_to_the_report_and_an_older_note_does_not() -> None:
     journal = [
         ev.Noted(t=10.0, text="long ago"),

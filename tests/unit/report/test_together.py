@@ -111,6 +111,17 @@ def test_incidents_have_the_names_by_which_they_are_asked_for(root: Path) -> Non
     assert [row.name for row in listed.incidents] == ["7/1", "9/1"]
 
 
+def test_what_the_next_job_repeats_is_the_cost_of_the_incident_that_ended_the_one_before(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [entry.row.steps_repeated for entry in report(root).incidents] == [20, 0]
+    for name in ("gpt", "7"):
+        listed = json.loads(printed(capsys, "incidents", name, "--json"))
+        assert listed["incidents"][0]["steps_repeated"] == 20
+    assert json.loads(printed(capsys, "incident", "7/1", "--json"))["incident"]["steps_repeated"] == 20
+    assert job_main.of_job(JobDirectory(root / "7"), FakeSlurm()).incidents[0].row.steps_repeated == 20
+
+
 def test_between_jobs_nodes_do_nothing(root: Path) -> None:
     found = report(root)
     (line,) = [line for line in found.nodes if line.nodes == "n1"]
