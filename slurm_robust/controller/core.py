@@ -189,6 +189,8 @@ class Core(Context):
         self.fleet.forgive(seconds)
         self.starts.forgive(seconds)
         if seconds >= TOLD_STALL_S:
+            if self.state.running:
+                self.monitor.excuse(seconds, now)
             text = (
                 f"the controller stood still for {seconds:.0f} s: the job was suspended (scontrol suspend), "
                 "or this node or the storage of the job's folder hung; no node counts as silent for it, and "

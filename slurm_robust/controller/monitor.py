@@ -60,7 +60,7 @@ class Monitor:
         return self._inspection(now) or self._numbers(now)
 
     def excuse(self, seconds: float, now: Now) -> None:
-        """A cut network or silent storage has held training up for ``seconds``: it has to get going again."""
+        """A cut network, silent storage or Slurm has held training up for so long: it has to get going."""
         self._follow(now)
         self._begin(now, self._pace.history, excused_s(seconds))
 

@@ -58,6 +58,20 @@ def last_actions(job: Job) -> list[type]:
     return [type(action) for action in job.events(ev.Decided)[-1].actions]
 
 
+def test_a_job_that_was_suspended_has_not_hung() -> None:
+    """Resumed after longer than any step takes, it trains on; if it does not, that is a hang."""
+    suspended = job()
+    train(suspended)
+    suspended.wall += 60
+    suspended.mono += 60
+    suspended.core.on_stall(60, suspended.now())
+    suspended.pass_time(20)
+    assert suspended.events(ev.IncidentOpened) == []
+    suspended.until(lambda: suspended.events(ev.IncidentOpened), 200)
+    (opened,) = suspended.events(ev.IncidentOpened)
+    assert opened.symptom is inc.Symptom.HANG
+
+
 def test_a_rank_that_hangs_at_the_same_step_on_other_nodes_is_the_codes_fault() -> None:
     for reported in (True, False):
         hung = job(reported=reported)
