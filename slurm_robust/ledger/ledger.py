@@ -339,6 +339,7 @@ class _Sweep:
         if 2 * suspended > still:  # else training went on, and only the controller stood still
             left -= suspended
             parts.append((SUSPENDED, suspended))
+            self._set(incident=0)
         excess_ms = self._baseline.excess_ms(left, count)
         best = self._best[event.reported]
         if best > before:

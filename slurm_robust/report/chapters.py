@@ -145,6 +145,17 @@ def _cells(row: ChapterRow) -> tuple[str | Text, ...]:
     )
 
 
+def place_text(training: str, chapter: int, newest: str | None) -> str:
+    """``gpt, its newest job (chapter 3); all jobs: …``, or ``gpt, chapter 2; its newest job is 12``.
+
+    ``newest``: the newest job, "" for this one, None where that is not known.
+    """
+    name, number = one_line(training), f"chapter {chapter}" if chapter else "one of its jobs"
+    if newest == "":
+        return f"{name}, its newest job ({number}); all jobs: srobust report {name}"
+    return f"{name}, {number}" + (f"; its newest job is {one_line(newest)}" if newest else "")
+
+
 def step_text(step: int | None) -> str:
     """``120``, ``begin`` for a fresh start, ``-`` before anything was launched."""
     return "-" if step is None else "begin" if step < 0 else str(step)

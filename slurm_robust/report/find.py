@@ -14,7 +14,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
 from slurm_robust.model.journal import parse, read_bytes
-from slurm_robust.model.training import ASIDE, PREFIX, Chapter, TrainingDirectory, trainings
+from slurm_robust.model.training import ASIDE, PREFIX, Chapter, TrainingDirectory, training_of, trainings
 from slurm_robust.report.console import BYTES, Bar
 from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run, waits_for
 from slurm_robust.slurm.client import SlurmClient
@@ -141,6 +141,16 @@ def moved_aside(root: Path, name: str) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(one.path.name for one in every if one.name == name and ASIDE in one.path.name)
+
+
+def newest_after(directory: JobDirectory, training: str, run_id: str) -> str | None:
+    """The newest job of the training of a job, as squeue shows it; "" if it is this one, None: not known."""
+    try:
+        found = training_of(directory, training, run_id) if training else None
+        chapters = found.read() if found is not None else ()
+    except OSError:
+        return None
+    return None if not chapters else "" if chapters[-1].run_id == run_id else chapters[-1].job
 
 
 def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:

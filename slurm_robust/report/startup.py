@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,13 +15,14 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.startup import START_PHASES, PhaseTimes
+from slurm_robust.report.chapters import place_text
 from slurm_robust.report.console import facts_table, section, show
-from slurm_robust.report.find import find, load_events
+from slurm_robust.report.find import find, load_events, newest_after
 from slurm_robust.report.incident_text import restored_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports
 from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.util.hostlist import fold as fold_nodes
-from slurm_robust.util.text import count, date_and_time, one_line
+from slurm_robust.util.text import date_and_time, fold_ranks, one_line
 
 MOST_SHOWN = 5
 """Nodes of a phase on the screen; ``--json`` has more."""
@@ -57,6 +59,8 @@ class GenerationStart(Record):
     stages: dict[str, float] = {}
     """What the time from that fault until the first new step went into, in order."""
 
+    training: str = ""
+    """The training of the job, and which of its jobs it is, in words; "" for a job without one."""
     by_wall_clocks: bool = False
     """Another controller ended that incident, so ``stages`` follow from the times of the journal's events."""
 
@@ -66,8 +70,11 @@ def start_of(events: Sequence[ev.AnyEvent], generation: int | None = None) -> Ge
     every = {e.generation: e for e in events if isinstance(e, ev.GenerationLaunched)}
     number = max(every, default=0) if generation is None else generation
     if number not in every:
-        has = f"it has {count(len(every), 'generation')}" if every else "none was launched yet"
-        raise NoSuchGeneration(f"the job has no generation {number}; {has}")
+        job = f"job {fold(events).job_id}"
+        if generation is None:
+            raise NoSuchGeneration(f"{job} has launched no generation yet", fix="try again when it trains")
+        has = f"it has {fold_ranks(every)}" if every else "none was launched yet"
+        raise NoSuchGeneration(f"{job} has no generation {number}; {has}")
     launched = every[number]
     measured = next(
         (e for e in reversed(events) if isinstance(e, ev.StartMeasured) and e.generation == number), None
@@ -127,7 +134,14 @@ def _journal_stages(incident: IncidentReport) -> dict[str, float]:
 
 def main(name: str, *, generation: int | None, json: bool, job_dir: str | None) -> int:
     """Print it. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchGeneration`."""
-    show(start_of(load_events(find(name, job_dir, make_slurm())), generation), render, json=json)
+    directory = find(name, job_dir, make_slurm())
+    events = load_events(directory)
+    start = start_of(events, generation)
+    if (state := fold(events)).training:
+        chapter = state.continued.chapter if state.continued is not None else 1
+        newest = newest_after(directory, state.training, state.run_id)
+        start = replace(start, training=place_text(state.training, chapter, newest))
+    show(start, render, json=json)
     return 0
 
 
@@ -136,6 +150,7 @@ def render(start: GenerationStart) -> RenderableType:
     queued = f"{start.queued_s:.0f} s from submission or requeue" if start.queued_s is not None else ""
     took = f"{start.took_s:.2f} s after the launch" if start.took_s is not None else ""
     rows = [
+        ("training", start.training),
         ("generation", f"{start.generation} of job {start.job_id} on {fold_nodes(start.slots)}"),
         ("launched", date_and_time(start.t)),
         ("restored", start.restored),

@@ -26,8 +26,9 @@ from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.standby import STAGES, StandbyStage
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
+from slurm_robust.report.chapters import place_text
 from slurm_robust.report.console import Bar, Screen, facts_table, seconds, show
-from slurm_robust.report.find import find, load_events, moved_aside
+from slurm_robust.report.find import find, load_events, moved_aside, newest_after
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.interval import IntervalAdvice, advise
@@ -159,6 +160,8 @@ class Status(Record):
     """The name of the training of which the job is a chapter, "" for none."""
     chapter: int = 0
     """Which of its jobs this is, from 1; 0 where that is not known."""
+    newest_job: str | None = None
+    """The newest of its jobs, "" if it is this one; None where that is not known."""
     moved_aside: tuple[str, ...] = ()
     """Folders of other trainings of this name."""
     start: GenerationStart | None = None
@@ -366,7 +369,8 @@ def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directo
     )
     if status.training:
         aside = moved_aside(directory.path.parent, status.training)
-        status = structs.replace(status, moved_aside=aside)
+        newest = newest_after(directory, status.training, fold(events).run_id)
+        status = structs.replace(status, moved_aside=aside, newest_job=newest)
     return structs.replace(status, silent=silent, notes=(*status.notes, *notes))
 
 
@@ -445,8 +449,8 @@ def render(status: Status) -> RenderableType:
     if status.exit_code is not None:
         phase += f" (exit code {status.exit_code})"
     rows = [
-        ("job", f"{status.job_id}  {' '.join(status.command)}"),
         ("training", _training(status)),
+        ("job", f"{status.job_id}  {' '.join(status.command)}"),
         ("state", phase),
         ("Slurm", status.slurm or "job unknown to Slurm (forgotten, or of another cluster)"),
         ("waits", status.waiting.describe(time.time()) if status.waiting is not None else ""),
@@ -509,12 +513,12 @@ def _controller(status: Status) -> str:
 
 
 def _training(status: Status) -> str:
-    """``gpt, chapter 3``; of those that --fresh has moved aside, where they are."""
+    """Which of its jobs this is; of those that --fresh has moved aside, where they are."""
     if not status.training:
         return ""
-    chapter = f", chapter {status.chapter}" if status.chapter else ""
+    text = place_text(status.training, status.chapter, status.newest_job)
     aside = ", ".join(name.removeprefix(PREFIX) for name in status.moved_aside)
-    return f"{status.training}{chapter}" + (f"; moved aside by --fresh: {aside}" if aside else "")
+    return text + (f"; moved aside by --fresh: {aside}" if aside else "")
 
 
 def _step(status: Status) -> str:

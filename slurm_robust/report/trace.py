@@ -1,5 +1,7 @@
 """``srobust trace JOB``: the life of a job as spans, made from its journal when it is over or while it runs.
 
+Of a training each job has a trace of its own, with the ids that it has alone.
+
 Names and attributes are those of NVIDIA's one-logger where it has some (nv_one_logger 2.3: what Megatron-LM
 and NeMo emit): ``application``, ``training_loop``, ``distributed_code_initialization``,
 ``model_initialization``, ``checkpoint_load``, ``checkpoint_save_async``; ``world_size``, ``session_tag``,
@@ -12,15 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.model import events as ev
 from slurm_robust.model import startup
 from slurm_robust.model.journal import fold
-from slurm_robust.report.console import show
-from slurm_robust.report.find import find, load_events
+from slurm_robust.model.record import Record
+from slurm_robust.model.training import TrainingDirectory
+from slurm_robust.report.chapters import ChapterRow
+from slurm_robust.report.console import section, show
+from slurm_robust.report.find import load_events, named, newest_job
 from slurm_robust.report.incident_text import actions_text
+from slurm_robust.report.slurmview import make_slurm
+from slurm_robust.report.training import begun, jobs_of
+from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.telemetry.otlp import Trace, TraceSpan, Value, by_parent, send
 from slurm_robust.util.text import count, date_and_time, one_line
 
@@ -37,16 +46,56 @@ MOST_TEXT = 500
 _BEFORE_LAUNCH = (startup.STOP, startup.GPUS, startup.AGENT, startup.ZYGOTE)
 
 
+class TrainingTraces(Record):
+    """The jobs of a training, each with a trace of its own: what ``srobust trace NAME --json`` prints."""
+
+    training: str
+    jobs: dict[str, Trace]
+    """By job as squeue shows it, oldest first."""
+    left_out: dict[str, str] = {}
+    """Jobs without a journal, with what they do or why it cannot be read."""
+
+
 def main(name: str, *, otlp: str | None, json: bool, job_dir: str | None) -> int:
-    """Print the spans of a job, or send them. Raises ``NoSuchJob``, ``JournalDamaged``, ``NotSent``."""
-    trace = trace_of(load_events(find(name, job_dir)))
-    if otlp is not None:
-        send(trace, otlp)
-        if not json:
-            print(f"{count(len(trace.spans), 'span')} sent to {one_line(otlp)}")
-            return 0
-    show(trace, render, json=json)
+    """Print the spans of a job or a training, or send them.
+
+    Raises ``NoSuchJob``, ``JournalDamaged``, ``NotSent``.
+    """
+    slurm = make_slurm()
+    found = named(name, job_dir, slurm)
+    if isinstance(found, TrainingDirectory):
+        every = traces_of(found, slurm)
+        if not _sent(tuple(every.jobs.values()), otlp, json=json):
+            show(every, render_all, json=json)
+    else:
+        trace = trace_of(load_events(found))
+        if not _sent((trace,), otlp, json=json):
+            show(trace, render, json=json)
     return 0
+
+
+def _sent(traces: Sequence[Trace], otlp: str | None, *, json: bool) -> bool:
+    """Send them where that was asked for; whether nothing is left to print."""
+    if otlp is None:
+        return False
+    for trace in traces:
+        send(trace, otlp)
+    if not json:
+        of_jobs = f" of {len(traces)} jobs" if len(traces) > 1 else ""
+        print(f"{count(sum(len(trace.spans) for trace in traces), 'span')}{of_jobs} sent to {one_line(otlp)}")
+    return not json
+
+
+def traces_of(training: TrainingDirectory, slurm: SlurmClient) -> TrainingTraces:
+    """All jobs of a training. Raises ``NoSuchJob`` where none of them has a journal."""
+    jobs = jobs_of(training, slurm)
+    if not begun(jobs):
+        newest_job(training, slurm)  # says why there is none
+    return TrainingTraces(
+        training=training.name,
+        jobs={job.chapter.job: trace_of(job.events) for job in begun(jobs)},
+        left_out={row.job: row.how for row in jobs if isinstance(row, ChapterRow)},
+    )
 
 
 def trace_of(events: Sequence[ev.AnyEvent]) -> Trace:
@@ -58,6 +107,7 @@ def trace_of(events: Sequence[ev.AnyEvent]) -> Trace:
         "slurm.job.id": state.job_id,
         "slurm.cluster.name": cluster,
         "session_tag": state.run_id,
+        "srobust.training": state.training,
         "world_size": state.placement.world_size,
         "srobust.version": started.version if started is not None else "",
     }
@@ -249,6 +299,15 @@ def _checkpoints(events: Sequence[ev.AnyEvent]) -> Iterator[TraceSpan]:
                 parent=f"generation {event.generation}",
                 attributes={"current_iteration": event.step, "srobust.tier": "storage"},
             )
+
+
+def render_all(traces: TrainingTraces) -> RenderableType:
+    """The spans of each job below its name."""
+    parts: list[RenderableType] = []
+    for job, trace in traces.jobs.items():
+        parts += section(f"job {one_line(job)} of training {one_line(traces.training)}", render(trace))
+    parts += (Text(f"job {one_line(job)}: {one_line(how)}") for job, how in traces.left_out.items())
+    return Group(*parts)
 
 
 def render(trace: Trace) -> Table:

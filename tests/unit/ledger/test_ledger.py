@@ -129,6 +129,13 @@ def test_a_job_that_is_suspended_does_not_train() -> None:
     assert "slow" not in made(journal.progress(180, 1, 39), 180)
 
 
+def test_a_slow_step_that_was_a_suspension_costs_no_incident_anything() -> None:
+    journal = stood_still(started().opened(94, 1, 1, 1), 155, 60).progress(160, 1, 19).closed(160, 1, 1, 19)
+    assert made(journal, 160) == STARTED | {"productive": 10 + 10, "suspended": 60}
+    (cost,) = summarise(ledger(journal.events, at(160)), journal.events).incidents
+    assert cost.lost.ms == 0
+
+
 def test_a_controller_that_stands_still_alone_stops_no_training() -> None:
     journal = stood_still(started(), 155, 60).progress(160, 1, 79)
     assert made(journal, 160) == STARTED | {"productive": 10 + 70}

@@ -63,9 +63,9 @@ def as_dict(event: ev.AllocationTaken) -> dict[str, object]:
 
 
 def test_what_is_not_there_is_said() -> None:
-    with pytest.raises(NoSuchGeneration, match="none was launched yet"):
+    with pytest.raises(NoSuchGeneration, match="has launched no generation yet"):
         start_of(sample.start()[:3])
-    with pytest.raises(NoSuchGeneration, match="no generation 9; it has 1 generation"):
+    with pytest.raises(NoSuchGeneration, match="no generation 9; it has 1"):
         start_of(sample.start(), 9)
     assert "not known yet" in screen(sample.start())
     start = start_of(sample.start())

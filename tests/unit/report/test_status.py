@@ -286,7 +286,7 @@ def test_companions_and_their_nodes_are_shown() -> None:
 
 def test_phases_by_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(folder), "--phases"]) == ExitCode.NO_INPUT
-    assert "none was launched yet" in capsys.readouterr().err
+    assert "has launched no generation yet" in capsys.readouterr().err
     assert main(["status", str(folder), "--generation", "1"]) == ExitCode.USAGE
     assert "add --phases" in capsys.readouterr().err
     with (folder / "journal.jsonl").open("ab") as journal:

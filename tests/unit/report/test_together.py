@@ -169,6 +169,18 @@ def test_the_commands_take_the_name(root: Path, capsys: pytest.CaptureFixture[st
     text = printed(capsys, "incidents", "gpt")
     assert "training gpt" in text
     assert "'srobust incident 9/1'" in text
+    for name, first in (
+        ("gpt", "training    gpt, its newest job (chapter 2); all jobs: srobust report gpt"),
+        ("7", "training    gpt, chapter 1; its newest job is 9"),
+    ):
+        assert printed(capsys, "status", name).splitlines()[0].split() == first.split()
+        assert printed(capsys, "status", "--phases", name).splitlines()[0].split() == first.split()
+    text = printed(capsys, "trace", "gpt")
+    assert "job 7 of training gpt" in text
+    assert "job 9 of training gpt" in text
+    traces = json.loads(printed(capsys, "trace", "gpt", "--json"))
+    assert traces["jobs"]["9"] == json.loads(printed(capsys, "trace", "9", "--json"))
+    assert traces["jobs"]["9"]["attributes"]["srobust.training"] == "gpt"
     for words in (["9/1"], ["9", "1"], ["gpt", "7/1"], ["gpt", "1"]):
         assert "Incident 1 of job" in printed(capsys, "incident", *words)
     for name in ("gpt", "9"):
