@@ -81,13 +81,14 @@ class Account:
         self._is_training = False
 
     def stand_still(self, begin_ms: int, end_ms: int) -> None:
-        """Whatever will be written over this time, the job was suspended in it."""
+        """Whatever will be written over this time, the job was suspended in it. In the order of time."""
         self._still.append((begin_ms, end_ms))
 
     def stood_still_ms(self, until_ms: int) -> int:
         """How long it stood still from the pen until then, which :meth:`write` forgets with this."""
-        still, self._still = self._still, []
-        return sum(max(0, min(end, until_ms) - max(begin, self.at_ms)) for begin, end in still)
+        known = self._still
+        self._still = [(max(begin, until_ms), end) for begin, end in known if end > until_ms]
+        return sum(max(0, min(end, until_ms) - max(begin, self.at_ms)) for begin, end in known)
 
     def write(self, until_ms: int, kind: Kind) -> None:
         """All time until then is of one kind, but for what the job stood still.

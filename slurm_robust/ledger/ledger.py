@@ -105,6 +105,10 @@ def ledger(
     merged_ms = max(LEAST_MERGED_MS, round((max(times) - begin) * 1000 / MOST_POINTS))
     sweep = _Sweep(events, begin, accounted, merged_ms, best)
     order = sorted(range(len(events)), key=times.__getitem__)  # stable: equal times keep the journal's order
+    for place in order:  # news of a step from before that time may be dated within it
+        if isinstance(event := events[place], ev.Noted) and event.stood_still_s:
+            end = sweep.ms(times[place])
+            sweep.account.stand_still(end - round(event.stood_still_s * 1000), end)
     for place in order:
         sweep.take(events[place], sweep.ms(times[place]))
     known_end = accounted[max(accounted)].ended if accounted and ended else None
@@ -197,8 +201,6 @@ class _Sweep:
                 self._leaves(event, at)
             case ev.NodeGivenBack() | ev.CompanionStarted() | ev.CompanionEnded():
                 self._nodes_changed(event)
-            case ev.Noted(stood_still_s=seconds) if seconds > 0:
-                self.account.stand_still(at - round(seconds * 1000), at)
 
     def finish(self, now: int, *, over: bool) -> None:
         """The rest until ``now``, unless the job has ended before."""

@@ -13,7 +13,7 @@ from slurm_robust.ledger.summary import Summary
 from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import Chapter
-from slurm_robust.report.console import plain_table
+from slurm_robust.report.console import told_table
 from slurm_robust.util.text import date_and_time, duration, one_line
 
 
@@ -120,10 +120,7 @@ def without_journal(
 def chapters_table(rows: Sequence[ChapterRow]) -> RenderableType:
     """One line for each job."""
     numbers = ("lasted", "nodes", "from", "to", "again", "incidents", "ETTR")
-    table = plain_table("job", "started", *numbers, "how", right=numbers)
-    for row in rows:
-        table.add_row(*_cells(row))
-    return table
+    return told_table(("job", "started", *numbers, "how"), map(_cells, rows), right=numbers)
 
 
 def _cells(row: ChapterRow) -> tuple[str | Text, ...]:
@@ -133,7 +130,7 @@ def _cells(row: ChapterRow) -> tuple[str | Text, ...]:
     style = {ChapterState.RUNNING: "green", ChapterState.GONE: "dim"}.get(row.state, "")
     return (
         one_line(row.job),
-        date_and_time(row.started) if row.started is not None else "-",
+        date_and_time(row.started).partition("-")[2] if row.started is not None else "-",
         lasted,
         str(row.nodes or "-"),
         step_text(row.from_step),

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.progress import (
     BarColumn,
@@ -113,6 +113,35 @@ def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return table
+
+
+class ByWidth:
+    """``wide`` on a screen of ``least`` columns or more, else ``narrow``."""
+
+    def __init__(self, least: int, wide: RenderableType, narrow: RenderableType) -> None:
+        self.least, self.wide, self.narrow = least, wide, narrow
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.wide if options.max_width >= self.least else self.narrow
+
+
+LEAST_WIDE = 120
+"""Columns of a screen that has room for a table and for sentences in its last column."""
+
+
+def told_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Sequence[str] = ()
+) -> RenderableType:
+    """A table with sentences in its last column; on a narrow screen they stand below, after the first one."""
+    wide, narrow = plain_table(*columns, right=right), plain_table(*columns[:-1], right=right)
+    below = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        below.add_column(overflow="fold")
+    for row in rows:
+        wide.add_row(*row)
+        narrow.add_row(*row[:-1])
+        below.add_row(Text.assemble(" ", row[0]), row[-1])
+    return ByWidth(LEAST_WIDE, wide, Group(narrow, below))
 
 
 def seconds(value: float | None) -> str:

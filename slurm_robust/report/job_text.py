@@ -13,7 +13,7 @@ from rich.text import Text
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES
 from slurm_robust.ledger.summary import Lost
 from slurm_robust.report.chapters import ChapterRow, chapters_table
-from slurm_robust.report.console import facts_table, plain_table, section
+from slurm_robust.report.console import LEAST_WIDE, ByWidth, facts_table, plain_table, section
 from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.status import incident_table
@@ -56,9 +56,10 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
     size = f"{count(report.slots, 'slot')}, {count(report.spares, 'spare')}, {count(report.ranks, 'rank')}"
     until = f"{date_and_time(report.begin)} to {date_and_time(report.end)}"
     state = report.phase + (f": {report.reason}" if report.reason else "")
+    job = "newest job" if len(report.chapters) > 1 else "job"
     every = [
-        ("job", f"{report.job_id}  {' '.join(report.command)}".rstrip()),
         ("training", _training(report)),
+        (job, f"{report.job_id}  {' '.join(report.command)}".rstrip()),
         ("cluster", report.cluster),
         ("size", size),
         ("state", state),
@@ -71,7 +72,7 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
 def _training(report: JobReport) -> str:
     if len(report.chapters) < 2:
         return report.training
-    return f"{report.training}, {len(report.chapters)} jobs, of which {report.job_id} is the newest"
+    return f"{report.training}, {len(report.chapters)} jobs; all of them are in what follows"
 
 
 def lost_text(lost: Lost) -> str:
@@ -99,30 +100,30 @@ def render(report: JobReport) -> RenderableType:
     blamed = [line for line in report.nodes if line.incidents or line.evicted]
     if blamed:
         parts += section("Nodes that were blamed or evicted", _nodes(blamed, report))
+    asked = one_line(report.training) if len(report.chapters) > 1 else report.job_id
     parts.append(
-        Text("'srobust report JOB --html FILE' has the timeline, the curves and the evidence", "dim")
+        Text(f"'srobust report {asked} --html FILE' has the timeline, the curves and the evidence", "dim")
     )
     return Group(*parts)
 
 
 def _classes(report: JobReport) -> RenderableType:
+    """With the names of others where there is room for them."""
     found = report.ledger
-    right = ("time", "share")
-    table = plain_table(
-        "class", *right, "Google's goodput", "Meta's training time", "ByteRobust", right=right
-    )
+    columns, names_of_others = ("time", "share"), ("Google's goodput", "Meta's training time", "ByteRobust")
+    narrow = plain_table("class", *columns, right=columns)
+    wide = plain_table("class", *columns, *names_of_others, right=columns)
     for one, ms in sorted(found.classes.items(), key=lambda item: -item[1]):
         names = NAMES[one]
         style = "green" if one in EFFECTIVE else ""
         cells = (
+            Text(one.value, style=style),
             duration(ms / 1000),
             f"{ms / max(1, found.wall_ms):.2%}",
-            names.google,
-            names.meta,
-            names.paper,
         )
-        table.add_row(Text(one.value, style=style), *cells)
-    return table
+        narrow.add_row(*cells)
+        wide.add_row(*cells, names.google, names.meta, names.paper)
+    return ByWidth(LEAST_WIDE, wide, narrow)
 
 
 def _causes(causes: dict[str, Lost]) -> RenderableType:

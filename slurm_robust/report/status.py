@@ -27,7 +27,7 @@ from slurm_robust.model.standby import STAGES, StandbyStage
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
 from slurm_robust.report.chapters import place_text
-from slurm_robust.report.console import Bar, Screen, facts_table, seconds, show
+from slurm_robust.report.console import LEAST_WIDE, Bar, ByWidth, Screen, facts_table, seconds, show
 from slurm_robust.report.find import find, load_events, moved_aside, newest_after
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
@@ -407,23 +407,24 @@ INCIDENT_STYLES = {
 
 def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) -> RenderableType:
     """One row per incident, and where the reports are; ``older``: incidents that are not shown."""
-    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=0)
-    table.add_column("#", justify="right", no_wrap=True)
-    for name in ("when", "seen", "blamed", "done"):
-        table.add_column(name, overflow="fold")
+    wide, narrow = (Table(box=box.SIMPLE_HEAD, expand=False, padding=0) for _ in range(2))
+    for table in (wide, narrow):
+        table.add_column("#", justify="right", no_wrap=True)
+        table.add_column("when", no_wrap=True)
+        for name in ("seen", "blamed", "done"):
+            table.add_column(name, overflow="fold")
     for name in ("detect\ns", "localise\ns", "recover\ns", "steps\nagain"):
-        table.add_column(name, justify="right", no_wrap=True)
+        wide.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         done = Text(row.done or "-")
         if row.status is not IncidentStatus.OVER:
             open_or_ended = row.outcome if row.status is IncidentStatus.OPEN else row.status.value
             done.append(f"\n{open_or_ended}", style=INCIDENT_STYLES[row.status])
-        table.add_row(
-            row.name,
-            date_and_time(row.t).partition("-")[2],
-            Text(_seen(row)),
-            Text(row.blamed),
-            done,
+        when = date_and_time(row.t).partition("-")[2]
+        words = (row.name, when, Text(_seen(row)), Text(row.blamed), done)
+        narrow.add_row(*words)
+        wide.add_row(
+            *words,
             seconds(row.detect_s),
             seconds(row.localise_s),
             seconds(row.recover_s),
@@ -434,7 +435,7 @@ def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) 
         hint = f"'srobust incident {rows[-1].name}' prints the report on the last of them"
     if older:
         hint += f", 'srobust incidents {job_id}' lists all"
-    return Group(table, Text(hint, style="dim"))
+    return Group(ByWidth(LEAST_WIDE, wide, narrow), Text(hint, style="dim"))
 
 
 def _seen(row: IncidentRow) -> str:

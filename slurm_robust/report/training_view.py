@@ -17,7 +17,7 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, trainings
 from slurm_robust.report.chapters import ChapterRow, ChapterState, chapters_table
-from slurm_robust.report.console import facts_table, plain_table, section, show, track
+from slurm_robust.report.console import facts_table, section, show, told_table, track
 from slurm_robust.report.find import find_training, moved_aside, no_such_training, root_of, unreadable
 from slurm_robust.report.job_main import of_training
 from slurm_robust.report.slurmview import make_slurm
@@ -165,27 +165,26 @@ def render_list(root: Path, rows: Sequence[TrainingRow]) -> RenderableType:
     """One line for each training."""
     if not rows:
         return f"no training in {one_line(str(root))}: 'srobust run --training NAME' begins one"
-    numbers = ("jobs", "step", "on storage", "size")
-    table = plain_table(
-        "training", "jobs", "newest", "Slurm", "step", "on storage", "size", "how", right=numbers
-    )
-    for row in rows:
-        name = row.folder.removeprefix(PREFIX) if row.moved_aside else row.name
-        if row.trouble:
-            table.add_row(one_line(name), *["-"] * 6, Text(one_line(row.trouble), style="yellow"))
-            continue
-        table.add_row(
-            one_line(name),
-            str(row.jobs),
-            one_line(row.newest) or "-",
-            one_line(row.slurm) or "-",
-            "-" if row.step < 0 else str(row.step),
-            "?" if row.unlisted else "-" if row.stored < 0 else str(row.stored),
-            "?" if row.unlisted else size_text(row.nbytes),
-            one_line(row.how + (" (moved aside by --fresh)" if row.moved_aside else "")),
-            style="dim" if row.moved_aside else "",
-        )
+    columns = ("training", "jobs", "newest", "Slurm", "step", "on storage", "size", "how")
+    table = told_table(columns, map(_cells, rows), right=("jobs", "step", "on storage", "size"))
     return Group(table, Text("'srobust training NAME' shows the jobs of one", style="dim"))
+
+
+def _cells(row: TrainingRow) -> tuple[Text, ...]:
+    name = row.folder.removeprefix(PREFIX) if row.moved_aside else row.name
+    if row.trouble:
+        return Text(one_line(name)), *[Text("-")] * 6, Text(one_line(row.trouble), style="yellow")
+    cells = (
+        name,
+        str(row.jobs),
+        row.newest or "-",
+        row.slurm or "-",
+        "-" if row.step < 0 else str(row.step),
+        "?" if row.unlisted else "-" if row.stored < 0 else str(row.stored),
+        "?" if row.unlisted else size_text(row.nbytes),
+        row.how + (" (moved aside by --fresh)" if row.moved_aside else ""),
+    )
+    return tuple(Text(one_line(cell), style="dim" if row.moved_aside else "") for cell in cells)
 
 
 def render(found: TrainingShown) -> RenderableType:

@@ -134,7 +134,7 @@ def _view(report: JobReport) -> dict[str, Any]:
         "title": title,
         "subtitle": f"What its time went into. Made {date_and_time(report.made)}; times are {zone.tm_zone} "
         f"({_utc(zone.tm_gmtoff)}), by slurmctld's clock where it is known.",
-        "facts": facts(report)[1:] if not report.command else _facts(report),
+        "facts": _facts(report),
         "notes": [one_line(note) for note in report.notes],
         "headline": headline(report),
         "sections": _SECTIONS,
@@ -174,7 +174,9 @@ _SECTIONS = (
 
 
 def _facts(report: JobReport) -> list[tuple[str, str]]:
-    return [("command", one_line(" ".join(report.command))), *facts(report)[1:]]
+    """The title of the page names the job."""
+    command = [("command", one_line(" ".join(report.command)))] if report.command else []
+    return [*command, *(fact for fact in facts(report) if fact[0] != "job")]
 
 
 def _utc(seconds: int) -> str:

@@ -141,6 +141,13 @@ def test_a_controller_that_stands_still_alone_stops_no_training() -> None:
     assert made(journal, 160) == STARTED | {"productive": 10 + 70}
 
 
+def test_news_of_a_step_before_the_suspension_may_be_dated_within_it() -> None:
+    """The controller forgives its agents the time in which it could not hear them."""
+    journal = stood_still(started(), 155, 60).progress(152, 1, 14).progress(160, 1, 19).progress(170, 1, 29)
+    found = made(journal, 170)
+    assert (found["suspended"], found["productive"]) == (60, 10 + 20)
+
+
 def test_the_first_steps_of_a_generation_may_be_those_in_which_it_is_suspended() -> None:
     journal = Journal().controller(64).allocation(65, queued_s=60).launch(70, 1).first(80, 1, 0)
     stood_still(journal, 150, 60).progress(160, 1, 19).progress(170, 1, 29)

@@ -238,7 +238,7 @@ def test_what_was_moved_aside_is_mentioned_by_the_commands_of_a_job(
     make_training(training.path.parent, "gpt.old-1", 5)
     assert main(["status", "gpt"]) == 0
     said = capsys.readouterr().out
-    assert "gpt, chapter 2; moved aside by --fresh: gpt.old-1" in said
+    assert "all jobs: srobust report gpt; moved aside by --fresh: gpt.old-1" in said
     spec = {"run_id": "9-a", "job_id": 9, "kind": "script", "command": [], "cwd": "/", "nproc_per_node": 1,
             "checkpoint_dir": str(training.checkpoints)}  # fmt: skip
     (training.path.parent / "9" / "job.json").write_bytes(msgspec.json.encode(spec))
