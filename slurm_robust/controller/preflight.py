@@ -159,9 +159,11 @@ def sizes(
         parallel = config.parallel
         given = {name: getattr(parallel, name) for name in ("tp", "cp", "ep", "pp")}
         names = ", ".join(f"parallel.{name}" for name, size in given.items() if size > 1)
-        fits = fitting_nodes(math.prod(given.values()), nproc, slots)
-        nodes = fits[0] if later_run else fits[0] + config.spares
+        near = before if later_run and before is not None else slots
+        fits = fitting_nodes(math.prod(given.values()), nproc, near)
+        nearest = min(fits, key=lambda number: abs(number - near))
         if config.nodes is None:
+            nodes = nearest if later_run else nearest + config.spares
             resize = _resize(nodes, allocation, later_run=later_run)
         else:
             resize = "submit a new job with another --nodes of 'srobust run'"
@@ -175,13 +177,17 @@ def sizes(
 
 
 def _resize(nodes: int, allocation: Allocation, *, later_run: bool) -> str:
-    """How the job gets so many nodes. Slurm keeps the script of a requeued job, with the options in it."""
+    """How the job gets so many nodes. Slurm keeps the script of a requeued job, with the options in it.
+
+    Without its upper end NumNodes would keep that of the last update.
+    """
     if not later_run:
         return f"submit with 'sbatch --nodes={nodes}'"
     job = allocation.job_id
     return (
-        f"'scontrol requeue {job}', and while it is pending 'scontrol update JobId={job} NumNodes={nodes}'; "
-        f"or submit a new job (of this training, or with --from {job}) with 'sbatch --nodes={nodes}'"
+        f"'scontrol requeue {job}', and while it is pending 'scontrol update JobId={job} "
+        f"NumNodes={nodes}-{nodes} StartTime=now'; or submit a new job (of this training, or with --from "
+        f"{job}) with 'sbatch --nodes={nodes}'"
     )
 
 

@@ -79,6 +79,29 @@ def test_a_standby_is_given_up_before_a_slot(sandbox: Sandbox) -> None:
     assert again.restore.step >= 9
 
 
+def test_a_run_of_a_size_that_does_not_fit_says_what_gives_it_one_that_does(sandbox: Sandbox) -> None:
+    """Its owner does what the message says."""
+    job = ProtectedJob(sandbox, f"--set parallel.tp=2 {TINY} 60 --step-s 0.2", nodes=4)
+    job.wait_step(10)
+
+    def follow(requeue: str, update: str) -> None:
+        sandbox.exec(requeue.split(), user=USER, check=True)
+        job.wait(lambda: job.slurm_state() == "PENDING", 90, "the job is queued again")
+        sandbox.exec(update.split(), user=USER, check=True)
+
+    follow(f"scontrol requeue {job.id}", f"scontrol update JobId={job.id} NumNodes=3-3 StartTime=now")
+    assert job.wait_left() == f"{int(ExitCode.CONFIG)}:0", job.log
+    said = re.search(r"'(scontrol requeue \d+)', and while it is pending '(scontrol update [^']+)'", job.log)
+    assert said is not None, job.log
+    follow(*said.groups())
+    job.wait(lambda: len(job.events(ev.GenerationLaunched)) == 2, 120, "the next launch")
+    assert job.wait_end() == 0, job.log
+    first, again = job.events(ev.GenerationLaunched)
+    assert (len(first.slots), len(again.slots)) == (4, 4)
+    assert again.restore is not None
+    assert again.restore.step >= 9, "what the refused run found stays"
+
+
 def test_storage_that_has_lost_its_checkpoints_ends_the_run(sandbox: Sandbox) -> None:
     """Nothing is overwritten; with the folder back the same job goes on."""
     options = f"--set checkpoint.memory=false {TINY} 60 --step-s 0.2"

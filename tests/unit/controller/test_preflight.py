@@ -195,7 +195,7 @@ def test_a_world_that_the_parallel_sizes_do_not_divide() -> None:
 
 @pytest.mark.parametrize(
     ("config", "nodes"),
-    [(JobConfig(nodes=4, spares=1), 5), (JobConfig(parallel=ParallelConfig(tp=4, pp=5), spares=1), 5)],
+    [(JobConfig(nodes=4, spares=1), 5), (JobConfig(parallel=ParallelConfig(tp=16), spares=1), 4)],
 )
 def test_a_requeued_job_gets_other_nodes_by_slurm_since_its_script_stays(
     config: JobConfig, nodes: int
@@ -204,7 +204,7 @@ def test_a_requeued_job_gets_other_nodes_by_slurm_since_its_script_stays(
     with pytest.raises(PreflightError) as error:
         preflight.sizes(config, ALLOCATION, before=4, later_run=True)
     assert f"'scontrol requeue {job}', and while it is pending" in error.value.fix
-    assert f"'scontrol update JobId={job} NumNodes={nodes}'" in error.value.fix
+    assert f"'scontrol update JobId={job} NumNodes={nodes}-{nodes} StartTime=now'" in error.value.fix
     assert f"or submit a new job (of this training, or with --from {job})" in error.value.fix
 
 
