@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from msgspec import structs
@@ -346,12 +347,14 @@ class Checkpoints:
 
     def newest_stored(self) -> int:
         """The newest step on storage that a restore may take, -1 for none."""
-        state, found = self._context.state, list(self._listed or ())
+        state, found = self._context.state, set(self._listed or ())
         if state.stored is not None:
-            found.append(CheckpointId(step=state.stored.step, generation=state.stored.generation))
-        return max(
-            (ref.step for ref in found if ref.step <= state.sealed.get(ref.generation, -1)), default=-1
-        )
+            found.add(CheckpointId(step=state.stored.step, generation=state.stored.generation))
+        if state.was_stored is not None:
+            found.add(state.was_stored)
+        unsealed = (*state.unsealed, *((state.generation,) if state.running else ()))
+        limits = state.sealed | {g: state.good_steps.get(g, math.inf) for g in unsealed}
+        return max((ref.step for ref in found if ref.step <= limits.get(ref.generation, -1)), default=-1)
 
     # -- the end of a generation -------------------------------------------------------------------
 

@@ -283,13 +283,19 @@ class Core(Context):
     def on_leave(self, reason: str, now: Now, code: ExitCode = ExitCode.TERMINATED) -> list[Effect]:
         """Slurm ends the job now (TERM), or the owner does (Ctrl-C). ``code``: what it ends with.
 
-        What only memory has is saved in the time that is left; a second order ends at once.
+        What only memory has is saved in the time that is left. However often the order comes, it is one.
         """
         self.departure.order(now)
         if self._leaving is None:
             self._leaving, self._leaving_code = reason, code
             self.record(ev.StopOrdered(t=now.wall, reason=reason, code=code))
             self.emit(AskAboutRun())  # whether that is a cancellation or a requeue
+        return self.on_tick(now)
+
+    def on_second_order(self, now: Now) -> list[Effect]:
+        """The supervisor says that the owner does not want to wait."""
+        if self._leaving is not None:
+            self.departure.hurry()
         return self.on_tick(now)
 
     def on_checkpoints(

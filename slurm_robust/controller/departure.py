@@ -13,7 +13,6 @@ from signal import SIGTERM
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import AskAboutRun, Now
 from slurm_robust.policy.leaving import (
-    AGAIN_S,
     ASKING_S,
     KILL_WAIT_S,
     TERM_NEWS_S,
@@ -38,7 +37,6 @@ class Departure:
         self._kill_wait_s = KILL_WAIT_S
         order = context.state.stop_ordered  # to an earlier controller of this run
         self._ordered = now.mono - max(0.0, now.wall - order.t) if order is not None else None
-        self._is_passed_on = order is not None  # the supervisor gives it to each controller anew
         self._is_at_once = False
         self._ends: float | None = None  # when the run's time is over, by Slurm
         self._termed: set[str] = set()  # agents that Slurm has told to end
@@ -57,7 +55,7 @@ class Departure:
 
     @property
     def at_once(self) -> bool:
-        """A second order has come: nothing is waited for any more."""
+        """A second order to end has come: nothing is waited for any more."""
         return self._is_at_once
 
     @property
@@ -91,13 +89,13 @@ class Departure:
         self._kill_wait_s = kill_wait_s
 
     def order(self, now: Now) -> None:
-        """SIGTERM or Ctrl-C came."""
+        """SIGTERM or Ctrl-C came, from Slurm, or passed on once more."""
         if self._ordered is None:
             self._ordered = now.mono
-        elif self._is_passed_on:
-            self._is_passed_on = False
-        elif now.mono - self._ordered > AGAIN_S:
-            self._is_at_once = True
+
+    def hurry(self) -> None:
+        """A second order came, says the supervisor."""
+        self._is_at_once = True
 
     def warn(self, now: Now) -> None:
         """The end of this run is near; how near, Slurm is asked."""

@@ -25,7 +25,7 @@ from slurm_robust.controller.questions import Questions
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.storage_hands import StorageHands
-from slurm_robust.controller.supervisor import Signals
+from slurm_robust.controller.supervisor import AT_ONCE, Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import ClockWatch, Hold, Turns
 from slurm_robust.ledger.summary import summary_of
@@ -189,7 +189,9 @@ class Loop:
                 self._do(effects)
 
     def _on_signal(self, number: int) -> None:
-        if number == signal.SIGUSR1:
+        if number == AT_ONCE:
+            self._do(self._core.on_second_order(self._now()))
+        elif number == signal.SIGUSR1:
             self._do(self._core.on_end_approaching("the end of this run is near (USR1)", self._now()))
         else:
             name = signal.Signals(number).name

@@ -34,6 +34,7 @@ from slurm_robust.model.exits import signal_name
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import JournalDamaged, fold, read
 from slurm_robust.model.state import JobState
+from slurm_robust.policy.leaving import Orders
 from slurm_robust.util import proc
 from slurm_robust.util.process import raise_file_limit
 from slurm_robust.util.wakeup import WakeUp
@@ -43,13 +44,18 @@ from slurm_robust.wire.keys import KeysError
 T = TypeVar("T")
 
 
+AT_ONCE = signal.SIGQUIT
+"""By it the supervisor tells a controller that a second order to end has come. Slurm signals all processes of
+a batch script, so of SIGTERM a controller cannot know who sent it, nor how often it was meant."""
+
+
 class Signals:
-    """Those of Slurm and of the owner, from ``with`` on. Main thread only.
+    """Those of Slurm, of the owner and of the supervisor, from ``with`` on. Main thread only.
 
     The supervisor blocks them in a controller that begins, so that none ends it before they are watched.
     """
 
-    WATCHED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+    WATCHED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, AT_ONCE)
 
     def __enter__(self) -> Signals:
         self._wakeup = WakeUp()
@@ -69,8 +75,12 @@ class Signals:
         return self._wakeup.fileno()
 
     def taken(self) -> list[int]:
-        """Numbers of the signals that came since the last call."""
-        return [number for number in self._wakeup.clear() if number in self.WATCHED]
+        """Numbers of the signals that came since the last call; :data:`AT_ONCE` after the orders.
+
+        The kernel delivers those that were blocked in the order of their numbers.
+        """
+        found = (number for number in self._wakeup.clear() if number in self.WATCHED)
+        return sorted(found, key=lambda number: number == AT_ONCE)
 
 
 MOST_ENDS = 6
@@ -100,6 +110,7 @@ END_S = 10.0
 
 _OTHERS = (signal.SIGUSR2, signal.SIGHUP)  # would end us, and mean nothing to a controller
 _ENDING = (signal.SIGTERM, signal.SIGINT)
+_GIVEN = (signal.SIGUSR1, *_ENDING)  # to each controller
 _KILLED = range(-signal.NSIG, 0)
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -241,6 +252,7 @@ class Supervisor:
         self._given: list[int] = []  # signals that the present controller was given
         self._pending: list[int] = []  # those that the next one is to be given
         self._came = False  # any of them while there was no controller
+        self._orders = Orders()
         self._ends: deque[float] = deque()  # of controllers, within the window, that not storage ended
         self._early = 0  # controllers in a row that ended early
         self._no_agents_since: float | None = None
@@ -250,7 +262,7 @@ class Supervisor:
         _adopt_orphans()
         self._wakeup = WakeUp()  # by signals for a controller, and by ends of children
         woken_before = self._wakeup.on_signals()
-        numbers = (*Signals.WATCHED, *_OTHERS, signal.SIGCHLD)
+        numbers = (*_GIVEN, *_OTHERS, signal.SIGCHLD)
         before = {number: signal.signal(number, self._pass_on) for number in numbers}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))  # our parent may have blocked it
         try:
@@ -423,8 +435,13 @@ class Supervisor:
         return next((number for number in self._pending if number in _ENDING), None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if number in (*_OTHERS, signal.SIGCHLD):
+        if number not in _GIVEN:
             return
+        self._give(number)
+        if number in _ENDING and self._orders.take(number, time.monotonic()):
+            self._give(AT_ONCE)
+
+    def _give(self, number: int) -> None:
         # One that comes between two controllers is kept for the next.
         if self._child is None:
             self._pending.append(number)

@@ -5,6 +5,8 @@ First goes to storage what is there; a newer step is waited for only if time is 
 
 from __future__ import annotations
 
+from signal import SIGINT
+
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import count
 
@@ -19,9 +21,8 @@ LEAST_S = 2.0
 GOODBYE_S = 15.0
 """Before the end of a run's time this is kept for the requeue: after it Slurm takes none."""
 
-AGAIN_S = 1.5
-"""Two orders within this time are one: Slurm signals all processes of a batch script, and its first passes
-the signal on. A later one says that the owner does not want to wait."""
+AGAIN_S = 1.0
+"""Ctrl-C reaches all processes of a terminal's foreground at once, and a script among them may pass it on."""
 
 ASKING_S = 10.0
 """So long Slurm is asked why it has told the agents to end, before their end counts as any other."""
@@ -31,6 +32,25 @@ TERM_NEWS_S = 1.0
 
 STAY_LEAST_S = 3.0
 """An agent that Slurm has told to end waits so long for its controller to say that it is needed."""
+
+
+class Orders:
+    """Of the signals that order one process to end: whether a second order has come. No clock.
+
+    SIGTERM is one order however often it comes. Slurm sends it twice at a time limit, srun and batch scripts
+    pass it on, and between the two is as long as a loaded node takes. Only people send SIGINT: by Ctrl-C, or
+    by ``scancel --batch --signal=INT``. One that comes after the order says that nobody wants to wait.
+    """
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def take(self, number: int, now: float) -> bool:
+        """``number`` came at the monotonic time ``now``; whether it is a second order."""
+        if self._first is None:
+            self._first = now
+            return False
+        return number == SIGINT and now - self._first > AGAIN_S
 
 
 def leave_s(kill_wait_s: float) -> float:
@@ -58,6 +78,9 @@ def store_s(left_s: float | None, least_s: float, checkpoint_s: float) -> float:
     return min(checkpoint_s, max(LEAST_S, left_s - GOODBYE_S))
 
 
+SEE_TO_NODES = "see to these nodes"
+
+
 class Loss(Record):
     """Steps that only memory had and that did not get onto storage."""
 
@@ -69,7 +92,9 @@ class Loss(Record):
     """What went wrong, with the nodes."""
     waited_s: float
     for_time: bool = True
-    """More time might have helped; else nodes could not write at all."""
+    """More time might have helped."""
+    fix: str = SEE_TO_NODES
+    """What else might have, beside less in memory; "" for nothing."""
 
     @property
     def steps(self) -> str:
@@ -87,7 +112,8 @@ class Loss(Record):
             fate += " unless the next run gets the same nodes"
         lower = "lower checkpoint.every_s so that less is only in memory"
         if not self.for_time:
-            return f"{has}; {self.steps} {fate}: {self.why}; fix: see to these nodes, or {lower}"
+            fix = f"{self.fix}, or {lower}" if self.fix else lower
+            return f"{has}; {self.steps} {fate}: {self.why}; fix: {fix}"
         limit = f" (KillWait={kill_wait_s:g})" if kill_wait_s is not None else ""
         more = (
             "the administrator raises KillWait" if limit else "submit with an earlier --signal=B:USR1@SECONDS"

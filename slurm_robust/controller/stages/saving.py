@@ -13,15 +13,17 @@ from slurm_robust.controller.transitions import ToEnding, ToRequeueing, ToSaving
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.policy.checkpoints import LAST_STORE_S
-from slurm_robust.policy.leaving import Loss, store_s
+from slurm_robust.policy.leaving import SEE_TO_NODES, Loss, store_s
 from slurm_robust.policy.resharding import Way
+from slurm_robust.util.hostlist import fold
 
 
 class Saving:
     """A rescue of the newest checkpoint that can be restored, bounded by ``timings.checkpoint_s``.
 
     Where the run is ended from outside, the bound is the time that Slurm leaves. Where an agent has ended,
-    its node's memory may hold parts of it: another agent is started there first.
+    its node's memory may hold parts of it: another agent is started there first. Each end of a run that loses
+    steps leads through here, and they are named.
     """
 
     def __init__(self, begin: ToSaving) -> None:
@@ -62,7 +64,7 @@ class Saving:
     def step(self, core: Core, now: Now) -> Transition | None:
         """Go on when it is on storage, when no node is left that can write, or when time is over."""
         if core.leaving and core.departure.at_once:
-            say_cut_short(core, now.mono - self._since, now)
+            self._say_unsaved(core, "a second order to end came", now)
             return self._after(core)
         if not self._is_chosen:
             if self._awaits_agents(core, now):
@@ -70,6 +72,7 @@ class Saving:
             self._choose(core, now)
         rescue = self._rescue
         if rescue is None:
+            self._say_none(core, now)
             return self._after(core)
         self._tell(core, rescue, now)
         rescue.step(now)
@@ -151,18 +154,36 @@ class Saving:
         core.note(text, "", now)
         core.emit(Say(text=text))
 
+    def _say_unsaved(self, core: Core, why: str, now: Now, *, fix: str = "") -> None:
+        """Name the steps that were done and that nobody writes to storage any more.
 
-def say_cut_short(core: Core, waited_s: float, now: Now) -> None:
-    """Name the steps that are lost because a second order to end leaves no time to save them."""
-    if core.state.running:
-        core.watch_progress(now, force=True)
-    newest, stored = core.state.best_step, core.checkpoints.newest_stored()
-    if not core.config.checkpoint.memory or not core.checkpoints.need_memory() or newest <= stored:
-        return
-    loss = Loss(newest=newest, stored=stored, why="a second order to end came", waited_s=waited_s)
-    text = f"nothing more is saved: {loss.describe(core.departure.kill_wait_s, again=False)}"
-    core.note(text, "", now)
-    core.emit(Say(text=text))
+        A training that is done needs none of them, and of a requeue the next run says what it repeats.
+        """
+        then = self._after(core)
+        if not core.config.checkpoint.memory or not isinstance(then, ToEnding) or then.code == 0:
+            return
+        if core.state.running:
+            core.watch_progress(now, force=True)
+        newest, stored = core.state.best_step, core.checkpoints.newest_stored()
+        if newest <= stored:
+            return
+        waited_s = now.mono - self._since
+        loss = Loss(newest=newest, stored=stored, why=why, waited_s=waited_s, for_time=False, fix=fix)
+        text = f"nothing more is saved: {loss.describe(None, again=False)}"
+        core.note(text, "", now)
+        core.emit(Say(text=text))
+
+    def _say_none(self, core: Core, now: Now) -> None:
+        """There is nothing to save that storage does not have: why, if steps are lost by it."""
+        slots, dead_s = core.state.slots, core.config.timings.node_dead_s
+        ended = core.starts.ended(slots) | core.starts.step_ended(slots, now)
+        away = [n for n in slots if n in ended or core.fleet.is_silent(n, dead_s, now.mono, core.started)]
+        if away:
+            does = "does" if len(away) == 1 else "do"
+            why = f"{fold(away)} {does} not answer, or the agents there have ended"
+            self._say_unsaved(core, why, now, fix=SEE_TO_NODES)
+        else:
+            self._say_unsaved(core, "no node that answers has all that belongs to a newer step", now)
 
 
 def _may_report(core: Core, now: Now) -> bool:

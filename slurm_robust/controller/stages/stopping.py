@@ -8,7 +8,6 @@ from slurm_robust.analysis.logs import root_exit
 from slurm_robust.analysis.progress.metrics import where_it_began
 from slurm_robust.controller.core import Core
 from slurm_robust.controller.effects import Now, Say
-from slurm_robust.controller.stages.saving import say_cut_short
 from slurm_robust.controller.stages.watch import conclude, current_agents, ended_with
 from slurm_robust.controller.transitions import (
     ToEnding,
@@ -70,8 +69,7 @@ class Stopping:
     def step(self, core: Core, now: Now) -> Transition | None:
         """Wait for the workers, then for the checkpoint, then go where the reason leads."""
         if core.leaving and core.departure.at_once:
-            say_cut_short(core, now.mono - self._since, now)
-            return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
+            return ToSaving(then=ToEnding(code=core.leaving_code, reason=core.leaving, final=False))
         if not self._stopped and not self._wait_for_workers(core, now):
             return None
         if not self._stopped:

@@ -11,7 +11,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.policy.leaving import AGAIN_S, Sentence
+from slurm_robust.policy.leaving import Sentence
 from slurm_robust.report.status import status_at
 from slurm_robust.wire.messages import Phase, Stay
 from tests.unit.controller.fake_job import Job
@@ -59,17 +59,31 @@ def test_what_memory_has_is_saved_before_the_end() -> None:
     assert set(job.kept.values()) == {False}, "storage has it, so no copy stays behind"
 
 
-def test_an_order_that_the_next_controller_is_given_again_is_no_second_one() -> None:
-    """The supervisor passes it on to each controller; only another one ends at once."""
+def test_however_often_an_order_comes_it_is_one() -> None:
+    """Slurm signals the controller, and the supervisor passes on what it got, however late."""
     job = trained()
     job.writes = False
     leave(job)
-    job.pass_time(AGAIN_S + 1)
+    begun, left_s = job.mono, job.core.departure.left_s(job.now())
+    for _ in range(4):
+        job.pass_time(2.0)
+        leave(job)
+    assert (job.stage, job.core.departure.at_once) == ("Saving", False)
+    assert job.core.departure.left_s(job.now()) == left_s - (job.mono - begun), "the first one counts"
     later = Departure(job.core, job.now())
     later.order(job.now())
-    assert not later.at_once
-    later.order(job.now())
-    assert later.at_once
+    assert not later.at_once, "the next controller is given it, too"
+    job.writes = True
+    job.until(lambda: job.code is not None)
+    assert job.events(ev.StorageWritten)
+
+
+def test_a_second_order_without_a_first_one_is_nobodys() -> None:
+    job = trained()
+    job.act(job.core.on_second_order(job.now()))
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert job.events(ev.StorageWritten)
 
 
 def test_a_requeue_by_somebody_else_is_told_as_one() -> None:
@@ -210,9 +224,8 @@ def test_a_second_order_ends_at_once() -> None:
     job.writes = False
     leave(job)
     job.until(lambda: job.stage == "Saving")
-    job.pass_time(AGAIN_S + 0.5)
     begun = job.mono
-    leave(job)
+    job.act(job.core.on_second_order(job.now()))
     job.until(lambda: job.code is not None)
     assert job.mono - begun <= 2
     assert any("steps 0 to 4 are lost: a second order to end came" in text for text in job.said)
@@ -222,20 +235,35 @@ def test_a_second_order_while_ranks_are_being_stopped_names_what_is_lost() -> No
     job = trained()
     job.stubborn.update(job.core.state.slots)
     leave(job)
-    job.pass_time(AGAIN_S + 0.5)
     assert job.stage == "Stopping"
-    leave(job)
+    job.act(job.core.on_second_order(job.now()))
     job.until(lambda: job.code is not None)
     assert any("steps 0 to 4 are lost: a second order to end came" in text for text in job.said)
 
 
-def test_slurms_signal_that_comes_twice_is_one_order() -> None:
+def test_agents_that_ended_just_before_an_order_are_not_passed_over_in_silence() -> None:
+    """As where srun ends the step of all agents, and the owner cancels the job in that second."""
     job = trained()
-    leave(job)
-    job.pass_time(0.5, tick=0.1)
+    for node in ("n1", "n2"):
+        job.cut.add(node)
     leave(job)
     job.until(lambda: job.code is not None)
-    assert job.events(ev.StorageWritten)
+    assert not job.events(ev.StorageWritten)
+    (told,) = [text for text in job.said if "are lost" in text]
+    assert told.startswith("nothing more is saved: storage has no step; steps 0 to 4 are lost: n[1-2] do not")
+    assert [e.text for e in job.events(ev.Noted) if "are lost" in e.text] == [told]
+
+
+def test_a_storage_that_lists_nothing_is_not_taken_for_one_that_has_all() -> None:
+    job = trained()
+    job.hears_storage = False
+    leave(job)
+    job.pass_time(4.0)
+    for node in ("n1", "n2"):
+        job.cut.add(node)
+    job.pass_time(4.0)
+    job.until(lambda: job.code is not None)
+    assert any("steps 0 to 4 are lost" in text for text in job.said)
 
 
 def test_agents_are_told_to_stay_until_all_is_saved() -> None:

@@ -8,16 +8,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm_robust.controller.preflight import PreflightError, load_plan
-from slurm_robust.controller.supervisor import MOST_ENDS, storage_error
+from slurm_robust.controller.supervisor import AT_ONCE, MOST_ENDS, storage_error
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.policy.leaving import AGAIN_S
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import KeysError
@@ -71,6 +73,23 @@ if len(open("starts").read()) == 1:
     sys.exit(70)
 report_end(int(sys.argv[2]), 7)
 sys.exit(7)
+"""
+
+ORDERED = """
+import select, sys
+from slurm_robust.controller.supervisor import AT_ONCE, Signals, report_end
+ends_first = len(open("starts").read()) == 1
+with Signals() as signals:
+    open("begun", "a").write("x")
+    while True:
+        select.select([signals], [], [], 30)
+        got = signals.taken()
+        open("signals", "a").write("".join(f"{int(number)} " for number in got))
+        if AT_ONCE in got:
+            break
+if ends_first:
+    sys.exit(70)
+report_end(int(sys.argv[2]), 7)
 """
 
 
@@ -237,6 +256,29 @@ def test_a_signal_to_a_controller_that_dies_is_given_to_the_next_one(
     os.kill(supervisor.pid, number)
     assert supervisor.wait(60) == 7
     assert world.text("signals") == f"[{int(number)}] " * 2
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_order_is_told_to_the_controller_and_to_the_one_after_it(
+    world: World, first: signal.Signals
+) -> None:
+    (world.folder / "ordered.py").write_text(ORDERED)
+    supervisor = world.keep(f'exec {sys.executable} ordered.py "$@"', "[60]")
+    wait_for(lambda: world.text("begun") == "x")
+    for number in (first, first, signal.SIGTERM):  # too soon, and Slurm's: still one order
+        seen = len(world.text("signals"))
+        os.kill(supervisor.pid, number)
+        wait_for(lambda seen=seen: len(world.text("signals")) > seen)
+    assert str(int(AT_ONCE)) not in world.text("signals").split()
+    until = time.monotonic() + AGAIN_S
+    wait_for(lambda: time.monotonic() > until)
+    os.kill(supervisor.pid, signal.SIGINT)
+    assert supervisor.wait(60) == 7
+    told = world.text("signals").split()
+    assert told.count(str(int(AT_ONCE))) == 2
+    given = {int(number) for number in told[told.index(str(int(AT_ONCE))) + 1 :]}
+    assert given == {first, signal.SIGTERM, signal.SIGINT, AT_ONCE}
+    assert told[-1] == str(int(AT_ONCE)), "the order before what it is about"
 
 
 def test_the_supervisor_ends_on_a_signal_while_no_controller_can_start(world: World) -> None:

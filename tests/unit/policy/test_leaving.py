@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from signal import SIGINT, SIGTERM
 
-from slurm_robust.policy.leaving import Loss, Sentence, approaching, leave_s, newer_s, store_s
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_robust.policy.leaving import (
+    AGAIN_S,
+    Loss,
+    Orders,
+    Sentence,
+    approaching,
+    leave_s,
+    newer_s,
+    store_s,
+)
 
 
 @pytest.mark.parametrize(("kill_wait_s", "expected"), [(30, 25), (120, 115), (5, 2), (0, 2)])
@@ -24,6 +37,31 @@ def test_storage_is_waited_for_until_the_requeue_must_be_asked_for(
     left_s: float | None, expected: float
 ) -> None:
     assert store_s(left_s, 20, 60) == expected
+
+
+times = st.floats(0, 1e4)
+
+
+@given(
+    terms=st.lists(times, min_size=1),
+    ctrl_c=st.lists(times, max_size=4),
+    first=st.sampled_from([SIGTERM, SIGINT]),
+)
+def test_only_ctrl_c_can_be_a_second_order_and_no_signal_that_is_passed_on(
+    terms: list[float], ctrl_c: list[float], first: int
+) -> None:
+    orders = Orders()
+    assert not orders.take(first, 0.0)
+    later = sorted([*((t, SIGTERM) for t in terms), *((t, SIGINT) for t in ctrl_c)])
+    seconds = [(t, number) for t, number in later if orders.take(number, t)]
+    assert seconds == [(t, SIGINT) for t in sorted(ctrl_c) if t > AGAIN_S]
+
+
+def test_where_time_was_not_the_cause_more_time_is_no_fix() -> None:
+    loss = Loss(newest=9, stored=4, why="n1 does not answer", waited_s=3.0, for_time=False, fix="")
+    said = loss.describe(30, again=False)
+    fix = "lower checkpoint.every_s so that less is only in memory"
+    assert said == f"storage has step 4; steps 5 to 9 are lost: n1 does not answer; fix: {fix}"
 
 
 def test_what_is_lost_is_said_in_steps_with_a_fix() -> None:
