@@ -17,6 +17,7 @@ from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.errors import JobNotFound
+from slurm_robust.slurm.process import kill_srun
 from slurm_robust.slurm.records import Allocation, Node
 from slurm_robust.slurm.step_output import before_abort, step_end, task_ends
 from slurm_robust.util import proc
@@ -56,6 +57,8 @@ class Srun(Record):
     begun: int
     nodes: tuple[str, ...]
     restart_count: int
+    let_go: bool = False
+    """It is killed, and its agents live on."""
 
     def poll(self) -> int | None:
         """None while it runs, then -1: only its parent knows the exit code."""
@@ -74,6 +77,9 @@ _sruns = msgspec.json.Decoder(Srun)
 
 
 class _Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
     def poll(self) -> int | None: ...
 
     def kill(self) -> None: ...
@@ -82,8 +88,14 @@ class _Process(Protocol):
 class _Output:
     """One step: its srun, and its output file, read as it grows."""
 
-    def __init__(self, path: Path, srun: _Process, nodes: tuple[str, ...]) -> None:
+    def __init__(
+        self, path: Path, srun: _Process, nodes: tuple[str, ...], together: tuple[str, ...] = ()
+    ) -> None:
+        """``nodes``: with agents of this step; ``together``: all nodes that the step began with."""
         self.path = path
+        self.together = together or nodes
+        self.is_let_go = False
+        self.pid = srun.pid
         self.poll = srun.poll
         self.kill = srun.kill
         self.nodes = nodes
@@ -92,6 +104,12 @@ class _Output:
         self._aborts = False  # the whole step, one task after the other
         self._offset = 0
         self._rest = b""
+
+    def let_go(self) -> None:
+        """Kill the srun, and let the agents of its step live; of their ends nobody tells any more."""
+        self.is_let_go = True
+        if self.poll() is None:
+            kill_srun(self.pid)
 
     def new_lines(self) -> list[str]:
         """Whole lines written since the last call. Raises ``OSError``."""
@@ -114,6 +132,8 @@ class _Output:
 
         Where the whole step is aborted, the first task that ends counts as the end of srun.
         """
+        if self.is_let_go:
+            return []
         alone = [] if self._aborts else before_abort(lines)
         found = list(task_ends(self._nodes, alone, self._lines))
         self._nodes = tuple(n for n in self._nodes if all(n not in end.nodes for end in found))
@@ -167,12 +187,15 @@ class AgentSteps:
                 srun = _sruns.decode(read_regular(path, _MAX_READ))
             except (OSError, *UNREADABLE):
                 continue  # what becomes of these agents is seen by their silence
-            if (srun.host, srun.restart_count) == (os.uname().nodename, self._allocation.restart_count):
-                nodes = tuple(node for node in srun.nodes if node not in known)
-                known.update(nodes)
-                self._outputs.append(_Output(path.with_suffix(".log"), srun, nodes))
+            if (srun.host, srun.restart_count) != (os.uname().nodename, self._allocation.restart_count):
+                continue
+            nodes = tuple(node for node in srun.nodes if node not in known)
+            known.update(nodes)
+            self._outputs.append(output := _Output(path.with_suffix(".log"), srun, nodes, srun.nodes))
+            if srun.let_go:
+                output.let_go()
 
-    def _leave_record(self, path: Path, pid: int, nodes: tuple[str, ...]) -> None:
+    def _leave_record(self, path: Path, pid: int, nodes: tuple[str, ...], *, let_go: bool = False) -> None:
         if (srun := proc.read_process(pid)) is None:
             return
         record = Srun(
@@ -181,13 +204,29 @@ class AgentSteps:
             begun=srun.begun,
             nodes=nodes,
             restart_count=self._allocation.restart_count,
+            let_go=let_go,
         )
         with suppress(OSError):  # only another controller needs it
             write_atomically(path.with_suffix(".json"), msgspec.json.encode(record), durable=False)
 
+    def let_go(self, node: str) -> None:
+        """Have Slurm end no agent when ``node``, which is dead, comes back.
+
+        A node that is up again has no step, of which slurmctld tells the srun. It finds its connection to the
+        node broken, and ends the step on all of its nodes (22.05). Touches shared storage.
+        """
+        for output in self._outputs:
+            if node in output.together and len(output.together) > 1 and output.poll() is None:
+                # First, since the next controller would take the end of the srun for that of the agents.
+                self._leave_record(output.path, output.pid, output.together, let_go=True)
+                output.let_go()
+
     def ended(self) -> bool:
-        """Whether there is any srun, started here or adopted, and all have ended."""
-        return bool(self._outputs) and all(o.poll() is not None for o in self._outputs)
+        """Whether there is any srun, started here or adopted, and all have ended.
+
+        False where one was let go: nobody says when the agents of its step end.
+        """
+        return bool(self._outputs) and all(o.poll() is not None and not o.is_let_go for o in self._outputs)
 
     def kill(self) -> None:
         """End every srun: this run of the job is over.

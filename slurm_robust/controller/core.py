@@ -217,6 +217,7 @@ class Core(Context):
             self.incidents.stage(type(self._stage).__name__.lower(), now)
             self._stage.enter(self, now)
         self.departure.step(now)
+        self.starts.step(now)
         self.standbys.yield_to_training(now)
         self._send_for_stacks(now)
         self.witnesses.step(now)
@@ -463,6 +464,8 @@ class Core(Context):
         self.record(
             ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident, unproven=unproven)
         )
+        if self.fleet.is_silent(node, QUIET * self.config.timings.heartbeat_s, now.mono, self.started):
+            self.starts.let_go(node)
         cause = self.state.incident if incident else None
         companion = self.state.lenders.get(node, 0)  # it ends when no copy on the node is needed
         suspect = Suspect(

@@ -154,6 +154,12 @@ class GiveBack(Record):
     node: str
 
 
+class LetGo(Record):
+    """Have the end of ``node``, which is dead, end no agent elsewhere when it comes back."""
+
+    node: str
+
+
 class SaveEvidence(Record):
     """Write the folder of evidence of incident ``number``."""
 
@@ -270,6 +276,7 @@ Effect: TypeAlias = (
     | Prune
     | BeginRequeue
     | GiveBack
+    | LetGo
     | Shed
     | SaveEvidence
     | SaveStacks

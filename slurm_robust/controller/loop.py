@@ -108,6 +108,7 @@ class Loop:
             fx.Probe: self._probe,
             fx.BeginRequeue: self._begin_requeue,
             fx.GiveBack: self._give_back,
+            fx.LetGo: self._let_go,
             fx.Shed: self._shed,
             fx.TestNodes: self._test_nodes,
             fx.TestStandby: self._test_standby,
@@ -357,6 +358,13 @@ class Loop:
             return lambda: None
 
         self._errands.run("start agents", work, lambda text: None)
+
+    def _let_go(self, effect: fx.LetGo) -> None:
+        def work() -> Callable[[], None]:
+            self._steps.let_go(effect.node)
+            return lambda: None
+
+        self._errands.run("let a dead node go", work, lambda text: None)
 
     def _knock(self, effect: fx.Knock) -> None:
         def work() -> Callable[[], None]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from slurm_robust.controller.context import Context
-from slurm_robust.controller.effects import AskAboutNodes, Now, Say, StartAgents
+from slurm_robust.controller.effects import AskAboutNodes, LetGo, Now, Say, StartAgents
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
@@ -72,6 +72,7 @@ class AgentStarts:
         """Why the agent of a node could not begin; only to be read."""
         self._refusal_code: int = ExitCode.JOB_DIR
         self._all_ended = False
+        self._let_go: dict[str, bool] = {}  # silent since their newest start; whether that is done
 
     @property
     def refusal_code(self) -> int:
@@ -89,6 +90,7 @@ class AgentStarts:
             self._nodes[node] = _NodeStart(first=now.mono, at=now.mono)
             self._context.fleet.forget(node)
             self._refused.pop(node, None)
+            self._let_go.pop(node, None)
         if nodes:
             self._all_ended = False
             self._context.emit(Say(text=f"starting agents on {fold(nodes)}"))
@@ -178,6 +180,24 @@ class AgentStarts:
             new.end, new.ended = old.end, old.ended
         self._nodes[node] = new
 
+    def let_go(self, node: str) -> None:
+        """``node`` is silent, and may be dead: when it is back, no agent elsewhere is to end for it."""
+        self._let_go.setdefault(node, False)
+
+    def step(self, now: Now) -> None:
+        """Let silent nodes go as soon as no agent is awaited, which may be of the same srun."""
+        waiting = [node for node, is_done in self._let_go.items() if not is_done]
+        if waiting and not any(self._awaits(node, now) for node in self._nodes):
+            self._let_go.update(dict.fromkeys(waiting, True))
+            for node in waiting:
+                self._context.emit(LetGo(node=node))
+
+    def _awaits(self, node: str, now: Now) -> bool:
+        """Whether an agent may yet come to ``node`` for the first time since its newest start."""
+        start, view = self._nodes[node], self._context.fleet.views.get(node)
+        has_come = view is not None or start.missed or node in self._let_go or start.end is not None
+        return not has_come and now.mono - start.at <= self._context.config.timings.agent_start_s
+
     def out_of_memory(self, nodes: Iterable[str]) -> dict[str, str]:
         """Of ``nodes`` those whose agent Slurm says ended for want of memory, with its message."""
         ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
@@ -254,6 +274,7 @@ class AgentStarts:
                 unsettled=old.unsettled or was_away,
             )
             self._refused.pop(node, None)
+            self._let_go.pop(node, None)
         self._all_ended = False
         text = f"starting the agents on {fold(why)} again: {next(iter(why.values()))}"
         self._context.note(text, "", now)

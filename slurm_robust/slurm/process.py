@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from slurm_robust.model.record import Record
+from slurm_robust.util import proc
 from slurm_robust.util.child import kill_group
 
 
@@ -111,6 +113,18 @@ class DetachedProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+
+def kill_srun(pid: int) -> None:
+    """SIGKILL the srun ``pid`` and let the tasks of its step live.
+
+    On another signal it would end them. So would its child, the shepherd, at the end of its parent, and goes
+    first.
+    """
+    children = reversed(proc.descendants(proc.process_table(), pid))
+    for number in (*(child.pid for child in children), pid):
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
 
 
 def spawn_detached(command: Sequence[str], *, output: Path, env: Mapping[str, str]) -> DetachedProcess:

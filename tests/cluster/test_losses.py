@@ -22,12 +22,17 @@ def cluster(sandboxes: Callable[..., Sandbox]) -> Sandbox:
 
 
 def submit(
-    cluster: Sandbox, slots: int, spares: int = 0, companions: str = "", step_s: float = 0.3
+    cluster: Sandbox,
+    slots: int,
+    spares: int = 0,
+    companions: str = "",
+    step_s: float = 0.3,
+    steps: int = 50,
 ) -> ProtectedJob:
     (cluster.home(USER) / "losses.yaml").write_text(f"companions: {{{companions}}}\n")
     options = f"--config losses.yaml --nproc-per-node 1 --spares {spares}"
     return ProtectedJob(
-        cluster, f"{options} tiny.py --out OUT --steps 50 --step-s {step_s}", nodes=slots + spares
+        cluster, f"{options} tiny.py --out OUT --steps {steps} --step-s {step_s}", nodes=slots + spares
     )
 
 
@@ -107,3 +112,22 @@ def test_all_standbys_die_while_they_are_woken(cluster: Sandbox) -> None:
     left = "srobust-companion-"
     names = ["squeue", "--noheader", "--format=%j"]
     wait_for(lambda: left not in cluster.exec(names, user="root").stdout, 90, "all companions have ended")
+
+
+def test_a_dead_node_that_is_back_soon_ends_no_agent_of_the_others(cluster: Sandbox) -> None:
+    """Before SlurmdTimeout: Slurm misses the agents' step there, and tells their srun."""
+    job = submit(cluster, 3, 1, steps=5000)
+    job.wait_step(5)
+    lost = job.state.slots[1]
+    cluster.fault.power_cut(lost)
+    job.wait_recovered()
+    cluster.fault.boot(lost)
+    seen = ["sinfo", "-h", "-n", lost, "-o", "%T"]
+    job.wait(lambda: "*" not in cluster.exec(seen, check=True).stdout, 30, "Slurm hears the node again")
+    job.wait_step(job.step() + 30)
+    assert len(job.events(ev.IncidentOpened)) == 1, job.log
+    assert len(job.events(ev.GenerationLaunched)) == 2, job.log
+    cluster.exec(["scancel", str(job.id)], user=USER, check=True)
+    job.wait(lambda: job.state.ended is not None, 60, "its end")
+    (written,) = job.events(ev.StorageWritten)
+    assert written.step >= job.state.best_step - 1, job.log

@@ -226,6 +226,7 @@ def watch_spares(core: Core, now: Now) -> None:
     for node in core.state.spares:
         if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, now.mono):
             silent = core.fleet.silence(node, now.mono, now.mono)
+            core.starts.let_go(node)
             core.starts.missed(node, now)
             why = "its node is dead" if node in deaths else f"silent for {silent:.1f} s"
             _set_aside(core, node, why, node not in deaths, now)

@@ -112,6 +112,7 @@ class Job:
         self.requeued: list[tuple[str, ...]] = []
         self.begun_requeues: list[fx.BeginRequeue] = []
         self.given_back: list[str] = []
+        self.let_go: list[str] = []  # dead nodes whose srun was killed
         self.slurm_returns = fx.GiveBackAnswer(said=fx.Said.DONE, detail="the epilog tests it")
         self.pruned = 0
         self.ages = False  # whether training that makes no step is seen to make none
@@ -200,6 +201,8 @@ class Job:
                 case fx.GiveBack(node=node):
                     self.given_back.append(node)
                     self.act(self.core.on_given_back(node, self.slurm_returns, self.now()))
+                case fx.LetGo(node=node):
+                    self.let_go.append(node)
                 case fx.Say(text=text):
                     self.said.append(text)
                 case fx.Prune():

@@ -14,9 +14,10 @@ from msgspec import structs
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.model.exits import StepEnd
 from slurm_robust.slurm.client import StepHandle
-from slurm_robust.slurm.process import spawn_detached
+from slurm_robust.slurm.process import kill_srun, spawn_detached
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.util import proc
 from tests.waiting import wait_for
 
 NODES = ("n1", "n2", "n3")
@@ -142,6 +143,42 @@ def test_the_next_controller_follows_the_sruns_of_the_one_before(sruns: RealSrun
     of_next_run = AgentSteps(sruns, structs.replace(allocation, restart_count=1), ("agent",), tmp_path)
     of_next_run.adopt()
     assert (of_next_run.news().ends, of_next_run.ended()) == ((), False)
+
+
+def test_the_agents_beside_a_dead_node_live_when_it_comes_back(sruns: RealSruns, tmp_path: Path) -> None:
+    """Their srun is killed, whose end is not theirs, under this controller and the next one."""
+    job = sruns.submit(SubmitRequest(command=("x",), nodes=3, options=("--no-kill",)))
+    allocation = sruns.allocation(job)
+    before, after = (AgentSteps(sruns, allocation, ("agent",), tmp_path) for _ in range(2))
+    before.start(NODES, 1)
+    before.start(("n3",), 1)
+    together, alone = sruns.sruns
+    before.let_go("n4")
+    assert together.poll() is None
+    before.let_go("n3")
+    wait_for(lambda: together.poll() is not None)
+    assert alone.poll() is None, "it has no other node's agents"
+    after.adopt()
+    with (tmp_path / "step-000001-00.log").open("a") as file:
+        file.write("srun: error: n[1-2]: tasks 0-1: Killed\n")
+    for steps in (before, after):
+        assert (steps.news().ends, steps.ended()) == ((), False)
+    alone.kill()
+    wait_for(lambda: alone.poll() is not None)
+    wait_for(lambda: [end.nodes for end in after.news().ends] == [("n3",)])
+    assert not after.ended(), "nobody tells of the others"
+
+
+def test_a_shepherd_dies_before_its_srun(tmp_path: Path) -> None:
+    """It would end the step at the end of its parent."""
+    ended = tmp_path / "ended"
+    shepherd = f"(trap '' HUP; read -r _ < alive; touch {ended}) &"
+    script = f"cd {tmp_path}; mkfifo alive; {shepherd} exec 3<>alive; exec sleep 600 3>&3"
+    srun = spawn_detached(["bash", "-c", script], output=tmp_path / "out", env=dict(os.environ))
+    wait_for(lambda: len(proc.descendants(proc.process_table(), srun.pid)) == 1)
+    kill_srun(srun.pid)
+    wait_for(lambda: srun.poll() == -9)
+    assert not ended.exists()
 
 
 def test_slurm_as_the_witness_of_nodes(world: Steps) -> None:

@@ -8,6 +8,7 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.wire.messages import Heartbeat, Phase, Shutdown
 from tests.unit.controller.fake_job import Job
+from tests.unit.controller.test_detection import alert
 
 ACCOUNT = "srun: error: Unable to create step for job 7: Invalid account or account/partition combination"
 NO_SLURMCTLD = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller"
@@ -198,3 +199,50 @@ def test_the_end_of_the_step_under_a_training_is_reported() -> None:
     job.pass_time(1)
     assert job.stage == "Running"
     assert any("STEP 7.0 CANCELLED" in e.text for e in job.events(ev.Noted))
+
+
+def trains() -> Job:
+    job = Job()
+    job.train_to(5)
+    job.pass_time(1)
+    return job
+
+
+def test_a_dead_node_that_comes_back_ends_no_agent_of_the_others() -> None:
+    job = trains()
+    job.power_cut("n2")
+    job.until(lambda: bool(job.events(ev.NodeEvicted)))
+    assert job.let_go == ["n2"]
+
+
+def test_nor_does_a_standby() -> None:
+    job = trains()
+    job.power_cut("n3")
+    job.until(lambda: bool(job.events(ev.SpareSetAside)))
+    job.pass_time(10)
+    assert job.let_go == ["n3"]
+
+
+def test_the_srun_of_a_node_that_lives_is_kept() -> None:
+    """It tells of the ends of its agents."""
+    job = trains()
+    job.change("n2", alerts=(alert(),))
+    job.until(lambda: bool(job.events(ev.NodeEvicted)))
+    assert job.let_go == []
+
+
+class StandbyMissing(Unstarted):
+    missing = ("n4",)
+
+
+def test_an_srun_is_not_killed_while_it_starts_other_agents() -> None:
+    job = StandbyMissing(spares=("n3", "n4"))
+    job.train_to(5)
+    job.power_cut("n3")
+    job.until(lambda: any(e.node == "n3" for e in job.events(ev.SpareSetAside)))
+    job.pass_time(5)
+    assert job.let_go == []
+    job.comes = 0
+    job.join("n4")
+    job.pass_time(1)
+    assert job.let_go == ["n3"]
