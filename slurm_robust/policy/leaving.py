@@ -30,8 +30,9 @@ ASKING_S = 10.0
 TERM_NEWS_S = 1.0
 """A rank that SIGTERM ended may be the first sign of an order that all nodes get within this time."""
 
-STAY_LEAST_S = 3.0
-"""An agent that Slurm has told to end waits so long for its controller to say that it is needed."""
+STAY_LEAST_S = 10.0
+"""An agent that Slurm has told to end waits so long for its controller to say that it is needed: for the next
+one, if it dies at the same order, or for one that stands still on a loaded host."""
 
 
 class Orders:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from typing import TypeVar
 
 import pytest
 
@@ -15,7 +16,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.config import HEAD
-from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob
+from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob, find_process
 from tests.cluster.shared_storage import HOME
 from tests.cluster.test_copies import SIXTY, images, newest_launch
 from tests.cluster.undisturbed import undisturbed
@@ -23,6 +24,7 @@ from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
+E = TypeVar("E")
 TINY = "tiny.py --out OUT --steps"
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -224,3 +226,72 @@ def test_a_warning_to_all_steps_is_one_to_the_job(sandbox: Sandbox) -> None:
     assert requeue.reason == "the end of this run is near (USR1 to its steps)", job.log
     assert not job.events(ev.IncidentOpened), job.log
     sandbox.exec(["scancel", str(job.id)], user=USER, check=True)
+
+
+PATIENT = "SROBUST_CONFIG_TIMINGS_NODE_DEAD_S=60"
+"""An agent that stands still is waited for as long as Slurm leaves, so orders find the job at its end."""
+
+
+def stand_still(sandbox: Sandbox, node: str) -> None:
+    os.kill(find_process(sandbox, node, "-m", "slurm_robust.agent"), signal.SIGSTOP)
+
+
+def test_a_second_order_ends_a_job_at_once_and_names_what_is_lost(sandbox: Sandbox) -> None:
+    """SIGTERM is one order, however often it comes and whoever stood still meanwhile; SIGINT is a second."""
+    job = ProtectedJob(sandbox, f"{TINY} 5000 --step-s 0.2", nodes=2, sbatch=(f"--export=ALL,{PATIENT}",))
+    job.wait_step(10)
+    host, other = job.state.slots
+    stand_still(sandbox, other)
+    supervisor = find_process(sandbox, host, "run", "tiny.py")
+    controller = find_process(sandbox, host, "-m", "slurm_robust.controller")
+
+    def order(number: signal.Signals) -> None:
+        command = ["scancel", "--batch", f"--signal={number.name.removeprefix('SIG')}", str(job.id)]
+        sandbox.exec(command, user=USER, timeout_s=30.0, check=True)
+
+    def pass_time() -> None:
+        until = time.monotonic() + 2.0
+        wait_for(lambda: time.monotonic() > until)
+
+    os.kill(supervisor, signal.SIGSTOP)
+    order(signal.SIGTERM)
+    os.kill(controller, signal.SIGTERM)  # Slurm signals all processes of the batch script
+    job.wait(lambda: job.events(ev.StopOrdered), 30, "the order")
+    pass_time()
+    os.kill(supervisor, signal.SIGCONT)  # it passes on what it got
+    order(signal.SIGTERM)
+    pass_time()
+    assert job.state.ended is None, job.log
+    order(signal.SIGINT)
+    assert job.wait_end(timeout=15) == 143
+    assert "lost: a second order to end came" in job.log
+    assert not job.events(ev.StorageWritten)
+
+
+def test_a_second_ctrl_c_ends_an_interactive_job_at_once(sandbox: Sandbox) -> None:
+    home = sandbox.home(USER)
+    shutil.copy(SCRIPTS / "tiny.py", home / "tiny.py")
+    run = "srobust run --job-dir ctrlc tiny.py --out y.sha --steps 5000 --step-s 0.2"
+    (home / "run.sh").write_text(f"export {PATIENT}\n{run}\necho $? > ctrlc.code\n")
+    salloc = "salloc --quiet --nodes=2 --no-kill bash run.sh"
+    terminal = f'setsid script -qfc "{salloc}" ctrlc.log < keys > /dev/null 2>&1 &\nexec 3> keys\n'
+    hold = "setsid sleep 300 > /dev/null 2>&1 &\n"  # an end of the keys, which are read to their end
+    (home / "terminal.sh").write_text(f"cd ~; mkfifo keys\n{terminal}{hold}")
+    sandbox.exec(["bash", "terminal.sh"], user=USER, timeout_s=30.0, check=True)
+
+    def events(kind: type[E]) -> list[E]:
+        found = [event for path in home.glob("ctrlc/*/journal.jsonl") for event in read(path)]
+        return [event for event in found if isinstance(event, kind)]
+
+    wait_for(lambda: events(ev.FirstStep), 120, "the first step")
+    stand_still(sandbox, events(ev.GenerationLaunched)[0].slots[1])
+    (home / "keys").write_bytes(b"\x03")
+    wait_for(lambda: events(ev.StopOrdered), 30, "the order")
+    until = time.monotonic() + 2.0
+    wait_for(lambda: time.monotonic() > until)
+    assert not events(ev.RunEnded)
+    (home / "keys").write_bytes(b"\x03")
+    wait_for((home / "ctrlc.code").exists, 30, "the end of srobust run")
+    log = (home / "ctrlc.log").read_text(errors="replace")
+    assert (home / "ctrlc.code").read_text() == "130\n", log
+    assert "lost: a second order to end came" in log

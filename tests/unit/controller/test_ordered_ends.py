@@ -73,7 +73,7 @@ def lost(job: Job) -> int:
     return max((int(found[1]) for found in told if found), default=-1)
 
 
-@settings(max_examples=30, derandomize=True, deadline=None)
+@settings(max_examples=120, derandomize=True, deadline=None)
 @given(
     trains_s=st.sampled_from([0.0, 1.0, 2.0, 20.0]),
     happenings=st.lists(happenings.map(lambda some: some[0]) | st.just(("agents_end", 0, 0.0)), max_size=3),
