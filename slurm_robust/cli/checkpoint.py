@@ -30,13 +30,31 @@ def register(commands: Commands) -> None:
     export.add_argument("--to", metavar="DIR", type=Path, required=True, help="the folder to create")
 
     text = "remove checkpoints from storage that no running or later job needs"
-    remove = add_command(parts, "rm", _remove, text, of_job=True, json=True)
+    remove = add_command(
+        parts,
+        "rm",
+        _remove,
+        text,
+        more="Of a job of a training: those of the training.",
+        epilog="Example: srobust checkpoint rm gpt-7b 1200 1300",
+        of_job=True,
+        json=True,
+    )
     remove.add_argument("steps", metavar="STEP", nargs="+", help="a step that 'ls' shows on storage")
     remove.add_argument("--force", action="store_true", help="also what a job needs to go on")
     _add_consent(remove)
 
     text = "remove all checkpoints from storage but the newest, and incomplete ones that no job will complete"
-    prune = add_command(parts, "prune", _prune, text, of_job=True, json=True)
+    prune = add_command(
+        parts,
+        "prune",
+        _prune,
+        text,
+        more="Of a job of a training: those of the training.",
+        epilog="Example: srobust checkpoint prune gpt-7b --keep 1 --dry-run",
+        of_job=True,
+        json=True,
+    )
     prune.add_argument(
         "--keep",
         metavar="K",

@@ -19,9 +19,12 @@ def register(commands: Commands) -> None:
         _training,
         "list trainings, or the jobs of one: from which step to which, how each ended, its ETTR",
         more="Those that 'srobust run --fresh' moved aside are listed, too.",
+        epilog="Examples: srobust training; srobust training gpt-7b; srobust training 4711",
         json=True,
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of a training, or its folder (default: all)")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="of a training, its folder, or one of its jobs (default: all)"
+    )
     parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
 
 

@@ -72,6 +72,9 @@ def chapter_row(
     ends = [event for event in events if isinstance(event, ev.RunEnded | ev.ControllerStarted)]
     last = ends[-1] if ends else None
     code = last.code if isinstance(last, ev.RunEnded) and last.final else None
+    went_on = next((event for event in events if isinstance(event, ev.Continued)), None)
+    if went_on is not None and went_on.reason and went_on.undone_step > went_on.best_step:
+        how += f"; where it began was {went_on.reason}"
     has_begun = books.wall_ms > books.started_ms
     return ChapterRow(
         job=(started.array_task if started is not None else "") or str(books.job_id),

@@ -37,7 +37,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX, TrainingDirectory, storage_of
 from slurm_robust.policy import restore
 from slurm_robust.report.console import BYTES, Bar, show, track
-from slurm_robust.report.find import NoSuchJob, load_events, moved_aside, named, newest_job
+from slurm_robust.report.find import NoSuchJob, Place, load_events, named, newest_job, place_of
 from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.report.training import disk_use, free_on, newest_of, size_text
 from slurm_robust.util.text import count, named_ranks, one_line
@@ -190,7 +190,8 @@ def list_checkpoints(job: JobHere, now: float) -> Listing:
     notes = _notes(job.events)
     plan = would_restore(job, copies, [ref for ref, one in stored.items() if one.complete])
     latest = job.store.latest()
-    training = job.state.training
+    state = job.state
+    place = place_of(job.directory, state.training, state.run_id) if state.training else Place(training="")
     rows = [
         Row(
             token=str(ref),
@@ -212,11 +213,11 @@ def list_checkpoints(job: JobHere, now: float) -> Listing:
         restored=str(plan.ref) if plan else "",
         how=restore.format_source(plan.ref.step, plan.tiers) if plan else "",
         latest=str(latest) if latest else "",
-        training=training,
+        training=place.training,
         complete=sum(one.complete for one in stored.values()),
         nbytes=disk_use(job.store.path),
         free=free_on(job.store.path),
-        moved_aside=moved_aside(job.directory.path.parent, training) if training else (),
+        moved_aside=place.moved_aside,
     )
 
 

@@ -14,6 +14,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent, RunStarted, decode_event
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
 from slurm_robust.model.journal import parse, read_bytes
+from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, Chapter, TrainingDirectory, training_of, trainings
 from slurm_robust.report.console import BYTES, Bar
 from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run, waits_for
@@ -143,14 +144,28 @@ def moved_aside(root: Path, name: str) -> tuple[str, ...]:
     return tuple(one.path.name for one in every if one.name == name and ASIDE in one.path.name)
 
 
-def newest_after(directory: JobDirectory, training: str, run_id: str) -> str | None:
-    """The newest job of the training of a job, as squeue shows it; "" if it is this one, None: not known."""
+class Place(Record):
+    """Where a job is among those of its training."""
+
+    training: str
+    """By the name that commands take, also where ``--fresh`` has moved it aside."""
+    newest: str | None = None
+    """Its newest job as squeue shows it, "" if it is this one; None where that is not known."""
+    moved_aside: tuple[str, ...] = ()
+    """Folders of other trainings of this name."""
+
+
+def place_of(directory: JobDirectory, training: str, run_id: str) -> Place:
+    """Where the job of this folder and run is in its ``training``."""
     try:
-        found = training_of(directory, training, run_id) if training else None
+        found = training_of(directory, training, run_id)
         chapters = found.read() if found is not None else ()
     except OSError:
-        return None
-    return None if not chapters else "" if chapters[-1].run_id == run_id else chapters[-1].job
+        found, chapters = None, ()
+    own = found.path.name if found is not None else f"{PREFIX}{training}"
+    newest = None if not chapters else "" if chapters[-1].run_id == run_id else chapters[-1].job
+    aside = tuple(name for name in moved_aside(directory.path.parent, training) if name != own)
+    return Place(training=own.removeprefix(PREFIX), newest=newest, moved_aside=aside)
 
 
 def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:

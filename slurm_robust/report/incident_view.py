@@ -168,7 +168,11 @@ def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, jo
     """Print one incident. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchIncident`."""
     slurm = make_slurm()
     directory, events, job, is_over = _load(find(name, job_dir, slurm), slurm)
-    found = gather(directory, events, number, job, is_over=is_over, later=journals_after(directory, events))
+    later = journals_after(directory, events)
+    try:
+        found = gather(directory, events, number, job, is_over=is_over, later=later)
+    except NoSuchIncident as error:
+        raise NoSuchIncident(str(error), fix=f"'srobust incidents {one_line(name)}' lists them") from None
     show(found, partial(render, logs=logs, stacks=stacks), json=json)
     return 0
 

@@ -17,7 +17,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.startup import START_PHASES, PhaseTimes
 from slurm_robust.report.chapters import place_text
 from slurm_robust.report.console import facts_table, section, show
-from slurm_robust.report.find import find, load_events, newest_after
+from slurm_robust.report.find import find, load_events, place_of
 from slurm_robust.report.incident_text import restored_text
 from slurm_robust.report.incidents import IncidentReport, incident_reports
 from slurm_robust.report.slurmview import make_slurm
@@ -139,8 +139,8 @@ def main(name: str, *, generation: int | None, json: bool, job_dir: str | None) 
     start = start_of(events, generation)
     if (state := fold(events)).training:
         chapter = state.continued.chapter if state.continued is not None else 1
-        newest = newest_after(directory, state.training, state.run_id)
-        start = replace(start, training=place_text(state.training, chapter, newest))
+        place = place_of(directory, state.training, state.run_id)
+        start = replace(start, training=place_text(place.training, chapter, place.newest))
     show(start, render, json=json)
     return 0
 

@@ -28,7 +28,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
 from slurm_robust.report.chapters import place_text
 from slurm_robust.report.console import LEAST_WIDE, Bar, ByWidth, Screen, facts_table, seconds, show
-from slurm_robust.report.find import find, load_events, moved_aside, newest_after
+from slurm_robust.report.find import find, load_events, place_of
 from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
 from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.interval import IntervalAdvice, advise
@@ -368,9 +368,10 @@ def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directo
         f"channel {name} of notifications is given up for a while: {why}" for name, why in silent.items()
     )
     if status.training:
-        aside = moved_aside(directory.path.parent, status.training)
-        newest = newest_after(directory, status.training, fold(events).run_id)
-        status = structs.replace(status, moved_aside=aside, newest_job=newest)
+        place = place_of(directory, status.training, fold(events).run_id)
+        status = structs.replace(
+            status, training=place.training, newest_job=place.newest, moved_aside=place.moved_aside
+        )
     return structs.replace(status, silent=silent, notes=(*status.notes, *notes))
 
 

@@ -15,10 +15,19 @@ from slurm_robust.ledger.summary import Summary
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
-from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, trainings
+from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, training_of, trainings
 from slurm_robust.report.chapters import ChapterRow, ChapterState, chapters_table
 from slurm_robust.report.console import facts_table, section, show, told_table, track
-from slurm_robust.report.find import find_training, moved_aside, no_such_training, root_of, unreadable
+from slurm_robust.report.find import (
+    NoSuchJob,
+    find,
+    find_training,
+    load_events,
+    moved_aside,
+    no_such_training,
+    root_of,
+    unreadable,
+)
 from slurm_robust.report.job_main import of_training
 from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.report.training import (
@@ -93,12 +102,22 @@ def list_main(*, json: bool, job_dir: str | None) -> int:
 
 
 def show_main(name: str, *, json: bool, job_dir: str | None) -> int:
-    """Print one training with its jobs. Raises ``NoSuchJob``."""
-    training = find_training(name, job_dir)
+    """Print a training with its jobs; of a job, its training. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    slurm = make_slurm()
+    training = find_training(name, job_dir) or _of_a_job(name, job_dir, slurm)
     if training is None:
         raise no_such_training(name, job_dir, "there is no training")
-    show(shown(training, make_slurm()), render, json=json)
+    show(shown(training, slurm), render, json=json)
     return 0
+
+
+def _of_a_job(name: str, job_dir: str | None, slurm: SlurmClient) -> TrainingDirectory | None:
+    try:
+        job = find(name, job_dir, slurm)
+    except NoSuchJob:
+        return None
+    state = fold(load_events(job))
+    return training_of(job, state.training, state.run_id) if state.training else None
 
 
 def shown(training: TrainingDirectory, slurm: SlurmClient) -> TrainingShown:

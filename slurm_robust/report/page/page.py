@@ -174,8 +174,9 @@ _SECTIONS = (
 
 
 def _facts(report: JobReport) -> list[tuple[str, str]]:
-    """The title of the page names the job."""
-    command = [("command", one_line(" ".join(report.command)))] if report.command else []
+    """The title of the page names the job; of a training the newest one is a fact."""
+    is_one = len(report.chapters) < 2 and report.command
+    command = [("command", one_line(" ".join(report.command)))] if is_one else []
     return [*command, *(fact for fact in facts(report) if fact[0] != "job")]
 
 
@@ -224,6 +225,7 @@ def _chapter(row: ChapterRow) -> dict[str, str]:
         "started": date_and_time(row.started) if row.started is not None else "-",
         "nodes": str(row.nodes or "-"),
         "steps": f"{step_text(row.from_step)} to {step_text(row.to_step)}",
+        "incidents": str(row.incidents),
         "again": "-" if row.repeated is None else str(row.repeated),
         "ettr": f"{row.ettr:.1%}" if row.ettr is not None else "-",
         "how": one_line(row.how),

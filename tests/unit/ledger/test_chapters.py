@@ -6,13 +6,16 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slurm_robust.ledger.chapters import joined
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger, ledger
+from slurm_robust.ledger.summary import summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.policy.continuing import lineage, until
+from slurm_robust.report.chapters import ChapterState, chapter_row
 from tests.unit.ledger.journals import Journal, at
 
 
@@ -76,9 +79,12 @@ def test_a_job_alone_knows_by_its_own_journal_what_it_repeats() -> None:
 def test_a_job_that_was_sent_back_repeats_what_comes_after_the_chosen_step() -> None:
     first, (started, *rest) = job(0, 20, range(50), 100), job(400, 430, range(20, 70), 540, 2)
     gone_on = lineage(fold(first), "1", started.t)
-    second = [started, until(gone_on, 19), *rest]
+    second = [started, structs.replace(until(gone_on, 19), reason="chosen by --step 19"), *rest]
     assert ledger(second, rest[-1].t).repeated == 30
     assert chapters(first, second)[1].repeated == 30
+    books = ledger(second, rest[-1].t)
+    row = chapter_row(second, books, summarise(books, second), ChapterState.ENDED, "cancelled")
+    assert row.how == "cancelled; where it began was chosen by --step 19"
 
 
 def test_a_job_that_waits_while_the_one_before_still_runs_waits_only_after_it() -> None:

@@ -183,6 +183,8 @@ def test_the_commands_take_the_name(root: Path, capsys: pytest.CaptureFixture[st
     assert traces["jobs"]["9"]["attributes"]["srobust.training"] == "gpt"
     for words in (["9/1"], ["9", "1"], ["gpt", "7/1"], ["gpt", "1"]):
         assert "Incident 1 of job" in printed(capsys, "incident", *words)
+    assert main(["incident", "gpt", "9"]) == ExitCode.NO_INPUT
+    assert "'srobust incidents gpt' lists them" in capsys.readouterr().err
     for name in ("gpt", "9"):
         assert main(["incident", name]) == ExitCode.USAGE
         text = capsys.readouterr().err

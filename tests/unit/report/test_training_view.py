@@ -232,6 +232,23 @@ def test_sizes_read_well(nbytes: float, text: str) -> None:
     assert size_text(nbytes) == text
 
 
+def test_given_a_job_its_training_is_shown(
+    training: TrainingDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert printed(capsys, "7") == printed(capsys, "gpt")
+    assert main(["training", "5"]) == ExitCode.NO_INPUT
+
+
+def test_commands_name_a_training_that_was_moved_aside_as_they_take_it(
+    training: TrainingDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training.path.rename(training.path.with_name("training-gpt.old-1"))
+    for words in (["status", "gpt.old-1"], ["status", "--phases", "7"]):
+        assert main(words) == 0
+        first = capsys.readouterr().out.splitlines()[0].split()
+        assert first[:2] == ["training", "gpt.old-1,"]
+
+
 def test_what_was_moved_aside_is_mentioned_by_the_commands_of_a_job(
     training: TrainingDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
