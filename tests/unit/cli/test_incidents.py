@@ -75,7 +75,7 @@ def test_nothing_of_a_log_is_obeyed_by_the_terminal(
         (["incident", "JOB", "9"], ExitCode.NO_INPUT, "has no incident 9; it has 1-6"),
         (["incident", "JOB", "x"], ExitCode.USAGE, "'x' is not a number from 1"),
         (["incident", "JOB", "0"], ExitCode.USAGE, "'0' is not a number from 1"),
-        (["incident", "JOB"], ExitCode.USAGE, "required: N"),
+        (["incident", "JOB"], ExitCode.USAGE, "which incident of"),
         (["incidents", "JOB", "--last", "-1"], ExitCode.USAGE, "argument --last"),
         (["incidents", "/nowhere/7"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),
     ],
