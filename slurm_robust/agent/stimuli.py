@@ -7,35 +7,7 @@ from typing import TypeAlias
 from slurm_robust.agent.launcher import LauncherMessage
 from slurm_robust.model.record import Record
 from slurm_robust.model.standby import Rehearsal
-from slurm_robust.wire.messages import (
-    Flush,
-    Inject,
-    Launch,
-    Load,
-    Pace,
-    Rehearse,
-    RequestCheckpoint,
-    Save,
-    Shutdown,
-    Stay,
-    Stop,
-    TakeStacks,
-)
-
-Order: TypeAlias = (
-    Launch
-    | Stop
-    | RequestCheckpoint
-    | Pace
-    | Flush
-    | Save
-    | Stay
-    | TakeStacks
-    | Rehearse
-    | Load
-    | Inject
-    | Shutdown
-)
+from slurm_robust.wire.messages import Launch, Load, Order, Rehearse, Save, TakeStacks
 
 # -- stimuli --------------------------------------------------------------------------------------
 

@@ -302,9 +302,8 @@ class StacksShown(Record, tag_field="kind", tag="stacks_shown"):
 
 
 ToController: TypeAlias = Heartbeat | Pulse | StacksTaken | NodesProbed | Ping | Drill | ShowStacks
-FromController: TypeAlias = (
-    Ack
-    | Launch
+Order: TypeAlias = (
+    Launch
     | Stop
     | RequestCheckpoint
     | Pace
@@ -312,15 +311,14 @@ FromController: TypeAlias = (
     | Save
     | Stay
     | TakeStacks
-    | ProbeNodes
     | Rehearse
     | Load
     | Inject
     | Shutdown
-    | Pong
-    | DrillReply
-    | StacksShown
 )
+"""What the state machine of an agent is to do."""
+
+FromController: TypeAlias = Order | Ack | ProbeNodes | Pong | DrillReply | StacksShown
 
 _to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
