@@ -110,8 +110,11 @@ class Checkpoints:
         generation, known, at = self._published
         is_new = step >= 0 and (self._context.state.generation, step) != (generation, known)
         if is_new and now.mono - at >= PRUNE_EVERY_S:
-            self._published = (self._context.state.generation, step, now.mono)
+            generation = self._context.state.generation
+            self._published = (generation, step, now.mono)
             self.on_stored(now)
+            # A later run must know that there was one, even if all of this one dies and storage loses it.
+            self._context.record(ev.StorageWritten(t=now.wall, generation=generation, step=step, seconds=0.0))
             self.prune()
 
     def prune(self) -> None:

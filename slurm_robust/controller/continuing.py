@@ -16,7 +16,7 @@ from msgspec import structs
 
 from slurm_robust.checkpoint.adopting import adopt
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.controller.holding import await_free, is_free
+from slurm_robust.controller.holding import await_free, check_not_held, is_free
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.controller.sources import (
@@ -132,6 +132,8 @@ def _take(wish: Wish, here: Here) -> Started:
         number = max(len(chapters), *claimed, 0) + 1
         if not _claim(training, number, chapters, here.chapter):
             continue  # another job was faster
+        if others:
+            _check_still_free(training, number, others[-1], here)
         if not (wish.fresh and others):
             break
         if (old := _move_aside(training, here)) is not None:
@@ -148,6 +150,21 @@ def _take(wish: Wish, here: Here) -> Started:
         return Started(_renumbered(told, wish, here))
     assert source is not None  # for type checkers: what tells is a source
     return Started(_go_on(source, wish, here, before=told, chapter=len(others) + 1))
+
+
+def _check_still_free(training: TrainingDirectory, number: int, last: Chapter, here: Here) -> None:
+    """Give the training back if Slurm has requeued ``last`` meanwhile, its job before.
+
+    Raises :class:`PreflightError`.
+
+    That job looks for later chapters when it starts, so of a claim and a start at the same time at least one
+    sees the other.
+    """
+    try:
+        check_not_held(last, training.job(last), here.asked)
+    except BaseException:
+        training.claim(number).unlink()
+        raise
 
 
 def _finished(told: Source, wish: Wish, here: Here) -> str:

@@ -55,19 +55,7 @@ def await_free(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
         return
     begun, told = asked.clock.mono(), False
     while True:
-        # Its folder may be another job's by now, and its own be moved aside.
-        found = earlier_job(directory, chapter.run_id)
-        events = found.events if found is not None else []
-        ended = found.end if found is not None else None
-        job, answer = None, ""
-        if chapter.cluster not in ("", asked.cluster):
-            newest = events[-1].t if events else chapter.t
-            hold = judge_elsewhere(ended, newest, time.time())
-        else:
-            job, answer = _ask(asked.slurm, chapter.job_id)
-            if job is not None and another_job(events, "", job.restart_count, job.submit_time):
-                job = None  # it only has the same id
-            hold = judge(chapter, ended, job, answers=not answer)
+        hold, ended, job, answer = _look(chapter, directory, asked)
         waited_s = asked.clock.mono() - begun
         if hold is Hold.FREE or (hold is Hold.LEAVING and ended is not None and waited_s >= COMPLETING_S):
             return
@@ -81,6 +69,32 @@ def await_free(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
                 f"{asked.what} was last held by job {chapter.job}; Slurm {why}: waiting up to {limit_s:.0f} s"
             )
         asked.clock.sleep(ASK_EVERY_S)
+
+
+def check_not_held(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
+    """Raise as :func:`await_free` if the job holds the training by now; asked once."""
+    if chapter.job_id == asked.job_id and chapter.cluster in ("", asked.cluster):
+        return
+    hold, _, job, answer = _look(chapter, directory, asked)
+    if hold is Hold.HELD:
+        raise _refusal(chapter, job, asked, answer)
+
+
+def _look(
+    chapter: Chapter, directory: JobDirectory, asked: Asked
+) -> tuple[Hold, ev.RunEnded | None, Job | None, str]:
+    """Whether the job holds the training now; its end, Slurm's word on it, and why Slurm gives none."""
+    # Its folder may be another job's by now, and its own be moved aside.
+    found = earlier_job(directory, chapter.run_id)
+    events = found.events if found is not None else []
+    ended = found.end if found is not None else None
+    if chapter.cluster not in ("", asked.cluster):
+        newest = events[-1].t if events else chapter.t
+        return judge_elsewhere(ended, newest, time.time()), ended, None, ""
+    job, answer = _ask(asked.slurm, chapter.job_id)
+    if job is not None and another_job(events, "", job.restart_count, job.submit_time):
+        job = None  # it only has the same id
+    return judge(chapter, ended, job, answers=not answer), ended, job, answer
 
 
 def take_alone(alone: Alone, what: str) -> None:

@@ -297,7 +297,10 @@ class StrideChanged(Event):
 
 
 class StorageWritten(Event):
-    """The snapshot of ``step`` is on shared storage, ``seconds`` after all ranks had completed it."""
+    """The snapshot of ``step`` is on shared storage, ``seconds`` after all ranks had completed it.
+
+    0 seconds: the ranks wrote it by themselves.
+    """
 
     generation: int
     step: int

@@ -15,7 +15,7 @@ from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import JournalDamaged, fold, minute, read
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.state import JobState
-from slurm_robust.model.training import ASIDE, Chapter, storage_of
+from slurm_robust.model.training import ASIDE, Chapter, storage_of, training_of
 from slurm_robust.policy.continuing import counted, lineage, tells
 from slurm_robust.policy.holding import end_of
 from slurm_robust.util.files import names_in
@@ -133,7 +133,8 @@ def _read(directory: JobDirectory) -> Earlier | None:
         spec = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec)
         storage = storage_of(directory, spec, started.training)
     except (FileNotFoundError, *UNREADABLE):
-        storage = directory.checkpoints
+        training = training_of(directory, started.training, started.run_id) if started.training else None
+        storage = training.checkpoints if training is not None else directory.checkpoints
     runs = [event.submitted for event in events if isinstance(event, ev.AllocationTaken)]
     return Earlier(
         directory=directory,

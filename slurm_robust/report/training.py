@@ -98,14 +98,16 @@ def _job(
             events, notes = load(directory)
             return Begun(chapter=chapter, directory=directory, events=events, notes=tuple(notes))
         has_folder = directory is not None and directory.path.is_dir()
+        why = ""
     except OSError as error:
-        return unread(chapter, str(unreadable(training.job(chapter).path, error)))
+        has_folder, why = True, str(unreadable(training.job(chapter).path, error))
     except (NoSuchJob, JournalDamaged) as error:
-        if not is_newest or isinstance(error, JournalDamaged):
-            return unread(chapter, str(error))
-        has_folder = True
-    # Only the newest can still be about to begin.
+        # A newest one whose journal is not there yet has only just begun.
+        has_folder, why = True, str(error) if isinstance(error, JournalDamaged) or not is_newest else ""
+    # Only the newest can still be about to begin, or run.
     view = ask_slurm(slurm, chapter.job_id) if is_newest else SlurmView()
+    if why:
+        return unread(chapter, why, goes_on=view.goes_on or bool(view.silent))
     return without_journal(
         chapter,
         slurm=view.describe(),
@@ -115,12 +117,12 @@ def _job(
     )
 
 
-def unread(chapter: Chapter, why: str) -> ChapterRow:
-    """The row of a job whose journal cannot be read."""
+def unread(chapter: Chapter, why: str, *, goes_on: bool) -> ChapterRow:
+    """The row of a job whose journal cannot be read. ``goes_on``: Slurm may still have it."""
     return ChapterRow(
         job=chapter.job,
         job_id=chapter.job_id,
-        state=ChapterState.GONE,
+        state=ChapterState.STARTING if goes_on else ChapterState.GONE,
         how=f"cannot be read: {why}",
         begin=chapter.submitted,
         folder=chapter.folder,

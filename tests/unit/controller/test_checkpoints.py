@@ -744,6 +744,20 @@ def test_a_run_does_not_begin_anew_where_storage_has_lost_what_it_had() -> None:
     assert len(job.events(ev.GenerationLaunched)) == 1, "the one of the run before"
 
 
+def test_neither_does_one_after_a_run_whose_ranks_wrote_by_themselves_and_died() -> None:
+    job = Job()
+    job.train_to(5)
+    for node in job.core.state.slots:
+        written = [structs.replace(p, checkpoint=4) for p in job.heartbeats[node].progress]
+        job.change(node, progress=tuple(written))
+    job.pass_time(5)
+    ended = ev.GenerationEnded(t=job.wall, generation=1, reason="all nodes died", pending=True)
+    later = Job(history=(*job.journal, ended))
+    later.until(lambda: later.code is not None or later.stage == "Running")
+    assert later.code == ExitCode.CHECKPOINTS
+    assert any("gen-0001/step-00000004 was on storage and is not there any more" in t for t in later.said)
+
+
 def test_a_run_may_wait_for_storage_to_find_again_what_it_had() -> None:
     job = lost_by_storage(JobConfig(checkpoint=CheckpointConfig(if_unusable="wait")))
     job.pass_time(100)

@@ -311,6 +311,24 @@ def test_of_two_that_start_at_once_one_gets_the_training(jobs: Jobs) -> None:
     assert {error.exit_code for error in lost} == {ExitCode.OTHER_CONTROLLER}
 
 
+def test_a_job_that_is_requeued_while_another_looks_keeps_its_training(jobs: Jobs) -> None:
+    """Its own start may have looked for later chapters before there was one."""
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    here = jobs.here(8, "gpt", take=lambda: jobs.slurm.put(7, "PENDING"))
+    refused(GPT, here, ExitCode.OTHER_CONTROLLER, "training gpt is held by job 7, PENDING")
+    assert chapters(jobs) == [7]
+
+
+@pytest.mark.parametrize("file", ["journal", "spec"])
+def test_a_folder_that_has_lost_a_file_loses_no_checkpoints(
+    jobs: Jobs, file: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory = jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    getattr(directory, file).unlink()
+    assert went_on(start(GPT, jobs.here(8, "gpt"))).stored == ref(1, 40)
+    assert "from step 40" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("folder", ["8", "8.other"])
 def test_of_two_starts_in_one_allocation_the_second_is_refused(jobs: Jobs, folder: str) -> None:
     """The first has no controller yet that would answer."""

@@ -16,6 +16,7 @@ from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.policy.removal import prunable
 from slurm_robust.report import removing
 from slurm_robust.report.removing import shelf_of
 from slurm_robust.slurm.requests import SubmitRequest
@@ -172,6 +173,25 @@ def test_a_running_job_needs_what_it_began_with(store: CheckpointStore) -> None:
     slurm.cancel(number)
     stock = shelf_of("big", None, slurm).stock
     assert (stock.holder, stock.waiting) == ("", "")
+
+
+def test_a_running_job_whose_journal_cannot_be_read_loses_nothing(store: CheckpointStore) -> None:
+    slurm = FakeSlurm()
+    number = submit(slurm, held=False)
+    root = store.path.parent.parent
+    training = make_training(root, "big", 7, number)
+    half = ref(3, 90)
+    publish(CheckpointStore(training.checkpoints), half, 0, 2)
+    (root / str(number)).mkdir()
+    (root / str(number) / "journal.jsonl").write_text("{}\n{}\n")
+    for away, waiting in ((False, str(number)), (True, str(number)), (False, "")):
+        slurm.cluster.unreachable = away
+        stock = shelf_of("big", None, slurm).stock
+        assert stock.waiting == waiting
+        assert (half in prunable(stock, 1)) is not bool(waiting)
+        if away:
+            slurm.cluster.unreachable = False
+            slurm.cancel(number)
 
 
 def test_a_silent_slurm_lets_nobody_think_that_a_job_has_ended(store: CheckpointStore) -> None:
