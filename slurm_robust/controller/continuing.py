@@ -95,6 +95,7 @@ def start(wish: Wish, here: Here) -> Started:
         if wish.source:
             source = find_source(wish.source, here)
             _check_step(source, wish)
+            _check_reach(source, here)
         elif here.requeued and same(here.storage, own) and stored(CheckpointStore(own)):
             say(f"the journal of job {here.chapter.job} is gone, but its checkpoints are there")
             source = of_folder(own)
@@ -127,6 +128,7 @@ def _take(wish: Wish, here: Here) -> Started:
             return Started(finished=finished)
         source = named or (None if wish.fresh else told or _left(training, here))
         _check_step(source, wish)
+        _check_reach(source, here)
         here.fits(source.event.slots if source is not None else 0)
         here.take()
         number = max(len(chapters), *claimed, 0) + 1
@@ -236,6 +238,28 @@ def _check_step(source: Source | None, wish: Wish) -> None:
             else "leave out --step",
             code=ExitCode.NO_INPUT,
         )
+
+
+def _check_reach(source: Source | None, here: Here) -> None:
+    """What is to be put into this job's folder has to be there now: a later run does not look elsewhere.
+
+    Raises :class:`PreflightError`.
+    """
+    if source is None or same(source.store.path, here.storage):
+        return
+    event, path, found = source.event, source.store.path, stored(source.store)
+    if found is None:
+        what = f"the checkpoints in {path} cannot be listed now"
+    elif event.stored is not None and not policy.counted(event, found):
+        what = f"{path} has no checkpoint that counts, and step {event.stored.step} had been on storage"
+    else:
+        return
+    raise PreflightError(
+        f"{what}; nothing was changed",
+        fix="bring the folder back and submit again; to begin anew, submit a job of a training with --fresh, "
+        "or one without --from",
+        code=ExitCode.CHECKPOINTS,
+    )
 
 
 def _are(steps: str) -> str:

@@ -329,6 +329,27 @@ def test_a_folder_that_has_lost_a_file_loses_no_checkpoints(
     assert "from step 40" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("wish", [GPT, Wish(source="7")])
+@pytest.mark.parametrize("hangs", [True, False])
+def test_checkpoints_that_are_away_are_waited_for_before_another_folder_is_taken(
+    jobs: Jobs, wish: Wish, hangs: bool
+) -> None:
+    """Of a job that has begun nobody would look into the folder of the job before."""
+    written = ev.StorageWritten(t=4.0, generation=1, step=40, seconds=1.0)
+    jobs.job(7, *ran(1, 40), written, over(143), training=wish.training, stored=(ref(1, 40),))
+    where = jobs.here(7, wish.training).storage
+    where.rename(jobs.root / "away")
+    if hangs:
+        where.symlink_to(where)  # the error of a file system, whoever asks
+    here = jobs.here(8, wish.training, storage=jobs.root / "new")
+    refused(wish, here, ExitCode.CHECKPOINTS, str(where), "nothing was changed")
+    assert not wish.training or chapters(jobs) == [7]
+    where.unlink(missing_ok=True)
+    (jobs.root / "away").rename(where)
+    assert went_on(start(wish, here)).stored == ref(1, 40)
+    assert CheckpointStore(here.storage).complete() == [ref(1, 40)]
+
+
 @pytest.mark.parametrize("folder", ["8", "8.other"])
 def test_of_two_starts_in_one_allocation_the_second_is_refused(jobs: Jobs, folder: str) -> None:
     """The first has no controller yet that would answer."""
@@ -576,7 +597,7 @@ def test_a_training_that_begins_says_what_an_earlier_job_left(
     said = capfd.readouterr().out
     assert "training gtp begins; folder" in said
     assert "has left a checkpoint of step 40, and this job begins anew" in said
-    assert f"to go on from there: srobust run {option}" in said
+    assert f"cancel it and submit: srobust run {option}" in said
     assert "no checkpoint of it is left" not in said
 
 
