@@ -116,6 +116,7 @@ def _take(wish: Wish, here: Here) -> Started:
         if training.path.exists():
             check_own_folder(training.path)
         claimed = training.claims()
+        _check_readable(training)
         chapters = training.read()
         others = other_jobs(training, chapters, here)
         if others:
@@ -152,6 +153,17 @@ def _take(wish: Wish, here: Here) -> Started:
         return Started(_renumbered(told, wish, here))
     assert source is not None  # for type checkers: what tells is a source
     return Started(_go_on(source, wish, here, before=told, chapter=len(others) + 1))
+
+
+def _check_readable(training: TrainingDirectory) -> None:
+    """Nobody can know whether a job that wrote what cannot be read still runs. Raises PreflightError."""
+    if (path := training.unreadable()) is not None:
+        raise PreflightError(
+            f"{path}, which says what job took training {training.name} last, cannot be read: storage lost "
+            "it, or another version of slurm_robust wrote it; nothing was changed",
+            fix=f"use that version; or see that no job of the training runs, and remove {path}",
+            code=ExitCode.JOURNAL,
+        )
 
 
 def _check_still_free(training: TrainingDirectory, number: int, last: Chapter, here: Here) -> None:

@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
 
     JOURNAL = 65
     """The journal of the job is damaged in a line other than the last, or another version of slurm_robust
-    wrote it. The message names the line.
+    wrote it. The message names the line. Also if the newest chapter of a training cannot be read.
     """
 
     NO_INPUT = 66

@@ -101,6 +101,11 @@ class TrainingDirectory:
         found = (_CLAIM.fullmatch(name) for name in names_in(self.path))
         return sorted(int(match[1]) for match in found if match)
 
+    def unreadable(self) -> Path | None:
+        """The newest claim, if it is there and cannot be understood: some job has the training, or had it."""
+        newest = next((self.claim(number) for number in reversed(self.claims())), None)
+        return newest if newest is not None and not any(_read(newest)) and newest.exists() else None
+
     def read(self) -> tuple[Chapter, ...]:
         """Its jobs, oldest first; none where there is no such training. Raises ``OSError``.
 

@@ -329,6 +329,21 @@ def test_a_folder_that_has_lost_a_file_loses_no_checkpoints(
     assert "from step 40" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("content", [b"", b"\0\0", b'{"of": "another release"}\n'])
+@pytest.mark.parametrize("wish", [GPT, Wish(training="gpt", fresh=True)])
+def test_a_newest_chapter_that_cannot_be_read_is_not_passed_over(
+    jobs: Jobs, wish: Wish, content: bytes
+) -> None:
+    """Its job may run."""
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    training = TrainingDirectory.of(jobs.root, "gpt")
+    training.claim(2).write_bytes(content)
+    refused(wish, jobs.here(8, "gpt"), ExitCode.JOURNAL, str(training.claim(2)), "nothing was changed")
+    assert len(trainings(jobs.root)) == 1
+    training.claim(2).unlink()
+    start(wish, jobs.here(8, "gpt"))
+
+
 @pytest.mark.parametrize("wish", [GPT, Wish(source="7")])
 @pytest.mark.parametrize("hangs", [True, False])
 def test_checkpoints_that_are_away_are_waited_for_before_another_folder_is_taken(
