@@ -19,11 +19,12 @@ from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.errors import JobNotFound
 from slurm_robust.slurm.process import kill_srun
 from slurm_robust.slurm.records import Allocation, Node
-from slurm_robust.slurm.step_output import before_abort, step_end, task_ends
+from slurm_robust.slurm.step_output import before_abort, step_end, task_ends, why_ended
 from slurm_robust.util import proc
 from slurm_robust.util.files import read_regular, write_atomically
 
 _MAX_READ = 1 << 20
+_TAIL = 1 << 16  # bytes, in which the end of a step is told
 _MOST_LINES = 100  # of a step's output; what says why it ended is at its end
 
 
@@ -252,6 +253,13 @@ class AgentSteps:
             ends += output.ends(lines, code)
         return News(refusals=tuple(refusals), ends=tuple(ends))
 
+    def why_ended(self) -> str | None:
+        """Why Slurm has ended the newest step, as of :func:`~slurm_robust.slurm.step_output.why_ended`."""
+        for output in self._outputs[-1:]:
+            with suppress(OSError):
+                return why_ended(_tail(output.path).splitlines())
+        return None
+
     def witnesses(self, nodes: tuple[str, ...]) -> tuple[Witness, ...]:
         """What Slurm says of each of ``nodes``, beside their silence. Raises ``SlurmError``."""
         jobs = {node: self._lent.holder(node).job_id for node in nodes}
@@ -269,6 +277,12 @@ class AgentSteps:
             if job_id == self._allocation.job_id:
                 raise
             return ()  # a companion that has ended
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        return file.read().decode(errors="replace")
 
 
 def _numbers(path: Path) -> list[int]:

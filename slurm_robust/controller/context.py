@@ -50,7 +50,6 @@ class Context:
         self._ending: str | None = None
         order = state.stop_ordered  # to an earlier controller of this run
         self._leaving: str | None = order.reason if order is not None else None
-        self._is_requeued = False  # Slurm says so of a run that was ordered to end
         self._leaving_code = ExitCode(order.code) if order is not None else ExitCode.TERMINATED
         self._effects: list[Effect] = []
         self._notes: set[tuple[str, str]] = set()

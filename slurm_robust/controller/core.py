@@ -20,7 +20,6 @@ from slurm_robust.controller.context import Context
 from slurm_robust.controller.departure import Departure
 from slurm_robust.controller.drains import Drains
 from slurm_robust.controller.effects import (
-    AskAboutRun,
     BorrowAnswer,
     Effect,
     GiveBackAnswer,
@@ -55,7 +54,7 @@ from slurm_robust.model.findings import MOST_EVIDENCE, MOST_TEXT, Suspect
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.leaving import Sentence
+from slurm_robust.policy.leaving import WARNED_S, Sentence, approaching
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.probes import Answers
 from slurm_robust.wire.sockets import Knocked
@@ -266,16 +265,13 @@ class Core(Context):
 
     def on_sentence(self, said: Sentence | None, now: Now) -> list[Effect]:
         """Answer to AskAboutRun; None when slurmctld does not answer."""
+        before = self.departure.requeued
         self._approach(self.departure.on_sentence(said, now), now)
-        if said is not None and said.requeued and self._leaving is not None:
-            self._is_requeued = True
-            if self.state.ended is not None:
-                self.emit(Say(text="the job is requeued: it goes on in its next run"))
+        if said is not None and said.preempted and self._ending is not None and self._leaving is None:
+            self._ending = approaching(said, WARNED_S)  # a warning alone does not say of what
+        if self.departure.requeued and not before and self.state.ended is not None:
+            self.emit(Say(text="the job is requeued: it goes on in its next run"))
         return self.on_tick(now)
-
-    def explained(self, reason: str) -> str:
-        """A reason for the end of the run, with what Slurm says of an order that came from outside."""
-        return f"the job is requeued ({reason})" if self._is_requeued and reason == self._leaving else reason
 
     def on_kill_wait(self, seconds: float) -> None:
         """slurm.conf says how long Slurm waits from SIGTERM to SIGKILL."""
@@ -290,7 +286,6 @@ class Core(Context):
         if self._leaving is None:
             self._leaving, self._leaving_code = reason, code
             self.record(ev.StopOrdered(t=now.wall, reason=reason, code=code))
-            self.emit(AskAboutRun())  # whether that is a cancellation or a requeue
         return self.on_tick(now)
 
     def on_second_order(self, now: Now) -> list[Effect]:

@@ -17,8 +17,10 @@ from slurm_robust.policy.leaving import (
     KILL_WAIT_S,
     TERM_NEWS_S,
     WARNED_S,
+    WORD_S,
     Sentence,
     approaching,
+    explain,
     leave_s,
 )
 from slurm_robust.wire.messages import Heartbeat, Stay
@@ -38,6 +40,8 @@ class Departure:
         order = context.state.stop_ordered  # to an earlier controller of this run
         self._ordered = now.mono - max(0.0, now.wall - order.t) if order is not None else None
         self._is_at_once = False
+        self._is_preempted = self._is_requeued = False  # as Slurm says
+        self._is_asked = self._is_told = False  # what the order means; Slurm has had its say on it
         self._ends: float | None = None  # when the run's time is over, by Slurm
         self._termed: set[str] = set()  # agents that Slurm has told to end
         self._warned: set[str] = set()  # agents that Slurm has warned of the end
@@ -57,6 +61,25 @@ class Departure:
     def at_once(self) -> bool:
         """A second order to end has come: nothing is waited for any more."""
         return self._is_at_once
+
+    @property
+    def preempted(self) -> bool:
+        """Whether Slurm takes the nodes of this run for another job, as far as it has said so."""
+        return self._is_preempted
+
+    @property
+    def requeued(self) -> bool:
+        """Whether Slurm has queued the job again."""
+        return self._is_requeued
+
+    def explained(self, order: str) -> str:
+        """Why the run ends to which ``order`` came, by what Slurm has said of it."""
+        return explain(order, preempted=self._is_preempted, requeued=self._is_requeued)
+
+    def awaits_word(self, now: Now) -> bool:
+        """Whether Slurm may yet say what an order means."""
+        is_due = self._ordered is not None and now.mono - self._ordered < WORD_S
+        return is_due and not (self._is_told or self._is_at_once)
 
     @property
     def termed(self) -> bool:
@@ -89,7 +112,10 @@ class Departure:
         self._kill_wait_s = kill_wait_s
 
     def order(self, now: Now) -> None:
-        """SIGTERM or Ctrl-C came, from Slurm, or passed on once more."""
+        """SIGTERM or Ctrl-C came, from Slurm, or passed on once more; what it means, Slurm is asked once."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._context.emit(AskAboutRun())
         if self._ordered is None:
             self._ordered = now.mono
 
@@ -116,6 +142,10 @@ class Departure:
 
     def on_sentence(self, said: Sentence | None, now: Now) -> str:
         """Slurm's answer; a reason if the run's end is near for one that was not known."""
+        if said is not None:
+            self._is_told = said.certain
+            self._is_preempted = self._is_preempted or said.preempted
+            self._is_requeued = self._is_requeued or said.requeued
         if said is not None and said.left_s is not None and (said.preempted or said.left_s <= WARNED_S):
             self._ends = now.mono + said.left_s
         if self._asking is None:

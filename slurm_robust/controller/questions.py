@@ -8,6 +8,7 @@ from functools import partial
 
 from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.asking import Asking
 from slurm_robust.controller.background import Errands
 from slurm_robust.controller.requeue import without_term
 from slurm_robust.controller.turns import ClockWatch
@@ -95,21 +96,14 @@ class Questions(Errands):
         def answered(said: Sentence | None) -> None:
             self.do(self.core.on_sentence(said, self.now()))
 
+        state = self.core.state
+        asking = Asking(self._slurm, state.job_id, state.restart_count, self._steps.why_ended)
+
         def work() -> Callable[[], None]:
             with without_term():
-                try:
-                    job = self._slurm.job(self.core.state.job_id)
-                except (SlurmError, CommandTimeout, OSError):
-                    return partial(answered, None)
-            now = time.time() - self._clock.ahead_s
-            left_s = max(0.0, job.end_time - now) if job.end_time is not None else None
-            said = Sentence(
-                running=job.is_running,
-                preempted=job.preempt_time is not None,
-                left_s=left_s,
-                requeued=job.restart_count > self.core.state.restart_count and not job.is_finished,
-            )
-            return partial(answered, said)
+                for said in asking.sentences(time.time() - self._clock.ahead_s):
+                    self.background.post(partial(answered, said))
+            return lambda: None
 
         self.run("ask about the run", work, lambda text: answered(None))
 

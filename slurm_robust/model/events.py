@@ -572,6 +572,10 @@ class RunEnded(Event):
     reason: str
     final: bool = True
     """For good; else the same job may be started again and goes on from here."""
+    preempted: bool = False
+    """Slurm has taken its nodes for another job."""
+    requeued: bool = False
+    """Slurm had queued the job again by then: it goes on by itself."""
 
 
 class Noted(Event):

@@ -34,7 +34,9 @@ class Hold(Enum):
 
 def end_of(ended: ev.RunEnded | None) -> ev.RunEnded | None:
     """``ended`` of a journal, if the job does not go on by itself: for good, or ordered from outside."""
-    return ended if ended is not None and (ended.final or ended.code in _ORDERED) else None
+    if ended is None or ended.requeued:
+        return None
+    return ended if ended.final or ended.code in _ORDERED else None
 
 
 def judge(chapter: Chapter, ended: ev.RunEnded | None, job: Job | None, *, answers: bool) -> Hold:

@@ -30,6 +30,9 @@ ASKING_S = 10.0
 TERM_NEWS_S = 1.0
 """A rank that SIGTERM ended may be the first sign of an order that all nodes get within this time."""
 
+WORD_S = 3.0
+"""So long after an order the end of the run waits for Slurm's word on it; saving waits for none."""
+
 STAY_LEAST_S = 10.0
 """An agent that Slurm has told to end waits so long for its controller to say that it is needed: for the next
 one, if it dies at the same order, or for one that stands still on a loaded host."""
@@ -126,15 +129,25 @@ class Loss(Record):
 
 
 class Sentence(Record):
-    """What Slurm says of a job whose agents it has told to end, while the batch script knows of nothing."""
+    """What Slurm says of a run that it has told to end, or whose agents it has."""
 
     running: bool
     """The run goes on in Slurm's books."""
     preempted: bool = False
+    """Slurm takes its nodes for another job."""
     left_s: float | None = None
     """Until the end of the run, None where Slurm does not say."""
     requeued: bool = False
     """The job is queued again: a next run follows."""
+    certain: bool = True
+    """False: who has ended the run is still being found out, and another sentence follows."""
+
+
+def explain(order: str, *, preempted: bool, requeued: bool) -> str:
+    """Why the run ends to which ``order`` came, by Slurm's word on it."""
+    if preempted:
+        return f"preempted by Slurm, which {'requeues' if requeued else 'cancels'} the job"
+    return f"the job is requeued ({order})" if requeued else order
 
 
 def approaching(said: Sentence | None, warning_s: float) -> str:

@@ -46,6 +46,9 @@ REQUEUED = "requeued"
 SAVING = "saving"
 """The phase of a job that writes what only memory has before it leaves its nodes."""
 
+PREEMPTED = "preempted"
+"""The phase of a job that Slurm has cancelled to give its nodes to another one."""
+
 CANCELLED = "cancelled"
 """The phase of a job that Slurm or its owner ordered to end: nothing went wrong."""
 
@@ -256,6 +259,8 @@ def phase_of(
     if (ended := state.ended) is not None:
         order = state.stop_ordered
         is_cancelled = order is not None and not ended.final and ended.code == order.code
+        if ended.requeued or ended.preempted:
+            return REQUEUED if ended.requeued else PREEMPTED, ended.reason
         return "finished" if ended.code == 0 else CANCELLED if is_cancelled else "stopped", ended.reason
     if is_over:
         phase, reason = phase_of(events, state)

@@ -1,4 +1,7 @@
-"""Why agents did not start: read from what srun and slurmstepd write into the output of a step. Pure."""
+"""Why agents did not start, or Slurm ended them: from what srun and slurmstepd write into a step's output.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +59,21 @@ _STAYS = (
     ("plugin", "see which plug-ins Slurm has on this node (scontrol show config), and ask the administrator"),
     ("permission denied", "see that the job's owner runs srobust, and that the job still runs (squeue)"),
 )
+
+
+PREEMPTION = "PREEMPTION"
+"""Why slurmstepd ends a step that makes room for another job."""
+
+_ENDED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>.+))? \*\*\*")
+
+
+def why_ended(lines: Iterable[str]) -> str | None:
+    """Why Slurm has ended a step, in slurmstepd's words: :data:`PREEMPTION`, ``JOB REQUEUE``, ``TIME LIMIT``.
+
+    "": somebody has cancelled it; None: slurmstepd says nothing.
+    """
+    found = [match["why"] or "" for line in lines if (match := _ENDED.search(line)) is not None]
+    return PREEMPTION if PREEMPTION in found else found[-1] if found else None
 
 
 def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd:

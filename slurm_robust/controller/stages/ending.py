@@ -97,28 +97,47 @@ class Ending:
         self._begin = begin
         self._since = self._sent = 0.0
         self._awaited: frozenset[str] = frozenset()
-        self._done = False
+        self._is_said = self._done = False
 
     def enter(self, core: Core, now: Now) -> None:
-        """Say so in the journal and order the agents to end."""
+        """Order the agents to end, and say so in the journal."""
         self._since = self._sent = now.mono
-        begin, state = self._begin, core.state
         if now.mono == core.started:
-            self._awaited = frozenset(state.joined)
-        reason = core.explained(begin.reason)
-        text = f"end, exit code {int(begin.code)}: {reason}"
-        if state.ended is not None:
-            text = f"this run is over, says the journal: {text}"
-        elif begin.code != ExitCode.REQUEUED:  # the next run goes on
-            core.record(ev.RunEnded(t=now.wall, code=begin.code, reason=reason, final=begin.final))
-        core.emit(Say(text=text))
+            self._awaited = frozenset(core.state.joined)
         self._end_agents(core)
         core.companions.end_all("the job leaves its nodes", now)
+        self._say(core, now)
+
+    def _say(self, core: Core, now: Now) -> None:
+        """Write down the end, and why; of an order that came from outside Slurm may yet say what it means."""
+        begin, reason = self._begin, self._begin.reason
+        is_ordered = reason == core.leaving and not begin.final
+        if is_ordered and core.state.ended is None and core.departure.awaits_word(now):
+            return
+        self._is_said = True
+        reason = core.departure.explained(reason) if is_ordered else reason
+        text = f"end, exit code {int(begin.code)}: {reason}"
+        if core.state.ended is not None:
+            text = f"this run is over, says the journal: {text}"
+        elif begin.code != ExitCode.REQUEUED:  # the next run goes on
+            core.record(
+                ev.RunEnded(
+                    t=now.wall,
+                    code=begin.code,
+                    reason=reason,
+                    final=begin.final,
+                    preempted=is_ordered and core.departure.preempted,
+                    requeued=is_ordered and core.departure.requeued,
+                )
+            )
+        core.emit(Say(text=text))
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Exit when the agents are gone or have had their time."""
         waited = now.mono - self._since
-        if self._done:
+        if not self._is_said:
+            self._say(core, now)
+        if self._done or not self._is_said:
             return None
         if now.mono - self._sent > RESEND_S:
             self._sent = now.mono

@@ -202,3 +202,14 @@ def test_at_the_end_of_the_run_no_srun_is_left_not_even_one_that_an_earlier_cont
     other.adopt()
     other.kill()
     wait_for(lambda: srun.poll() == -9)
+
+
+def test_slurmstepds_word_on_the_newest_step_is_read_when_it_is_asked_for(world: Steps) -> None:
+    assert world.steps.why_ended() is None
+    world.say("x" * 70_000 + "\n")
+    world.say(
+        "slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-28T18:37:21 DUE TO PREEMPTION ***\n"
+    )
+    assert world.steps.why_ended() == "PREEMPTION"
+    world.output.unlink()
+    assert world.steps.why_ended() is None

@@ -11,7 +11,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.policy.leaving import Sentence
+from slurm_robust.policy.leaving import WORD_S, Sentence
 from slurm_robust.report.status import status_at
 from slurm_robust.wire.messages import Phase, Stay
 from tests.unit.controller.fake_job import Job
@@ -99,12 +99,76 @@ def test_a_requeue_by_somebody_else_is_told_as_one() -> None:
     (ended,) = job.events(ev.RunEnded)
     assert ended.reason == f"the job is requeued ({ORDERED})"
     late = leave(trained())
+    late.until(lambda: late.core.state.ended is not None)
     answer(late, Sentence(running=False, requeued=True, left_s=0.0))
     assert "the job is requeued: it goes on in its next run" in late.said
     cancelled = leave(trained())
     answer(cancelled, Sentence(running=False, left_s=0.0))
     cancelled.until(lambda: cancelled.code is not None)
     assert f"end, exit code 143: {ORDERED}" in cancelled.said
+
+
+@pytest.mark.parametrize(
+    ("requeued", "reason", "phase"),
+    [
+        (True, "preempted by Slurm, which requeues the job", "requeued"),
+        (False, "preempted by Slurm, which cancels the job", "preempted"),
+    ],
+)
+def test_a_preemption_is_told_as_one(requeued: bool, reason: str, phase: str) -> None:
+    """Slurm sends the signal of a cancellation. What it means may be known after all is saved."""
+    job = leave(trained())
+    answer(job, Sentence(running=False, requeued=requeued, certain=False))
+    job.until(lambda: bool(job.events(ev.StorageWritten)))
+    job.pass_time(1.0, tick=0.1)
+    assert not job.events(ev.RunEnded), "it is still being asked"
+    answer(job, Sentence(running=False, requeued=requeued, preempted=True))
+    job.until(lambda: job.code is not None)
+    (ended,) = job.events(ev.RunEnded)
+    assert (ended.reason, ended.preempted, ended.requeued) == (reason, True, requeued)
+    assert (ended.final, job.code, job.requeued) == (False, ExitCode.TERMINATED, [])
+    assert f"end, exit code 143: {reason}" in job.said
+    status = status_at(job.journal, job.wall)
+    assert (status.phase, status.reason) == (phase, reason)
+    assert not [e for e in job.journal if isinstance(e, ev.IncidentOpened | ev.NodeEvicted | ev.Decided)]
+
+
+def test_slurms_word_is_waited_for_within_bounds_and_never_before_all_is_saved() -> None:
+    job = trained()
+    begun = job.mono
+    leave(job)
+    job.until(lambda: bool(job.events(ev.StorageWritten)))
+    assert job.mono - begun < 1.5
+    job.until(lambda: job.code is not None)
+    assert WORD_S <= job.mono - begun < WORD_S + 2
+    (ended,) = job.events(ev.RunEnded)
+    assert ended.reason == ORDERED
+    cancelled = leave(trained())
+    begun = cancelled.mono
+    answer(cancelled, Sentence(running=False))
+    cancelled.until(lambda: cancelled.code is not None)
+    assert cancelled.mono - begun < WORD_S, "Slurm has said it"
+    assert status_at(cancelled.journal, cancelled.wall).phase == "cancelled"
+
+
+def test_a_next_controller_asks_what_the_order_means() -> None:
+    job = leave(trained())
+    later = Departure(job.core, job.now())
+    asked = questions(job)
+    later.order(job.now())
+    job.act(job.core.on_tick(job.now()))
+    assert questions(job) == asked + 1
+    assert later.awaits_word(job.now())
+
+
+def test_a_warning_of_a_preemption_is_told_as_one() -> None:
+    """``send_user_signal``: Slurm sends the signal of ``--signal`` at once."""
+    job = trained()
+    job.act(job.core.on_end_approaching("the end of this run is near (USR1)", job.now()))
+    answer(job, Sentence(running=True, preempted=True, left_s=60.0))
+    job.until(lambda: bool(job.requeued))
+    (started,) = job.events(ev.RequeueStarted)
+    assert started.reason == "preempted by Slurm, which ends it in 60 s"
 
 
 def test_it_is_said_while_it_is_saved() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.training import Chapter
-from slurm_robust.policy.holding import Hold, judge, judge_elsewhere
+from slurm_robust.policy.holding import Hold, end_of, judge, judge_elsewhere
 from slurm_robust.slurm.records import Job
 
 CHAPTER = Chapter(job_id=7, run_id="7-a", folder="7", t=100.0, cluster="c", submitted=90.0)
@@ -62,6 +62,13 @@ def test_a_job_that_slurm_has_forgotten_is_over() -> None:
 def test_a_silent_slurm_leaves_it_open_where_the_journal_has_no_end() -> None:
     assert judge(CHAPTER, None, None, answers=False) is Hold.UNKNOWN
     assert judge(CHAPTER, end(143), None, answers=False) is Hold.FREE
+
+
+def test_a_job_that_slurm_has_queued_again_goes_on_by_itself() -> None:
+    again = ev.RunEnded(t=200.0, code=143, reason="", final=False, preempted=True, requeued=True)
+    assert end_of(again) is None
+    cancelled = ev.RunEnded(t=200.0, code=143, reason="", final=False, preempted=True)
+    assert end_of(cancelled) is cancelled
 
 
 def test_another_job_of_the_same_id_holds_nothing_and_a_requeue_is_no_other_job() -> None:

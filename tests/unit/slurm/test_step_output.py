@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.model.exits import Outlook
-from slurm_robust.slurm.step_output import step_end, task_ends
+from slurm_robust.slurm.step_output import PREEMPTION, step_end, task_ends, why_ended
 
 NODES = ("n1", "n2", "n3")
 NO_BINDING = "srun: cluster configuration lacks support for cpu binding"
@@ -101,3 +101,25 @@ def test_tasks_that_end_while_srun_goes_on() -> None:
 def test_a_warning_of_srun_at_its_start_is_not_why_it_ended() -> None:
     end = step_end(("n1",), -9, ["srun: cluster configuration lacks support for cpu binding"])
     assert (end.message, end.named) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("*** STEP 1.0 ON n1 CANCELLED AT 2026-11-28T18:37:21 DUE TO PREEMPTION ***", PREEMPTION),
+        ("*** JOB 2 ON n1 CANCELLED AT 2026-11-28T18:37:21 DUE TO PREEMPTION ***", PREEMPTION),
+        ("*** STEP 5.0 ON n1 CANCELLED AT 2026-11-28T18:32:30 DUE TO JOB REQUEUE ***", "JOB REQUEUE"),
+        ("*** STEP 1.0 ON n1 CANCELLED AT 2026-11-28T18:32:01 ***", ""),
+        ("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.", None),
+    ],
+)
+def test_why_slurm_ends_a_step(line: str, why: str | None) -> None:
+    """As 22.05 writes it; other lines of srun stand before it or after."""
+    lines = [
+        NO_BINDING,
+        f"slurmstepd-n1: error: {line}",
+        "srun: got SIGCONT",
+        "srun: forcing job termination",
+    ]
+    assert why_ended(lines) == why
+    assert why_ended([*lines[:1], *lines[2:]]) is None
