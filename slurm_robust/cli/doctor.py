@@ -68,7 +68,7 @@ def _size(text: str) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from slurm_robust.config.jobfile import collect
     from slurm_robust.doctor.gather import Wanted
-    from slurm_robust.doctor.main import main
+    from slurm_robust.doctor.main import main, saved_s
     from slurm_robust.doctor.script import read
 
     if args.script is not None and args.jobid is not None:
@@ -85,6 +85,7 @@ def _doctor(args: argparse.Namespace) -> int:
     wanted = Wanted(
         script=script,
         job_id=args.jobid,
+        saved_s=None if args.jobid is None else saved_s(args.jobid),
         state_bytes=args.state,
         configured=known.configured or args.config is not None or bool(args.settings),
         refused=known.refused,

@@ -12,7 +12,7 @@ from slurm_robust.checkpoint.budget import Room
 from slurm_robust.config.job import JobConfig
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.options import Options
-from slurm_robust.slurm.records import Job, SlurmVersion
+from slurm_robust.slurm.records import Job, SlurmVersion, Terms
 from slurm_robust.slurm.values import parse_number, parse_version, parse_words
 
 Version = tuple[int, ...]
@@ -72,6 +72,9 @@ class Facts(Record):
     clock_s: float | None = None
     """How far this host's clock is ahead of slurmctld's."""
 
+    preemption: Terms | None = None
+    """How the job is preempted: by the terms of its partition or QOS, whichever decides."""
+
     reservations: tuple[str, ...] | None = None
     """The names of those that this user may see, if the job's settings name one."""
 
@@ -89,6 +92,9 @@ class Facts(Record):
 
     nodes: int | None = None
     ranks: int | None = None
+    saved_s: float | None = None
+    """How long the job took to put its newest step from memory on storage."""
+
     state_bytes: int | None = None
     """The state that the ranks of one node save in each step."""
 
@@ -124,6 +130,22 @@ class Facts(Record):
             return own
         lifetime = self.parameter("AuthInfo", "cred_expire")
         return 120 if lifetime is None else lifetime
+
+    @property
+    def preempts(self) -> bool:
+        """Whether jobs are preempted here at all."""
+        return self.setting("PreemptType") not in ("", "preempt/none", "(null)")
+
+    @property
+    def decides(self) -> str:
+        """What decides on preemption: ``QOS`` or ``partition``."""
+        return "QOS" if self.setting("PreemptType") == "preempt/qos" else "partition"
+
+    @property
+    def mode(self) -> str:
+        """What a preemption does with the job: REQUEUE, CANCEL, SUSPEND or OFF."""
+        own = known(self.preemption, f"the job's {self.decides}").mode
+        return (own or self.setting("PreemptMode")).upper().partition(",")[0]
 
     # -- the job ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from slurm_robust.checkpoint import budget
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.doctor.facts import Facts, Node, Software, Version
+from slurm_robust.doctor.facts import Facts, Node, Software, Unseen, Version
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.checks import clock
@@ -25,7 +25,7 @@ from slurm_robust.slurm.errors import (
     SlurmCommandError,
     SlurmError,
 )
-from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.records import Job, Terms
 
 DRIVER = "/proc/driver/nvidia/version"
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
@@ -49,6 +49,9 @@ class Wanted(Record):
     """What is not known of the script."""
 
     job_id: int | None = None
+    saved_s: float | None = None
+    """How long a job took to put its newest step from memory on storage."""
+
     state_bytes: int | None = None
     configured: bool = False
     """Whether somebody has named the job's settings."""
@@ -104,6 +107,7 @@ def gather(
         hears=wanted.hears,
         slurm=site.slurm,
         clock_s=site.clock_s,
+        preemption=_terms(slurm, site, submitted),
         reservations=site.reservations,
         job=site.job,
         options=submitted,
@@ -113,6 +117,7 @@ def gather(
         gpus=gpus,
         nodes=nodes,
         ranks=_ranks(config, nodes, site.gpus_per_node),
+        saved_s=wanted.saved_s,
         state_bytes=wanted.state_bytes,
     )
     return facts, unseen + wanted.unseen
@@ -142,6 +147,23 @@ def _site(
         unseen = (f"Slurm: {error.what if isinstance(error, SlurmCommandError) else error}",)
     site = _Site(slurm=conf, clock_s=ahead, reservations=made, job=job, options=submitted, gpus_per_node=gpus)
     return site, unseen
+
+
+def _terms(slurm: SlurmClient, site: _Site, submitted: options.Options | None) -> Terms | None:
+    """Those by which the job is preempted; None where nobody is, or they are not known."""
+    of_site = Facts(slurm=site.slurm)
+    try:
+        if not of_site.preempts:
+            return None
+        given = submitted.given if submitted is not None else {}
+        if of_site.decides == "QOS":
+            name = site.job.qos if site.job is not None else given.get("qos", "")
+            return next((terms for terms in slurm.qos() if terms.name == name), None)
+        name = (site.job.partition if site.job is not None else given.get("partition", "")).partition(",")[0]
+        every = slurm.partitions()
+        return next((terms for terms in every if terms.name == name or (not name and terms.is_default)), None)
+    except (Unseen, SlurmError):
+        return None
 
 
 def installed(name: str) -> str:

@@ -12,9 +12,12 @@ from slurm_robust.doctor.gather import Wanted, gather
 from slurm_robust.doctor.rule import Hazard, Level, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.ends import ends
+from slurm_robust.model.events import StorageWritten
+from slurm_robust.model.journal import JournalDamaged, read
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.host import Host
 from slurm_robust.report.console import show
+from slurm_robust.report.find import NoSuchJob, find
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.text import one_line
 
@@ -45,6 +48,16 @@ def main(wanted: Wanted, config: JobConfig, *, json: bool, verbose: bool) -> int
     )
     show(report, partial(render, verbose=verbose), json=json)
     return FOUND if report.of(Level.BAD) else 0
+
+
+def saved_s(job_id: int) -> float | None:
+    """How long the job took to put its newest step from memory on storage; None where no journal tells."""
+    try:
+        events = read(find(str(job_id), None).journal)
+    except (NoSuchJob, JournalDamaged, OSError):
+        return None
+    took = (e.seconds for e in reversed(events) if isinstance(e, StorageWritten))
+    return next(took, None)
 
 
 def render(report: Report, *, verbose: bool) -> str:

@@ -43,6 +43,7 @@ from slurm_robust.slurm.records import (
     Step,
     Submission,
     Switch,
+    Terms,
 )
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
 from slurm_robust.slurm.values import parse_version
@@ -204,6 +205,16 @@ class CliSlurmClient:
         """See the protocol."""
         found = text.parse_config(self._output(commands.show_config()))
         return {key: ", ".join(values) for key, values in found.items()}
+
+    def partitions(self) -> tuple[Terms, ...]:
+        """See the protocol."""
+        command = commands.show_partitions()
+        return self._parsed(command, self._output(command), text.parse_partitions)
+
+    def qos(self) -> tuple[Terms, ...]:
+        """See the protocol."""
+        command = commands.show_qos()
+        return self._parsed(command, self._output(command), text.parse_qos)
 
     # -- writes: jobs ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from slurm_robust.slurm.records import (
     Step,
     Submission,
     Switch,
+    Terms,
 )
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
 
@@ -130,6 +131,17 @@ class SlurmClient(Protocol):
 
     def config(self) -> dict[str, str]:
         """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""
+        ...
+
+    def partitions(self) -> tuple[Terms, ...]:
+        """All partitions, with how their jobs are preempted where partitions decide that."""
+        ...
+
+    def qos(self) -> tuple[Terms, ...]:
+        """All QOS, with how their jobs are preempted where they decide that.
+
+        Raises CommandFailed where accounting is off.
+        """
         ...
 
     # -- writes: jobs ------------------------------------------------------------------------------

@@ -104,6 +104,16 @@ def show_topology() -> list[str]:
     return ["scontrol", "show", "topology"]
 
 
+def show_partitions() -> list[str]:
+    """Records of ``Name=value``; text in every release."""
+    return ["scontrol", "show", "partition"]
+
+
+def show_qos() -> list[str]:
+    """Text in every release: sacctmgr has no JSON before 23.02."""
+    return ["sacctmgr", "--parsable2", "--noheader", "show", "qos", "format=Name,GraceTime,PreemptMode"]
+
+
 def show_config() -> list[str]:
     """``Name = value`` lines; text in every release."""
     return ["scontrol", "show", "config"]

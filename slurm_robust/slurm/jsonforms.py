@@ -130,6 +130,7 @@ def _job(item: Object) -> Job:
         states=_states(item.get("job_state")),
         reason=description or _string(item.get("state_reason")),
         partition=_string(item.get("partition")),
+        qos=_string(item.get("qos")),
         nodes=parse_names(_string(item.get("nodes"))),
         num_nodes=_integer(item.get("node_count")),
         least_nodes=_least_nodes(_string(item.get("tres_req_str"))),

@@ -121,6 +121,7 @@ class Job(Record):
     (``launch_failed_requeued_held``), else that of squeue(1) (``BeginTime``, ``None``)."""
 
     partition: str = ""
+    qos: str = ""
     nodes: tuple[str, ...] = ()
     num_nodes: int = 0
     """Of a requeued job Slurm goes on to show how many nodes its last run had; see ``least_nodes``."""
@@ -291,6 +292,20 @@ class Reservation(Record):
 
     start_time: float | None = None
     end_time: float | None = None
+
+
+class Terms(Record):
+    """How the jobs of a partition or of a QOS are preempted."""
+
+    name: str
+    grace_s: int = 0
+    """From Slurm's choice of a job to its end."""
+
+    mode: str = ""
+    """REQUEUE, CANCEL, SUSPEND or OFF; "" where PreemptMode of slurm.conf holds."""
+
+    is_default: bool = False
+    """Of a partition: for jobs that name none."""
 
 
 class AccountingRow(Record):

@@ -24,6 +24,7 @@ from slurm_robust.slurm.records import (
     Reservation,
     Step,
     Switch,
+    Terms,
 )
 from slurm_robust.slurm.values import (
     parse_duration,
@@ -218,6 +219,7 @@ def parse_job(text: str, job_id: int | None = None) -> Job:
         states=parse_job_states(fields.get("JobState", "")),
         reason=fields.get("Reason", ""),
         partition=_string(fields, "Partition"),
+        qos=_string(fields, "QOS"),
         nodes=parse_names(fields.get("NodeList", "")),
         num_nodes=_integer(fields, "NumNodes"),
         least_nodes=_least_nodes(fields),
@@ -324,6 +326,34 @@ def parse_topology(text: str) -> tuple[Switch, ...]:
                 level=_integer(fields, "Level"),
                 nodes=parse_names(fields.get("Nodes", "")),
             )
+        )
+    return tuple(found)
+
+
+def parse_partitions(text: str) -> tuple[Terms, ...]:
+    """Output of ``scontrol show partition``."""
+    return tuple(
+        Terms(
+            name=fields["PartitionName"],
+            grace_s=_integer(fields, "GraceTime"),
+            mode=fields.get("PreemptMode", "").upper(),
+            is_default=fields.get("Default") == "YES",
+        )
+        for fields in map(fields_of, blocks(text, "PartitionName"))
+    )
+
+
+def parse_qos(text: str) -> tuple[Terms, ...]:
+    """Output of ``sacctmgr --parsable2 --noheader show qos`` with name, grace time and mode."""
+    found = []
+    for line in filter(None, text.splitlines()):
+        try:
+            name, grace, mode = line.split("|")
+        except ValueError:
+            raise UnparsableOutput(f"sacctmgr printed the row {line!r}", stdout=text) from None
+        of_site = mode.lower() in ("", "cluster")
+        found.append(
+            Terms(name=name, grace_s=int(parse_duration(grace) or 0), mode="" if of_site else mode.upper())
         )
     return tuple(found)
 

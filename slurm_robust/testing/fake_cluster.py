@@ -11,7 +11,17 @@ import msgspec
 
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.process import CompletedCommand
-from slurm_robust.slurm.records import AccountingRow, Gres, Job, Node, NodeEvent, Reservation, Step, Switch
+from slurm_robust.slurm.records import (
+    AccountingRow,
+    Gres,
+    Job,
+    Node,
+    NodeEvent,
+    Reservation,
+    Step,
+    Switch,
+    Terms,
+)
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest
 from slurm_robust.testing.clock import FakeClock
 from slurm_robust.util.text import one_line
@@ -90,6 +100,9 @@ class FakeCluster:
         self.signals: list[tuple[int, str | None, str]] = []
         self.programs: Program = silent
         self.switches: tuple[Switch, ...] = ()
+        self.partitions: tuple[Terms, ...] = (Terms(name="main", is_default=True),)
+        self.qos: tuple[Terms, ...] = (Terms(name="normal"),)
+        self.settings: dict[str, str] = {}  # of slurm.conf, beside the usual ones
         self.lock = threading.RLock()
         self.nodes = {name: _new_node(name, gpus, cpus) for name in nodes}
         self.jobs: dict[int, Job] = {}

@@ -21,6 +21,7 @@ from slurm_robust.slurm.records import (
     Step,
     Submission,
     Switch,
+    Terms,
 )
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster, FakeStep
@@ -173,7 +174,20 @@ class FakeSlurm:
                 "KillWait": "30 sec",
                 "SlurmdTimeout": "300 sec",
                 "UnkillableStepTimeout": "60 sec",
+                **world.settings,
             }
+
+    def partitions(self) -> tuple[Terms, ...]:
+        """See the protocol; set ``cluster.partitions``."""
+        with self._world() as world:
+            return world.partitions
+
+    def qos(self) -> tuple[Terms, ...]:
+        """See the protocol; set ``cluster.qos``."""
+        with self._world() as world:
+            if not world.slurmdbd:
+                raise errors.CommandFailed("You are not running a supported accounting_storage plugin")
+            return world.qos
 
     # -- writes: jobs ------------------------------------------------------------------------------
 

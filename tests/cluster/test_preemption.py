@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -70,6 +71,19 @@ def preempt(sandbox: Sandbox, option: str, nodes: int = 2) -> None:
     sandbox.exec(command, user=USER, timeout_s=30.0, check=True)
 
 
+def check_doctor(job: ProtectedJob, option: str) -> None:
+    """It shows how long this job has, and that this is little."""
+    done = job.sandbox.exec(
+        ["srobust", "doctor", "--json", "--jobid", str(job.id)], user=USER, timeout_s=60.0, check=False
+    )
+    report = json.loads(done.stdout)
+    who = {"qos": "QOS", "partition": "partition"}[option]
+    end = f"{GRACE_S} s (GraceTime={GRACE_S}), then the job is cancelled ({who} cancel_grace, PreemptMode=CANCEL)"
+    assert f"preemption: {end}" in report["ends"]
+    (found,) = (hazard for hazard in report["hazards"] if hazard["rule"] == "ends.grace")
+    assert found["text"].startswith(f"GraceTime is {GRACE_S} s, which leaves {GRACE_S - 15} s")
+
+
 def check_unharmed(job: ProtectedJob) -> None:
     """Nobody is blamed, and nothing is excluded."""
     blamed = ev.IncidentOpened | ev.NodeEvicted | ev.Decided
@@ -101,6 +115,7 @@ def all_modes(sandbox: Sandbox, option: str, **sbatch: str) -> None:
     jobs = {mode: begin(mode) for mode in MODES}
     for job in jobs.values():
         job.wait_step(5)
+    check_doctor(jobs["cancel_grace"], option)
     preempt(sandbox, f"--{option}=high")
 
     cancelled = jobs.pop("cancel")

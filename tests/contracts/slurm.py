@@ -115,6 +115,8 @@ class SlurmContract:
         assert config["ClusterName"]
         assert "sec" in config["KillWait"]
         assert all(switch.name for switch in world.client.topology())
+        assert [terms.name for terms in world.client.partitions() if terms.is_default]
+        assert [terms.grace_s for terms in world.client.qos() if terms.name == "normal"] == [0]
 
     def test_nodes_in_the_order_asked(self, world: World) -> None:
         """Named nodes come in the order of the names; all have their resources."""

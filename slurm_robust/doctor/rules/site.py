@@ -110,8 +110,11 @@ def _health_check(facts: Facts) -> str:
 
 
 def _preemption(facts: Facts) -> str:
-    if facts.setting("PreemptType") in ("", "preempt/none", "(null)"):
+    if not facts.preempts:
         return ""
+    if facts.preemption is not None:
+        found = f"of {facts.decides} {facts.preemption.name} " if facts.preemption.mode else ""
+        return f"PreemptMode {found}is CANCEL" if facts.mode == "CANCEL" else ""
     return "PreemptMode is CANCEL" if "cancel" in facts.words("PreemptMode") else ""
 
 

@@ -11,7 +11,7 @@ from slurm_robust.checkpoint.budget import NODE, Room
 from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.facts import Facts, Node, Software
 from slurm_robust.slurm.options import OFF, Options
-from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.records import Job, Terms
 
 GB = 10**9
 SLURM = {
@@ -130,10 +130,22 @@ def rooms(**totals: int) -> Change:
     return node(rooms=tuple(Room(name=name, total=total, free=total) for name, total in totals.items()))
 
 
+def preempted(by: str = "preempt/qos", *, saved_s: float | None = None, **terms: Any) -> Change:
+    """A site where jobs are preempted, by these terms."""
+    return lambda facts: slurm(PreemptType=by, PreemptMode="REQUEUE")(
+        fact(preemption=Terms(name="low", **terms), saved_s=saved_s)(facts)
+    )
+
+
 BAD: dict[str, tuple[Change, ...]] = {
     "slurm.release": (slurm(SLURM_VERSION="21.08.5"),),
     "slurm.kill_wait": (slurm(KillWait="15 sec"), config("timings", stop_grace_s=20.0, shutdown_s=30.0)),
     "ends.saving": (slurm(KillWait="15 sec"),),
+    "ends.grace": (
+        preempted(grace_s=20, mode="CANCEL"),
+        preempted("preempt/partition_prio", grace_s=60, mode="REQUEUE", saved_s=50.0),
+        lambda facts: slurm(KillWait="15 sec")(preempted(mode="REQUEUE")(facts)),
+    ),
     "slurm.unkillable_step_timeout": (slurm(UnkillableStepTimeout="60 sec"),),
     "slurm.unkillable_messages": (slurm(MessageTimeout="60 sec"),),
     "slurm.slurmd_never_down": (slurm(SlurmdTimeout="0 sec"),),
@@ -156,7 +168,7 @@ BAD: dict[str, tuple[Change, ...]] = {
     ),
     "slurm.return_to_service": (slurm(ReturnToService="0"),),
     "slurm.health_check": (slurm(HealthCheckProgram=""), slurm(HealthCheckInterval="0 sec")),
-    "slurm.preemption": (slurm(PreemptType="preempt/qos"),),
+    "slurm.preemption": (slurm(PreemptType="preempt/qos"), preempted(mode="CANCEL")),
     "slurm.private_memory": (
         slurm(JobContainerType="job_container/tmpfs"),
         slurm(JobContainerType="", NamespaceType="namespace/linux"),

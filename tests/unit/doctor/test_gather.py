@@ -13,6 +13,7 @@ from slurm_robust.doctor.rules import RULES
 from slurm_robust.nodes.host import Host
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.cli_client import CliSlurmClient
+from slurm_robust.slurm.records import Terms
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -163,3 +164,26 @@ def test_the_driver(tmp_path: Path, text: str, driver: tuple[int, ...]) -> None:
 def test_releases(installed: dict[str, str], cuda: tuple[int, ...], nccl: tuple[int, ...]) -> None:
     seen = software(HERE, lambda name: installed.get(name, ""))
     assert (seen.cuda, seen.nccl, bool(seen.torch)) == (cuda, nccl, bool(installed))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        ("preempt/partition_prio", "", "main"),
+        ("preempt/partition_prio", "--partition=low", "low"),
+        ("preempt/qos", "--qos=cheap", "cheap"),
+        ("preempt/qos", "", None),
+        ("preempt/none", "--partition=low", None),
+    ],
+)
+def test_how_a_job_will_be_preempted(slurm: FakeSlurm, kind: str, options: str, name: str | None) -> None:
+    cluster = slurm.cluster
+    cluster.settings = {"PreemptType": kind, "PreemptMode": "REQUEUE"}
+    cluster.partitions = (Terms(name="main", is_default=True), Terms(name="low", grace_s=60))
+    cluster.qos = (Terms(name="normal"), Terms(name="cheap", grace_s=30, mode="CANCEL"))
+    wanted = Wanted(script=f"#!/bin/sh\n#SBATCH --no-kill {options}\n")
+    facts, _ = gather(wanted, JobConfig(), {}, slurm, HERE)
+    assert (facts.preemption.name if facts.preemption is not None else None) == name
+    cluster.slurmdbd = False
+    facts, _ = gather(wanted, JobConfig(), {}, slurm, HERE)
+    assert (facts.preemption is None) == (kind != "preempt/partition_prio")

@@ -20,6 +20,7 @@ from slurm_robust.doctor.rule import Level, Rule, apply, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.slurm.options import OFF, Options
+from slurm_robust.slurm.records import Terms
 from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, software
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
@@ -128,6 +129,8 @@ WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "refused": TEXT,
     "hears": st.booleans(),
     "reservations": st.lists(TEXT, max_size=2).map(tuple),
+    "preemption": st.builds(Terms, name=TEXT, grace_s=st.integers(0, 2**31), mode=TEXT),
+    "saved_s": st.floats(0, 1e9),
     "clock_s": st.floats(allow_nan=True),
     "job": st.builds(
         msgspec.structs.replace, st.just(JOB), time_limit_s=st.one_of(st.none(), st.floats(0, 1e9))

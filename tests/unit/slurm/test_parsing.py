@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.slurm import jsonforms, text, values
 from slurm_robust.slurm.errors import UnparsableOutput
-from slurm_robust.slurm.records import Gres, SlurmVersion
+from slurm_robust.slurm.records import Gres, SlurmVersion, Terms
 
 DATA = Path(__file__).parents[2] / "data"
 OLDEST, *NEWER = sorted(folder.name for folder in (DATA / "slurm_json").iterdir())
@@ -183,6 +183,23 @@ def test_topology() -> None:
     )
     assert (spine.level, spine.nodes) == (1, ("n1", "n2", "n3", "n4"))
     assert (leaf.level, leaf.nodes) == (0, ("n1", "n2"))
+
+
+def test_how_partitions_and_qos_are_preempted() -> None:
+    """As 22.05 writes it, with fields left out."""
+    partitions = (
+        "PartitionName=main\n   AllowGroups=ALL Default=YES QoS=N/A\n   GraceTime=0 MaxTime=UNLIMITED\n"
+        "   Nodes=n[1-2]\n   OverTimeLimit=NONE PreemptMode=REQUEUE\n   State=UP TotalNodes=2\n\n"
+        "PartitionName=low\n   Default=NO QoS=N/A\n   GraceTime=25\n   PreemptMode=CANCEL\n\n"
+    )
+    assert text.parse_partitions(partitions) == (
+        Terms(name="main", mode="REQUEUE", is_default=True),
+        Terms(name="low", grace_s=25, mode="CANCEL"),
+    )
+    qos = "normal|00:00:00|cluster\ncheap|00:01:25|requeue\n"
+    assert text.parse_qos(qos) == (Terms(name="normal"), Terms(name="cheap", grace_s=85, mode="REQUEUE"))
+    with pytest.raises(UnparsableOutput):
+        text.parse_qos("sacctmgr: something else\n")
 
 
 def test_accounting_of_a_requeued_job() -> None:
