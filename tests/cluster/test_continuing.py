@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob
@@ -95,6 +96,27 @@ def test_a_second_job_is_refused_while_one_has_the_training(sandbox: Sandbox) ->
     assert f"the folder of job {holder.id} is held by job {holder.id}" in other.log
     cancel(sandbox, holder)
     assert holder.wait_end() == 143
+
+
+def test_the_next_job_ends_with_74_while_storage_is_gone(sandbox: Sandbox) -> None:
+    """Nothing is begun over; with the folder back the job after it goes on."""
+    words = "tiny.py --out OUT --steps 100000"
+    first = submit(sandbox, "--training gone", words, "gone.sha")
+    until_stored(first, 9)
+    cancel(sandbox, first)
+    assert first.wait_end() == 143
+    folder = TrainingDirectory.of(first.folder.parent, "gone").path
+    there, away = folder / "checkpoints", folder / "away"
+    there.rename(away)
+    second = submit(sandbox, "--training gone", words, "gone.sha")
+    assert second.wait_left() == f"{int(ExitCode.CHECKPOINTS)}:0", second.log
+    assert not second.folder.exists() or not second.events(ev.GenerationLaunched)
+    if there.exists():
+        there.rmdir()
+    away.rename(there)
+    third = submit(sandbox, "--training gone", words, "gone.sha")
+    assert restored(third) == first.events(ev.StorageWritten)[-1].step, third.log
+    cancel(sandbox, third)
 
 
 def test_fresh_begins_anew_and_old_jobs_are_still_to_be_had(sandbox: Sandbox) -> None:

@@ -11,6 +11,7 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -21,6 +22,23 @@ def srobust(sandbox: Sandbox, *words: str, into: str = "") -> str:
     redirect = f" >{into}" if into else ""
     command = ["sh", "-c", f'cd && exec srobust "$@"{redirect}', "sh", *words]
     return sandbox.exec(command, user=USER, timeout_s=120.0, check=True).stdout
+
+
+def test_srun_before_srobust_run_is_named_and_tasks_per_node_are_ranks(sandbox: Sandbox) -> None:
+    home = sandbox.home(USER)
+    (home / "twice.sbatch").write_text("#!/bin/bash\nsrun srobust run tiny.py --out twice.sha\n")
+    options = ["--parsable", "--nodes=2", "--ntasks-per-node=1", "--output=twice.log", "--job-name=twice"]
+    done = sandbox.exec(["sbatch", *options, "twice.sbatch"], user=USER, check=True)
+    twice = done.stdout.strip()
+    job = ProtectedJob(sandbox, f"{TINY} 5 --step-s 0", nodes=1, sbatch=("--ntasks-per-node=2",))
+    assert job.wait_end() == 0, job.log
+    assert (job.state.nproc_per_node, job.state.placement.world_size) == (2, 2)
+    assert job.out.read_text() == undisturbed(2, f"{TINY} 5 --step-s 0", nproc_per_node=2)
+    shown = sandbox.exec(["scontrol", "-o", "show", "job", twice], check=True).stdout
+    said = (home / "twice.log").read_text()
+    assert "ExitCode=64:0" in shown, said
+    assert "srun has started 'srobust run' 2 times" in said
+    assert not (home / "srobust-jobs" / twice / "journal.jsonl").exists()
 
 
 def test_the_log_and_the_output_of_a_training_that_loses_a_rank(sandbox: Sandbox) -> None:

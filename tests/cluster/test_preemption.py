@@ -78,8 +78,8 @@ def check_doctor(job: ProtectedJob, option: str) -> None:
     )
     report = json.loads(done.stdout)
     who = {"qos": "QOS", "partition": "partition"}[option]
-    end = f"{GRACE_S} s (GraceTime={GRACE_S}), then the job is cancelled ({who} cancel_grace, PreemptMode=CANCEL)"
-    assert f"preemption: {end}" in report["ends"]
+    then = f"then the job is cancelled ({who} cancel_grace, PreemptMode=CANCEL)"
+    assert f"preemption: {GRACE_S} s (GraceTime={GRACE_S}), {then}" in report["ends"]
     (found,) = (hazard for hazard in report["hazards"] if hazard["rule"] == "ends.grace")
     assert found["text"].startswith(f"GraceTime is {GRACE_S} s, which leaves {GRACE_S - 15} s")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -40,27 +41,27 @@ def hashes(job: ProtectedJob) -> tuple[dict[int, str], list[tuple[int, int, str]
     return steps, begun
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
-def test_three_ranks_then_two_then_four(sandbox: Sandbox, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "sizes"), [("fsdp", (3, 2, 4)), ("ddp", (3, 2, 4)), ("hsdp", (4, 2))])
+def test_another_number_of_ranks_in_each_run(sandbox: Sandbox, kind: str, sizes: tuple[int, ...]) -> None:
     """``scontrol requeue`` leaves the newest steps in memory; they go to storage before they are cut."""
     options = f"--nodes $(cat {kind}.nodes) resized.py --kind {kind} --out OUT --steps 70 --step-s 0.2"
     number = sandbox.home(USER) / f"{kind}.nodes"
-    number.write_text("3")
+    number.write_text(str(sizes[0]))
     number.chmod(0o644)
-    job = ProtectedJob(sandbox, options, nodes=3)
+    job = ProtectedJob(sandbox, options, nodes=sizes[0])
     job.wait_step(10)
-    for ranks, step in ((2, 25), (4, 40)):
+    for ranks, step in zip(sizes[1:], (25, 40), strict=False):
         number.write_text(str(ranks))
         come_back(sandbox, job, ranks)
         job.wait_step(step)
     assert job.wait_end() == 0, job.log
     steps, begun = hashes(job)
-    assert [ranks for _, ranks, _ in begun] == [3, 2, 4]
+    assert [ranks for _, ranks, _ in begun] == list(sizes)
     for first, _, state in begun[1:]:
         assert first > 5, "it does not begin anew"
         assert state == steps[first - 1], f"bitwise what was there after step {first - 1}"
-    assert "3 ranks took it and 2 go on" in job.log
-    assert "2 ranks took it and 4 go on" in job.log
+    for before, after in pairwise(sizes):
+        assert f"{before} ranks took it and {after} go on" in job.log
     launched = job.events(ev.GenerationLaunched)
     assert all(one.restore is not None for one in launched[1:])
 

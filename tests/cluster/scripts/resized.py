@@ -16,7 +16,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--step-s", type=float, default=0.1)
 parser.add_argument("--every", type=int, default=1)
-parser.add_argument("--kind", choices=["fsdp", "ddp"], required=True)
+parser.add_argument("--kind", choices=["fsdp", "hsdp", "ddp"], required=True)
 parser.add_argument("--out", type=Path, required=True)
 options = parser.parse_args()
 
@@ -57,6 +57,12 @@ def main() -> None:
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
+    elif options.kind == "hsdp":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        shards = dist.get_world_size() // 2
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, shards), mesh_dim_names=("replicas", "shards")))
     else:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
