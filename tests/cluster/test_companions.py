@@ -17,6 +17,7 @@ from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.requests import SubmitRequest
 from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAME = "srobust_spares"
-TINY = "tiny.py --out OUT --steps 60 --step-s"
+TINY = "tiny.py --hurry --out OUT --steps 60 --step-s"
 GPUS = ("--gpus-per-node=2", "--exclusive")
 
 
@@ -74,21 +75,6 @@ def site(sandboxes: Callable[..., Sandbox]) -> Site:
     return Site(sandboxes(nodes=5, gpus_per_node=2, slurmd_timeout_s=20, cred_expire_s=5))
 
 
-@pytest.fixture(scope="module")
-def reference() -> dict[str, str]:
-    return {}
-
-
-def weights(site: Site, reference: dict[str, str]) -> str:
-    """Hash of the weights after 60 steps of two ranks without a fault."""
-    if not reference:
-        job = site.submit(step_s=0)
-        assert job.wait_end() == 0, job.log
-        reference["sha"] = job.out.read_text()
-        job.wait_left()
-    return reference["sha"]
-
-
 @pytest.mark.releases
 def test_a_companion_lends_all_of_a_node_and_ends_with_the_job(site: Site, tmp_path: Path) -> None:
     """Nothing runs here but the batch scripts and one step."""
@@ -127,8 +113,8 @@ def test_a_companion_lends_all_of_a_node_and_ends_with_the_job(site: Site, tmp_p
 
 
 @pytest.mark.releases
-def test_a_shared_spare_replaces_a_dead_node(site: Site, reference: dict[str, str]) -> None:
-    expected = weights(site, reference)
+def test_a_shared_spare_replaces_a_dead_node(site: Site) -> None:
+    expected = undisturbed(2, f"{TINY} 0")
     job = site.submit()
     job.wait_step(5)
     dead = job.state.slots[1]
@@ -149,11 +135,9 @@ def test_a_shared_spare_replaces_a_dead_node(site: Site, reference: dict[str, st
 
 
 @pytest.mark.releases
-def test_full_then_denied_reservation_leads_to_the_next_fallback(
-    site: Site, reference: dict[str, str]
-) -> None:
+def test_full_then_denied_reservation_leads_to_the_next_fallback(site: Site) -> None:
     """The partition, where that is allowed."""
-    expected = weights(site, reference)
+    expected = undisturbed(2, f"{TINY} 0")
     site.hold(2)
     job = site.submit(", partition: true")
     job.wait_step(5)
@@ -169,8 +153,8 @@ def test_full_then_denied_reservation_leads_to_the_next_fallback(
 
 
 @pytest.mark.releases
-def test_without_any_node_to_borrow_the_job_is_requeued(site: Site, reference: dict[str, str]) -> None:
-    expected = weights(site, reference)
+def test_without_any_node_to_borrow_the_job_is_requeued(site: Site) -> None:
+    expected = undisturbed(2, f"{TINY} 0")
     site.scontrol("delete", f"reservationname={NAME}")
     job = site.submit()
     job.wait_step(5)
@@ -187,8 +171,8 @@ def test_without_any_node_to_borrow_the_job_is_requeued(site: Site, reference: d
     assert f"no node from reservation {NAME}" in report
 
 
-def test_a_lent_node_that_dies_is_replaced_in_its_turn(site: Site, reference: dict[str, str]) -> None:
-    expected = weights(site, reference)
+def test_a_lent_node_that_dies_is_replaced_in_its_turn(site: Site) -> None:
+    expected = undisturbed(2, f"{TINY} 0")
     job = site.submit(step_s=0.3)
     job.wait_step(5)
     site.sandbox.fault.power_cut(job.state.slots[1])

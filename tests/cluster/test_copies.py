@@ -22,7 +22,7 @@ from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
-TINY = "tiny.py --out OUT --steps"
+TINY = "tiny.py --hurry --out OUT --steps"
 # Enough for spares and for a group of nodes that goes at once.
 WIDE = {"nodes": 6, "slurmd_timeout_s": 20, "cred_expire_s": 5}
 # Restarts that are our own doing must not end the job.
