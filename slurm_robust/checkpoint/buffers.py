@@ -324,7 +324,8 @@ class RankParts:
 
     def contents(self, snapshot: Snapshot) -> Contents:
         """What this rank writes of a state. Raises ``UnsupportedState``."""
-        values = [{"own": snapshot.own, "rng": snapshot.rng, "has_shared": bool(snapshot.shared)}]
+        own = {"own": snapshot.own, "rng": snapshot.rng, "has_shared": bool(snapshot.shared)}
+        values = [own | {"bound": sorted(snapshot.bound)}]
         if self._shared is not None and snapshot.shared:
             values.append({"shared": snapshot.shared})
         trees, tensors = zip(*map(flatten, values), strict=True)

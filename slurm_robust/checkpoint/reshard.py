@@ -19,10 +19,7 @@ and are no shards can be put together by nobody but the framework that has cut t
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,9 +31,10 @@ from torch.optim import Optimizer
 
 from slurm_robust.checkpoint import dcp, shards
 from slurm_robust.checkpoint.errors import ANEW, CannotReshard, EntryMismatch
+from slurm_robust.checkpoint.generators import new_generators
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.part import PartItem, Sidecar, read_sidecar, verify_items
-from slurm_robust.checkpoint.state import Snapshot, Stateful, Training, Unread, unwrapped
+from slurm_robust.checkpoint.state import FIRST, Snapshot, Stateful, Training, Unread, unwrapped
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import unflatten
 from slurm_robust.model.copies import CheckpointId
@@ -49,9 +47,6 @@ WHOLE = "needs_its_layout"
 
 The attribute has two texts: why that is so, and another way, with its "or".
 """
-
-FIRST = "new_rank_takes_first"
-"""An entry with this attribute set goes on with the first replica's state on a rank that is new."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,13 @@ class _Resharding:
                     rank,
                     ", ".join(map(repr, self._new_here)),
                 )
-            rng = _new_generators(self._read(first, first.rng), checkpoint.step, rank, self._new)
+            rng = new_generators(
+                self._read(first, first.rng),
+                checkpoint.step,
+                rank,
+                self._new.identity(),
+                devices=torch.cuda.device_count(),
+            )
         shared_items = [item for item in first.sidecar.items if item.shared]
         shared: dict[str, Any] = {}
         if first.sidecar.shared:
@@ -379,22 +380,3 @@ def _empty_like(tree: Any) -> dict[Any, Any]:
         made._metadata = tree._metadata
     empty: dict[Any, Any] = made
     return empty
-
-
-def _new_generators(first: dict[str, Any], step: int, rank: int, new: ParallelLayout) -> dict[str, Any]:
-    """The state of generators that no rank has used yet; ``first``: those of the old first rank."""
-    digest = hashlib.sha256(f"{step} {rank} {new.identity()} {first['python']}".encode())
-    digest.update(first["torch"].numpy().tobytes())
-    seed = int.from_bytes(digest.digest()[:4], "little")
-    state: dict[str, Any] = {
-        "python": random.Random(seed).getstate(),
-        "torch": torch.Generator().manual_seed(seed).get_state(),
-    }
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        name, key, position, has_gauss, gauss = numpy.random.RandomState(seed).get_state()
-        state["numpy"] = (str(name), key.tolist(), int(position), int(has_gauss), float(gauss))
-    if first.get("cuda"):
-        devices = range(torch.cuda.device_count())
-        state["cuda"] = [torch.Generator(f"cuda:{n}").manual_seed(seed).get_state() for n in devices]
-    return state

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -14,13 +12,18 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from slurm_robust.checkpoint import shards
 from slurm_robust.checkpoint.errors import ANEW, EntryMismatch, UnsupportedState
+from slurm_robust.checkpoint.generators import capture_rng, restore_rng
 from slurm_robust.checkpoint.gpus import Gpus
 from slurm_robust.checkpoint.plain import map_tensors, merge, plain
 
 _log = logging.getLogger(__name__)
+
+FIRST = "new_rank_takes_first"
+"""An entry with this attribute set goes on with the first replica's state on a rank that is new."""
 
 
 @runtime_checkable
@@ -69,6 +72,8 @@ class Snapshot:
     """Of a snapshot that was read: addresses of the storages that are not in a mapped file."""
     kept: frozenset[str] = frozenset()
     """Entries that stay as the script has built them."""
+    bound: frozenset[str] = frozenset()
+    """Of a snapshot that was captured: entries of which nobody but this rank can use ``own``."""
 
 
 def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compact: bool = True) -> Snapshot:
@@ -81,11 +86,15 @@ def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compac
     replicated = _replicated(entries) if deduplicate else set()
     own: dict[str, Any] = {}
     shared: dict[str, Any] = {}
+    bound = set()
     for name, entry in entries.items():
-        own[name], common = _state_of(name, unwrapped(entry), replicated, compact=compact)
+        target = unwrapped(entry)
+        own[name], common = _state_of(name, target, replicated, compact=compact)
         if common:
             shared[name] = common
-    return Snapshot(own=own, shared=shared, rng=capture_rng())
+        if _is_bound(target, own[name], has_shared=bool(common)):
+            bound.add(name)
+    return Snapshot(own=own, shared=shared, rng=capture_rng(), bound=frozenset(bound))
 
 
 def live_state(training: Training) -> Snapshot:
@@ -209,6 +218,22 @@ def _split(target: Stateful, tree: Any, replicated: set[int]) -> tuple[Any, Any]
     return tree, {}
 
 
+def _is_bound(target: Stateful, own: Any, *, has_shared: bool) -> bool:
+    """Whether ``own``, what an entry holds beside the shared state, may differ from rank to rank.
+
+    It does not, as far as that matters, for buffers of a module whose parameters are all shared (under
+    DistributedDataParallel rank 0's go to all), an optimizer's settings, schedulers and gradient scalers. Any
+    other entry says so itself (:data:`FIRST`).
+    """
+    if getattr(target, FIRST, False):
+        return False
+    if isinstance(target, nn.Module):
+        return not (has_shared or not own) or any(name in own for name, _ in target.named_parameters())
+    if isinstance(target, Optimizer) and isinstance(own, dict) and "param_groups" in own:
+        return bool(own["state"])
+    return bool(own) and not isinstance(target, LRScheduler | GradScaler)
+
+
 def _load(target: Stateful, tree: Any, placed: frozenset[int]) -> None:
     if isinstance(target, nn.Module):
         for name in [name for name in tree if name.endswith("_extra_state")]:
@@ -307,45 +332,6 @@ def _address(tensor: torch.Tensor) -> int | None:
     """The address of an ordinary CPU tensor; None for others, which are never in a mapped file."""
     ordinary = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
     return tensor.untyped_storage().data_ptr() if ordinary else None
-
-
-def capture_rng() -> dict[str, Any]:
-    """All global generators as plain data. NumPy and CUDA only if this process uses them.
-
-    Generators that the script makes for itself (``torch.Generator``, ``numpy.random.Generator``) are
-    its own state and belong into an entry.
-    """
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        name, key, position, has_gauss, gauss = numpy.random.get_state()
-        state["numpy"] = (str(name), key.tolist(), int(position), int(has_gauss), float(gauss))
-    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if initialized:
-        # All visible devices: a rank may use several, and reading a state makes no context there.
-        state["cuda"] = list(torch.cuda.get_rng_state_all())
-    return state
-
-
-def restore_rng(state: dict[str, Any]) -> None:
-    """Put the generators back to ``state``. Raises :class:`EntryMismatch` if CUDA devices are missing."""
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"].clone())
-    if "numpy" in state:
-        import numpy as np
-
-        name, key, position, has_gauss, gauss = state["numpy"]
-        np.random.set_state((name, np.asarray(key, dtype=np.uint32), position, has_gauss, gauss))
-    cuda = state.get("cuda", [])
-    if cuda:
-        visible = torch.cuda.device_count()
-        if visible < len(cuda):
-            raise EntryMismatch(
-                f"the checkpoint was taken with {len(cuda)} visible GPUs, this process sees {visible}: "
-                "give every rank as many GPUs as before (CUDA_VISIBLE_DEVICES, --gpus-per-node)"
-            )
-        for device, one in enumerate(cuda):
-            torch.cuda.set_rng_state(one.clone(), device)
 
 
 _DEEPSPEED = (

@@ -36,7 +36,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 from slurm_robust.checkpoint.errors import EntryMismatch, WrongUse
-from slurm_robust.checkpoint.state import Stateful, Unread, capture_rng, restore_rng
+from slurm_robust.checkpoint.generators import capture_rng, restore_rng
+from slurm_robust.checkpoint.state import Stateful, Unread
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer
 from slurm_robust.worker.phases import PhaseSwitch

@@ -29,7 +29,8 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, SequentialSampler
 
 from slurm_robust.checkpoint.errors import WrongUse
-from slurm_robust.checkpoint.state import Stateful, capture_rng, restore_rng
+from slurm_robust.checkpoint.generators import capture_rng, restore_rng
+from slurm_robust.checkpoint.state import Stateful
 from slurm_robust.integrations.data import ResumableLoader
 from slurm_robust.model.progress import CHECKPOINT, EVALUATION
 from slurm_robust.worker.api import Checkpointer

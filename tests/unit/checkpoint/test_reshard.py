@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import CannotReshard, CorruptPart
-from slurm_robust.checkpoint.state import Snapshot, Training, Unread, apply, capture, capture_rng
+from slurm_robust.checkpoint.generators import capture_rng
+from slurm_robust.checkpoint.state import Snapshot, Training, Unread, apply, capture
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.layout import ParallelLayout

@@ -17,15 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import EntryMismatch, UnsupportedState
+from slurm_robust.checkpoint.generators import capture_rng, restore_rng
 from slurm_robust.checkpoint.state import (
     Snapshot,
     Stateful,
     apply,
     capture,
-    capture_rng,
     changed_by_optimizers,
     key_of,
-    restore_rng,
     unwrapped,
 )
 from slurm_robust.checkpoint.store import CheckpointStore
@@ -363,3 +362,36 @@ def test_a_scaler_takes_numbers_too() -> None:
     other = scaled(8.0)
     apply({"scaler": other}, Snapshot(own={"scaler": scaler.state_dict()}, shared={}, rng=capture_rng()))
     assert other.state_dict() == scaler.state_dict()
+
+
+class Counter(Notes):
+    """Equal on all ranks, says its author."""
+
+    new_rank_takes_first = True
+
+
+def test_entries_say_what_only_their_own_rank_can_use(process_group: None) -> None:
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    replicated: dict[str, Stateful] = {
+        "model": model,
+        "optimizer": optimizer,
+        "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 5),
+        "scaler": torch.amp.GradScaler("cpu"),
+        "counter": Counter({"step": 3}),
+        "empty": Notes({}),
+    }
+    assert capture(replicated).bound == set()
+    other = network()
+    others: dict[str, Stateful] = {
+        "loader": Notes({"position": 3}),
+        "average": other,
+        "its optimizer": torch.optim.AdamW(other.parameters()),
+    }
+    assert capture({**replicated, **others}).bound == {"loader", "average"}
+    other(torch.randn(2, 3)).sum().backward()
+    others["its optimizer"].step()  # type: ignore[attr-defined]
+    assert capture({**replicated, **others}).bound == {"loader", "average", "its optimizer"}
+    assert capture(replicated, deduplicate=False).bound == {"model", "optimizer"}
