@@ -10,6 +10,7 @@
     │   └── UnreadableCopy     reading it failed (also an OSError)
     ├── WorldSizeMismatch      it was written by another number of ranks
     ├── CannotReshard          it was taken by another number of ranks, and cannot be resharded for these
+    ├── CannotReseed           parts of it are lost, and held more than random generators
     ├── EntryMismatch          it holds other entries, or an entry does not take its state
     └── WrongUse               the training script uses the library wrongly (also a ValueError)
         └── UnsupportedState   an entry's state_dict holds what cannot be stored as plain data
@@ -56,6 +57,10 @@ class WorldSizeMismatch(CheckpointError):
 
 class CannotReshard(CheckpointError):
     """The checkpoint was taken by another number of ranks, and cannot be resharded for these."""
+
+
+class CannotReseed(CheckpointError):
+    """The parts of ranks that are lost held more than random generators, so they cannot be made anew."""
 
 
 class EntryMismatch(CheckpointError):

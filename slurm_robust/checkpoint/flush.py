@@ -12,14 +12,15 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
+from slurm_robust.checkpoint.errors import CannotReseed, CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.header import PartHeader, check_header
 from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.tiers import rank_tiers
@@ -43,6 +44,7 @@ class FlushOrder(Record):
     job_dir: str  # the job's folder, which is not made here
     run_id: str
     layout: str | None = None  # None: any
+    anew: dict[int, int] = {}  # ranks whose parts are lost: of which rank the image is that each is made from
 
 
 class FlushAnswer(Record):
@@ -122,7 +124,7 @@ def flush(order: FlushOrder) -> None:
     try:
         for rank, path in order.images.items():  # all at once: none is refilled while another is written
             if rank != SHARED or 0 in order.images:  # the shared part is written with rank 0's
-                images[rank] = _opened(Path(path), rank, order)
+                images[rank] = _opened(Path(path), order.anew.get(rank, rank), order)
         shared = images.get(SHARED)
         for rank in sorted(images.keys() - {SHARED}):
             image = images[rank]
@@ -134,7 +136,9 @@ def flush(order: FlushOrder) -> None:
                 world_size=order.world_size,
                 layout=image.header.layout,
             )
-            snapshot = snapshot_of(image, shared if rank == 0 else None)
+            snapshot = snapshot_of(image, shared if rank == 0 else None, rank)
+            if rank in order.anew:
+                snapshot = reseeded(snapshot, image.header, rank)
             for tier in tiers.values():
                 tier.save(order.checkpoint, snapshot)
             image.close()
@@ -143,23 +147,47 @@ def flush(order: FlushOrder) -> None:
             image.close()
 
 
-def snapshot_of(own: Image, shared: Image | None) -> Snapshot:
+def snapshot_of(own: Image, shared: Image | None, rank: int | None = None) -> Snapshot:
     """The state of a rank from its verified images. Its tensors are in them.
 
-    Without ``shared`` it has no shared state, which rank 0's must have if there is any. Raises
-    :class:`CorruptPart` or :class:`MissingCheckpoint`.
+    Without ``shared`` it has no shared state, which rank 0's must have if there is any. ``rank``: for which
+    it is, None for the image's own. Raises :class:`CorruptPart` or :class:`MissingCheckpoint`.
     """
     from slurm_robust.checkpoint.state import Snapshot
 
     tree = _tree_of(own)
     common: dict[str, Any] = {}
+    bound = found if type(found := tree.get("bound")) is list else tree["own"]
     if shared is not None:
         common = _tree_of(shared)["shared"]
-    elif own.header.rank == 0 and tree["has_shared"]:
+    elif (own.header.rank if rank is None else rank) == 0 and tree["has_shared"]:
         raise MissingCheckpoint(
             f"the image of the shared part of step {own.header.step} is missing, which rank 0 has to write"
         )
-    return Snapshot(own=tree["own"], shared=common, rng=tree["rng"])
+    return Snapshot(own=tree["own"], shared=common, rng=tree["rng"], bound=frozenset(map(str, bound)))
+
+
+def reseeded(of_another: Snapshot, header: PartHeader, rank: int) -> Snapshot:
+    """The state of ``rank``, whose part is lost, from that of another rank, of which ``header`` is.
+
+    It has generators of its own. Raises :class:`CannotReseed`.
+    """
+    from slurm_robust.checkpoint.generators import new_generators
+
+    if of_another.bound:
+        raise CannotReseed(
+            f"the parts of ranks that are lost held more than random generators: {_named(of_another.bound)}, "
+            "which may differ from rank to rank; derive it from the step, or set new_rank_takes_first = True "
+            "on the entry if any rank may go on with another one's"
+        )
+    devices = len(of_another.rng.get("cuda", ()))
+    rng = new_generators(of_another.rng, header.step, rank, header.layout, devices=devices)
+    return replace(of_another, rng=rng)
+
+
+def _named(entries: Collection[str]) -> str:
+    names = ", ".join(map(repr, sorted(entries)))
+    return f"entry {names}" if len(entries) == 1 else f"entries {names}"
 
 
 def _tree_of(image: Image) -> Any:

@@ -176,6 +176,12 @@ class CheckpointConfig(Section):
     """What a run does that must not begin at step 0, since storage has lost the checkpoints that it had.
     ``end``: it ends with exit code 74. ``wait``: it asks storage every 30 s, as long as it has its nodes."""
 
+    if_parts_are_missing: Literal["older", "reseed"] = "older"
+    """What a run does if nodes were lost at once and the newest step in memory lacks the own parts of their
+    ranks, while another node has the part that is equal on all ranks. ``older``: it goes on from an older
+    checkpoint, bit by bit. ``reseed``: it goes on from that step with new random generators for these ranks,
+    where their parts held [nothing else that matters](checkpoints.md#parts-that-are-missing)."""
+
     local_directory: Annotated[Folder | None, Meta(examples=["/scratch/me"])] = None
     """Folder on each node's own disk that receives a copy of what is written to storage. May be writable by
     all users, as ``/tmp`` is. ``null``: none."""

@@ -11,16 +11,16 @@ from slurm_robust.checkpoint.peers import peer_slots
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.context import RECONNECT_S, Context
 from slurm_robust.controller.effects import FindCheckpoint, Now, Prune
+from slurm_robust.controller.new_parts import NewParts
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Peer, Tier
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.record import Record
 from slurm_robust.policy import resharding, restore
 from slurm_robust.policy.beginning import Beginning, beginning
 from slurm_robust.policy.checkpoints import LISTING_HURRY_S, LISTING_S
 from slurm_robust.policy.missing_parts import MissingParts, missing_parts
 from slurm_robust.policy.resharding import Way
-from slurm_robust.policy.restore import Holding, RestorePlan
+from slurm_robust.policy.restore import Holding, RestorePlan, ToStore
 from slurm_robust.util.text import count
 from slurm_robust.wire.messages import Heartbeat
 
@@ -32,16 +32,6 @@ def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLay
     parallel = config.parallel
     sizes = {"tp": parallel.tp, "cp": parallel.cp, "ep": parallel.ep, "pp": parallel.pp}
     return ParallelLayout.fit(slots * nproc_per_node, nproc_per_node, sizes, parallel.order)
-
-
-class ToStore(Record):
-    """A checkpoint that nodes are to put on storage."""
-
-    ref: CheckpointId
-    writers: dict[str, tuple[int, ...]]
-    """Which node writes the parts of which ranks."""
-    world_size: int
-    layout: str
 
 
 class Checkpoints:
@@ -57,8 +47,9 @@ class Checkpoints:
         self._asked = -1  # the newest generation when storage was asked
         self._asked_at = 0.0
         self._answered = False
-        self._gave_up = False
+        self._gave_up = -1  # the generation after which nothing can be put on storage before the next one
         self._listed: Mapping[CheckpointId, Tier] | None = None
+        self.new_parts = NewParts(context, self._holdings, self.choose, self.layout)
 
     # -- storage -----------------------------------------------------------------------------------
 
@@ -250,14 +241,18 @@ class Checkpoints:
                 found.add(CheckpointId(step=newest, generation=generation))
         return found
 
-    def of_other_ranks(self, now: Now) -> ToStore | None:
-        """What another number of ranks has left in memory alone, which has to be on storage to be restored.
+    def goes_first(self, now: Now) -> Way | None:
+        """What memory alone has goes to storage before a launch, since it can be restored only from there.
 
-        The newest that the nodes can write; None for none that is newer than what is restored without it.
+        That of another number of ranks, or that of which parts have to be made anew; None for none that is
+        newer than what is restored without it.
         """
-        if self._listed is None or self._gave_up:
+        if self._listed is None or self._gave_up == self._context.state.generation:
             return None
-        return self.to_store(now, Way.RESHARD, after=self.restorable(now))
+        if self.new_parts.find(now) is not None:
+            return Way.SAME
+        found = self.to_store(now, Way.RESHARD, after=self.restorable(now))
+        return Way.RESHARD if found is not None else None
 
     def restorable(self, now: Now) -> int:
         """The step from which the next generation would go on now, -1 for the beginning."""
@@ -278,6 +273,9 @@ class Checkpoints:
         ``way``: to the next generation; ``without``: nodes that write nothing; ``refused``: nodes that cannot
         write that one. A banned one is taken when there is no other at all.
         """
+        made = self.new_parts.find(now, without, refused) if way is Way.SAME else None
+        if made is not None and made.ref.step > after:
+            return made
         state, found = self._context.state, []
         for generation, sealed in state.sealed.items():
             if self.way(generation) is way:
@@ -295,8 +293,8 @@ class Checkpoints:
         return None
 
     def give_up(self) -> None:
-        """What other ranks have left in memory cannot be put on storage, or not the newest of it."""
-        self._gave_up = True
+        """What :meth:`goes_first` cannot be put on storage, or not the newest of it."""
+        self._gave_up = self._context.state.generation
 
     def only_in_memory(self, now: Now) -> RestorePlan | None:
         """What the next generation would be restored from, if storage does not have it; else None."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from slurm_robust.controller.checkpoints import Checkpoints, ToStore
+from slurm_robust.controller.checkpoints import Checkpoints
 from slurm_robust.controller.context import Context
 from slurm_robust.controller.effects import Now, Say
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.policy.resharding import Way
+from slurm_robust.policy.restore import ToStore
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Save
 
@@ -107,6 +108,8 @@ class Rescue:
             context.record(
                 ev.StorageWritten(t=now.wall, generation=ref.generation, step=ref.step, seconds=seconds)
             )
+            if what.anew:
+                self._checkpoints.new_parts.on_stored(what, now)
         elif self._sent is not None and self._fails(what.ref, late, now):
             self._now = self._choose(now)
             self._say_turn(what.ref, now)
@@ -161,5 +164,6 @@ class Rescue:
                 ranks=ranks,
                 world_size=self._now.world_size,
                 layout=self._now.layout,
+                anew={rank: source for rank, source in self._now.anew.items() if rank in ranks},
             )
             self._context.send(node, order)

@@ -120,6 +120,8 @@ class JobState(Record, dict=True):
     joined: dict[str, ev.AgentJoined] = {}
     """The newest agent of each node in this run."""
     generation: int = 0
+    trained_on: tuple[str, ...] = ()
+    """Its slots when it was launched."""
     running: bool = False
     """The generation was launched and has not ended."""
     stopping: ev.StopStarted | None = None
@@ -338,6 +340,7 @@ def _(event: ev.GenerationLaunched, state: JobState) -> JobState:
         state,
         generation=event.generation,
         slots=event.slots,
+        trained_on=event.slots,
         spares=spares,
         running=True,
         stopping=None,

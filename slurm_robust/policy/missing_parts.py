@@ -16,6 +16,9 @@ from slurm_robust.policy.restore import Holding
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import named_ranks
 
+MOST_REPEATED_S = 60.0
+"""Training of this length is repeated from memory rather than to go on with parts made anew."""
+
 
 class MissingParts(Record):
     """A checkpoint that is not whole within reach."""
@@ -27,9 +30,14 @@ class MissingParts(Record):
     """On which these ranks ran, as far as they are out of reach."""
     shared: bool = False
     """The part that is equal on all ranks is missing, too."""
-    is_reseedable: bool = False
-    """Training could go on from it with new parts for these ranks: the shared part is in reach, and that of a
-    rank."""
+    source: int = -1
+    """A rank whose part is in reach beside the shared one, so that those that are missing could be made from
+    it, with new random generators; -1 for none."""
+
+    @property
+    def anew(self) -> dict[int, int]:
+        """From which rank's part that of each missing one could be made; empty where they cannot be."""
+        return dict.fromkeys(self.ranks, self.source) if self.source >= 0 else {}
 
     def describe(self) -> str:
         """``step 24 is not whole: the parts of ranks 1-2 are on n[2-3]``."""
@@ -43,7 +51,7 @@ class MissingParts(Record):
 
 def missing_parts(
     generation: int,
-    holdings: Iterable[Holding],
+    holdings: Collection[Holding],
     placement: Placement,
     *,
     shared: bool,
@@ -75,6 +83,24 @@ def missing_parts(
             ranks=lacks,
             nodes=tuple(nodes),
             shared=lacks_shared,
-            is_reseedable=bool(here) and shared and not lacks_shared,
+            source=_source(step, generation, holdings) if shared and here else -1,
         )
     return None
+
+
+def _source(step: int, generation: int, holdings: Iterable[Holding]) -> int:
+    """The lowest rank whose part a node has beside the shared one, which is written with rank 0's."""
+    found: list[int] = []
+    for holder in holdings:
+        ranks = {c.rank for c in holder.copies if (c.step, c.generation) == (step, generation)}
+        found += ranks - {SHARED} if SHARED in ranks else ()
+    return min(found, default=-1)
+
+
+def are_worth_making(missing: MissingParts, whole: int, step_s: float) -> bool:
+    """Whether training rather goes on with parts made anew than from ``whole``.
+
+    ``whole``: the newest step of which memory has every part, -1 for none: it changes no bit and costs the
+    steps after it, of ``step_s`` seconds each.
+    """
+    return whole < 0 or (missing.ref.step - whole) * step_s > MOST_REPEATED_S

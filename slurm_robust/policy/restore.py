@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY
@@ -39,6 +40,18 @@ class RestorePlan(Record):
     tiers: dict[str, int]
     """How many ranks get their own part from which tier, as people count: ``memory`` of the node itself, a
     ``peer``'s memory, a ``local`` disk, ``storage``."""
+
+
+class ToStore(Record):
+    """A checkpoint that nodes are to put on storage."""
+
+    ref: CheckpointId
+    writers: dict[str, tuple[int, ...]]
+    """Which node writes the parts of which ranks."""
+    world_size: int
+    layout: str
+    anew: dict[int, int] = {}
+    """Ranks whose parts are lost, and from which rank's they are made."""
 
 
 class _Where(Record, gc=False):
@@ -119,14 +132,20 @@ def retained(sealed: Mapping[int, int], storage: Iterable[CheckpointId], keep: i
 
 
 def writers(
-    ref: CheckpointId, holdings: Sequence[Holding], world_size: int, *, shared: bool
+    ref: CheckpointId,
+    holdings: Sequence[Holding],
+    world_size: int,
+    *,
+    shared: bool,
+    anew: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, tuple[int, ...]] | None:
     """Which node puts the parts of which ranks of ``ref`` on storage; None where they cannot all be.
 
     ``shared``: the generation has a part that is equal on all ranks. It is written with rank 0's, so the node
-    that writes rank 0's has to hold it, too.
+    that writes rank 0's has to hold it, too. ``anew``: ranks whose parts are made from those of others.
     """
-    parts = _index(holdings).get(ref, {})
+    parts = dict(_index(holdings).get(ref, {}))
+    parts |= {rank: parts[source] for rank, source in anew.items() if source in parts}
     if not _whole(parts, world_size, shared):
         return None
     found: dict[str, list[int]] = defaultdict(list)

@@ -181,6 +181,7 @@ class Save(Record, tag_field="kind", tag="save"):
     ranks: tuple[int, ...]
     world_size: int
     layout: str = ""
+    anew: dict[int, int] = {}  # of ``ranks`` those whose parts are lost, and from which rank's they are made
 
 
 class Stay(Record, tag_field="kind", tag="stay"):

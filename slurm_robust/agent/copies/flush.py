@@ -14,9 +14,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -195,6 +195,14 @@ class FlushRequest:
     ranks: tuple[int, ...]
     world_size: int
     layout: str
+    anew: Mapping[int, int] = field(default_factory=dict)
+    """Of ``ranks`` those whose parts are lost, and from which rank's they are made."""
+
+    def images(self, held: Sequence[Image]) -> dict[int, str]:
+        """The file from which each part is written, of those that are held."""
+        paths = {image.header.rank: str(image.path) for image in held}
+        found = {rank: paths[self.anew.get(rank, rank)] for rank in self.ranks}
+        return found | {SHARED: paths[SHARED]} if SHARED in paths else found
 
 
 class Flusher:
@@ -322,13 +330,14 @@ class Flusher:
 
     def _write(self, wanted: FlushRequest, held: list[Image]) -> None:
         order = FlushOrder(
-            images={i.header.rank: str(i.path) for i in held},
+            images=wanted.images(held),
             checkpoint=wanted.checkpoint,
             world_size=wanted.world_size,
             places=self._places,
             job_dir=self._job_dir,
             run_id=self._run_id,
             layout=wanted.layout,
+            anew=dict(wanted.anew),
         )
         error = self._writer.write(order)
         if error:

@@ -265,7 +265,8 @@ class CopyService:
         shared = self._parts.memory.find(SHARED, checkpoint) is not None
         held: list[Image] = []
         try:
-            for rank in (*order.ranks, *((SHARED,) if shared else ())):
+            here = dict.fromkeys(order.anew.get(rank, rank) for rank in order.ranks)
+            for rank in (*here, *((SHARED,) if shared else ())):
                 held.append(self._parts.open(rank, checkpoint))
         except (CheckpointError, OSError) as error:
             self._refusal = str(error)
@@ -273,7 +274,7 @@ class CopyService:
             for image in held:
                 image.close()
             return
-        self._request = FlushRequest(checkpoint, order.ranks, order.world_size, order.layout)
+        self._request = FlushRequest(checkpoint, order.ranks, order.world_size, order.layout, order.anew)
         self._flusher.save(self._request, held)
 
     def close(self, *, remove: bool) -> None:

@@ -106,7 +106,7 @@ class Gathering:
     def _begin(self, core: Core, now: Now) -> Transition | None:
         """Launch, unless that would be step 0 of a training which has got further."""
         core.checkpoints.seal_pending(now)
-        if core.checkpoints.of_other_ranks(now) is not None:
+        if core.checkpoints.goes_first(now) is not None:
             return ToStoring()
         found = core.checkpoints.beginning(now)
         if found is None or found.may is May.BEGIN:

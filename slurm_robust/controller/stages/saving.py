@@ -56,8 +56,9 @@ class Saving:
         # Where nothing has begun yet with this number of ranks, what the earlier ones have is newest.
         way = checkpoints.way(core.state.generation)
         plan = checkpoints.only_in_memory(now) if way is Way.SAME else None
-        if plan is not None or way is not Way.SAME:
-            after, wanted = checkpoints.newest_stored(), plan.ref if plan is not None else None
+        made = checkpoints.new_parts.find(now)  # newer than the plan
+        if plan is not None or made is not None or way is not Way.SAME:
+            after, wanted = checkpoints.newest_stored(), plan.ref if plan is not None and not made else None
             rescue = Rescue(core, checkpoints, now, way, after=after, wanted=wanted)
             self._rescue = rescue if rescue.newest is not None else None
 

@@ -189,9 +189,8 @@ class Stopping:
         lives_on = set(silent) >= set(core.state.slots) or bool(gone)
         missing = core.checkpoints.missing(silent, now, good_step) if silent else None
         if missing is not None:
-            without = core.checkpoints.left(silent, now)
-            text = f"{missing.describe()}, which {_does(missing.nodes)} not answer: "
-            text += f"without them training goes on from {without}"
+            text = f"{missing.describe()}, which {_does(missing.nodes)} not answer: without them "
+            text += core.checkpoints.new_parts.instead(missing, core.checkpoints.left(silent, now))
             core.note(text, "", now)
             core.emit(Say(text=text))
         core.record(

@@ -1,6 +1,7 @@
-"""Before another number of ranks begins: what only memory has of the ranks before goes to storage.
+"""Before ranks begin: what only memory has goes to storage, where it can be restored only from there.
 
-From there it is resharded: the parts in memory fit the ranks that took them alone.
+What ranks of another number took is resharded; parts in memory fit the ranks that took them alone. Parts
+that are lost are made anew as they are written.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ class Storing:
     def enter(self, core: Core, now: Now) -> None:
         """Begin it."""
         after = core.checkpoints.restorable(now)
-        self._rescue = rescue = Rescue(core, core.checkpoints, now, Way.RESHARD, after=after)
+        way = core.checkpoints.goes_first(now) or Way.RESHARD
+        self._rescue = rescue = Rescue(core, core.checkpoints, now, way, after=after)
         if (what := rescue.what) is not None:
-            ranks = count(what.world_size, "rank")
-            core.emit(Say(text=f"{what.ref}, of {ranks}, is only in memory: it goes to storage first"))
+            ranks = f", of {count(what.world_size, 'rank')}," if way is Way.RESHARD else ""
+            core.emit(Say(text=f"{what.ref}{ranks} is only in memory: it goes to storage first"))
             rescue.step(now)
 
     def step(self, core: Core, now: Now) -> Transition | None:

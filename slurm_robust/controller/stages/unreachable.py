@@ -83,8 +83,8 @@ class Unreachable:
         if missing is None and len(silent) > 1:
             what = f"{fold(silent)} do not answer"
         them = "them" if len(missing.nodes if missing is not None else silent) > 1 else "it"
-        text = f"{what}: waiting for {them} until {until}, else training goes on from "
-        text += core.checkpoints.left(silent, now)
+        without = core.checkpoints.new_parts.instead(missing, core.checkpoints.left(silent, now))
+        text = f"{what}: waiting for {them} until {until}, else {without}"
         core.note(text, "", now)
         core.emit(Say(text=text))
 

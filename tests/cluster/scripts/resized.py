@@ -18,6 +18,7 @@ parser.add_argument("--step-s", type=float, default=0.1)
 parser.add_argument("--every", type=int, default=1)
 parser.add_argument("--kind", choices=["fsdp", "hsdp", "ddp"], required=True)
 parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--no-position", action="store_true", help="data are drawn from the global generator")
 options = parser.parse_args()
 
 
@@ -68,6 +69,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     position = Position(rank)
     entries = {"model": model, "optimizer": optimizer, "position": position}
+    generator = position.generator
+    if options.no_position:
+        torch.manual_seed(100 + rank)
+        del entries["position"]
+        generator = torch.default_generator
     checkpointer = sr.Checkpointer(entries, every=options.every)
     first = checkpointer.restore()
     found = state_hash(model, optimizer)
@@ -75,7 +81,7 @@ def main() -> None:
         print(f"begins {first} of {dist.get_world_size()} with {found}", flush=True)
     for step in range(first, options.steps):
         optimizer.zero_grad()
-        loss = model(torch.randn(8, 16, generator=position.generator)).square().mean()
+        loss = model(torch.randn(8, 16, generator=generator)).square().mean()
         loss.backward()
         optimizer.step()
         time.sleep(options.step_s)

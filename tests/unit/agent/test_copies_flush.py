@@ -126,6 +126,26 @@ def test_copies_of_own_ranks_and_peers_are_saved_when_no_worker_lives(make: Make
     assert node.service.news().saved is None
 
 
+def test_a_part_that_is_lost_is_written_from_another_ranks(make: MakeNode, writer: Path) -> None:
+    """The images of both are held, and the writer is told which is which."""
+    node = make("a")
+    node.launch(3, (0,))
+    fill(node.folder.own(0, 0), 0, 7, 2, MIB)
+    fill(node.folder.own(SHARED, 0), SHARED, 7, 2, MIB)
+    node.service.follow(Phase.ENDED, 3)
+    checkpoint = CheckpointId(generation=2, step=7)
+    node.service.save(
+        Save(epoch=1, checkpoint=checkpoint, ranks=(0, 1), world_size=2, layout="w2", anew={1: 0})
+    )
+    wait_for(lambda: node.service.news().saved == checkpoint)
+    (line,) = (writer / "orders").read_text().splitlines()
+    told = msgspec.json.decode(line, type=FlushOrder)
+    mine = str(node.folder.own(0, 0))
+    assert told.images == {0: mine, 1: mine, SHARED: str(node.folder.own(SHARED, 0))}
+    assert told.anew == {1: 0}
+    assert node.service.news().saved_ranks == (0, 1)
+
+
 def test_an_order_for_more_ranks_of_the_same_checkpoint_is_answered_anew(
     make: MakeNode, writer: Path
 ) -> None:

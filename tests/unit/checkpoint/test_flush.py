@@ -22,7 +22,9 @@ import torch
 from msgspec import structs
 
 from slurm_robust.checkpoint.disk import DiskTier
+from slurm_robust.checkpoint.errors import CannotReseed, MissingCheckpoint
 from slurm_robust.checkpoint.flush import FlushOrder, flush
+from slurm_robust.checkpoint.generators import capture_rng, restore_rng
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer
 from slurm_robust.checkpoint.part import verify_part
@@ -205,6 +207,66 @@ def test_orders_that_cannot_be_carried_out_are_answered(
     writer.send(both, layout=None)
     assert writer.answer()["ok"]
     assert writer.end() == 0
+
+
+def order_for(images: dict[int, Path], folder: Path, **changes: Any) -> FlushOrder:
+    order = FlushOrder(
+        images={rank: str(path) for rank, path in images.items()},
+        checkpoint=REF,
+        world_size=2,
+        places={Tier.STORAGE: str(folder / "storage")},
+        job_dir=str(folder / "job"),
+        run_id="run",
+        layout="dp2",
+    )
+    return structs.replace(order, **changes)
+
+
+def of_rank(path: Path, rank: int, *bound: str) -> Path:
+    """The image of a rank's part with real generators, as a worker leaves it."""
+    torch.manual_seed(rank)
+    return make_image(path, rank, own(rank) | {"rng": capture_rng(), "bound": list(bound)})
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_part_that_is_lost_is_made_from_another_ranks_with_new_generators(
+    images: dict[int, Path], tmp_path: Path, lost: int
+) -> None:
+    kept = 1 - lost
+    given = of_rank(images[kept], kept)
+    order = order_for({0: given, 1: given, SHARED: images[SHARED]}, tmp_path, anew={lost: kept})
+    flush(order)
+    assert CheckpointStore(tmp_path / "storage").complete(2) == [REF]
+    there, made = loaded(tmp_path / "storage", kept), loaded(tmp_path / "storage", lost)
+    torch.manual_seed(kept)
+    assert torch.equal(there.rng["torch"], torch.get_rng_state()), "who has its own part goes on with it"
+    assert set(made.rng) == set(there.rng)
+    assert not torch.equal(made.rng["torch"], there.rng["torch"])
+    for snapshot in (there, made):
+        assert torch.equal(snapshot.own["model"]["buffer"], torch.full((8,), float(kept)))
+        assert torch.equal(snapshot.shared["model"]["weight"], SHARED_TREE["shared"]["model"]["weight"])
+    flush(structs.replace(order, places={Tier.STORAGE: str(tmp_path / "again")}))
+    again = loaded(tmp_path / "again", lost)
+    assert torch.equal(again.rng["torch"], made.rng["torch"]), "always the same new ones"
+    restore_rng(made.rng)
+
+
+def test_a_part_that_held_more_than_generators_is_not_made(images: dict[int, Path], tmp_path: Path) -> None:
+    def refused(*bound: str, old: bool = False) -> str:
+        given = make_image(images[0], 0, own(0)) if old else of_rank(images[0], 0, *bound)
+        with pytest.raises(CannotReseed) as error:
+            flush(order_for({1: given}, tmp_path, anew={1: 0}))
+        return str(error.value)
+
+    assert "held more than random generators: entry 'loader', which may differ" in refused("loader")
+    assert "entries 'loader', 'model'" in refused("model", "loader")
+    assert "entry 'model'" in refused(old=True), "of an older slurm_robust, which did not say it"
+    assert CheckpointStore(tmp_path / "storage").complete() == []
+
+
+def test_rank_0s_part_is_not_made_without_the_shared_one(images: dict[int, Path], tmp_path: Path) -> None:
+    with pytest.raises(MissingCheckpoint, match="shared part of step 120 is missing"):
+        flush(order_for({0: of_rank(images[1], 1)}, tmp_path, anew={0: 1}))
 
 
 @pytest.mark.slow

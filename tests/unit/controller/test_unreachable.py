@@ -323,7 +323,8 @@ def test_the_parts_that_only_silent_nodes_have_are_named_with_the_time_until_whi
     (line,) = [text for text in job.said if "is not whole" in text]
     until = clock(job.wall - 12.0 + JobConfig().timings.unreachable_s)
     assert line.startswith("step 24 is not whole: the part of rank 1 is on n2: waiting for it until ")
-    assert line.endswith("else training goes on from the beginning")
+    hint = " (checkpoint.if_parts_are_missing: reseed may take step 24)"
+    assert line.endswith(f"else training goes on from the beginning{hint}")
     told = line.partition("until ")[2].partition(",")[0]
     assert abs(_seconds(told) - _seconds(until)) < 15
 
@@ -340,7 +341,7 @@ def test_missing_parts_are_named_again_before_they_are_given_away() -> None:
     job.until(lambda: bool(job.requeued), 400)
     lines = [text for text in job.said if "is not whole" in text]
     assert lines[-1].startswith("step 24 is not whole: the part of rank 1 is on n2, which does not answer")
-    assert lines[-1].endswith("without them training goes on from step 10 from storage")
+    assert "without them training goes on from step 10 from storage" in lines[-1]
 
 
 def test_what_the_survivor_has_is_kept_for_nodes_that_come_back_with_theirs() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.layout import Placement
-from slurm_robust.policy.missing_parts import MissingParts, missing_parts
+from slurm_robust.policy.missing_parts import MissingParts, are_worth_making, missing_parts
 from slurm_robust.policy.restore import Holding
 
 THREE = Placement(slots=("n1", "n2", "n3"), nproc_per_node=1)
@@ -29,9 +29,27 @@ def found(
 def test_the_newest_step_of_all_nodes_in_reach_is_named() -> None:
     missing = found(held("n1", (0, 24), (SHARED, 24), (0, 23), (SHARED, 23)))
     assert missing == MissingParts(
-        ref=CheckpointId(step=24, generation=1), ranks=(1, 2), nodes=("n2", "n3"), is_reseedable=True
+        ref=CheckpointId(step=24, generation=1), ranks=(1, 2), nodes=("n2", "n3"), source=0
     )
     assert missing.describe() == "step 24 is not whole: the parts of ranks 1-2 are on n[2-3]"
+
+
+def test_new_parts_are_made_where_rank_0s_can_be_written() -> None:
+    """With it goes the shared part."""
+    missing = found(held("n1", (0, 24), (1, 24)), held("n2", (1, 24), (SHARED, 24)))
+    assert missing is not None
+    assert (missing.ranks, missing.anew) == ((2,), {2: 1})
+
+
+@pytest.mark.parametrize(
+    ("whole", "step_s", "worth"), [(-1, 0.0, True), (23, 1.0, False), (23, 90.0, True), (4, 4.0, True)]
+)
+def test_what_memory_has_whole_is_better_unless_it_is_long_ago(
+    whole: int, step_s: float, worth: bool
+) -> None:
+    missing = found(held("n1", (0, 24), (SHARED, 24)))
+    assert missing is not None
+    assert are_worth_making(missing, whole, step_s) is worth
 
 
 def test_a_step_that_only_some_of_them_have_is_not_the_newest() -> None:
@@ -63,13 +81,13 @@ def test_no_step_after_the_newest_that_counts() -> None:
 def test_without_the_shared_part_nothing_can_go_on_from_it() -> None:
     missing = found(held("n1", (0, 24)))
     assert missing is not None
-    assert (missing.shared, missing.is_reseedable) == (True, False)
+    assert (missing.shared, missing.anew) == (True, {})
     assert (
         missing.describe() == "step 24 is not whole: the parts of ranks 1-2 and the shared part are on n[2-3]"
     )
     sharded = found(held("n1", (0, 24)), shared=False)
     assert sharded is not None
-    assert (sharded.shared, sharded.is_reseedable) == (False, False)
+    assert (sharded.shared, sharded.anew) == (False, {})
 
 
 def test_what_is_whole_or_nowhere_is_not_missing() -> None:
