@@ -49,6 +49,7 @@ class Checkpoints:
         self._answered = False
         self._gave_up = -1  # the generation after which nothing can be put on storage before the next one
         self._listed: Mapping[CheckpointId, Tier] | None = None
+        self._written: dict[CheckpointId, Tier] = {}  # the newest that nodes have rescued
         self.new_parts = NewParts(context, self._holdings, self.choose, self.layout)
 
     # -- storage -----------------------------------------------------------------------------------
@@ -77,7 +78,12 @@ class Checkpoints:
     def on_listed(self, generation: int, complete: Mapping[CheckpointId, Tier] | None) -> None:
         """The answer to :meth:`ask_storage`; one to an earlier question is dropped."""
         if generation == self._asked:
-            self._answered, self._listed = True, complete
+            self._answered = True
+            self._listed = {**self._written, **complete} if complete is not None else None
+
+    def on_written(self, ref: CheckpointId) -> None:
+        """Nodes have put it on storage: a listing that does not show it is behind (caches of NFS)."""
+        self._written = {ref: Tier.STORAGE}
 
     def is_overdue(self, now: Now, *, in_a_hurry: bool = False) -> bool:
         """Whether storage hangs."""
@@ -351,11 +357,12 @@ class Checkpoints:
         state, found = self._context.state, set(self._listed or ())
         if state.stored is not None:
             found.add(CheckpointId(step=state.stored.step, generation=state.stored.generation))
-        if state.was_stored is not None:
+        if state.was_stored is not None and self._listed is None:
             found.add(state.was_stored)
         unsealed = (*state.unsealed, *((state.generation,) if state.running else ()))
         limits = state.sealed | {g: state.good_steps.get(g, math.inf) for g in unsealed}
-        return max((ref.step for ref in found if ref.step <= limits.get(ref.generation, -1)), default=-1)
+        may = [r for r in found if r not in state.banned and r.step <= limits.get(r.generation, -1)]
+        return max((ref.step for ref in may), default=-1)
 
     # -- the end of a generation -------------------------------------------------------------------
 

@@ -97,10 +97,13 @@ class Rescue:
         context, what = self._context, self._now
         if what is None or self._stored is not None:
             return
-        for node in what.writers:
+        is_first = not (self._refused or self._silent)
+        for node, ranks in what.writers.items():
             heartbeat = context.fleet.heartbeat(node)
             if heartbeat is not None and heartbeat.saved is not None:
-                self._written[heartbeat.saved].update(heartbeat.saved_ranks)
+                # An agent of an earlier release names no ranks: it has written those of the first order.
+                asked = ranks if is_first and heartbeat.saved == what.ref else ()
+                self._written[heartbeat.saved].update(heartbeat.saved_ranks or asked)
         late = self._late()
         if not late:
             ref, seconds = what.ref, self.waited_s(now)
@@ -108,6 +111,7 @@ class Rescue:
             context.record(
                 ev.StorageWritten(t=now.wall, generation=ref.generation, step=ref.step, seconds=seconds)
             )
+            self._checkpoints.on_written(ref)
             if what.anew:
                 self._checkpoints.new_parts.on_stored(what, now)
         elif self._sent is not None and self._fails(what.ref, late, now):

@@ -59,6 +59,8 @@ class Saving:
         made = checkpoints.new_parts.find(now)  # newer than the plan
         if plan is not None or made is not None or way is not Way.SAME:
             after, wanted = checkpoints.newest_stored(), plan.ref if plan is not None and not made else None
+            if plan is not None:  # storage may have a later step that no restore would take
+                after = min(after, plan.ref.step - 1)
             rescue = Rescue(core, checkpoints, now, way, after=after, wanted=wanted)
             self._rescue = rescue if rescue.newest is not None else None
 

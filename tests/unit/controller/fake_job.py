@@ -143,6 +143,8 @@ class Job:
         self.saves: dict[str, Save] = {}
         self.restores = True  # whether workers get so far that restore() returns
         self.writes = True  # whether agents can carry out a Save
+        self.shows = True  # whether the controller then sees it on storage
+        self.names_ranks = True  # whether they say of which ranks, as those of this release do
         self.refuses: set[tuple[str, CheckpointId]] = set()  # agents that say they cannot write that one
         self.kept: dict[str, bool] = {}
         self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
@@ -423,8 +425,10 @@ class Job:
                 if (node, checkpoint) in self.refuses:
                     self.change(node, saved=None, unsaved=f"{checkpoint}: No space left on device")
                 elif self.writes:
-                    self.storage.add(checkpoint)
-                    self.change(node, saved=checkpoint, saved_ranks=message.ranks)
+                    if self.shows:
+                        self.storage.add(checkpoint)
+                    ranks = message.ranks if self.names_ranks else ()
+                    self.change(node, saved=checkpoint, saved_ranks=ranks)
             case Shutdown(keep_copies=keep):
                 self.kept[node] = keep
                 self.heartbeats.pop(node)

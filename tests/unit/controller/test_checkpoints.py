@@ -336,6 +336,30 @@ def test_a_state_with_which_training_ends_at_once_twice_is_left_for_an_older_one
     assert fold(job.journal).banned == job.core.state.banned != {}
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_later_step_on_storage_that_no_restore_takes_keeps_none_from_being_saved(is_lost: bool) -> None:
+    """It is passed over, or storage has lost it; training was restored from an earlier one."""
+    job = trained(spares=())
+    job.checkpoints[1] = 4
+    job.kill_rank(1)
+    if is_lost:
+        job.checkpoints.clear()
+        for node in job.core.state.slots:
+            job.change(node, copies=tuple(c for c in job.heartbeats[node].copies if c.step < 4))
+        job.kill_rank(1)
+    else:
+        for _ in range(2):
+            job.kill_rank(1, signal=11)
+    assert where(job)[0] == 3
+    job.snapshot(3)
+    job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
+    job.until(lambda: job.code is not None)
+    assert not [text for text in job.said if "lost" in text]
+    assert [(e.generation, e.step) for e in job.events(ev.StorageWritten)][-1:] == [
+        (job.core.state.generation, 3)
+    ]
+
+
 @pytest.mark.parametrize("signal", [9, 15, 10])
 def test_signals_from_outside_do_not_speak_against_the_checkpoint(signal: int) -> None:
     job = trained()

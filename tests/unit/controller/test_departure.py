@@ -222,6 +222,18 @@ def test_what_one_node_refuses_another_one_writes_that_has_the_same_parts() -> N
     assert not any("lost" in text for text in job.said)
 
 
+def test_agents_of_an_earlier_release_are_believed() -> None:
+    """They do not say of which ranks they have written the parts."""
+    job = trained()
+    job.names_ranks = False
+    begun = job.mono
+    leave(job)
+    job.until(lambda: job.code is not None)
+    assert [e.step for e in job.events(ev.StorageWritten)] == [4]
+    assert job.mono - begun < 8
+    assert not any("lost" in text for text in job.said)
+
+
 def test_what_nobody_else_has_makes_way_for_the_step_before() -> None:
     """Only n1 has rank 0's part of the newest step, and cannot write that."""
     job = trained()

@@ -78,6 +78,16 @@ def test_before_a_restart_on_standbys_they_go_to_storage_first() -> None:
     assert len(anew(job)) == 1
 
 
+def test_a_listing_that_is_behind_has_nothing_written_again() -> None:
+    """Caches of NFS show a folder late."""
+    job = trained("n4", "n5")
+    job.shows = False
+    lose(job, "n2", "n3")
+    job.until(lambda: job.core.state.generation == 2, 400)
+    assert restored(job) == (24, {"storage": 3})
+    assert len(anew(job)) == len(job.events(ev.StorageWritten)) == 1
+
+
 def test_by_default_an_older_step_is_restored_and_the_log_names_the_setting() -> None:
     job = trained("n4", "n5", config=JobConfig())
     lose(job, "n2", "n3")

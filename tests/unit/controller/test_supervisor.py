@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.policy.leaving import AGAIN_S
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.util import proc
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import KeysError
 from slurm_robust.wire.sockets import PortTaken
@@ -78,6 +80,7 @@ sys.exit(7)
 ORDERED = """
 import select, sys
 from slurm_robust.controller.supervisor import AT_ONCE, Signals, report_end
+open("starts", "a").write("x")
 ends_first = len(open("starts").read()) == 1
 with Signals() as signals:
     open("begun", "a").write("x")
@@ -108,9 +111,12 @@ class World:
 
         With the number of a signal as ``options`` the supervisor sends itself that instead of a message.
         """
-        command = json.dumps(["bash", "-c", f"echo >> starts; {script}", "controller"])
+        return self.keep_command(["bash", "-c", f"echo >> starts; {script}", "controller"], pauses, *options)
+
+    def keep_command(self, command: list[str], pauses: str, *options: str) -> subprocess.Popen[str]:
+        """The same without a shell, which ignores SIGQUIT."""
         supervisor = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISOR, command, pauses, *options],
+            [sys.executable, "-c", SUPERVISOR, json.dumps(command), pauses, *options],
             cwd=self.folder,
             stdout=subprocess.PIPE,
             text=True,
@@ -134,8 +140,12 @@ class World:
 
     def end(self) -> None:
         for supervisor in self._supervisors:
+            controllers = proc.descendants(proc.process_table(), supervisor.pid)
             if supervisor.poll() is None:
                 supervisor.kill()
+            for process in controllers:  # they hold its output open
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
             supervisor.communicate()
 
 
@@ -263,7 +273,7 @@ def test_a_second_order_is_told_to_the_controller_and_to_the_one_after_it(
     world: World, first: signal.Signals
 ) -> None:
     (world.folder / "ordered.py").write_text(ORDERED)
-    supervisor = world.keep(f'exec {sys.executable} ordered.py "$@"', "[60]")
+    supervisor = world.keep_command([sys.executable, "ordered.py"], "[60]")
     wait_for(lambda: world.text("begun") == "x")
     for number in (first, first, signal.SIGTERM):  # too soon, and Slurm's: still one order
         seen = len(world.text("signals"))
