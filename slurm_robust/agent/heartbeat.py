@@ -100,6 +100,7 @@ class HeartbeatState:
             termed=state.termed,
             warned=state.warned,
             unsaved=news.unsaved,
+            unflushed=news.unflushed,
             saved_ranks=news.saved_ranks,
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):

@@ -7,15 +7,9 @@ from itertools import pairwise
 
 from slurm_robust.controller.checkpoints import Checkpoints
 from slurm_robust.controller.context import Context
-from slurm_robust.controller.effects import Now
+from slurm_robust.controller.effects import Now, Say
 from slurm_robust.model import events as ev
-from slurm_robust.policy.checkpoints import (
-    LEAD_S,
-    agreed_step,
-    is_late,
-    next_stride,
-    step_to_store,
-)
+from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, is_late, next_stride, step_to_store
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import Flush, Pace, Progress
 
@@ -68,6 +62,7 @@ class CheckpointScheduler:
         self._flush = -1  # step that is on its way to storage
         self._sent = 0.0
         self._reached: float | None = None  # when all ranks had completed that step
+        self._is_failing = False  # the newest try did not get there
 
     def step(self, records: list[Progress], slowest: Progress, now: Now) -> None:
         """Take in the progress of all ranks; ``slowest`` is as old as it is ``now``."""
@@ -126,18 +121,37 @@ class CheckpointScheduler:
             self._reached = self._tempo.completed(step)
         waited_s = now.mono - self._reached if self._reached is not None else None
         heartbeats = context.fleet.heartbeats(state.slots)
-        flushed = [b.generation == state.generation and b.flushed >= step for b in heartbeats.values()]
-        if all(flushed) and len(flushed) == len(state.slots):
+        there = {n for n, b in heartbeats.items() if b.generation == state.generation and b.flushed >= step}
+        if there.issuperset(state.slots):
             context.record(
                 ev.StorageWritten(t=now.wall, generation=state.generation, step=step, seconds=waited_s or 0.0)
             )
             self._checkpoints.prune()
-        elif not is_late(waited_s, context.config.checkpoint):
-            if now.mono - self._sent > RESEND_S:
-                self._send_flush(now)
-            return
+            if self._is_failing:
+                context.emit(Say(text=f"storage takes checkpoints again: step {step} is there"))
+            self._is_failing = False
         else:
-            late = [node for node, heartbeat in heartbeats.items() if heartbeat.flushed < step]
-            context.note(f"step {step} did not get onto storage in time: {fold(late)}", "", now)
+            why = {n: b.unflushed for n, b in heartbeats.items() if b.unflushed.startswith(f"step {step}: ")}
+            is_over = is_late(waited_s, context.config.checkpoint, refused=bool(why))
+            if why or is_over:
+                self._say_failed(why, [node for node in state.slots if node not in there], now)
+            if not is_over:
+                if now.mono - self._sent > RESEND_S:
+                    self._send_flush(now)
+                return
         self._flush = -1
         self._checkpoints.on_stored(now)
+
+    def _say_failed(self, why: dict[str, str], late: list[str], now: Now) -> None:
+        """In the job's log once, until a checkpoint gets there again."""
+        context = self._context
+        text = f"step {self._flush} did not get onto storage in time: {fold(late)}"
+        if why:
+            nodes = sorted(why)
+            text = f"could not be put on storage by {fold(nodes)}: {why[nodes[0]]}"
+        context.note(text, "", now)
+        if not self._is_failing:
+            stored = self._checkpoints.newest_stored()
+            newer = f"what is newer than step {stored}" if stored >= 0 else "all steps"
+            context.emit(Say(text=f"{text}; training goes on, only the nodes' memory has {newer}"))
+        self._is_failing = True

@@ -69,6 +69,9 @@ WRITE_S = 60.0
 """Steps are written within this time, or the next interval's are (longer with longer intervals)."""
 
 
-def is_late(since_s: float | None, config: CheckpointConfig) -> bool:
-    """Whether a step that all ranks completed ``since_s`` seconds ago is waited for on storage no longer."""
-    return since_s is not None and since_s >= max(WRITE_S, config.every_s)
+def is_late(since_s: float | None, config: CheckpointConfig, *, refused: bool = False) -> bool:
+    """Whether a step that all ranks completed ``since_s`` seconds ago is waited for on storage no longer.
+
+    ``refused``: a node cannot put it there.
+    """
+    return since_s is not None and since_s >= (WRITE_S if refused else max(WRITE_S, config.every_s))

@@ -73,6 +73,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     termed: bool = False  # Slurm has told this agent to end (SIGTERM)
     warned: bool = False  # Slurm has warned this agent of the end of the run (USR1: --signal without B:)
     unsaved: str = ""  # why the newest Save could not be carried out, as far as it could not
+    unflushed: str = ""  # why a checkpoint of the generation did not get onto storage: step N: …
     saved_ranks: tuple[int, ...] = ()  # whose parts of ``saved`` that Save has put on storage
 
 

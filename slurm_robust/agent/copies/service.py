@@ -45,6 +45,7 @@ class CopyNews(Record):
     flushed: int = -1
     saved: CheckpointId | None = None
     unsaved: str = ""
+    unflushed: str = ""
     saved_ranks: tuple[int, ...] = ()
 
 
@@ -157,6 +158,7 @@ class CopyService:
             flushed=self._of_generation(self._flusher.flushed) if running else -1,
             saved=saved.checkpoint if saved is not None else None,
             unsaved=self._unsaved(),
+            unflushed=self._unflushed(),
             saved_ranks=saved.ranks if saved is not None else (),
         )
 
@@ -178,6 +180,14 @@ class CopyService:
             return f"{checkpoint}: {self._refusal}"
         failed = self._flusher.failed
         return f"{checkpoint}: {failed[1]}" if failed is not None and failed[0] is self._request else ""
+
+    def _unflushed(self) -> str:
+        """Why a checkpoint of the running generation did not get onto storage, beginning with its step."""
+        if self._flusher.failed is None:
+            return ""
+        wanted, why = self._flusher.failed
+        step = self._of_generation(wanted.checkpoint)
+        return f"step {step}: {why}" if step >= 0 else ""
 
     @property
     def flush_over(self) -> int:

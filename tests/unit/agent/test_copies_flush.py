@@ -103,6 +103,19 @@ def test_a_step_goes_to_disk_and_storage_and_is_held_meanwhile(
     assert node.service.notes() == []
 
 
+def test_why_a_step_did_not_get_onto_storage_is_told(make: MakeNode, writer: Path) -> None:
+    (writer / "mode").write_text("fail")
+    node = make("a")
+    node.launch(3, (0,))
+    assert node.service.news().unflushed == ""
+    node.service.ask_flush(7)
+    fill(node.folder.own(0, 0), 0, 7, 3, MIB)
+    wait_for(lambda: node.service.news().unflushed)
+    assert node.service.news().unflushed.startswith("step 7: ")
+    node.launch(4, (0,))
+    assert node.service.news().unflushed == ""
+
+
 def test_copies_of_own_ranks_and_peers_are_saved_when_no_worker_lives(make: MakeNode, writer: Path) -> None:
     node = make("a")
     node.launch(3, (0,))

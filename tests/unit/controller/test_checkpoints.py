@@ -727,8 +727,28 @@ def test_the_order_is_repeated_and_given_up_with_a_note() -> None:
     assert job.events(ev.StorageWritten) == []
     (note,) = [e.text for e in job.events(ev.Noted) if "did not get onto storage" in e.text]
     assert note.endswith("in time: n2")
+    assert sum("did not get onto storage in time: n2; training goes on" in line for line in job.said) == 1
     train(job, 40)
     assert job.flush_step > step
+
+
+def test_storage_that_is_full_is_said_once_until_it_takes_a_checkpoint_again() -> None:
+    job = Job(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_s=30)))
+    tried = []
+    for _ in range(2):
+        train(job, 36)
+        tried.append(job.flush_step)
+        train(job, 10)
+        job.change("n2", unflushed=f"step {job.flush_step}: [Errno 28] No space left on device")
+        train(job, 70)
+    assert tried[0] + 60 < tried[1] < tried[0] + 130
+    (line,) = [line for line in job.said if "could not be put on storage" in line]
+    assert line == (
+        f"could not be put on storage by n2: step {tried[0]}: [Errno 28] No space left on device; training "
+        "goes on, only the nodes' memory has all steps"
+    )
+    flushed(job, job.flush_step)
+    assert job.said[-1] == f"storage takes checkpoints again: step {job.flush_step} is there"
 
 
 def test_restarts_do_not_put_off_what_goes_to_storage() -> None:
