@@ -72,12 +72,13 @@ class ExitCode(IntEnum):
 
     REFUSED = 77
     """Slurm or this machine does not do what was asked: a right, a program or a resource is lacking. The
-    message says which.
+    message says which. Also if a job needs a checkpoint that ``srobust checkpoint rm`` was to remove.
     """
 
     CONFIG = 78
     """A configuration file or value is wrong (``srobust config check FILE``), or the parallel sizes do not
-    fit the nodes or the training's checkpoints: the message says which would.
+    fit the nodes or the training's checkpoints: the message says which would. Also if a training would begin
+    in a folder with checkpoints of others.
     """
 
     DO_NOT_REQUEUE = 93
@@ -89,8 +90,8 @@ class ExitCode(IntEnum):
     """Ctrl-C, also in ``salloc … srobust run …``."""
 
     TERMINATED = 143
-    """Slurm or the owner ended the job (``scancel``, time limit without requeue). The newest step of memory
-    went to storage first, or the log says which steps are lost."""
+    """Slurm or the owner ended the job (``scancel``, a preemption that cancels, time limit without requeue).
+    The newest step of memory went to storage first, or the log says which steps are lost."""
 
 
 class SrobustError(Exception):
