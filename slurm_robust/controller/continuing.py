@@ -23,9 +23,11 @@ from slurm_robust.controller.sources import (
     Here,
     Source,
     find_source,
+    has_written,
     newest_that_tells,
     of_folder,
     other_jobs,
+    run_of,
     same,
     stored,
 )
@@ -33,7 +35,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import minute
 from slurm_robust.model.record import Record
-from slurm_robust.model.training import ASIDE, Chapter, TrainingDirectory, encoded
+from slurm_robust.model.training import ASIDE, Chapter, TrainingDirectory, encoded, is_shared
 from slurm_robust.policy import continuing as policy
 from slurm_robust.report.earlier import jobs_of_script
 from slurm_robust.util.files import publish_once
@@ -91,20 +93,27 @@ def start(wish: Wish, here: Here) -> Started:
     with _friendly(here.root):
         if wish.training:
             return _take(wish, here)
-        own = here.directory.checkpoints
         if wish.source:
             source = find_source(wish.source, here)
             _check_step(source, wish)
             _check_reach(source, here)
-        elif here.requeued and same(here.storage, own) and stored(CheckpointStore(own)):
+        elif here.requeued and (own := _own(here)) is not None:
             say(f"the journal of job {here.chapter.job} is gone, but its checkpoints are there")
-            source = of_folder(own)
+            source = own
         else:
             for line in _hint(here):
                 say(line)
             return Started(_renumbered(None, wish, here))
         here.fits(source.event.slots)
         return Started(_go_on(source, wish, here, before=None, chapter=0))
+
+
+def _own(here: Here) -> Source | None:
+    """What this job has written, though its journal is gone; None for nothing."""
+    store, job_id = CheckpointStore(here.storage), here.chapter.job_id
+    if same(here.storage, here.directory.checkpoints):
+        return of_folder(here.storage) if stored(store) else None
+    return of_folder(here.storage, job_id) if has_written(job_id, store) else None
 
 
 # -- a training ------------------------------------------------------------------------------------
@@ -355,6 +364,11 @@ def _go_on(source: Source, wish: Wish, here: Here, *, before: Source | None, cha
     found = stored(source.store)
     if found and (usable := policy.counted(event, found)):
         event = structs.replace(event, stored=usable[0])
+        shared = not event.from_job and is_shared(target.path, here.directory)
+        if shared and (writer := run_of(source.store, usable[0])):
+            # The others that write there go on, and keep and remove their own.
+            others = before.event.runs if before is not None else ()
+            event = structs.replace(event, runs=tuple(dict.fromkeys((*others, writer))))
     for line in policy.first_lines(event, found, source.reasons, source.jobs):
         say(line)
     if found and wish.step is None and (unknown := policy.newest_unknown(event, found)) is not None:

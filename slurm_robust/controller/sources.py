@@ -183,20 +183,23 @@ def _has_checkpoints(path: Path) -> bool:
     return any(name.startswith("gen-") for name in names_in(path))
 
 
-def of_folder(path: Path) -> Source:
-    """A folder of checkpoints that somebody has put somewhere."""
+def of_folder(path: Path, job_id: int = 0) -> Source:
+    """A folder of checkpoints that somebody has put somewhere.
+
+    ``job_id``: only what this job wrote counts; 0 for all.
+    """
     check_own_folder(path)
     store = CheckpointStore(path)
     sizes = {ref: store.world_size(ref) for ref in store.complete()}
     runs: dict[str, None] = {}
     layouts: dict[int, str] = {}
-    for ref, size in sizes.items():
-        try:
-            header = read_sidecar(store.part_path(ref, 0, size)).header
-        except CheckpointError:
-            continue
-        runs[header.run_id] = None
-        layouts[ref.generation] = header.layout or replicated(size)
+    for ref, size in tuple(sizes.items()):
+        run_id, layout = _written_as(store, ref, size)
+        if job_id and not run_id.startswith(f"{job_id}-"):
+            del sizes[ref]
+        elif layout:
+            runs[run_id] = None
+            layouts[ref.generation] = layout
     if not sizes:
         raise PreflightError(
             f"no checkpoint in {path} is complete",
@@ -204,3 +207,22 @@ def of_folder(path: Path) -> Source:
             code=ExitCode.NO_INPUT,
         )
     return Source(policy.of_folder(str(path), sizes, tuple(runs), time.time(), layouts), store)
+
+
+def has_written(job_id: int, store: CheckpointStore) -> bool:
+    """Whether a complete checkpoint is there that this job wrote."""
+    return any(run_of(store, ref).startswith(f"{job_id}-") for ref in stored(store) or ())
+
+
+def run_of(store: CheckpointStore, ref: CheckpointId) -> str:
+    """The run that wrote a complete checkpoint, "" where its files do not say."""
+    return _written_as(store, ref, store.world_size(ref))[0]
+
+
+def _written_as(store: CheckpointStore, ref: CheckpointId, size: int) -> tuple[str, str]:
+    """By which run, and with which layout."""
+    try:
+        header = read_sidecar(store.part_path(ref, 0, size)).header
+    except CheckpointError:
+        return "", ""
+    return header.run_id, header.layout or replicated(size)

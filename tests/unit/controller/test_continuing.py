@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from slurm_robust.checkpoint.disk import DiskTier
+from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
 from slurm_robust.controller.continuing import NOTHING, Started, Wish, check_still_ours, start
@@ -17,6 +19,7 @@ from slurm_robust.controller.holding import take_alone
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.controller.sources import Here
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.training import TrainingDirectory, storage_of, trainings
@@ -444,6 +447,33 @@ def test_a_requeued_job_whose_journal_is_gone_goes_on_all_the_same(
     jobs.store(here.storage, ref(1, 30), ref(2, 40))
     event = went_on(start(NOTHING, here))
     assert (event.sealed.get(2), event.generation) == (step, 2)
+
+
+def written(storage: Path, run_id: str, *refs: CheckpointId) -> None:
+    for each in refs:
+        DiskTier(CheckpointStore(storage), run_id=run_id, rank=0, world_size=1).save(
+            each, Snapshot(own={}, shared={}, rng={})
+        )
+
+
+def test_in_a_folder_of_several_jobs_a_job_without_its_journal_knows_its_own(jobs: Jobs) -> None:
+    shared = jobs.root.parent / "shared"
+    written(shared, "8-a", ref(1, 30), ref(2, 40))
+    written(shared, "88-b", ref(5, 90))
+    event = went_on(start(NOTHING, jobs.here(8, requeued=True, storage=shared)))
+    assert (event.sealed, event.runs, event.generation) == ({1: 30, 2: 40}, ("8-a",), 5)
+
+
+@pytest.mark.parametrize(("step", "runs"), [(None, ("88-b",)), (40, ("7-a",))])
+def test_the_other_jobs_of_a_folder_keep_what_they_wrote(
+    jobs: Jobs, step: int | None, runs: tuple[str, ...]
+) -> None:
+    """They may run: what is this job's own it also removes."""
+    shared = jobs.root.parent / "shared"
+    written(shared, "7-a", ref(2, 40))
+    written(shared, "88-b", ref(5, 90))
+    event = went_on(start(Wish(source=str(shared), step=step), jobs.here(9, "gpt", storage=shared)))
+    assert event.runs == runs
 
 
 def test_a_job_that_begins_where_others_have_checkpoints_writes_beside_them(
