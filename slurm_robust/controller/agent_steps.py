@@ -165,7 +165,7 @@ class AgentSteps:
         self._lent = lent or Lent(allocation)
         self._command = command
         self._folder = folder
-        self._outputs: list[_Output] = []
+        self._outputs: list[_Output] = []  # the oldest first
 
     def start(self, nodes: tuple[str, ...], epoch: int) -> None:
         """Start an agent on each of ``nodes``, by an srun for some alike nodes at a time.
@@ -192,7 +192,7 @@ class AgentSteps:
                 continue
             nodes = tuple(node for node in srun.nodes if node not in known)
             known.update(nodes)
-            self._outputs.append(output := _Output(path.with_suffix(".log"), srun, nodes, srun.nodes))
+            self._outputs.insert(0, output := _Output(path.with_suffix(".log"), srun, nodes, srun.nodes))
             if srun.let_go:
                 output.let_go()
 
@@ -254,11 +254,18 @@ class AgentSteps:
         return News(refusals=tuple(refusals), ends=tuple(ends))
 
     def why_ended(self) -> str | None:
-        """Why Slurm has ended the newest step, as of :func:`~slurm_robust.slurm.step_output.why_ended`."""
-        for output in self._outputs[-1:]:
-            with suppress(OSError):
-                return why_ended(_tail(output.path).splitlines())
-        return None
+        """Why Slurm has ended the job's own steps, as of :func:`~slurm_robust.slurm.step_output.why_ended`.
+
+        A step whose agents have all been started again ended before. Touches shared storage.
+        """
+        lines: list[str] = []
+        known: set[str] = set()
+        for output in reversed(self._outputs):
+            if not known.issuperset(output.nodes):
+                with suppress(OSError):
+                    lines[:0] = _tail(output.path).splitlines()
+            known.update(output.nodes)
+        return why_ended(lines, self._allocation.job_id)
 
     def witnesses(self, nodes: tuple[str, ...]) -> tuple[Witness, ...]:
         """What Slurm says of each of ``nodes``, beside their silence. Raises ``SlurmError``."""

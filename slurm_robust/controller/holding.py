@@ -23,6 +23,11 @@ from slurm_robust.util.alone import Alone
 
 ASK_EVERY_S = 2.0
 
+ENDING_S = 30.0
+"""A process whose run is over has ended by then: its controller has ended, and people have been told."""
+
+TRY_EVERY_S = 1.0
+
 
 class Clock(NamedTuple):
     """Time, and how to let it pass."""
@@ -97,15 +102,25 @@ def _look(
     return judge(chapter, ended, job, answers=not answer), ended, job, answer
 
 
-def take_alone(alone: Alone, what: str) -> None:
-    """Keep every other start of ``what`` on this node out; 76 if there is one. Raises ``PreflightError``."""
-    owner = alone.take()
-    if owner is not None:
-        raise PreflightError(
-            f"{what} is held by another 'srobust run' on this node" + (f", process {owner}" if owner else ""),
-            fix="wait for its end; of a training only one job may run at a time, and one start in a job",
-            code=ExitCode.OTHER_CONTROLLER,
-        )
+def take_alone(alone: Alone, what: str, clock: Clock = REAL) -> None:
+    """Keep every other start of ``what`` on this node out; 76 if there is one that does not end.
+
+    Raises ``PreflightError``.
+    """
+    begun, told = clock.mono(), False
+    while (owner := alone.take()) is not None:
+        who = f", process {owner}" if owner else ""
+        held = f"{what} is held by another 'srobust run' on this node{who}"
+        if clock.mono() - begun >= ENDING_S:
+            raise PreflightError(
+                held,
+                fix="wait for its end; of a training only one job may run at a time, and one start in a job",
+                code=ExitCode.OTHER_CONTROLLER,
+            )
+        if not told:
+            told = True
+            say(f"{held}: waiting up to {ENDING_S:.0f} s for its end")
+        clock.sleep(TRY_EVERY_S)
 
 
 def is_free(chapter: Chapter, ended: ev.RunEnded | None, slurm: SlurmClient) -> bool:

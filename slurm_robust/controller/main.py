@@ -78,7 +78,7 @@ def run(
     whole = TrainingDirectory.of(directory.path.parent, training)
     what = f"training {training}" if training else f"job {allocation.job_id}"
     with closing(Alone(os.path.realpath(whole.path if training else directory.path))) as alone:
-        take = partial(take_alone, alone, what)
+        take = partial(_take, alone, what, directory, begun=bool(events))
         if not events:
             chapter = _chapter(directory, allocation, run_id, cluster, submitted)
             here = _here(config, kind, command, directory, chapter, slurm, allocation)
@@ -101,6 +101,13 @@ def run(
             for text in slurm_times(slurm, config, allocation):
                 say(f"warning: {text}")
         return _supervise(directory, plan, slurm)
+
+
+def _take(alone: Alone, what: str, directory: JobDirectory, *, begun: bool) -> None:
+    """Keep other starts out. ``begun``: the journal was there. Raises ``PreflightError``."""
+    take_alone(alone, what)
+    if not begun:
+        preflight.check_unbegun(directory)
 
 
 def _supervise(directory: JobDirectory, plan: Plan, slurm: SlurmClient) -> int:

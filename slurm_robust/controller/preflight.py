@@ -21,7 +21,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.job import JOBS_FOLDER, CommandKind, JobDirectory
-from slurm_robust.model.journal import fold, minute
+from slurm_robust.model.journal import fold, minute, read
 from slurm_robust.model.layout import DoesNotDivide
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState
@@ -264,6 +264,19 @@ def check_alone(directory: JobDirectory) -> None:
         raise PreflightError(
             f"another controller holds this job: epoch {answer.epoch} on {answer.host}, pid {answer.pid}",
             fix="wait for it, or give this run a name of its own: srobust run --name NAME …",
+            code=ExitCode.OTHER_CONTROLLER,
+        )
+
+
+def check_unbegun(directory: JobDirectory) -> None:
+    """No other start may have written a journal while this one waited for its end.
+
+    Raises :class:`PreflightError`, ``JournalDamaged``, ``OSError``.
+    """
+    if read(directory.journal):
+        raise PreflightError(
+            f"another 'srobust run' has begun in {directory.path} since this one looked",
+            fix="give each run of a job a name of its own: srobust run --name NAME …",
             code=ExitCode.OTHER_CONTROLLER,
         )
 

@@ -64,15 +64,19 @@ _STAYS = (
 PREEMPTION = "PREEMPTION"
 """Why slurmstepd ends a step that makes room for another job."""
 
-_ENDED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>.+))? \*\*\*")
+_ENDED = re.compile(
+    r"\*\*\* (?:JOB|STEP) (?P<job>\d+)(?:\.\S+)? ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>.+))? \*\*\*"
+)
 
 
-def why_ended(lines: Iterable[str]) -> str | None:
-    """Why Slurm has ended a step, in slurmstepd's words: :data:`PREEMPTION`, ``JOB REQUEUE``, ``TIME LIMIT``.
+def why_ended(lines: Iterable[str], job_id: int) -> str | None:
+    """Why Slurm has ended steps of ``job_id``, in slurmstepd's words.
 
-    "": somebody has cancelled it; None: slurmstepd says nothing.
+    :data:`PREEMPTION`, ``JOB REQUEUE``, ``TIME LIMIT``; "": somebody has cancelled it; None: slurmstepd says
+    nothing.
     """
-    found = [match["why"] or "" for line in lines if (match := _ENDED.search(line)) is not None]
+    ends = (match for line in lines if (match := _ENDED.search(line)) is not None)
+    found = [match["why"] or "" for match in ends if int(match["job"]) == job_id]
     return PREEMPTION if PREEMPTION in found else found[-1] if found else None
 
 

@@ -14,6 +14,7 @@ import time
 
 _CREDENTIALS = struct.Struct("3i")  # ucred of unix(7)
 _TRIES, _PAUSE_S = 50, 0.01
+_MOST_ASKED = 1 << 16  # each question stays in the queue, since nobody accepts; the kernel has a limit, too
 
 
 class Alone:
@@ -28,13 +29,14 @@ class Alone:
     def take(self) -> int | None:
         """None if nobody else has the name; else the id of the process that has it, 0 if that is hidden.
 
-        A name that somebody else has put in the way, or a kernel that has none, keeps nobody out.
+        A name that somebody else has put in the way, or of which the kernel does not tell whose it is, or a
+        kernel that has none, keeps nobody out.
         """
         for _ in range(_TRIES if self._socket is None else 0):
             ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 ours.bind(self._name)
-                ours.listen()
+                ours.listen(_MOST_ASKED)
             except OSError as error:
                 ours.close()
                 if error.errno != errno.EADDRINUSE:
@@ -47,7 +49,7 @@ class Alone:
             except ConnectionRefusedError:
                 time.sleep(_PAUSE_S)  # it does not listen yet, or has just ended
             except OSError:
-                return 0
+                return None  # its queue is full, say, which only somebody who means to can do
         return None
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from msgspec import structs
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.model.exits import StepEnd
 from slurm_robust.slurm.client import StepHandle
+from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.process import kill_srun, spawn_detached
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -204,12 +205,55 @@ def test_at_the_end_of_the_run_no_srun_is_left_not_even_one_that_an_earlier_cont
     wait_for(lambda: srun.poll() == -9)
 
 
-def test_slurmstepds_word_on_the_newest_step_is_read_when_it_is_asked_for(world: Steps) -> None:
+CANCELLED = "slurmstepd-n1: error: *** STEP {} ON n1 CANCELLED AT 2026-11-28T18:37:21{} ***\n"
+PREEMPTED = " DUE TO PREEMPTION"
+
+
+def test_slurmstepds_word_on_the_steps_is_read_when_it_is_asked_for(world: Steps) -> None:
     assert world.steps.why_ended() is None
     world.say("x" * 70_000 + "\n")
-    world.say(
-        "slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-28T18:37:21 DUE TO PREEMPTION ***\n"
-    )
+    world.say(CANCELLED.format("1.0", PREEMPTED))
     assert world.steps.why_ended() == "PREEMPTION"
     world.output.unlink()
     assert world.steps.why_ended() is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "why"),
+    [(PREEMPTED, "", ""), ("", PREEMPTED, "PREEMPTION"), (PREEMPTED, None, None), ("", None, None)],
+)
+def test_the_end_of_a_companion_is_not_that_of_this_job(
+    tmp_path: Path, theirs: str, ours: str | None, why: str | None
+) -> None:
+    slurm = FakeSlurm()
+    job, companion = (
+        slurm.submit(SubmitRequest(command=("x",), nodes=nodes, options=("--no-kill",))) for nodes in (3, 1)
+    )
+    own, lent = slurm.allocation(job), Lent(slurm.allocation(job))
+    lent.add(companion, *slurm.allocation(companion).nodes)
+    steps = AgentSteps(slurm, own, ("agent",), tmp_path, lent)
+    steps.start((*own.nodes, *slurm.allocation(companion).nodes), 1)
+    of_job, of_companion = sorted(tmp_path.glob("step-*.log"))
+    of_companion.write_text(CANCELLED.format(f"{companion}.0", theirs))
+    if ours is not None:
+        of_job.write_text(CANCELLED.format(f"{job}.0", ours))
+    assert steps.why_ended() == why
+
+
+def test_what_any_step_with_agents_says_of_the_end_counts(sruns: RealSruns, tmp_path: Path) -> None:
+    """One whose agents have all been started again ended before, and not with the job."""
+    job = sruns.submit(SubmitRequest(command=("x",), nodes=3, options=("--no-kill",)))
+    before, after = (AgentSteps(sruns, sruns.allocation(job), ("agent",), tmp_path) for _ in range(2))
+    before.start(("n2", "n3"), 1)
+    before.start(NODES, 1)
+    before.start(("n3",), 1)
+    first, second, third = sorted(tmp_path.glob("step-*.log"))
+    after.adopt()
+    first.write_text(CANCELLED.format(f"{job}.0", ""))
+    assert (before.why_ended(), after.why_ended()) == (None, None)
+    second.write_text(CANCELLED.format(f"{job}.1", PREEMPTED))
+    assert (before.why_ended(), after.why_ended()) == ("PREEMPTION", "PREEMPTION")
+    third.write_text(CANCELLED.format(f"{job}.2", ""))
+    assert (before.why_ended(), after.why_ended()) == ("PREEMPTION", "PREEMPTION")
+    second.unlink()
+    assert (before.why_ended(), after.why_ended()) == ("", "")

@@ -15,8 +15,8 @@ from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
 from slurm_robust.controller.continuing import NOTHING, Started, Wish, check_still_ours, start
-from slurm_robust.controller.holding import take_alone
-from slurm_robust.controller.preflight import PreflightError
+from slurm_robust.controller.holding import ENDING_S, Clock, take_alone
+from slurm_robust.controller.preflight import PreflightError, check_unbegun
 from slurm_robust.controller.sources import Here
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
@@ -369,20 +369,50 @@ def test_checkpoints_that_are_away_are_waited_for_before_another_folder_is_taken
 
 
 @pytest.mark.parametrize("folder", ["8", "8.other"])
-def test_of_two_starts_in_one_allocation_the_second_is_refused(jobs: Jobs, folder: str) -> None:
-    """The first has no controller yet that would answer."""
+def test_of_two_starts_in_one_allocation_the_second_is_refused(
+    jobs: Jobs, folder: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first has no controller yet that would answer. It is waited for, since it may be about to end."""
     jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
     first, second = Alone(str(jobs.root)), Alone(str(jobs.root))
-    here = jobs.here(8, "gpt", take=lambda: take_alone(first, "training gpt"))
+    here = jobs.here(8, "gpt", take=lambda: take_alone(first, "training gpt", jobs.time.clock))
     went_on(start(GPT, here))
     again = structs.replace(here.chapter, run_id="8-y", folder=folder)
-    later = here._replace(chapter=again, take=lambda: take_alone(second, "training gpt"))
+    later = here._replace(chapter=again, take=lambda: take_alone(second, "training gpt", jobs.time.clock))
     words = ("training gpt is held by another 'srobust run' on this node", str(os.getpid()))
     refused(GPT, later, ExitCode.OTHER_CONTROLLER, *words)
     assert chapters(jobs) == [7, 8]
+    assert jobs.time.t == ENDING_S
+    assert capfd.readouterr().out.count("waiting up to 30 s for its end") == 1
     first.close()  # it died before it had begun
     went_on(start(GPT, later))
     second.close()
+
+
+def test_the_process_of_a_job_that_has_ended_is_waited_for(jobs: Jobs) -> None:
+    """Its journal has the end, and it still tells people."""
+    jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
+    old, new = Alone(str(jobs.root)), Alone(str(jobs.root))
+    take_alone(old, "training gpt")
+
+    def sleep(seconds: float) -> None:
+        jobs.time.advance(seconds)
+        if jobs.time.t >= 20.0:
+            old.close()
+
+    clock = Clock(lambda: jobs.time.t, sleep)
+    went_on(start(GPT, jobs.here(8, "gpt", take=lambda: take_alone(new, "training gpt", clock))))
+    assert jobs.time.t == 20.0
+    new.close()
+
+
+def test_a_start_that_waited_for_another_of_its_folder_does_not_go_on_in_that_journal(jobs: Jobs) -> None:
+    directory = jobs.job(7, *CANCELLED)
+    with pytest.raises(PreflightError, match="another 'srobust run' has begun in") as error:
+        check_unbegun(directory)
+    assert error.value.exit_code == ExitCode.OTHER_CONTROLLER
+    directory.journal.write_bytes(b"")
+    check_unbegun(directory)
 
 
 def test_a_requeued_job_whose_training_went_on_without_it_is_refused(jobs: Jobs) -> None:

@@ -107,8 +107,10 @@ def test_a_warning_of_srun_at_its_start_is_not_why_it_ended() -> None:
     ("line", "why"),
     [
         ("*** STEP 1.0 ON n1 CANCELLED AT 2026-11-28T18:37:21 DUE TO PREEMPTION ***", PREEMPTION),
-        ("*** JOB 2 ON n1 CANCELLED AT 2026-11-28T18:37:21 DUE TO PREEMPTION ***", PREEMPTION),
-        ("*** STEP 5.0 ON n1 CANCELLED AT 2026-11-28T18:32:30 DUE TO JOB REQUEUE ***", "JOB REQUEUE"),
+        ("*** JOB 1 ON n1 CANCELLED AT 2026-11-28T18:37:21 DUE TO PREEMPTION ***", PREEMPTION),
+        ("*** JOB 12 ON n1 CANCELLED AT 2026-11-28T18:37:21 DUE TO PREEMPTION ***", None),
+        ("*** STEP 2.0 ON n1 CANCELLED AT 2026-11-28T18:32:01 ***", None),
+        ("*** STEP 1.0 ON n1 CANCELLED AT 2026-11-28T18:32:30 DUE TO JOB REQUEUE ***", "JOB REQUEUE"),
         ("*** STEP 1.0 ON n1 CANCELLED AT 2026-11-28T18:32:01 ***", ""),
         ("srun: Job step aborted: Waiting up to 32 seconds for job step to finish.", None),
     ],
@@ -121,5 +123,5 @@ def test_why_slurm_ends_a_step(line: str, why: str | None) -> None:
         "srun: got SIGCONT",
         "srun: forcing job termination",
     ]
-    assert why_ended(lines) == why
-    assert why_ended([*lines[:1], *lines[2:]]) is None
+    assert why_ended(lines, 1) == why
+    assert why_ended([*lines[:1], *lines[2:]], 1) is None

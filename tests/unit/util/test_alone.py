@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from slurm_robust.util.alone import Alone
 from tests.users import run_as
 
+SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
 TAKE = "import sys; from slurm_robust.util.alone import Alone; print(Alone(sys.argv[1]).take())"
 
 
@@ -38,6 +42,27 @@ def test_another_user_is_not_kept_out() -> None:
     assert ours.take() is None
     assert run_as(65534, lambda: repr(Alone(what).take())) == "None"
     ours.close()
+
+
+def test_those_who_ask_do_not_use_up_what_it_can_answer() -> None:
+    what = f"what many want, {os.getpid()}"
+    ours = Alone(what)
+    assert ours.take() is None
+    assert {Alone(what).take() for _ in range(min(200, int(SOMAXCONN.read_text())))} == {os.getpid()}
+    ours.close()
+
+
+def test_a_name_whose_owner_is_not_told_keeps_nobody_out() -> None:
+    what = f"what is in the way, {os.getpid()}"
+    with ExitStack() as stack:
+        trap = stack.enter_context(socket.socket(socket.AF_UNIX))
+        trap.bind(Alone(what)._name)
+        trap.listen(0)
+        links = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
+        for link in links:
+            link.setblocking(False)
+        assert errno.EAGAIN in [link.connect_ex(trap.getsockname()) for link in links]
+        assert Alone(what).take() is None
 
 
 @pytest.mark.slow
