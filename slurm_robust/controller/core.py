@@ -185,7 +185,7 @@ class Core(Context):
 
     def on_stall(self, seconds: float, now: Now) -> None:
         """We ourselves did nothing for ``seconds`` (a slow disk, a stopped process): nobody was silent."""
-        self.fleet.forgive(seconds)
+        self.fleet.forgive(seconds, younger=seconds < TOLD_STALL_S)
         self.starts.forgive(seconds)
         if seconds >= TOLD_STALL_S:
             if self.state.running:
@@ -232,7 +232,7 @@ class Core(Context):
         if seconds < TOLD_STALL_S:
             return
         if self.state.running:
-            self.monitor.excuse(seconds, now)
+            self.monitor.excuse(seconds, now, stood_still=True)
         text = (
             f"the controller decided nothing for {seconds:.0f} s, since the storage of the job's folder "
             "did not take the journal; it blames nobody for that, and ETTR counts it as training"

@@ -108,12 +108,15 @@ class Fleet:
         views = {node: self._views[node] for node in nodes if node in self._views}
         return {node: view.dead for node, view in views.items() if view.dead is not None}
 
-    def forgive(self, seconds: float) -> None:
-        """Do not count the last ``seconds`` as silence of anybody."""
+    def forgive(self, seconds: float, *, younger: bool) -> None:
+        """Do not count the last ``seconds`` as silence of anybody.
+
+        ``younger``: nor do they make steps older, of which heartbeats that wait may tell more.
+        """
         self._aged = None
         for view in self._views.values():
             view.heard += seconds
-            view.received += seconds
+            view.received += seconds if younger else 0.0
 
     def joined_s(self, now: float) -> float | None:
         """Seconds since the newest agent came, None while there is none."""

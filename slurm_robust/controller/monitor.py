@@ -15,7 +15,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.progress import PaceHistory, Progress
 from slurm_robust.policy import alerts
-from slurm_robust.policy.silence import excused_s
+from slurm_robust.policy.silence import HeldUp
 
 EVERY_S = 0.25
 # Judging this many records takes tens of milliseconds; more are judged once a second.
@@ -30,9 +30,9 @@ class Monitor:
         self._context = context
         self._begin(now, context.state.pace)
 
-    def _begin(self, now: Now, past: PaceHistory, excused_s: float = 0.0) -> None:
+    def _begin(self, now: Now, past: PaceHistory) -> None:
         state, detect = self._context.state, self._context.config.detect
-        self._excused_until = now.mono + excused_s
+        self._held_up = HeldUp()
         self._generation = state.generation
         self._pace = PaceWatch(detect, past, state.restored_step)
         self._metrics = MetricWatch(detect, state.best_step)
@@ -59,10 +59,14 @@ class Monitor:
         self._checked = now.mono
         return self._inspection(now) or self._numbers(now)
 
-    def excuse(self, seconds: float, now: Now) -> None:
-        """A cut network, silent storage or Slurm has held training up for so long: it has to get going."""
+    def excuse(self, seconds: float, now: Now, *, stood_still: bool = False) -> None:
+        """A cut network, silent storage or Slurm has held training up for so long: it has to get going.
+
+        ``stood_still``: the clock of ``now`` did.
+        """
         self._follow(now)
-        self._begin(now, self._pace.history, excused_s(seconds))
+        self._held_up.add(seconds, now.mono, passed_s=0.0 if stood_still else seconds)
+        self._pace.hold_up(now.mono)
 
     def confirm_hang(self, now: Now) -> None:
         """A hang was one, since its processes did nothing at all: the bound that showed it is right."""
@@ -121,15 +125,16 @@ class Monitor:
         if wrong is not None:
             good_step = wrong.good_step if wrong.symptom is Symptom.NON_FINITE else None
             return Fault(symptom=wrong.symptom, detail=wrong.text, detect_s=wrong.age_s, good_step=good_step)
-        if now.mono < self._excused_until:
+        self._held_up.see(self._pace.moved_at)
+        if self._held_up.is_excused(now.mono):
             return None
         views = (context.fleet.views.get(node) for node in state.slots)
         heard = min((view.heard for view in views if view is not None), default=now.mono)
         if now.mono - heard > context.config.timings.node_dead_s:
             return None  # what its ranks do is not known, and its silence is judged elsewhere
-        late = self._pace.verdict(now.mono)
+        late = self._pace.verdict(now.mono, self._held_up.since_moved_s)
         if late is None:
-            return self._silence(records)
+            return None if self._held_up.excuses_links(now.mono) else self._silence(records)
         self._learn(now, force=True)
         return Fault(symptom=late.symptom, detail=late.text, detect_s=late.since_s, times=late.times)
 

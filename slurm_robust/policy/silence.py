@@ -6,6 +6,7 @@ and a controller that hears nobody at all may be cut off itself; then nobody is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from slurm_robust.model.record import Record
@@ -45,6 +46,52 @@ training resumes some time after they do."""
 def excused_s(cut_s: float) -> float:
     """For how long no hang is reported after a cut network, or silent storage, of ``cut_s`` seconds."""
     return min(max(2 * cut_s, EXCUSED_S), MOST_EXCUSED_S)
+
+
+SETTLED_S = 5.0
+"""After training was held up heartbeats come first."""
+
+
+class HeldUp:
+    """When training was held up since it last moved, and how long it gets to go on.
+
+    Held up again before it has moved, it gets no new time but what is left and what a longer cut would get:
+    it may have hung, and a job that Slurm suspends every minute would never be found hanging. Times are
+    monotonic seconds of one clock.
+    """
+
+    def __init__(self) -> None:
+        self._times: list[tuple[float, float]] = []  # when each ended, and how long it was
+        self._moved_at = self._until = self._newest_until = -math.inf
+
+    def add(self, seconds: float, now: float, *, passed_s: float) -> None:
+        """For ``seconds`` until ``now``, of which the clock has counted ``passed_s``."""
+        before_s = sum(lasted for _, lasted in self._times)
+        more_s = excused_s(before_s + seconds)
+        is_new = not self._times
+        self._until = now + more_s if is_new else self._until + passed_s + more_s - excused_s(before_s)
+        self._newest_until = now + excused_s(seconds)
+        self._until = max(self._until, now + SETTLED_S)
+        self._times.append((now, seconds))
+
+    def see(self, moved_at: float) -> None:
+        """The newest step, or the newest begin or end of a phase, was at ``moved_at``."""
+        self._moved_at = moved_at
+        if self._times and moved_at > self._times[0][0]:
+            self._times = [(ended, lasted) for ended, lasted in self._times if ended >= moved_at]
+
+    @property
+    def since_moved_s(self) -> float:
+        """For how long it was, since it last moved."""
+        return sum(min(max(0.0, ended - self._moved_at), lasted) for ended, lasted in self._times)
+
+    def is_excused(self, now: float) -> bool:
+        """Whether no hang is reported yet."""
+        return now < self._until
+
+    def excuses_links(self, now: float) -> bool:
+        """Whether silent links say nothing yet: where no step is shown nobody knows whether it has moved."""
+        return now < self._newest_until
 
 
 def enough_waited(

@@ -158,6 +158,7 @@ class PaceWatch:
         self._calm_since = math.inf
         self._reported_alone = False
         self._reminder = Reminder(config.slow_factor)
+        self._held_until = -math.inf  # no step that began before is measured
         self._sure = past  # what was known before the last hang put it into doubt
 
     def see(self, records: Sequence[Progress], now: float) -> None:
@@ -187,11 +188,23 @@ class PaceWatch:
         self._resumed_at = max(self._resumed_at, sample.resumed_at)
         self._sample = sample
 
-    def verdict(self, now: float) -> PaceVerdict | None:
-        """What is wrong; None if nothing is, or if it was reported already."""
+    def hold_up(self, now: float) -> None:
+        """Training was held up from outside until ``now``: how long the step took says nothing."""
+        self._held_until = now
+
+    @property
+    def moved_at(self) -> float:
+        """When a rank last completed a step, or began or ended a phase; infinitely long ago if unknown."""
+        return -math.inf if self._sample is None else self._sample.now - self._sample.still_s
+
+    def verdict(self, now: float, held_s: float = 0.0) -> PaceVerdict | None:
+        """What is wrong; None if nothing is, or if it was reported already.
+
+        ``held_s``: since it last moved, training was held up for so long, which is no part of a hang.
+        """
         if self._sample is None:
             return None
-        return self._hang(self._sample, now) or self._alone(self._sample) or self._slow(now)
+        return self._hang(self._sample, now, held_s) or self._alone(self._sample) or self._slow(now)
 
     def bound(self, now: float) -> tuple[float, str]:
         """How many seconds without a step are allowed at present (infinite: any), and why."""
@@ -238,6 +251,8 @@ class PaceWatch:
             self._learn(doubts=0)
 
     def _measure_first(self, sample: Sample, before: Sample) -> None:
+        if self._launched < self._held_until:
+            return
         stretch = self._stretch(sample, self._launched) if before.step < 0 <= sample.step else None
         self._first_step_s = max(self._first_step_s, self._still_s, stretch[0] if stretch else 0.0)
         if not sample.is_first:
@@ -245,7 +260,7 @@ class PaceWatch:
 
     def _measure(self, sample: Sample, before: Sample) -> None:
         stretch, steps = self._stretch(sample, before.at), sample.step - before.step
-        if stretch is None or before.is_first:
+        if stretch is None or before.is_first or before.at < self._held_until:
             return
         seconds, is_whole = stretch
         # Of several steps the mean is known, and for how long nothing was seen to move.
@@ -299,8 +314,8 @@ class PaceWatch:
         hung_here = sample.step == self._known.hung_after
         return bounds.between_steps(self._config, self._times, self._known, hung_here=hung_here)
 
-    def _hang(self, sample: Sample, now: float) -> PaceVerdict | None:
-        still_s = sample.still_s + now - sample.now
+    def _hang(self, sample: Sample, now: float, held_s: float) -> PaceVerdict | None:
+        still_s = sample.still_s + now - sample.now - held_s
         if self._reported_s is not None and still_s > self._reported_s:
             return None
         bound = self._bound(sample)

@@ -21,13 +21,13 @@ def job(spares: tuple[str, ...] = ("n4",), reported: bool = True, **detect: obje
     return made
 
 
-def train(job: Job, until: int = HANG_STEP) -> None:
-    """From where the generation begins; a step a second."""
+def train(job: Job, until: int = HANG_STEP, step_s: float = 1.0) -> None:
+    """From where the generation begins; a step takes ``step_s``."""
     job.until(lambda: job.stage == "Running", 60)
-    job.pass_time(2.0)
+    job.pass_time(max(2.0, step_s))
     for step in range(job.core.state.restored_step + 1 if job.reported else 0, until + 1):
         job.train_to(step)
-        job.pass_time(1.0, tick=0.25)
+        job.pass_time(step_s, tick=min(1.0, step_s / 4))
 
 
 def next_generation(job: Job, limit: float = 300.0) -> None:
@@ -70,6 +70,66 @@ def test_a_job_that_was_suspended_has_not_hung() -> None:
     suspended.until(lambda: suspended.events(ev.IncidentOpened), 200)
     (opened,) = suspended.events(ev.IncidentOpened)
     assert opened.symptom is inc.Symptom.HANG
+
+
+def suspend(job: Job, seconds: float) -> None:
+    """Slurm stops all of the job, the controller included."""
+    job.wall += seconds
+    job.mono += seconds
+    for node in job.heartbeats:
+        old = job.heartbeats[node]
+        job.heartbeats[node] = structs.replace(old, progress=job.older(node, seconds))
+    job.core.on_stall(seconds, job.now())
+
+
+def test_a_job_that_shares_its_nodes_in_turns_is_found_hanging() -> None:
+    """Of the time that it has, a hang takes its bound of 14 s and at most 150 s."""
+    for slice_s, awake_s in ((30.0, 30.0), (10.0, 50.0), (300.0, 30.0), (60.0, 10.0)):
+        shared = job()
+        train(shared)
+        generation, had_s = shared.core.state.generation, 0.0
+        while not shared.events(ev.IncidentOpened) and had_s < 200:
+            suspend(shared, slice_s)
+            shared.pass_time(awake_s)
+            had_s += awake_s
+        assert had_s <= 14 + 150 + awake_s, (slice_s, awake_s)
+        (opened,) = shared.events(ev.IncidentOpened)
+        assert opened.symptom is inc.Symptom.HANG
+        assert generation == 1
+
+
+def test_a_job_that_shares_its_nodes_in_turns_and_trains_has_never_hung() -> None:
+    """Its steps are shorter or longer than its turns."""
+    for step_s, awake_s in ((1, 30), (7, 10), (29, 30), (75, 30), (200, 30)):
+        shared = job()
+        train(shared, step_s=step_s)
+        step = HANG_STEP
+        for second in range(max(20 * awake_s, 4 * step_s)):
+            if second % step_s == 0:
+                step += 1
+                shared.train_to(step)
+            shared.pass_time(1.0)
+            if second % awake_s == awake_s - 1:
+                suspend(shared, 30.0)
+        assert shared.events(ev.IncidentOpened) == [], (step_s, awake_s)
+        assert not [order for _, order in shared.sent if isinstance(order, TakeStacks)]
+        assert shared.core.monitor.pace.longest_s < step_s + 2, "a suspension is no part of a step"
+
+
+def test_an_alert_that_was_decided_on_is_no_new_fault_after_a_suspension() -> None:
+    from tests.unit.controller.test_detection import alert
+
+    healthy = Job(NODES, ("n4",), JobConfig(mode="observe"), reported=True)
+    train(healthy)
+    healthy.change("n3", alerts=(alert(),))
+    healthy.pass_time(2.0)
+    decided = len(healthy.events(ev.Decided))
+    assert decided == 1
+    for _ in range(3):
+        suspend(healthy, 30.0)
+        healthy.train_to(healthy.core.state.best_step + 1)
+        healthy.pass_time(5.0)
+    assert len(healthy.events(ev.Decided)) == decided
 
 
 def test_a_rank_that_hangs_at_the_same_step_on_other_nodes_is_the_codes_fault() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.policy.silence import Silence, judge
+from slurm_robust.policy.silence import MOST_EXCUSED_S, HeldUp, Silence, excused_s, judge
 
 DEAD_S, APART_S = 5.0, 1.5
 
@@ -100,3 +101,38 @@ def test_a_node_heard_lately_is_never_named(silent_s: dict[str, float], answers:
     hears_own = silent_s.get("n1", 0.0) <= DEAD_S - APART_S
     if found is not None and hears_own and len(others) > 1 and all(s > DEAD_S for s in others.values()):
         assert found.cause
+
+
+@given(
+    turns=st.lists(st.tuples(st.floats(10, 600), st.floats(6, 600)), min_size=1, max_size=20),
+    stands=st.booleans(),
+)
+def test_training_that_does_not_move_is_not_excused_again_and_again(
+    turns: list[tuple[float, float]], stands: bool
+) -> None:
+    """``stands``: the clock stands still while training is held up."""
+    held, now, awake_s, held_s = HeldUp(), 1000.0, 0.0, 0.0
+    held.see(moved_at=1000.0)
+    for seconds, then in turns:
+        now += 0.0 if stands else seconds
+        held.add(seconds, now, passed_s=0.0 if stands else seconds)
+        held_s += seconds
+        held.see(moved_at=1000.0 - (held_s if stands else 0.0))
+        assert held.since_moved_s == pytest.approx(held_s)
+        now, awake_s = now + then, awake_s + then
+        assert not held.is_excused(now) or awake_s < MOST_EXCUSED_S
+        assert held.is_excused(now) or awake_s >= excused_s(turns[0][0]) - 0.001
+
+
+def test_training_that_has_moved_is_excused_anew() -> None:
+    held = HeldUp()
+    for begin in range(0, 6000, 60):
+        held.add(30.0, begin + 30.0, passed_s=30.0)
+        held.see(moved_at=begin - 1.0)
+        assert held.since_moved_s == 30.0
+        assert held.is_excused(begin + 59.0)
+        held.see(moved_at=begin + 31.0)
+        assert held.since_moved_s == 0.0
+    held.add(30.0, 6100.0, passed_s=30.0)
+    held.see(moved_at=6090.0)
+    assert held.since_moved_s == 10.0, "it moved while the controller stood still alone"
