@@ -245,7 +245,10 @@ def test_python_that_hangs_is_left_behind_with_the_code_of_the_configuration(
     machine.fan.write_text("14")
     assert machine.run("prolog") == code
     assert machine.took_s < 3.0 * BUSY
-    assert [event["event"] for event in machine.events] == ["hook_failed"]
+    happened = [event["event"] for event in machine.events]
+    assert [event for event in happened if event != "slow_start"] == ["hook_failed"], (
+        "a busy machine is slow, too"
+    )
     assert "no answer in time" in machine.errors
     assert machine.run("epilog") == 0
 
