@@ -24,7 +24,7 @@ from slurm_robust.util import proc
 from slurm_robust.util.files import read_regular, write_atomically
 
 _MAX_READ = 1 << 20
-_TAIL = 1 << 16  # bytes, in which the end of a step is told
+_TAIL = 1 << 16  # bytes: srun and slurmstepd say at the end of their output why a step ended
 _MOST_LINES = 100  # of a step's output; what says why it ended is at its end
 
 

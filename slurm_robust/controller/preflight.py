@@ -177,8 +177,9 @@ def sizes(
 
 
 def _resize(nodes: int, allocation: Allocation, *, later_run: bool) -> str:
-    """How the job gets so many nodes. Slurm keeps the script of a requeued job, with the options in it.
+    """How to give the job this number of nodes.
 
+    Slurm keeps the script of a requeued job, with the options in it.
     Without its upper end NumNodes would keep that of the last update.
     """
     if not later_run:

@@ -140,7 +140,7 @@ class Sentence(Record):
     requeued: bool = False
     """The job is queued again: a next run follows."""
     certain: bool = True
-    """False: who has ended the run is still being found out, and another sentence follows."""
+    """False: the cause of the end is not known yet, and another sentence follows."""
 
 
 def explain(order: str, *, preempted: bool, requeued: bool) -> str:

@@ -140,7 +140,7 @@ def test_copies_of_own_ranks_and_peers_are_saved_when_no_worker_lives(make: Make
 
 
 def test_a_part_that_is_lost_is_written_from_another_ranks(make: MakeNode, writer: Path) -> None:
-    """The images of both are held, and the writer is told which is which."""
+    """The agent holds the images of both parts and tells the writer which file is which part."""
     node = make("a")
     node.launch(3, (0,))
     fill(node.folder.own(0, 0), 0, 7, 2, MIB)
