@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,6 +56,14 @@ NO_COPIES = CopyNews()
 _plans = msgspec.json.Decoder(MemoryPlan)
 
 
+class _Here(NamedTuple):
+    """What serves the copies of this node."""
+
+    parts: NodeTiers
+    buffers: PeerBuffers
+    flusher: Flusher
+
+
 class CopyService:
     """One node's copies. All calls from one thread; none waits for the network or a disk."""
 
@@ -76,7 +85,7 @@ class CopyService:
         self._fetches: Fetches | None = None
         self._pace = RateLimit(spec.copies.peer_bytes_s)
         self._on_disk: tuple[Copy, ...] = ()
-        self._parts: NodeTiers | None = None
+        self._here: _Here | None = None  # None: nothing is kept in this node's memory
         self._server: CopyServer | None = None
         self._saving: Save | None = None
         self._request: FlushRequest | None = None  # made of it
@@ -98,19 +107,20 @@ class CopyService:
             self._notes.say("memory", f"no snapshots in this node's memory: {error}")
             return
         places = spec.tier_places(job)
-        self._parts = NodeTiers(memory, kept_tiers(places, spec.run_id, self._seal_key))
-        remove_leftovers(self._parts.paths, self._notes)
-        self._buffers = PeerBuffers(memory)
-        self._flusher = Flusher(
+        parts = NodeTiers(memory, kept_tiers(places, spec.run_id, self._seal_key))
+        remove_leftovers(parts.paths, self._notes)
+        buffers = PeerBuffers(memory)
+        flusher = Flusher(
             job_dir=str(job.path),
             run_id=spec.run_id,
             places={tier: place for tier, place in places.items() if tier.is_shared},
-            kept=self._parts.kept,
+            kept=parts.kept,
             keep=spec.copies.keep,
             notes=self._notes,
             on_done=lambda: self._wake(),
             on_local=self._check_disk,
         )
+        self._here = _Here(parts, buffers, flusher)
         self._check_disk_soon()
         if not ports:
             self._notes.say(
@@ -127,8 +137,8 @@ class CopyService:
             listener,
             self._key,
             run_id=spec.run_id,
-            parts=self._parts,
-            buffers=self._buffers,
+            parts=parts,
+            buffers=buffers,
             notes=self._notes,
         )
 
@@ -137,17 +147,19 @@ class CopyService:
     @property
     def memory(self) -> str:
         """The folder in this node's memory where workers find and put copies, "" for none."""
-        return str(self._parts.memory.path) if self._parts is not None else ""
+        return str(self._here.parts.memory.path) if self._here is not None else ""
 
     def inventory(self) -> tuple[Copy, ...]:
         """The whole copies here, now in memory, and on the disk as of the last check."""
-        if self._parts is None:
+        if self._here is None:
             return ()
-        return (*self._parts.memory.inventory(), *self._on_disk)
+        return (*self._here.parts.memory.inventory(), *self._on_disk)
 
     def news(self) -> CopyNews:
         """What a heartbeat reports of copies now."""
-        self._read_plans()
+        if self._here is None:
+            return NO_COPIES
+        self._read_plans(self._here)
         running = self._running
         lags = [sender.lag_s for sender in running.senders.values()] if running else []
         saved = self._saved()
@@ -155,10 +167,10 @@ class CopyService:
             port=self.port,
             copies=self.inventory(),
             lag_s=max(lags, default=0.0),
-            flushed=self._of_generation(self._flusher.flushed) if running else -1,
+            flushed=self._of_generation(self._here.flusher.flushed),
             saved=saved.checkpoint if saved is not None else None,
             unsaved=self._unsaved(),
-            unflushed=self._unflushed(),
+            unflushed=self._unflushed(self._here.flusher),
             saved_ranks=saved.ranks if saved is not None else (),
         )
 
@@ -169,30 +181,30 @@ class CopyService:
 
     def _saved(self) -> FlushRequest | None:
         """What the newest :meth:`save` was for, once it is on storage."""
-        return self._request if self._parts is not None and self._flusher.done is self._request else None
+        return self._request if self._here is not None and self._here.flusher.done is self._request else None
 
     def _unsaved(self) -> str:
         """Why the newest :meth:`save` failed, beginning with the checkpoint; "" as long as it may succeed."""
-        if self._saving is None or self._parts is None:
+        if self._saving is None or self._here is None:
             return ""
         checkpoint = self._saving.checkpoint
         if self._refusal:
             return f"{checkpoint}: {self._refusal}"
-        failed = self._flusher.failed
+        failed = self._here.flusher.failed
         return f"{checkpoint}: {failed[1]}" if failed is not None and failed[0] is self._request else ""
 
-    def _unflushed(self) -> str:
+    def _unflushed(self, flusher: Flusher) -> str:
         """Why a checkpoint of the running generation did not get onto storage, beginning with its step."""
-        if self._flusher.failed is None:
+        if flusher.failed is None:
             return ""
-        wanted, why = self._flusher.failed
+        wanted, why = flusher.failed
         step = self._of_generation(wanted.checkpoint)
         return f"step {step}: {why}" if step >= 0 else ""
 
     @property
     def flush_over(self) -> int:
         """Newest step of the generation that workers need not keep for a flush any more."""
-        return self._of_generation(self._flusher.over) if self._running else -1
+        return self._of_generation(self._here.flusher.over) if self._here is not None else -1
 
     def _of_generation(self, found: CheckpointId | None) -> int:
         running = self._running
@@ -210,8 +222,8 @@ class CopyService:
 
     def fork_by(self, fork: Fork) -> None:
         """``fork`` gives a channel to a new storage writer, if it can. It is called in some thread."""
-        if self._parts is not None:
-            self._flusher.fork_by(fork)
+        if self._here is not None:
+            self._here.flusher.fork_by(fork)
 
     def pace_by(self, address: str) -> None:
         """Copies leave by the interface with ``address`` ("": not known yet), and others need it, too."""
@@ -220,19 +232,20 @@ class CopyService:
 
     def launched(self, launch: Launch) -> None:
         """The workers of ``launch`` are about to start."""
-        if self._parts is None:
+        if self._here is None:
             return
-        self._end_generation()
+        memory = self._here.parts.memory
+        self._end_generation(self._here.flusher)
         if self._fetches is not None:
             self._fetches.stop()
-        for plan in self._parts.memory.path.glob("plan-*.json"):
+        for plan in memory.path.glob("plan-*.json"):
             plan.unlink(missing_ok=True)  # of an earlier launch, maybe of ranks that are elsewhere now
         self._check_disk_soon()
-        self._fetches = Fetches(launch, self._parts.memory, self._key, self._notes)
+        self._fetches = Fetches(launch, memory, self._key, self._notes)
         peers = launch.peers if self._spec.copies.peers else ()
         generation = Generation(self._spec.run_id, launch.generation, launch.restore)
         senders = {p.rank: PeerSender(p, generation, self._key, self._pace, self._notes) for p in peers}
-        watch = SnapshotWatch(self._parts.memory, launch, senders, self._flusher.on_images, self._notes)
+        watch = SnapshotWatch(memory, launch, senders, self._here.flusher.on_images, self._notes)
         self._running = _Running(launch, senders, watch)
         if self._server is not None:
             self._server.expect(peer.address for peer in launch.peers)
@@ -247,13 +260,15 @@ class CopyService:
         """
         active = phase in (Phase.STARTING, Phase.RUNNING)
         running = self._running
-        if running is None or (active and generation == running.launch.generation) or running.over:
+        if self._here is None or running is None:
+            return
+        if (active and generation == running.launch.generation) or running.over:
             return
         running.over = True
         if self._server is not None:
             self._server.launch = 0
         running.finish()
-        self._flusher.forget()
+        self._here.flusher.forget()
         self._check_disk_soon()
 
     def set_stride(self, stride: int) -> None:
@@ -263,21 +278,22 @@ class CopyService:
 
     def ask_flush(self, step: int) -> None:
         """Put the snapshot of ``step`` on disk and storage when it is there."""
-        if self._running is not None and not self._running.over:
-            self._flusher.ask(self._running.launch, step)
+        if self._here is not None and self._running is not None and not self._running.over:
+            self._here.flusher.ask(self._running.launch, step)
 
     def save(self, order: Save) -> None:
         """Put copies that are here on storage; a repeated order changes nothing."""
-        if self._parts is None or order == self._saving:
+        if self._here is None or order == self._saving:
             return
+        parts = self._here.parts
         self._saving, self._request, self._refusal = order, None, ""
         checkpoint = order.checkpoint
-        shared = self._parts.memory.find(SHARED, checkpoint) is not None
+        shared = parts.memory.find(SHARED, checkpoint) is not None
         held: list[Image] = []
         try:
             here = dict.fromkeys(order.anew.get(rank, rank) for rank in order.ranks)
             for rank in (*here, *((SHARED,) if shared else ())):
-                held.append(self._parts.open(rank, checkpoint))
+                held.append(parts.open(rank, checkpoint))
         except (CheckpointError, OSError) as error:
             self._refusal = str(error)
             self._notes.say("save", f"{checkpoint} cannot be put on storage: {error}")
@@ -285,48 +301,46 @@ class CopyService:
                 image.close()
             return
         self._request = FlushRequest(checkpoint, order.ranks, order.world_size, order.layout, order.anew)
-        self._flusher.save(self._request, held)
+        self._here.flusher.save(self._request, held)
 
     def close(self, *, remove: bool) -> None:
         """End. ``remove``: nobody needs the copies here any more, the job is over or storage has them."""
-        if self._parts is None:
+        if self._here is None:
             return
-        self._end_generation()
+        self._end_generation(self._here.flusher)
         if self._fetches is not None:
             self._fetches.stop()
         if self._server is not None:
             self._server.close()
-        self._flusher.close()
+        self._here.flusher.close()
         if remove:
-            for path in self._parts.paths:
+            for path in self._here.parts.paths:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _read_plans(self) -> None:
+    def _read_plans(self, here: _Here) -> None:
         """What workers found out about the node's memory: how many copies of other nodes it can take."""
-        if self._parts is None:
-            return
-        plans = read_plans(self._parts.memory.path)
+        plans = read_plans(here.parts.memory.path)
         if plans:
-            self._buffers.number = min(plan.peer_buffers for plan in plans)
+            here.buffers.number = min(plan.peer_buffers for plan in plans)
             for reason in {plan.reason for plan in plans if plan.reason}:
-                self._notes.say(f"plan {self._buffers.number}", f"memory for snapshots: {reason}")
+                self._notes.say(f"plan {here.buffers.number}", f"memory for snapshots: {reason}")
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _end_generation(self) -> None:
+    def _end_generation(self, flusher: Flusher) -> None:
         running, self._running = self._running, None
         if running is not None:
-            self._flusher.forget()
+            flusher.forget()
             running.stop()
 
     def _check_disk_soon(self) -> None:
-        if self._parts is not None and self._parts.kept:
+        if self._here is not None and self._here.parts.kept:
             CopyThread("disk", "reads which copies the disk holds", self._check_disk, self._notes)
 
     def _check_disk(self) -> None:
-        assert self._parts is not None
+        assert self._here is not None
         found: list[Copy] = []
-        for tier in self._parts.kept:
+        for tier in self._here.parts.kept:
             try:
                 found += tier.inventory()
             except OSError as error:

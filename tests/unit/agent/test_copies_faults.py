@@ -50,6 +50,12 @@ def put_of(node: Node, rank: int = 0, step: int = 1, **fields: object) -> Put:
     return Put(**{**values, **fields})  # type: ignore[arg-type]
 
 
+def buffers_in_use(node: Node) -> bool:
+    here = node.service._here
+    assert here is not None
+    return bool(here.buffers._busy)
+
+
 @contextmanager
 def process(*words: str | Path) -> Iterator[tuple[subprocess.Popen[bytes], bytes]]:
     """A program of :mod:`tests.unit.agent.copy_processes` and its first line; killed at the end."""
@@ -79,7 +85,7 @@ def test_a_source_killed_in_mid_stream_leaves_the_older_copy(make: MakeNode, shm
         with process("source", shm, job, str(sink.service.port), "32"):
             wait_for(lambda: len(sink.peer_steps(0)) == 2)
             pause(rng.uniform(0, 0.2))
-        wait_for(lambda: not sink.service._buffers._busy)
+        wait_for(lambda: not buffers_in_use(sink))
         assert sink.peer_steps(0)
         check_copies(sink, 32 * MIB)
         for path in (*sink.folder.path.glob("peer-*"), *(shm / "source").rglob("own-*")):
@@ -115,7 +121,7 @@ def test_a_torn_copy_is_ignored_and_the_other_one_stays(make: MakeNode, job: Pat
     channel._socket.sendall(bytes(100_000))
     assert b.peer_steps(0) == {(1, 2)}
     channel.close()
-    wait_for(lambda: not b.service._buffers._busy)
+    wait_for(lambda: not buffers_in_use(b))
     assert b.peer_steps(0) == {(1, 2)}
 
 

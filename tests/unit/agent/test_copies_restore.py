@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.agent.copies.service import NO_COPIES, CopyService
 from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
 from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
 from slurm_robust.wire.copychannel import Channel, CopyAnswer, CopyVerdict, Get, Put, derive_key
-from slurm_robust.wire.messages import Phase
+from slurm_robust.wire.messages import Launch, Phase, Save
 from tests.unit.agent.copy_nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
 from tests.unit.agent.local_job import pause
 from tests.waiting import wait_for
@@ -170,11 +171,42 @@ def test_copies_outlive_an_agent_and_go_with_the_job(make: MakeNode, shm: Path, 
     assert not again.folder.path.exists()
 
 
+def does_nothing(service: CopyService) -> None:
+    """Each question has an answer and each order none, in every moment of an agent's life."""
+
+    def asked() -> None:
+        assert (service.port, service.inventory(), service.memory) == (0, (), "")
+        assert (service.news(), service.answer, service.flush_over) == (NO_COPIES, (None, ""), -1)
+
+    asked()
+    service.fork_by(lambda: None)
+    launch = Launch(
+        epoch=1,
+        generation=1,
+        ranks=(0,),
+        world_size=1,
+        slot=0,
+        slots=1,
+        master_addr="127.0.0.1",
+        master_port=1,
+        layout="w1",
+    )
+    service.launched(launch)
+    service.follow(Phase.RUNNING, 1)
+    service.set_stride(2)
+    service.ask_flush(3)
+    asked()
+    service.save(Save(epoch=1, checkpoint=CheckpointId(1, 3), ranks=(0,), world_size=1, layout="w1"))
+    asked()
+    service.follow(Phase.ENDED, 1)
+    asked()
+    service.close(remove=True)
+    asked()
+
+
 def test_memory_off_means_nothing_is_made(make: MakeNode) -> None:
     a = make("a", memory=False)
-    a.launch(1, (0,))
-    a.service.follow(Phase.ENDED, 1)
-    assert (a.service.port, a.service.inventory(), a.service.memory) == (0, (), "")
+    does_nothing(a.service)
     assert not a.folder.path.exists()
 
 
@@ -184,8 +216,7 @@ def test_a_folder_that_cannot_be_made_is_noted(shm: Path, job: Path) -> None:
     a = Node("a", shm, job, keys_in(job))
     (note,) = a.service.notes()
     assert "no snapshots in this node's memory" in note
-    assert a.service.memory == ""
-    a.close()
+    does_nothing(a.service)
 
 
 def test_peers_off_means_nothing_is_sent(make: MakeNode) -> None:
