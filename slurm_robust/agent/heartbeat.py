@@ -102,6 +102,7 @@ class HeartbeatState:
             unsaved=news.unsaved,
             unflushed=news.unflushed,
             saved_ranks=news.saved_ranks,
+            save_begun=news.save_begun,
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

@@ -16,7 +16,7 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.policy.resharding import Way
 from slurm_robust.policy.restore import ToStore
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.messages import Save
+from slurm_robust.wire.messages import Heartbeat, Save
 
 RESEND_S = 2.0
 
@@ -41,7 +41,7 @@ class Rescue:
         """``way``, ``after``: as in :meth:`Checkpoints.to_store`; ``wanted``: the newest there is."""
         self._context, self._checkpoints = context, checkpoints
         self._way, self._after = way, after
-        self._since = now.mono
+        self._since, self._begun = now.mono, now.wall
         self._sent: float | None = None
         self._refused: set[tuple[str, CheckpointId]] = set()
         self._silent: set[str] = set()
@@ -139,12 +139,16 @@ class Rescue:
         known = len(self._refused) + len(self._silent)
         for node in late:
             heartbeat = fleet.heartbeat(node)
-            if heartbeat is not None and heartbeat.unsaved.startswith(f"{ref}: "):
+            if heartbeat is not None and self._refuses(heartbeat, ref):
                 self._refused.add((node, ref))
                 self._why.setdefault(node, heartbeat.unsaved)
             elif fleet.silence(node, now.mono, self._since) > dead_s:
                 self._silent.add(node)
         return len(self._refused) + len(self._silent) > known
+
+    def _refuses(self, heartbeat: Heartbeat, ref: CheckpointId) -> bool:
+        """Whether this answers an order of this rescue; agents of an earlier release do not tell."""
+        return heartbeat.unsaved.startswith(f"{ref}: ") and heartbeat.save_begun in (self._begun, 0.0)
 
     def _say_turn(self, ref: CheckpointId, now: Now) -> None:
         """Say what is written in place of ``ref``, or by whom that is."""
@@ -168,6 +172,7 @@ class Rescue:
                 ranks=ranks,
                 world_size=self._now.world_size,
                 layout=self._now.layout,
+                begun=self._begun,
                 anew={rank: source for rank, source in self._now.anew.items() if rank in ranks},
             )
             self._context.send(node, order)

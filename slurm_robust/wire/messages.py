@@ -75,6 +75,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     unsaved: str = ""  # why the newest Save could not be carried out, as far as it could not
     unflushed: str = ""  # why a checkpoint of the generation did not get onto storage: step N: …
     saved_ranks: tuple[int, ...] = ()  # whose parts of ``saved`` that Save has put on storage
+    save_begun: float = 0.0  # that of the newest Save, which the three fields above answer
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
@@ -182,6 +183,7 @@ class Save(Record, tag_field="kind", tag="save"):
     ranks: tuple[int, ...]
     world_size: int
     layout: str = ""
+    begun: float = 0.0  # UNIX time at which the controller began to save; an order repeated later has its own
     anew: dict[int, int] = {}  # of ``ranks`` those whose parts are lost, and from which rank's they are made
 
 

@@ -48,6 +48,7 @@ class CopyNews(Record):
     unsaved: str = ""
     unflushed: str = ""
     saved_ranks: tuple[int, ...] = ()
+    save_begun: float = 0.0
 
 
 NO_COPIES = CopyNews()
@@ -172,6 +173,7 @@ class CopyService:
             unsaved=self._unsaved(),
             unflushed=self._unflushed(self._here.flusher),
             saved_ranks=saved.ranks if saved is not None else (),
+            save_begun=self._saving.begun if self._saving is not None else 0.0,
         )
 
     @property

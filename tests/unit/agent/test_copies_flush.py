@@ -180,9 +180,9 @@ def test_an_order_for_more_ranks_of_the_same_checkpoint_is_answered_anew(
     assert node.service.news().saved is None
     assert node.service.news().unsaved.startswith("gen-0002/step-00000007: ")
     (writer / "mode").write_text("ok")
-    node.service.save(structs.replace(both, epoch=2))  # the next controller orders it again
+    node.service.save(structs.replace(both, begun=60.0))  # ordered anew
     wait_for(lambda: node.service.news().saved_ranks == (0, 1))
-    assert not node.service.news().unsaved
+    assert (node.service.news().unsaved, node.service.news().save_begun) == ("", 60.0)
 
 
 def _is_free(path: Path) -> bool:

@@ -144,7 +144,7 @@ class Job:
         self.restores = True  # whether workers get so far that restore() returns
         self.writes = True  # whether agents can carry out a Save
         self.shows = True  # whether the controller then sees it on storage
-        self.names_ranks = True  # whether they say of which ranks, as those of this release do
+        self.names_order = True  # whether they say for which order and ranks, as those of this release do
         self.refuses: set[tuple[str, CheckpointId]] = set()  # agents that say they cannot write that one
         self.kept: dict[str, bool] = {}
         self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
@@ -422,13 +422,15 @@ class Job:
                 self.act(self.core.on_tick(self.now()))
             case Save(checkpoint=checkpoint):
                 self.saves[node] = message
+                begun = message.begun if self.names_order else 0.0
                 if (node, checkpoint) in self.refuses:
-                    self.change(node, saved=None, unsaved=f"{checkpoint}: No space left on device")
+                    why = f"{checkpoint}: No space left on device"
+                    self.change(node, saved=None, unsaved=why, save_begun=begun)
                 elif self.writes:
                     if self.shows:
                         self.storage.add(checkpoint)
-                    ranks = message.ranks if self.names_ranks else ()
-                    self.change(node, saved=checkpoint, saved_ranks=ranks)
+                    ranks = message.ranks if self.names_order else ()
+                    self.change(node, saved=checkpoint, saved_ranks=ranks, unsaved="", save_begun=begun)
             case Shutdown(keep_copies=keep):
                 self.kept[node] = keep
                 self.heartbeats.pop(node)

@@ -222,10 +222,24 @@ def test_what_one_node_refuses_another_one_writes_that_has_the_same_parts() -> N
     assert not any("lost" in text for text in job.said)
 
 
-def test_agents_of_an_earlier_release_are_believed() -> None:
-    """They do not say of which ranks they have written the parts."""
+def test_what_could_not_be_written_for_an_earlier_order_may_be_written_now() -> None:
+    """The storage was full for a moment, and the agents still say so when the next order comes."""
     job = trained()
-    job.names_ranks = False
+    for node in ("n1", "n2"):
+        job.change(node, unsaved="gen-0001/step-00000004: No space left on device", save_begun=job.wall - 60)
+    job.writes = False
+    leave(job)
+    job.pass_time(3)
+    job.writes = True
+    job.until(lambda: job.code is not None)
+    assert [e.step for e in job.events(ev.StorageWritten)] == [4]
+    assert not any("lost" in text for text in job.said)
+
+
+def test_agents_of_an_earlier_release_are_believed() -> None:
+    """They say neither which order they have carried out nor for which ranks."""
+    job = trained()
+    job.names_order = False
     begun = job.mono
     leave(job)
     job.until(lambda: job.code is not None)
