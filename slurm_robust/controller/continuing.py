@@ -16,7 +16,7 @@ from msgspec import structs
 
 from slurm_robust.checkpoint.adopting import adopt
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.controller.holding import await_free, check_not_held, is_free
+from slurm_robust.controller.holding import REAL, Clock, await_free, await_kept, check_not_held, is_free
 from slurm_robust.controller.output import say
 from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.controller.sources import (
@@ -421,10 +421,15 @@ def _friendly(root: Path) -> Iterator[None]:
         ) from error
 
 
-def check_still_ours(training: TrainingDirectory, run_id: str, job: str) -> None:
-    """A job that was requeued is still the newest chapter of its training. Raises :class:`PreflightError`."""
+def check_still_ours(
+    training: TrainingDirectory, run_id: str, job: str, timeout_s: float, clock: Clock = REAL
+) -> None:
+    """A job that was requeued is still the newest chapter of its training. Raises :class:`PreflightError`.
+
+    ``timeout_s``: for how long a later job may ask Slurm before it keeps the training, or gives it back.
+    """
     with _friendly(training.path.parent):
-        chapters = training.read()
+        chapters = await_kept(training, run_id, timeout_s, clock)
         make_own_folder(training.path)
     if chapters and chapters[-1].run_id != run_id:
         is_in = run_id in {chapter.run_id for chapter in chapters}

@@ -12,7 +12,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import another_job, minute
-from slurm_robust.model.training import Chapter
+from slurm_robust.model.training import Chapter, TrainingDirectory
 from slurm_robust.policy.holding import ALIVE_S, COMPLETING_S, SILENT_S, Hold, judge, judge_elsewhere
 from slurm_robust.report.earlier import earlier_job
 from slurm_robust.report.slurmview import completing_advice
@@ -100,6 +100,30 @@ def _look(
     if job is not None and another_job(events, "", job.restart_count, job.submit_time):
         job = None  # it only has the same id
     return judge(chapter, ended, job, answers=not answer), ended, job, answer
+
+
+def await_kept(
+    training: TrainingDirectory, run_id: str, timeout_s: float, clock: Clock = REAL
+) -> tuple[Chapter, ...]:
+    """The chapters, once the newest is this run's or that of a job that keeps the training.
+
+    A job that has claimed it asks Slurm about the job before, and gives it back if that runs again. One that
+    has decided nothing after ``timeout_s`` may have died: its chapter counts. Raises ``OSError``.
+    """
+    begun, told = clock.mono(), False
+    while True:
+        chapters = training.read()
+        if not chapters or chapters[-1].run_id == run_id or training.is_kept(chapters[-1]):
+            return chapters
+        if clock.mono() - begun >= timeout_s:
+            return chapters
+        if not told:
+            told = True
+            say(
+                f"job {chapters[-1].job} is about to take training {training.name}, or to see that this job "
+                f"runs again: waiting up to {timeout_s:.0f} s"
+            )
+        clock.sleep(TRY_EVERY_S)
 
 
 def take_alone(alone: Alone, what: str, clock: Clock = REAL) -> None:

@@ -88,7 +88,7 @@ def run(
                 return ExitCode.SUCCESS
             continued = started.continued
         elif training:
-            check_still_ours(whole, run_id, str(state.job_id))
+            check_still_ours(whole, run_id, str(state.job_id), config.slurm.timeout_s)
         take()
         before = len(state.slots) or (continued.slots if continued is not None else 0) or None
         sized = preflight.sizes(config, allocation, before, later_run=bool(state.slots))

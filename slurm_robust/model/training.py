@@ -116,6 +116,10 @@ class TrainingDirectory:
         lines = {each.run_id: each for each in _read(self.chapters) if each.run_id not in claimed}
         return (*lines.values(), *claimed.values())
 
+    def is_kept(self, chapter: Chapter) -> bool:
+        """Whether its line is there: a job that has only claimed the training may still give it back."""
+        return any(each.run_id == chapter.run_id for each in _read(self.chapters))
+
     def job(self, chapter: Chapter) -> JobDirectory:
         """The folder of one of its jobs."""
         return JobDirectory(self.path.parent / chapter.folder)

@@ -22,7 +22,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.training import TrainingDirectory, storage_of, trainings
+from slurm_robust.model.training import TrainingDirectory, encoded, storage_of, trainings
 from slurm_robust.report.checkpoints import open_job
 from slurm_robust.report.find import NoSuchJob
 from slurm_robust.util.alone import Alone
@@ -418,15 +418,47 @@ def test_a_start_that_waited_for_another_of_its_folder_does_not_go_on_in_that_jo
 def test_a_requeued_job_whose_training_went_on_without_it_is_refused(jobs: Jobs) -> None:
     training = TrainingDirectory.of(jobs.root, "gpt")
     jobs.job(7, *CANCELLED, training="gpt")
-    check_still_ours(training, "7-x", "7")
+    check_still_ours(training, "7-x", "7", 30.0)
     jobs.job(8, *ran(2, 50), training="gpt")
-    check_still_ours(training, "8-x", "8")
+    check_still_ours(training, "8-x", "8", 30.0)
     with pytest.raises(PreflightError, match="job 8 has gone on with training gpt since job 7 ended") as late:
-        check_still_ours(training, "7-x", "7")
+        check_still_ours(training, "7-x", "7", 30.0)
     assert "nothing is to be done about job 7, which ends now" in late.value.fix
     start(Wish(training="gpt", fresh=True), jobs.here(9, "gpt"))
     with pytest.raises(PreflightError, match="job 9 has begun anew training gpt since job 8 ended"):
-        check_still_ours(training, "8-x", "8")
+        check_still_ours(training, "8-x", "8", 30.0)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_requeued_job_waits_for_one_that_has_only_claimed_its_training(jobs: Jobs, keeps: bool) -> None:
+    """That one asks Slurm first, learns that this job runs again, and gives the training back."""
+    training = TrainingDirectory.of(jobs.root, "gpt")
+    jobs.job(7, *CANCELLED, training="gpt")
+    training.claim(2).write_bytes(encoded(jobs.chapter(8)))
+
+    def sleep(seconds: float) -> None:
+        jobs.time.advance(seconds)
+        if jobs.time.sleeps == 3 and keeps:
+            training.chapters.write_bytes(training.chapters.read_bytes() + encoded(jobs.chapter(8)))
+        elif jobs.time.sleeps == 3:
+            training.claim(2).unlink()
+
+    clock = Clock(lambda: jobs.time.t, sleep)
+    if keeps:
+        with pytest.raises(PreflightError, match="job 8 has gone on with training gpt"):
+            check_still_ours(training, "7-x", "7", 30.0, clock)
+    else:
+        check_still_ours(training, "7-x", "7", 30.0, clock)
+    assert jobs.time.sleeps == 3
+
+
+def test_a_requeued_job_does_not_wait_for_ever_for_one_that_died_at_its_claim(jobs: Jobs) -> None:
+    training = TrainingDirectory.of(jobs.root, "gpt")
+    jobs.job(7, *CANCELLED, training="gpt")
+    training.claim(2).write_bytes(encoded(jobs.chapter(8)))
+    with pytest.raises(PreflightError, match="job 8 has gone on with training gpt"):
+        check_still_ours(training, "7-x", "7", 30.0, jobs.time.clock)
+    assert jobs.time.t == 30.0
 
 
 # -- anew ------------------------------------------------------------------------------------------
