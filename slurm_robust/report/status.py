@@ -464,7 +464,7 @@ def render(status: Status) -> RenderableType:
         ("advice", status.advice),
         ("controller", _controller(status)),
         ("step", _step(status)),
-        ("launched", f"generation {status.generation}, run {status.run} of the Slurm job"),
+        ("launched", _launched(status)),
         ("restored", status.restored),
         ("stored", _stored(status)),
         ("nodes", _nodes(status)),
@@ -491,6 +491,11 @@ def render(status: Status) -> RenderableType:
 def _evicted(evicted: Mapping[str, str]) -> str:
     """The reports of the incidents have the whole reasons, which may be outputs of commands."""
     return "; ".join(f"{node} ({first_sentence(why, node)})" for node, why in evicted.items())
+
+
+def _launched(status: Status) -> str:
+    what = f"generation {status.generation}" if status.start is not None else "nothing yet"
+    return f"{what}, run {status.run} of the Slurm job"
 
 
 def _nodes(status: Status) -> str:

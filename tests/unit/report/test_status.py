@@ -116,6 +116,8 @@ def test_from_where_the_newest_generation_continued() -> None:
     text = "step 1234 from memory (14 parts), peer (2)"
     assert text in shown(launched(tiers={"peer": 2, "memory": 14}))
     assert "restored" not in shown(launched(restore=None))
+    assert "nothing yet, run 0 of the Slurm job" in shown()
+    assert "generation 2, run 0 of the Slurm job" in shown(launched())
     start = status_at([launched()], 3600.0).start
     assert start is not None
     assert start.generation == 2
