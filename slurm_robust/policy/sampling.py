@@ -144,7 +144,11 @@ def reason_to_go_on(fault: Fault, found: Localisation, rules: Rules, state: JobS
 # time, and are found at another place in each round; one that is stuck does neither.
 
 BUSY_SHARE = 0.1
-"""A rank that uses this share of one processor, or more, between two rounds is busy: machines are crowded."""
+"""A rank that uses this share of one processor, or more, is busy: machines are crowded."""
+
+BUSY_S = PATIENCE_EVERY_S
+"""The share is that of so many seconds, or of all rounds while they span less: a step may end with a wait. A
+rank that has used no processor time since the last round, two seconds ago, need not hang."""
 
 IDLE_SHARE = 0.03
 """A rank that uses less does nothing at all; threads that watch (of NCCL, of the agent) need about 0.01."""
@@ -166,8 +170,10 @@ def awaited(round_: SampleRound, layout: ParallelLayout) -> tuple[int, ...]:
 
 
 def is_busy(rounds: Sequence[SampleRound], ranks: Collection[int]) -> bool:
-    """Whether each of these ranks has used processor time between any two of the rounds."""
-    shares = [_shares(rounds, rank) for rank in ranks]
+    """Whether each of these ranks has used processor time of late."""
+    newest = rounds[-1]
+    since = next((r for r in reversed(rounds) if newest.at - r.at >= BUSY_S), rounds[0])
+    shares = [_shares((since, newest), rank) for rank in ranks]
     return bool(shares) and all(found and min(found) >= BUSY_SHARE for found in shares)
 
 

@@ -1,0 +1,81 @@
+"""When a rank for which the others wait is given time, on paper: its stacks and its processor time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import structs
+
+from slurm_robust.model.incident import Fault, Symptom
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.stacks import Localisation, RankStacks
+from slurm_robust.policy.sampling import HANG_EVERY_S, HANG_SAMPLES, PATIENCE_EVERY_S, Sampling
+from tests.unit.controller.fake_job import doing, waiting
+
+LAYOUT = ParallelLayout(nproc_per_node=1, sizes=(("dp", 2),))
+TOOK_S = 0.1
+COMPUTES, SLEEPS = "compute@train.py", "sleep@train.py"
+Moment = tuple[float, str, float]
+"""When a sample is taken, where rank 1 is, and the processor time that it has used."""
+
+
+def own(place: str, cpu_s: float) -> RankStacks:
+    """What rank 1 does while rank 0 waits for it."""
+    stacks = doing(1, "n2", place, "main@train.py")
+    (worker,) = stacks.processes
+    return structs.replace(stacks, processes=(structs.replace(worker, cpu_s=cpu_s),))
+
+
+def sampled(moments: Sequence[Moment], phase_s: float = 1800.0) -> Iterator[Localisation | float]:
+    """What follows each sample of a hang; times are seconds since it was noticed."""
+    sampling = Sampling(Fault(symptom=Symptom.HANG, detail="no step for 16 s"), -16.0, phase_s)
+    for at, place, cpu_s in moments:
+        stacks = (waiting(0, "n1"), own(place, cpu_s))
+        yield sampling.add(stacks, (), LAYOUT, begun=at, now=at + TOOK_S)
+
+
+def last(moments: Sequence[Moment], phase_s: float = 1800.0) -> Localisation | float:
+    """What follows the last sample, if all before it asked for another."""
+    *before, found = sampled(moments, phase_s)
+    assert all(isinstance(answer, float) for answer in before), before
+    return found
+
+
+def test_a_rank_that_has_computed_until_the_last_sample_but_one_may_pause() -> None:
+    """Steps have become five times as long: 20 s of computing, then 5 s of waiting for something."""
+    moments = ((0.0, COMPUTES, 16.0), (2.1, COMPUTES, 18.1), (4.2, COMPUTES, 20.1), (6.4, SLEEPS, 20.2))
+    assert last(moments) == 6.4 + TOOK_S + PATIENCE_EVERY_S
+
+
+def test_one_that_then_does_nothing_for_ten_seconds_hangs() -> None:
+    computed = ((0.0, COMPUTES, 16.0), (2.1, COMPUTES, 18.1), (4.2, SLEEPS, 18.2))
+    evaluated = ((0.0, COMPUTES, 16.0), (2.1, "layer1@model.py", 18.1), (12.2, COMPUTES, 26.0))
+    for moments in (computed, evaluated):
+        at, _, cpu_s = moments[-1]
+        assert last(moments) == at + TOOK_S + PATIENCE_EVERY_S
+        found = last((*moments, (at + TOOK_S + PATIENCE_EVERY_S, SLEEPS, cpu_s)))
+        assert isinstance(found, Localisation)
+        assert found.ranks == (1,)
+
+
+def test_one_that_does_nothing_hangs_by_the_second_sample() -> None:
+    for places in ((SLEEPS, SLEEPS), (COMPUTES, SLEEPS)):
+        found = last([(2.1 * number, place, 16.0) for number, place in enumerate(places)])
+        assert isinstance(found, Localisation), places
+        assert found.ranks == (1,)
+
+
+def test_one_that_spins_at_one_place_hangs_by_the_last_sample() -> None:
+    moments = [(2.1 * number, COMPUTES, 16.0 + 2.1 * number) for number in range(HANG_SAMPLES)]
+    answers = list(sampled(moments))
+    assert answers[:-1] == [at + TOOK_S + HANG_EVERY_S for at, _, _ in moments[:-1]]
+    assert isinstance(answers[-1], Localisation)
+    assert answers[-1].ranks == (1,)
+
+
+def test_one_that_computes_at_one_place_after_another_has_time_until_its_end() -> None:
+    moments = [(10.0 * number, f"layer{number}@model.py", 8.0 * number) for number in range(9)]
+    answers = list(sampled(moments, phase_s=100.0))
+    assert all(isinstance(answer, float) for answer in answers)
+    late = (90.0, "layer9@model.py", 72.0)
+    assert isinstance(last((*moments, late), phase_s=100.0), Localisation)
