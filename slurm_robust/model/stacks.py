@@ -52,7 +52,8 @@ class ProcessStacks(Record):
     error: str = ""
     """Why there are no threads."""
     cpu_s: float | None = None
-    """Processor time that a worker and its descendants have used, None where that is not known."""
+    """Processor time that a worker and its descendants have used, with the time for which its main thread had
+    to wait since all processors were busy; None where that is not known."""
 
 
 class Collective(Record):

@@ -61,6 +61,15 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), name, fields[0], cpu_s, int(fields[_BEGUN_FIELD]))
 
 
+def waited_s(pid: int) -> float:
+    """For how long its main thread could have run, but all processors were busy; 0 where that is unknown."""
+    try:
+        fields = (PROC / str(pid) / "schedstat").read_text().split()
+    except OSError:
+        return 0.0
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
 def descendants(table: Mapping[int, Process], ancestor: int) -> tuple[Process, ...]:
     """Children of ``ancestor``, then their children, and so on."""
     children: dict[int, list[Process]] = {}

@@ -236,7 +236,8 @@ def _candidates(workers: Mapping[int, int]) -> Iterator[_Sample]:
     for rank, pid in workers.items():
         state = table[pid].state if pid in table else ""
         children = proc.descendants(table, pid)
-        cpu_s = sum(p.cpu_s for p in (table[pid], *children)) if pid in table else None
+        used_s = sum(p.cpu_s for p in (table[pid], *children)) if pid in table else None
+        cpu_s = used_s + proc.waited_s(pid) if used_s is not None else None
         worker = ProcessStacks(pid=pid, kind=ProcessKind.WORKER, state=state, cpu_s=cpu_s)
         yield _Sample(rank=rank, stacks=worker)
         for child in children:

@@ -171,6 +171,25 @@ def test_without_time_only_the_state_is_taken(tmp_path: Path) -> None:
     assert (stacks.source, process(stacks).state) == ("", "S")
 
 
+def test_a_wait_for_a_processor_counts_as_its_use() -> None:
+    spin = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\nwhile True: pass"
+    spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+
+    def waited_s() -> float:
+        used = read_process(spinning[0].pid)
+        counted = process(take_one(spinning[0].pid, budget_s=0.0)).cpu_s
+        assert used is not None
+        assert counted is not None
+        return counted - used.cpu_s
+
+    try:
+        wait_for(lambda: waited_s() > 0.2, message="one keeps the other waiting")
+    finally:
+        for one in spinning:
+            one.kill()
+            one.wait()
+
+
 def test_descendants_are_children_and_theirs() -> None:
     shell = f"{sys.executable} -c 'import sys; print(); sys.stdin.read()'; true"
     with subprocess.Popen(shell, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
