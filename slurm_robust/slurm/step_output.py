@@ -20,6 +20,8 @@ _HARMLESS = ("lacks support for cpu binding", "job step aborted", "force termina
 _ABORTS = "srun: job step aborted"
 _TASKS = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,\-\[\]]+: (?P<how>.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
+_TRACEBACK = "Traceback (most recent call last):"
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*)?$")  # an exception, by its name
 _NAMED = (
     re.compile(r"task launch for \S+ failed on node (?P<node>[\w.-]+): ", re.IGNORECASE),
     re.compile(r"node failure on (?P<node>[\w.-]+)", re.IGNORECASE),
@@ -87,33 +89,32 @@ def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd
     messages = messages or [line.strip() for line in lines if line.strip() and not _is_harmless(line)]
     text = "\n".join(messages).lower()
     outlook, fix = _outlook(text)
-    return StepEnd(
-        nodes=nodes,
-        code=code,
-        message=_joined(messages),
-        outlook=outlook,
-        fix=fix,
-        named={
-            match["node"]: line
-            for line in messages
-            for pattern in _NAMED
-            if (match := pattern.search(line)) is not None and match["node"] in nodes
-        },
-    )
+    named = {
+        match["node"]: line
+        for line in messages
+        for pattern in _NAMED
+        if (match := pattern.search(line)) is not None and match["node"] in nodes
+    }
+    if named:  # how the tasks on the other nodes ended then says nothing
+        alone = {line.strip() for line in before_abort(lines)}
+        messages = [line for line in messages if line in alone] or messages
+    return StepEnd(nodes=nodes, code=code, message=_joined(messages), outlook=outlook, fix=fix, named=named)
 
 
 def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str]) -> Iterator[StepEnd]:
     """Tasks that ended badly according to srun in ``lines``, while it goes on for the others.
 
-    ``output`` has all lines of the step: slurmstepd's message about a task comes before or after.
+    ``output`` has all lines of the step: slurmstepd's message about a task comes before or after, and so does
+    the traceback of one that ended by itself.
     """
+    raised = last_raised(output)
     for line in lines:
         if (match := _TASKS.match(line.strip())) is None:
             continue
         code = _EXIT_CODE.search(match["how"])
         for node in _expand(match["nodes"]):
             if node in nodes:
-                message = _joined([line.strip(), *_of_stepd(node, output)])
+                message = _joined([line.strip(), *_of_stepd(node, output), *(raised if code else ())])
                 yield StepEnd(
                     nodes=(node,),
                     code=int(code[1]) if code else -1,
@@ -121,6 +122,17 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str
                     named={node: message},
                     is_task=True,
                 )
+
+
+def last_raised(lines: Iterable[str]) -> tuple[str, ...]:
+    """The last line of the last Python traceback in ``lines``; srun does not say whose it is."""
+    found, is_inside = "", False
+    for line in lines:
+        if line.startswith(_TRACEBACK):
+            is_inside = True
+        elif is_inside and _RAISED.match(line) and not _SLURMS.match(line):
+            found, is_inside = line.strip(), False
+    return (found,) if found else ()
 
 
 def before_abort(lines: Sequence[str]) -> Sequence[str]:

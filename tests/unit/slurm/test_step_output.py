@@ -82,6 +82,56 @@ def test_a_node_that_srun_names() -> None:
     assert end.message == " | ".join(lines[:2])
 
 
+def test_of_a_step_that_ends_for_one_node_the_reason_is_told_and_not_its_consequences() -> None:
+    """As 22.05 wrote it where the power of n3 had been cut."""
+    lines = [
+        NO_BINDING,
+        "srun: error: Task launch for StepId=1.0 failed on node n3: Communication connection failure",
+        "srun: error: Application launch failed: Communication connection failure",
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        "srun: error: n2: task 1: Killed",
+        "slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-28T22:45:24 ***",
+        "srun: error: n1: task 0: Killed",
+    ]
+    end = step_end(NODES, 137, lines)
+    assert end.named == {"n3": lines[1]}
+    assert end.message == " | ".join(lines[1:3])
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/slurm_robust/agent/loop.py", line 88, in run
+    self.copies.count
+    ^^^^^^^^^^^^^^^^^
+AttributeError: 'NoneType' object has no attribute 'count'
+""".splitlines()
+
+
+def test_the_exception_that_ended_an_agent_is_told() -> None:
+    ended = "srun: error: n1: task 0: Exited with exit code 1"
+    lines = [NO_BINDING, *TRACEBACK, "", "During handling of it:", *TRACEBACK, "bye", ended]
+    (end,) = task_ends(NODES, lines, lines)
+    assert end.message == f"{ended} | {TRACEBACK[-1]}"
+    killed = "srun: error: n1: task 0: Killed"
+    (end,) = task_ends(NODES, [killed], [*TRACEBACK, killed])
+    assert end.message == killed  # by another; the traceback says nothing of it
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("ImportError", "ImportError"),
+        ("zmq.error.ZMQError: Address already in use", "zmq.error.ZMQError: Address already in use"),
+        ("srun: error: n2: task 1: Killed", ""),
+        ("    raise ValueError", ""),
+    ],
+)
+def test_which_line_names_the_exception(last: str, told: str) -> None:
+    ended = "srun: error: n1: task 0: Exited with exit code 1"
+    (end,) = task_ends(NODES, [ended], [*TRACEBACK[:4], last])
+    assert end.message == (f"{ended} | {told}" if told else ended)
+
+
 def test_tasks_that_end_while_srun_goes_on() -> None:
     lines = [
         NO_BINDING,
