@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ import msgspec
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.record import UNREADABLE, Record
+from slurm_robust.policy.starting import MOST_APART
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.errors import JobNotFound
@@ -167,14 +169,20 @@ class AgentSteps:
         self._folder = folder
         self._outputs: list[_Output] = []  # the oldest first
 
-    def start(self, nodes: tuple[str, ...], epoch: int) -> None:
+    def start(self, nodes: tuple[str, ...], epoch: int, apart: tuple[str, ...] = ()) -> None:
         """Start an agent on each of ``nodes``, by an srun for some alike nodes at a time.
 
+        Nodes that are ``apart`` get an srun each, or share some with one another where they are many.
         Raises ``SlurmCommandError``, ``OSError``.
         """
         # A name of its own for each start: steps of an earlier one may still be listed.
         name = f"agents-{epoch}-{len(self._outputs)}"
-        for request in self._lent.steps(nodes, self._command, name=name, environ=os.environ):
+        few = len(apart) <= MOST_APART
+        own = tuple((node,) for node in apart) if few else (apart,)
+        groups = (tuple(node for node in nodes if node not in apart), *own)
+        for request in chain.from_iterable(
+            self._lent.steps(group, self._command, name=name, environ=os.environ) for group in groups
+        ):
             path = self._folder / f"step-{epoch:06d}-{len(self._outputs):02d}.log"
             handle = self._slurm.launch_step(request, path)
             self._outputs.append(_Output(path, handle, request.nodes))

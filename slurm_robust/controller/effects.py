@@ -79,6 +79,8 @@ class StartAgents(Record):
     """Start agents on ``nodes`` by steps of the job."""
 
     nodes: tuple[str, ...]
+    apart: tuple[str, ...] = ()
+    """Of these, nodes that get steps of their own, since they may end the step of others."""
 
 
 class Knock(Record):

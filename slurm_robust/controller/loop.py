@@ -350,7 +350,7 @@ class Loop:
 
         def work() -> Callable[[], None]:
             try:
-                self._steps.start(effect.nodes, epoch)
+                self._steps.start(effect.nodes, epoch, effect.apart)
             except (SlurmError, OSError) as error:
                 text = f"agents could not be started: {error}"
                 end = StepEnd(nodes=effect.nodes, code=-1, message=text, fix=getattr(error, "fix", ""))

@@ -21,6 +21,7 @@ from slurm_robust.policy.starting import (
     GRACE_S,
     Answer,
     Start,
+    apart,
     format_start,
     judge,
     may_yet_end,
@@ -258,11 +259,13 @@ class AgentStarts:
             asked_s=None if start.asked is None else now.mono - start.asked,
             witness=start.witness,
             unsettled=start.unsettled,
+            came_before=self._context.state.generation > 0 and not self._context.fleet.views,
             missed=start.missed,
             asks_again=start.missed and now.mono >= start.ask_next,
         )
 
     def _start_again(self, why: dict[str, str], now: Now) -> None:
+        ends = {node: self._nodes[node].end for node in why}
         for node, failed in why.items():
             old = self._nodes[node]
             was_away = old.end is not None and old.end.outlook is Outlook.PASSES
@@ -279,7 +282,7 @@ class AgentStarts:
         text = f"starting the agents on {fold(why)} again: {next(iter(why.values()))}"
         self._context.note(text, "", now)
         self._context.emit(Say(text=text))
-        self._context.emit(StartAgents(nodes=tuple(why)))
+        self._context.emit(StartAgents(nodes=tuple(why), apart=apart(ends)))
 
 
 _OOM = re.compile(r"out of memory|oom.kill", re.IGNORECASE)

@@ -6,14 +6,16 @@ agents came and this one's did not, although it was started again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import count
 
-MOST_STARTS = 2  # on one node, unless Slurm itself may be the reason
+MOST_STARTS = 2  # on one node, unless the reason may pass
 PASSING_S = 900.0  # slurmctld may be away so long: its restart takes minutes on a large site
+MOST_APART = 50  # steps of one node each, of which each is two processes on the host of the batch script
 LONGEST_PAUSE_S = 30.0
 # A slurmctld that has just come back refuses steps for want of memory until nodes have registered (measured).
 UNSETTLED_S = 180.0
@@ -90,6 +92,8 @@ class Start(Record):
     """Slurm's answer."""
     unsettled: bool = False
     """A start before failed because slurmctld was away."""
+    came_before: bool = False
+    """Agents of this training came before, and no node has one now."""
     missed: bool = False
     """The node had an agent, which fell silent."""
     asks_again: bool = False
@@ -101,7 +105,18 @@ class Start(Record):
         if self.end is None:
             return None
         is_young = self.unsettled and self.tried_s < UNSETTLED_S
+        if self.end.outlook is Outlook.UNKNOWN and self.end.named and self.node not in self.end.named:
+            return Outlook.PASSES  # another node of the step is the reason
         return Outlook.PASSES if is_young else self.end.outlook
+
+
+def apart(ends: Mapping[str, StepEnd | None]) -> tuple[str, ...]:
+    """Of nodes that are started again those that get steps without the others, by the ``ends`` of the last.
+
+    Where srun cannot start a task on one node, it ends the step on all of its nodes, whatever ``--no-kill``
+    says (22.05), and it would do so again.
+    """
+    return tuple(node for node, end in ends.items() if end and not end.is_task and node in end.named)
 
 
 def judge(start: Start, patience_s: float) -> Answer:
@@ -124,12 +139,14 @@ def judge(start: Start, patience_s: float) -> Answer:
         return Answer.DOWN
     if start.outlook is Outlook.STAYS:
         return Answer.REFUSED
-    if start.outlook is Outlook.PASSES:
-        if start.tried_s >= PASSING_S:
-            return Answer.REFUSED
-        return Answer.AGAIN if start.end_s >= min(2.0**start.times, LONGEST_PAUSE_S) else Answer.WAIT
-    if start.times < MOST_STARTS:
-        return Answer.AGAIN
+    passes = start.outlook is Outlook.PASSES
+    # What has let agents come before is as it was, so whatever keeps all of them away may pass.
+    is_over = start.tried_s >= PASSING_S if passes or start.came_before else start.times >= MOST_STARTS
+    if not is_over:
+        is_due = end is None or start.end_s >= min(2.0**start.times, LONGEST_PAUSE_S)
+        return Answer.AGAIN if is_due else Answer.WAIT
+    if passes:
+        return Answer.REFUSED
     return Answer.UNSTARTED if end is None or start.node in end.named else Answer.REFUSED
 
 

@@ -20,7 +20,8 @@ USER = "alice"
 SBATCH = """#!/bin/bash
 #SBATCH --no-kill --requeue --open-mode=append --signal=B:USR1@60 --time=30 --cpus-per-task=2
 export OMP_NUM_THREADS=1
-{settings}exec srobust run {options}
+{settings}{before}
+exec srobust run {options}
 """
 WITHOUT_PREPARATIONS = """export SROBUST_CONFIG_STANDBY_TEST_S=0
 export SROBUST_CONFIG_STANDBY_REHEARSE=false
@@ -39,8 +40,12 @@ class ProtectedJob:
         nodes: int,
         sbatch: tuple[str, ...] = (),
         preparations: bool = False,
+        before: str = "",
     ) -> None:
-        """``preparations``: standbys do all that makes them ready, which takes processors from the rest."""
+        """``preparations``: standbys do all that makes them ready, which takes processors from the rest.
+
+        ``before``: a line of the batch script before ``srobust run``.
+        """
         self.sandbox = sandbox
         self.home = sandbox.home(USER)
         self.name = f"job{next(_numbers)}"
@@ -49,7 +54,8 @@ class ProtectedJob:
                 shutil.copy(script, self.home / script.name)
         self.out = self.home / f"{self.name}.sha"
         settings = "" if preparations else WITHOUT_PREPARATIONS
-        text = SBATCH.format(options=options.replace("OUT", self.out.name), settings=settings)
+        options = options.replace("OUT", self.out.name)
+        text = SBATCH.format(options=options, settings=settings, before=before)
         (self.home / f"{self.name}.sbatch").write_text(text)
         command = ["sbatch", "--parsable", f"--nodes={nodes}", f"--job-name={self.name}"]
         command += [f"--output={self.name}.log", *sbatch, f"{self.name}.sbatch"]

@@ -224,7 +224,8 @@ class Gathering:
         if found.down:
             # Whatever else is wrong, they may be why: the next check is without them.
             return Unstarted(down=found.down, left=found.left)
-        if not core.fleet.views:
-            # Where not one agent comes, it is not the nodes.
-            return Unstarted(refused=found.refused | found.silent)
-        return found
+        if core.fleet.views:
+            return found
+        # Where not one agent comes, it is not the nodes; while some may yet come, nobody knows.
+        over = found.refused | found.silent
+        return Unstarted(refused=over if len(over) == len(nodes) else {})

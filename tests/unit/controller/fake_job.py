@@ -172,10 +172,9 @@ class Job:
                     self.sent.append((node, message))
                     if node not in self.dead and node not in self.cut:
                         self.obey(node, message)
-                case fx.StartAgents(nodes=nodes):
+                case fx.StartAgents(nodes=nodes, apart=apart):
                     self.started.append(nodes)
-                    for node in nodes:
-                        self.join(node)
+                    self.start_agents(nodes, apart)
                 case fx.AskAboutNodes(nodes=nodes):
                     self.asked.append(nodes)
                     found = tuple(self.witness(node) for node in nodes) if self.slurm_answers else None
@@ -237,6 +236,11 @@ class Job:
                     self.ended.extend(jobs)
                 case fx.Exit(code=code):
                     self.code = code
+
+    def start_agents(self, nodes: tuple[str, ...], apart: tuple[str, ...]) -> None:
+        """They join at once."""
+        for node in nodes:
+            self.join(node)
 
     def quick_answer(self, nodes: Iterable[str]) -> Diagnosis:
         """Of the quick test: each node passes, unless ``quick`` has another outcome, None for no answer."""

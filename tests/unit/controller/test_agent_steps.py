@@ -53,6 +53,20 @@ def test_the_end_of_an_srun_is_reported_once_with_its_message(world: Steps) -> N
     assert world.steps.news().ends == ()
 
 
+def test_a_node_apart_gets_an_srun_of_its_own(world: Steps) -> None:
+    world.steps.start(NODES, 1, ("n2",))
+    assert [srun.step.nodes for srun in world.slurm.cluster.launched] == [NODES, ("n1", "n3"), ("n2",)]
+    world.steps.start(("n1",), 1, ("n1",))
+    assert world.slurm.cluster.launched[-1].step.nodes == ("n1",)
+    assert len({srun.step.name for srun in world.slurm.cluster.launched}) == 3
+
+
+def test_many_nodes_apart_share_sruns_with_one_another(world: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_robust.controller.agent_steps.MOST_APART", 1)
+    world.steps.start(NODES, 1, ("n2", "n3"))
+    assert [srun.step.nodes for srun in world.slurm.cluster.launched[1:]] == [("n1",), ("n2", "n3")]
+
+
 def test_a_task_that_ended_before_is_not_reported_again_with_srun(world: Steps) -> None:
     world.say("srun: error: n3: task 2: Exited with exit code 2\n")
     (end,) = world.steps.news().ends

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
@@ -12,6 +15,7 @@ from tests.unit.controller.test_detection import alert
 
 ACCOUNT = "srun: error: Unable to create step for job 7: Invalid account or account/partition combination"
 NO_SLURMCTLD = "srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller"
+UNKNOWN = "srun: error: Unable to create step for job 7: Job credential expired"
 DEAD_NODE = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure"
 
 
@@ -117,6 +121,132 @@ def test_where_no_agent_comes_at_all_it_is_not_the_nodes() -> None:
     job.until(lambda: job.code is not None, limit=700)
     assert job.code == ExitCode.DO_NOT_REQUEUE
     assert job.events(ev.NodeEvicted) == []
+
+
+def test_before_the_first_training_two_failures_that_name_no_cause_are_enough() -> None:
+    job = Unstarted()
+    for _ in range(2):
+        job.step_ends("n1", "n2", "n3", message=UNKNOWN)
+        job.pass_time(3)
+    job.until(lambda: job.code is not None, limit=5)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    assert job.started == [("n1", "n2", "n3"), ("n1", "n2")]
+
+
+class DeadAtTheStart(Job):
+    """``out`` are dead, which Slurm does not know. An srun with one of them ends on all of its nodes (22.05).
+
+    Other agents need ``start_s``.
+    """
+
+    out: tuple[str, ...] = ("n2",)
+    fails_s = 5.0
+    start_s = 10.0
+
+    def __init__(self, **options: object) -> None:
+        self.due: list[tuple[float, Callable[[], None]]] = []
+        super().__init__(**options)
+
+    def start_agents(self, nodes: tuple[str, ...], apart: tuple[str, ...]) -> None:
+        together = tuple(node for node in nodes if node not in apart)
+        for step in filter(None, (together, *((node,) for node in apart))):
+            named = [node for node in step if node in self.out]
+            if named:
+                self.due.append((self.mono + self.fails_s, partial(self.fail, step, named)))
+            if not named or self.start_s < self.fails_s:
+                living = [node for node in step if node not in named]
+                self.due += [(self.mono + self.start_s, partial(self.join, node)) for node in living]
+
+    def fail(self, step: tuple[str, ...], named: list[str]) -> None:
+        lines = [
+            f"srun: error: Task launch for StepId=7.0 failed on node {node}: Communication connection failure"
+            for node in named
+        ]
+        lines += [
+            "srun: error: Application launch failed: Communication connection failure",
+            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+            "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-28T22:08:04 ***",
+            *(f"srun: error: {node}: task 0: Killed" for node in step if node not in named),
+        ]
+        self.step_ends(*step, message="\n".join(lines))
+        for node in step:
+            self.heartbeats.pop(node, None)
+
+    def tick(self) -> None:
+        due = [act for at, act in self.due if at <= self.mono]
+        self.due = [(at, act) for at, act in self.due if at > self.mono]
+        for act in due:
+            act()
+        super().tick()
+
+
+def requeued(slots: tuple[str, ...]) -> tuple[ev.AnyEvent, ...]:
+    """A training that had trained before this run."""
+    before = Job(slots=slots, spares=())
+    before.train_to(5)
+    taken = ev.AllocationTaken(t=before.wall, restart_count=1, nodes=slots, slots=slots, spares=())
+    return (*before.journal, ev.ControllerStarted(t=before.wall, epoch=2, host="n1", pid=2, port=1), taken)
+
+
+def test_a_node_that_is_dead_at_the_start_ends_no_other_agent_a_second_time() -> None:
+    job = DeadAtTheStart()
+    job.until(lambda: job.stage == "Running", limit=60)
+    assert job.core.state.slots == ("n1", "n3")
+    assert [*job.core.state.evicted] == ["n2"]
+    (decided,) = job.events(ev.Decided)
+    assert "failed on node n2" in decided.reason
+
+
+class QuickAgents(DeadAtTheStart):
+    start_s = 1.0
+
+
+def test_agents_that_joined_before_their_srun_ended_are_started_again_at_once() -> None:
+    job = QuickAgents()
+    job.until(lambda: job.stage == "Running", limit=30)
+    assert job.core.state.slots == ("n1", "n3")
+    assert [*job.core.state.evicted] == ["n2"]
+
+
+class TwoDead(DeadAtTheStart):
+    out = ("n2", "n4")
+
+
+def test_nor_do_several() -> None:
+    """Those that live are slower than Slurm is to find the dead ones, as on a busy machine."""
+    job = TwoDead(slots=("n1", "n2", "n3", "n4"), spares=())
+    job.until(lambda: bool(job.requeued), limit=60)
+    assert job.requeued == [("n2", "n4")]
+    assert job.events(ev.RunEnded) == []
+
+
+def test_a_requeued_training_is_not_lost_to_a_node_that_dies_while_agents_start() -> None:
+    job = DeadAtTheStart(slots=("n1", "n2"), spares=(), history=requeued(("n1", "n2")))
+    job.until(lambda: bool(job.requeued), limit=60)
+    assert job.requeued == [("n2",)]
+
+
+def test_a_training_whose_agents_came_before_waits_for_what_keeps_all_of_them_away() -> None:
+    """No cause is known, so it may pass: nothing that was computed is given up for it."""
+    job = Unstarted(spares=(), history=requeued(("n1", "n2")))
+    job.comes = 5
+    for _ in range(4):
+        starts = len(job.started)
+        job.step_ends("n1", "n2", message=UNKNOWN)
+        job.until(lambda starts=starts: len(job.started) > starts, limit=60)
+    assert job.stage == "Running"
+    assert job.events(ev.IncidentOpened) == []
+
+
+def test_but_not_for_ever() -> None:
+    job = Unstarted(spares=(), history=requeued(("n1", "n2")))
+    while job.code is None and job.mono < 1000 + 1200:
+        starts = len(job.started)
+        job.step_ends("n1", "n2", message=UNKNOWN)
+        job.until(lambda starts=starts: len(job.started) > starts or job.code is not None, limit=60)
+    assert job.code == ExitCode.DO_NOT_REQUEUE
+    assert 900 <= job.mono - 1000 < 1000
+    assert UNKNOWN in job.events(ev.RunEnded)[-1].reason
 
 
 def test_of_two_agents_of_one_node_the_second_is_ordered_to_end() -> None:

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
-from slurm_robust.policy.starting import PASSING_S, UNSETTLED_S, Answer, Start, format_start, judge
+from slurm_robust.policy.starting import (
+    PASSING_S,
+    UNSETTLED_S,
+    Answer,
+    Start,
+    apart,
+    format_start,
+    judge,
+)
 
 PATIENCE_S = 60.0
 WELL = Witness(node="n1", message="ALLOCATED", against=False)
@@ -69,19 +77,55 @@ def test_an_unknown_error_is_tried_once_more_and_blames_only_nodes_that_slurm_na
     assert answer(start(times=2, ended=end(named=True))) is Answer.UNSTARTED
 
 
+def test_a_node_of_a_step_that_ended_for_another_node_is_no_reason_to_end() -> None:
+    other = StepEnd(nodes=("n1", "n2"), code=137, named={"n2": "failed on node n2"})
+    assert answer(start(times=1, ended=other)) is Answer.AGAIN
+    assert answer(start(times=2, ended=other)) is Answer.AGAIN
+    assert answer(start(times=9, ended=other, tried_s=PASSING_S)) is Answer.REFUSED
+
+
+def test_where_agents_came_before_what_keeps_all_away_may_pass() -> None:
+    for ended in (None, end(), end(named=True)):
+        assert answer(start(times=2, ended=ended, came_before=True)) is Answer.AGAIN
+    assert answer(start(times=4, ended=end(), end_s=15.9, came_before=True)) is Answer.WAIT
+    late = {"times": 40, "tried_s": PASSING_S, "came_before": True}
+    assert answer(start(ended=end(), **late)) is Answer.REFUSED
+    assert answer(start(ended=end(named=True), **late)) is Answer.UNSTARTED
+    assert answer(start(**late)) is Answer.UNSTARTED
+    assert answer(start(times=2, ended=end(Outlook.STAYS), came_before=True)) is Answer.REFUSED
+
+
+def test_nodes_that_end_the_step_of_others_get_their_own() -> None:
+    failed = StepEnd(nodes=("n1", "n2"), code=137, named={"n2": "failed on node n2"})
+    alone = StepEnd(nodes=("n3",), code=1, named={"n3": "exit code 1"}, is_task=True)
+    assert apart({"n1": failed, "n2": failed, "n3": alone, "n4": None}) == ("n2",)
+
+
 @given(
     st.integers(1, 50),
     st.floats(0, 2000),
     st.sampled_from([None, *Outlook]),
     st.booleans(),
     st.sampled_from([None, WELL, DOWN]),
+    st.booleans(),
 )
 def test_every_wait_ends(
-    times: int, since: float, outlook: Outlook | None, named: bool, witness: Witness | None
+    times: int,
+    since: float,
+    outlook: Outlook | None,
+    named: bool,
+    witness: Witness | None,
+    came_before: bool,
 ) -> None:
     ended = None if outlook is None else end(outlook, named)
     late = start(
-        waited_s=since + 61.0, times=times, ended=ended, witness=witness, end_s=since + 31.0, asked_s=13.0
+        waited_s=since + 61.0,
+        times=times,
+        ended=ended,
+        witness=witness,
+        end_s=since + 31.0,
+        asked_s=13.0,
+        came_before=came_before,
     )
     assert answer(late) not in (Answer.WAIT, Answer.ASK)
 
