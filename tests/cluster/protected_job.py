@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -120,6 +121,16 @@ class ProtectedJob:
             ["squeue", "-h", "-t", "all", "-j", str(self.id), "-o", "%T"], timeout_s=30.0
         )
         return done.stdout.strip()
+
+    def wait_queued(self, timeout: float = 90.0) -> None:
+        """Wait until the job is queued again, and as long as no person is faster.
+
+        Where it starts within the second in which it ended, on a node that it had, Slurm takes its credential
+        for a revoked one, and ends it for good, as FAILED (22.05).
+        """
+        self.wait(lambda: self.slurm_state() == "PENDING", timeout, "the job is queued again")
+        ended = int(time.time())
+        wait_for(lambda: int(time.time()) > ended, 2.0, "the next second")
 
     def exit_code(self) -> str:
         """Exit code and signal as Slurm shows them, ``0:0``."""

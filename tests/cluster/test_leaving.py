@@ -156,7 +156,7 @@ def test_a_requeue_by_its_owner_is_told_as_one(sandbox: Sandbox) -> None:
     sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
     job.wait(lambda: "the job is requeued" in job.log, 60, "the words")
     assert "cancelled" not in job.log
-    job.wait(lambda: job.slurm_state() == "PENDING", 60, "the job waits")
+    job.wait_queued()
     status = sandbox.exec(["srobust", "status", str(job.id)], user=USER, timeout_s=30, check=True).stdout
     assert "StartTime=now" in status
     sandbox.exec(["scontrol", "update", f"JobId={job.id}", "StartTime=now"], user=USER, check=True)

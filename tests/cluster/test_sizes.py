@@ -21,7 +21,7 @@ def come_back(sandbox: Sandbox, job: ProtectedJob, nodes: int) -> None:
     """The owner requeues the job and asks for so many nodes."""
     run = job.state.restart_count
     sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
-    job.wait(lambda: job.slurm_state() == "PENDING", 90, "the job is queued again")
+    job.wait_queued()
     # Without its upper end, Slurm keeps that of the last update.
     update = ["scontrol", "update", f"JobId={job.id}", f"NumNodes={nodes}-{nodes}"]
     sandbox.exec([*update, "StartTime=now"], user=USER, check=True)
@@ -87,7 +87,7 @@ def test_a_run_of_a_size_that_does_not_fit_says_what_gives_it_one_that_does(sand
 
     def follow(requeue: str, update: str) -> None:
         sandbox.exec(requeue.split(), user=USER, check=True)
-        job.wait(lambda: job.slurm_state() == "PENDING", 90, "the job is queued again")
+        job.wait_queued()
         sandbox.exec(update.split(), user=USER, check=True)
 
     follow(f"scontrol requeue {job.id}", f"scontrol update JobId={job.id} NumNodes=3-3 StartTime=now")
@@ -109,7 +109,7 @@ def test_storage_that_has_lost_its_checkpoints_ends_the_run(sandbox: Sandbox) ->
     job = ProtectedJob(sandbox, options, nodes=2)
     job.wait_step(10)
     sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
-    job.wait(lambda: job.slurm_state() == "PENDING", 90, "the job is queued again")
+    job.wait_queued()
     there, away = job.folder / "checkpoints", job.folder / "moved"
     there.rename(away)
     sandbox.exec(["scontrol", "update", f"JobId={job.id}", "StartTime=now"], user=USER, check=True)
@@ -121,7 +121,7 @@ def test_storage_that_has_lost_its_checkpoints_ends_the_run(sandbox: Sandbox) ->
         there.rmdir()
     away.rename(there)
     sandbox.exec(["scontrol", "requeue", str(job.id)], user=USER, check=True)
-    job.wait(lambda: job.slurm_state() in ("PENDING", "RUNNING"), 60, "the job is queued again")
+    job.wait_queued()
     sandbox.exec(["scontrol", "update", f"JobId={job.id}", "StartTime=now"], user=USER)
     job.wait(lambda: len(job.events(ev.GenerationLaunched)) == 2, 120, "the next launch")
     assert job.wait_end() == 0, job.log
