@@ -55,6 +55,20 @@ def test_a_refused_step_ends_the_job_in_slurms_words(sandbox: Sandbox) -> None:
     assert decided.t - begun.t < 10
 
 
+def test_of_an_agent_that_ends_by_an_exception_the_log_has_its_last_line(sandbox: Sandbox) -> None:
+    folder = sandbox.home(USER) / "broken"
+    folder.mkdir()
+    module = folder / "zmq.py"
+    module.write_text("raise AttributeError('zmq has no such thing')\n")
+    for path in (folder, module):
+        path.chmod(0o755)
+    option = own_srun(sandbox, f"export PYTHONPATH=/home/{USER}/{folder.name}")
+    job = ProtectedJob(sandbox, f"{TINY} 5", nodes=2, sbatch=(option,))
+    assert job.wait_end(120) == ExitCode.DO_NOT_REQUEUE
+    job.wait_said("Exited with exit code 1 | AttributeError: zmq has no such thing")
+    assert job.events(ev.NodeEvicted) == []
+
+
 def test_a_slurmctld_that_restarts_at_the_start_is_waited_for(sandbox: Sandbox) -> None:
     go = sandbox.home(USER) / "go"
     go.unlink(missing_ok=True)
