@@ -14,7 +14,7 @@ from slurm_robust.controller.effects import FindCheckpoint, Now, Prune
 from slurm_robust.controller.new_parts import NewParts
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Peer, Tier
-from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.policy import resharding, restore
 from slurm_robust.policy.beginning import Beginning, beginning
 from slurm_robust.policy.checkpoints import LISTING_HURRY_S, LISTING_S
@@ -430,6 +430,37 @@ class Checkpoints:
             newest=newest,
             gone=away,
         )
+
+    def given_away(self, plan: RestorePlan | None, now: Now) -> MissingParts | None:
+        """What the last generation ended with or else began with, if nodes still hold some of its parts.
+
+        None if it is no newer than ``plan``. It was whole then: nodes were lost since.
+        """
+        state = self._context.state
+        last = state.sealed.get(state.generation)
+        refs = [CheckpointId(step=last, generation=state.generation)] if last is not None else []
+        refs += [state.restored] if state.restored is not None else []
+        reach = self._holdings(now)
+        heard = {holder.node for holder in reach}
+        for ref in refs:
+            if state.running or ref in state.banned or (plan is not None and ref <= plan.ref):
+                continue
+            is_last = ref.generation == state.generation
+            if any(self.way(g) is not Way.SAME for g in (ref.generation, state.generation)):
+                continue  # its ranks are others
+            found = missing_parts(
+                ref.generation,
+                reach,
+                Placement(slots=state.trained_on, nproc_per_node=state.nproc_per_node),
+                shared=ref.generation in state.shared,
+                after=ref.step - 1,
+                newest=ref.step,
+                # Where its ranks ran is known of the last generation alone.
+                gone=[node for node in state.trained_on if node not in heard or not is_last],
+            )
+            if found is not None:
+                return found if is_last else structs.replace(found, nodes=())
+        return None
 
     def left(self, gone: Collection[str], now: Now) -> str:
         """Where training would go on from without ``gone``: ``step 10 from storage``, ``the beginning``."""

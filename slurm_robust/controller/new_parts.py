@@ -100,4 +100,10 @@ class NewParts:
             return text
         if self._wanted:
             return f"{named_ranks(missing.ranks)} may get new random generators, and if not, {text}"
-        return f"{text} (checkpoint.if_parts_are_missing: reseed may take step {missing.ref.step})"
+        return f"{text}{self.hint(missing)}"
+
+    def hint(self, missing: MissingParts) -> str:
+        """The setting that would have new parts made, "" where nothing can or where it is set."""
+        if self._wanted or not missing.anew:
+            return ""
+        return f" (checkpoint.if_parts_are_missing: reseed may take step {missing.ref.step})"

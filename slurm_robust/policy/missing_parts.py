@@ -27,7 +27,8 @@ class MissingParts(Record):
     ranks: tuple[int, ...]
     """Whose own part is missing."""
     nodes: tuple[str, ...]
-    """On which these ranks ran, as far as they are out of reach."""
+    """On which these ranks ran, as far as they are out of reach; all that are, where only the shared part is
+    missing."""
     shared: bool = False
     """The part that is equal on all ranks is missing, too."""
     source: int = -1
@@ -77,7 +78,8 @@ def missing_parts(
         lacks_shared = shared and SHARED not in parts
         if (newest is not None and step > newest) or not here <= parts or not (lacks or lacks_shared):
             continue
-        nodes = dict.fromkeys(node for rank in lacks if (node := placement.node_of(rank)) in gone)
+        ran = [placement.node_of(rank) for rank in lacks] or placement.slots  # each node has the shared part
+        nodes = dict.fromkeys(node for node in ran if node in gone)
         return MissingParts(
             ref=CheckpointId(step=step, generation=generation),
             ranks=lacks,

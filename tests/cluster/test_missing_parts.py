@@ -1,7 +1,8 @@
-"""Two nodes are lost at once, and no memory that is left has the own part of one rank."""
+"""Two nodes are lost at once, and the memory that is left lacks the own part of one rank, or of both."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,11 @@ from tests.cluster.test_sizes import hashes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SETTINGS = "--set timings.unreachable_s=8 --set checkpoint.every_steps=10"
+SETTINGS = "--set timings.unreachable_s=8 --set checkpoint.every_steps=20"
+# The copy of the newest step to the peer that is left may have come in time or not.
+NOT_WHOLE = (
+    r"step {step} is not whole: (the part of rank \d is on n\d|the parts of ranks \d-\d are on n\[\d-\d\])"
+)
 DDP = "resized.py --kind ddp --no-position --out OUT --steps 50 --step-s 0.3"
 
 
@@ -38,9 +43,9 @@ def test_an_older_step_is_restored_or_new_parts_are_made_as_the_owner_wants(clus
     older = lose_two(cluster, "older")
     again = older.events(ev.GenerationLaunched)[-1]
     assert (again.restore_step, again.tiers) == (19, {"storage": 3}), older.log
-    assert "is not whole: the part of rank" in older.log
-    assert "(checkpoint.if_parts_are_missing: reseed may take step" in older.log
-    assert "new random generators" not in older.log
+    assert re.search(NOT_WHOLE.format(step=r"[23]\d"), older.log), older.log
+    assert "(checkpoint.if_parts_are_missing: reseed may take step" in older.log, older.log
+    assert "new random generators" not in older.log, older.log
 
     reseed = lose_two(cluster, "reseed")
     steps, begun = hashes(reseed)
@@ -48,11 +53,13 @@ def test_an_older_step_is_restored_or_new_parts_are_made_as_the_owner_wants(clus
     first = begun[-1][0]
     again = reseed.events(ev.GenerationLaunched)[-1]
     assert again.restore_step == first - 1 > 20, reseed.log
-    assert (ranks, again.tiers) == (3, {"storage": 3})
-    assert state == steps[first - 1], f"bitwise the model and the optimizer after step {first - 1}"
-    (said,) = [e.text for e in reseed.events(ev.Noted) if "with new random generators" in e.text]
-    assert said in reseed.log
-    assert f"goes on from step {first - 1} with new random generators, since its part is lost" in said
+    assert (ranks, again.tiers) == (3, {"storage": 3}), reseed.log
+    assert state == steps[first - 1], f"not bitwise what was there after step {first - 1}\n{reseed.log}"
+    said = [e.text for e in reseed.events(ev.Noted) if "with new random generators" in e.text]
+    assert len(said) == 1, reseed.log
+    assert said[0] in reseed.log, reseed.log
+    why = r"since (its part is|their parts are) lost"
+    assert re.search(f"go(es)? on from step {first - 1} with new random generators, {why}", said[0]), said
     command = ["srobust", "incident", str(reseed.id), "1"]
     report = cluster.exec(command, user=USER, timeout_s=30.0, check=True).stdout
-    assert "with new random generators" in " ".join(report.split())
+    assert "with new random generators" in " ".join(report.split()), report

@@ -29,7 +29,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.progress import Progress, slowest
 from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
-from slurm_robust.policy.restore import RestorePlan, format_tiers
+from slurm_robust.policy.restore import RestorePlan, format_source, format_tiers
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count
 from slurm_robust.wire.messages import Heartbeat, Launch, Phase
@@ -53,6 +53,7 @@ class Launching:
         """Choose the rendezvous and the checkpoint, and send the orders."""
         core.checkpoints.seal_pending(now)
         plan = core.checkpoints.choose(now)
+        self._say_missing(core, plan, now)
         state = core.state
         first = core.fleet.heartbeat(state.slots[0])
         assert first is not None  # Gathering saw it
@@ -88,6 +89,17 @@ class Launching:
         self._agents = current_agents(core)
         self._since = now.mono
         self._send(core, now)
+
+    def _say_missing(self, core: Core, plan: RestorePlan | None, now: Now) -> None:
+        """What nodes still hold of a newer checkpoint, before the new generation takes its place."""
+        missing = core.checkpoints.given_away(plan, now)
+        if missing is None:
+            return
+        older = format_source(plan.ref.step, plan.tiers) if plan is not None else "the beginning"
+        hint = core.checkpoints.new_parts.hint(missing)
+        text = f"{missing.describe()}: training goes on from {older}{hint}"
+        core.note(text, "", now)
+        core.emit(Say(text=text))
 
     def _write_orders(self, core: Core, plan: RestorePlan | None, first: Heartbeat) -> None:
         state, placement = core.state, core.state.placement

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from slurm_robust.config.job import CompanionConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.util.text import clock
 from tests.unit.controller.fake_job import Job
 
@@ -342,6 +344,112 @@ def test_missing_parts_are_named_again_before_they_are_given_away() -> None:
     lines = [text for text in job.said if "is not whole" in text]
     assert lines[-1].startswith("step 24 is not whole: the part of rank 1 is on n2, which does not answer")
     assert "without them training goes on from step 10 from storage" in lines[-1]
+
+
+def keep(job: Job, *, peers: bool = True, shared: bool = True) -> None:
+    """Of what n1 has, only this is left."""
+    copies = (c for c in job.heartbeats["n1"].copies if (peers or c.tier is not Tier.PEER))
+    job.change("n1", copies=tuple(c for c in copies if shared or c.rank != SHARED))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (
+            lambda job: keep(job, peers=False),
+            "24 is not whole: the parts of ranks 1-2 are on n[2-3], which do",
+        ),
+        (lambda job: keep(job), "24 is not whole: the part of rank 1 is on n2, which does"),
+        (
+            lambda job: job.snapshot(25, peers=False),
+            "25 is not whole: the parts of ranks 1-2 are on n[2-3], which do",
+        ),
+        (
+            lambda job: keep(job, shared=False),
+            "24 is not whole: the part of rank 1 and the shared part are on n2, which does",
+        ),
+        (
+            lambda job: (job.hold("n1", (1,), 1, 24, Tier.PEER), keep(job, shared=False)),
+            "24 is not whole: the shared part is on n[2-3], which do",
+        ),
+    ],
+    ids=["own", "own and a peer's", "own is newer", "not the shared one", "all but the shared one"],
+)
+@pytest.mark.parametrize("apart_s", [0.0, 3.0])
+def test_whatever_the_survivor_has_what_is_missing_is_named(
+    prepare: Callable[[Job], object], said: str, apart_s: float
+) -> None:
+    job = two_lost(stored=True)
+    prepare(job)
+    for node in ("n2", "n3"):
+        job.power_cut(node)
+        job.pass_time(apart_s)
+    job.until(lambda: bool(job.requeued) or job.core.state.generation == 2, 400)
+    (line,) = {text for text in job.said if "is not whole" in text and "without them" in text}
+    assert line.startswith(f"step {said} not answer: without them training goes on from step 10 from storage")
+
+
+def two_lost_in_turn(when: Callable[[Job], bool], *spares: str, waits: bool = False) -> Job:
+    """n3 is lost after the newest step had been found whole without n2, and before there is a newer one.
+
+    ``waits``: the next generation does for n4.
+    """
+    job = Job(("n1", "n2", "n3"), spares, memory=True, shared=True)
+    for step in range(25):
+        job.train_to(step)
+        job.pass_time(1.0)
+    job.storage.add(CheckpointId(step=10, generation=1))
+    job.writes = False
+    if waits:
+        job.tell("n4", ready=False)
+    job.power_cut("n2")
+    job.until(lambda: when(job), 100)
+    assert job.core.state.sealed == {1: 24}
+    job.power_cut("n3")
+    return job
+
+
+def test_a_step_that_was_whole_until_another_node_was_lost_is_named_before_an_older_one_is_restored() -> None:
+    job = two_lost_in_turn(lambda job: job.core.state.generation == 2, "n4", "n5")
+    job.until(lambda: job.core.state.generation == 3, 100)
+    assert job.events(ev.GenerationLaunched)[-1].restore_step == 10
+    line = "step 24 is not whole: the part of rank 1 is on no node that answers: "
+    line += "training goes on from step 10 from storage (3 parts)"
+    (number,) = (i for i, text in enumerate(job.said) if "is not whole" in text)
+    assert job.said[number] == line
+    assert job.said[number + 1].startswith("generation 3 resumes from step 10")
+    assert line in [event.text for event in job.events(ev.Noted)]
+
+
+def test_it_is_named_where_the_node_is_lost_before_the_new_generation_begins() -> None:
+    job = two_lost_in_turn(lambda job: job.stage == "Gathering", "n4", "n5", waits=True)
+    job.until(lambda: "n3" not in job.core.state.slots, 100)
+    job.change("n4", ready=True)
+    job.until(lambda: job.core.state.generation == 2, 100)
+    (line,) = [text for text in job.said if "is not whole" in text]
+    assert line.startswith("step 24 is not whole: the part of rank 1 is on n2: training goes on from step 10")
+    assert line.endswith("(checkpoint.if_parts_are_missing: reseed may take step 24)")
+
+
+def test_it_is_named_in_the_next_run_where_the_node_is_lost_before_it_has_written() -> None:
+    job = two_lost_in_turn(lambda job: bool(job.saves))
+    job.until(lambda: bool(job.requeued), 100)
+    nodes = ("n1", "n4", "n5")
+    taken = ev.AllocationTaken(t=job.wall, restart_count=1, nodes=nodes, slots=nodes, spares=())
+    copies = {"n1": job.copies.get("n1") or job.heartbeats["n1"].copies}
+    later = Job(
+        nodes,
+        (),
+        history=(*job.journal, taken),
+        copies=copies,
+        memory=True,
+        shared=True,
+        storage=job.storage,
+    )
+    (line,) = [text for text in later.said if "is not whole" in text]
+    assert line.startswith("step 24 is not whole: the part of rank 1 is on n2: training goes on from step 10")
+    nothing = Job(nodes, (), history=(*job.journal, taken), memory=True, shared=True, storage=job.storage)
+    assert not any("is not whole" in text for text in nothing.said)
 
 
 def test_what_the_survivor_has_is_kept_for_nodes_that_come_back_with_theirs() -> None:

@@ -90,6 +90,21 @@ def test_without_the_shared_part_nothing_can_go_on_from_it() -> None:
     assert (sharded.shared, sharded.anew) == (False, {})
 
 
+def test_the_shared_part_is_on_each_node_that_is_out_of_reach() -> None:
+    missing = found(held("n1", (0, 24), (1, 24), (2, 24)))
+    assert missing is not None
+    assert (missing.ranks, missing.shared, missing.nodes) == ((), True, ("n2", "n3"))
+    assert missing.describe() == "step 24 is not whole: the shared part is on n[2-3]"
+
+
+def test_of_a_step_that_only_the_rank_there_has_the_parts_of_all_others_are_missing() -> None:
+    """Copies to peers are of fewer steps, and come later."""
+    missing = found(held("n1", (0, 25), (SHARED, 25), (0, 24), (SHARED, 24), (2, 24)))
+    assert missing is not None
+    assert (missing.anew, missing.nodes) == ({1: 0, 2: 0}, ("n2", "n3"))
+    assert missing.describe() == "step 25 is not whole: the parts of ranks 1-2 are on n[2-3]"
+
+
 def test_what_is_whole_or_nowhere_is_not_missing() -> None:
     assert found(*(held(n, (rank, 5), (SHARED, 5)) for rank, n in enumerate(THREE.slots))) is None
     assert found() is None
