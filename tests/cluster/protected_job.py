@@ -21,7 +21,7 @@ USER = "alice"
 SBATCH = """#!/bin/bash
 #SBATCH --no-kill --requeue --open-mode=append --signal=B:USR1@60 --time=30 --cpus-per-task=2
 export OMP_NUM_THREADS=1
-{settings}{before}
+{settings}
 exec srobust run {options}
 """
 WITHOUT_PREPARATIONS = """export SROBUST_CONFIG_STANDBY_TEST_S=0
@@ -56,7 +56,7 @@ class ProtectedJob:
         self.out = self.home / f"{self.name}.sha"
         settings = "" if preparations else WITHOUT_PREPARATIONS
         options = options.replace("OUT", self.out.name)
-        text = SBATCH.format(options=options, settings=settings, before=before)
+        text = SBATCH.format(options=options, settings=settings + before)
         (self.home / f"{self.name}.sbatch").write_text(text)
         command = ["sbatch", "--parsable", f"--nodes={nodes}", f"--job-name={self.name}"]
         command += [f"--output={self.name}.log", *sbatch, f"{self.name}.sbatch"]
