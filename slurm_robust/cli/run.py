@@ -70,7 +70,7 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--from",
         dest="source",
-        default="",
+        type=_source,
         metavar="JOB|FOLDER|NAME|latest",
         help="go on from an earlier job's newest checkpoint, or a training's; latest: of the same script",
     )
@@ -84,6 +84,12 @@ def register(commands: Commands) -> None:
     parser.add_argument("-m", action="store_true", dest="module", help="the command is a Python module")
     add_config_options(parser)
     parser.set_defaults(handler=_run)
+
+
+def _source(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty, perhaps a variable that is not set")
+    return text
 
 
 def split_command(argv: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
@@ -151,7 +157,9 @@ def _run(args: argparse.Namespace) -> int:
 
         kind, options = checked(args)
         config = _configured(args, kind, options)
-        wish = Wish(training=config.training or "", source=args.source, step=args.step, fresh=args.fresh)
+        wish = Wish(
+            training=config.training or "", source=args.source or "", step=args.step, fresh=args.fresh
+        )
         return run(config, args.command, kind, args.name, wish)
 
     return ending_for_good(run_once)

@@ -72,6 +72,12 @@ class Wish(Record):
                 "add --training NAME, or --from JOB",
             )
 
+    def chosen(self) -> list[str]:
+        """The options that choose a beginning, as they were given."""
+        source = [f"--from {self.source}"] if self.source else []
+        step = [f"--step {self.step}"] if self.step is not None else []
+        return [*source, *step, *(["--fresh"] if self.fresh else [])]
+
 
 NOTHING = Wish()
 
@@ -371,6 +377,8 @@ def _go_on(source: Source, wish: Wish, here: Here, *, before: Source | None, cha
             event = structs.replace(event, runs=tuple(dict.fromkeys((*others, writer))))
     for line in policy.first_lines(event, found, source.reasons, source.jobs):
         say(line)
+    if before is not None and not wish.fresh and (text := policy.undone(event, before.event.best_step)):
+        say(text)
     if found and wish.step is None and (unknown := policy.newest_unknown(event, found)) is not None:
         say(
             f"step {unknown.step} on storage is passed over: the journal of the job that wrote it is gone; "

@@ -30,7 +30,9 @@ from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.model import journal
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.state import JobState
 from slurm_robust.model.training import Chapter, TrainingDirectory
+from slurm_robust.policy.continuing import unheard
 from slurm_robust.report.console import show
 from slurm_robust.report.diagnosis import Code, code_of_replay, render_replay
 from slurm_robust.slurm.client import SlurmClient
@@ -87,8 +89,8 @@ def run(
                 say(started.finished)
                 return ExitCode.SUCCESS
             continued = started.continued
-        elif training:
-            check_still_ours(whole, run_id, str(state.job_id), config.slurm.timeout_s)
+        else:
+            _start_again(wish, state, whole, config)
         take()
         before = len(state.slots) or (continued.slots if continued is not None else 0) or None
         sized = preflight.sizes(config, allocation, before, later_run=bool(state.slots))
@@ -101,6 +103,18 @@ def run(
             for text in slurm_times(slurm, config, allocation):
                 say(f"warning: {text}")
         return _supervise(directory, plan, slurm)
+
+
+def _start_again(wish: Wish, state: JobState, whole: TrainingDirectory, config: JobConfig) -> None:
+    """A job that has begun goes on from its own journal, if its training is still its own.
+
+    Raises :class:`PreflightError`.
+    """
+    job = str(state.job_id)
+    for line in unheard(wish.chosen(), wish.training, state.training, job):
+        say(line)
+    if state.training:
+        check_still_ours(whole, state.run_id, job, config.slurm.timeout_s)
 
 
 def _take(alone: Alone, what: str, directory: JobDirectory, *, begun: bool) -> None:

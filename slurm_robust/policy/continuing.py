@@ -116,6 +116,29 @@ def until(event: ev.Continued, step: int) -> ev.Continued:
     )
 
 
+def undone(event: ev.Continued, best_step: int) -> str:
+    """Of a training that had done ``best_step`` the steps that do not count any more, "" for none."""
+    first = event.best_step + 1
+    if best_step < first:
+        return ""
+    what = f"step {first} does" if first == best_step else f"steps {first} to {best_step} do"
+    return f"{what} not count any more: an earlier step was chosen"
+
+
+def unheard(asked: Sequence[str], training: str, mine: str, job: str) -> Iterator[str]:
+    """Yield what a later start of a job does not do, which goes on from its own journal.
+
+    ``asked``: the options that choose a beginning; ``training``: the one that is named now, ``mine``: the
+    job's own.
+    """
+    if asked:
+        yield f"{' and '.join(asked)} had a say in the first start of job {job} only: it goes on where it was"
+    if training != mine:
+        own = f"goes on with training {mine}" if mine else "goes on without a training"
+        other = f"training {training}" if training else "a start without one"
+        yield f"job {job} {own}, as it began: submit a new job for {other}"
+
+
 def steps_text(refs: Sequence[CheckpointId]) -> str:
     """``steps 120, 110 and 100``, the newest first; "none" without any."""
     steps = list(dict.fromkeys(ref.step for ref in refs))

@@ -103,6 +103,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["run", "--node", "2", "a.py"], ExitCode.USAGE, "did you mean --nodes?"),
         (["run", "--sqare", "a.py"], ExitCode.USAGE, "unknown arguments: --sqare"),
         (["run", "--name", "../x", "a.py"], ExitCode.USAGE, "not a folder name"),
+        (["run", "--from", " ", "a.py"], ExitCode.USAGE, "argument --from: it is empty"),
         (["run", "--set", "nodes", "a.py"], ExitCode.USAGE, "--set nodes: no value"),
         (
             ["run", "--nodes", "0", "a.py"],

@@ -14,6 +14,8 @@ from slurm_robust.policy.continuing import (
     of_folder,
     steps_text,
     tells,
+    undone,
+    unheard,
     until,
 )
 from tests.unit.sample_events import continued, run_started
@@ -134,6 +136,24 @@ def test_it_says_that_storage_has_nothing_or_does_not_answer() -> None:
     assert list(first_lines(spoiled, [], {}, {})) == [f"{nothing}: training starts at step 0"]
     silent = f"{whose}; storage does not list its checkpoints now, and is asked again before training starts"
     assert list(first_lines(continued(), None, {}, {})) == [silent]
+
+
+def test_steps_that_a_chosen_one_leaves_out_are_named() -> None:
+    event = continued()
+    assert undone(event, event.best_step) == ""
+    assert undone(until(event, 50), 51) == "step 51 does not count any more: an earlier step was chosen"
+    assert undone(until(event, 50), 60) == "steps 51 to 60 do not count any more: an earlier step was chosen"
+
+
+def test_a_later_start_names_what_it_does_not_do() -> None:
+    assert list(unheard([], "gpt", "gpt", "7")) == []
+    assert list(unheard(["--from 3", "--step 5"], "other", "gpt", "7")) == [
+        "--from 3 and --step 5 had a say in the first start of job 7 only: it goes on where it was",
+        "job 7 goes on with training gpt, as it began: submit a new job for training other",
+    ]
+    assert list(unheard([], "", "gpt", "7")) == [
+        "job 7 goes on with training gpt, as it began: submit a new job for a start without one"
+    ]
 
 
 def test_steps_in_words() -> None:
