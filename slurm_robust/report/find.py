@@ -287,9 +287,10 @@ def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClie
     if view.is_over:
         row = view.row or newest_run(slurm, int(job_id))
         code = f" {row.exit_code}:{row.signal}" if row is not None else ""
-        ended = f"job {job_id} ended before srobust began ({view.state}{code}): "
+        ended = f"job {job_id} has ended ({view.state}{code}), and there is no journal of it in {places}: "
+        why = "it ended before srobust began, or found its training finished, or its folder was removed"
         log = view.job.stdout.replace("%j", job_id).replace("%A", job_id) if view.job is not None else ""
-        text = f"{ended}see its log{' ' + log if log else ''}; there is no journal in {places}"
+        text = f"{ended}{why}; see its log{' ' + log if log else ''}"
         return NotBegun(text, fix=had, may_begin=False)
     if view.job is not None and view.job.is_pending:
         text = f"job {job_id} is pending ({view.job.reason or 'None'}): it has not started yet"

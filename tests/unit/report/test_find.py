@@ -122,7 +122,7 @@ def test_a_job_without_a_journal_is_reported_with_its_state_in_slurm(root: Path)
         find(str(job), None, slurm)
     assert error.value.may_begin
     slurm.cluster.finish(job, "FAILED")
-    ended = rf"job {job} ended before srobust began \(FAILED 0:0\): see its log /home/alice/train-{job}\.log"
+    ended = rf"job {job} has ended \(FAILED 0:0\), and .+; see its log /home/alice/train-{job}\.log"
     with pytest.raises(NotBegun, match=ended) as error:
         find(str(job), None, slurm)
     assert not error.value.may_begin
@@ -134,5 +134,5 @@ def test_what_slurmctld_forgot_slurmdbd_still_knows(root: Path) -> None:
     slurm.job(job)
     slurm.cluster.finish(job, "CANCELLED")
     del slurm.cluster.jobs[job]
-    with pytest.raises(NotBegun, match=rf"job {job} ended before srobust began \(CANCELLED 0:0\)"):
+    with pytest.raises(NotBegun, match=rf"job {job} has ended \(CANCELLED 0:0\)"):
         find(str(job), None, slurm)

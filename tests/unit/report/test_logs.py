@@ -215,5 +215,5 @@ def test_following_a_job_that_ends_without_a_journal_ends(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     slurm = running()
-    with pytest.raises(NoSuchJob, match=r"job 7 ended before srobust began \(FAILED"):
+    with pytest.raises(NoSuchJob, match=r"job 7 has ended \(FAILED"):
         wait("7", None, slurm, Future(lambda: slurm.cluster.finish(7, "FAILED")))
