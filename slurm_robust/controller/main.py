@@ -32,7 +32,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import Chapter, TrainingDirectory
-from slurm_robust.policy.continuing import unheard
+from slurm_robust.policy.continuing import other_training, unheard
 from slurm_robust.report.console import show
 from slurm_robust.report.diagnosis import Code, code_of_replay, render_replay
 from slurm_robust.slurm.client import SlurmClient
@@ -90,7 +90,7 @@ def run(
                 return ExitCode.SUCCESS
             continued = started.continued
         else:
-            _start_again(wish, state, whole, config)
+            _start_again(wish, state, whole, config, allocation.restart_count)
         take()
         before = len(state.slots) or (continued.slots if continued is not None else 0) or None
         sized = preflight.sizes(config, allocation, before, later_run=bool(state.slots))
@@ -105,14 +105,25 @@ def run(
         return _supervise(directory, plan, slurm)
 
 
-def _start_again(wish: Wish, state: JobState, whole: TrainingDirectory, config: JobConfig) -> None:
+def _start_again(
+    wish: Wish, state: JobState, whole: TrainingDirectory, config: JobConfig, restart_count: int
+) -> None:
     """A job that has begun goes on from its own journal, if its training is still its own.
 
-    Raises :class:`PreflightError`.
+    Somebody who starts it again by hand for another training gets none. After a requeue it goes on all the
+    same: the configuration may have changed meanwhile. Raises :class:`PreflightError`.
     """
     job = str(state.job_id)
-    for line in unheard(wish.chosen(), wish.training, state.training, job):
-        say(line)
+    if text := unheard(wish.chosen(), job):
+        say(text)
+    if text := other_training(wish.training, state.training, job):
+        if wish.training and restart_count == state.restart_count:
+            raise preflight.PreflightError(
+                f"{text}, and this start is for training {wish.training}; nothing was started",
+                fix=f"submit a new job for training {wish.training}, or add a --name of its own",
+                code=ExitCode.USAGE,
+            )
+        say(f"{text}, and goes on so")
     if state.training:
         check_still_ours(whole, state.run_id, job, config.slurm.timeout_s)
 

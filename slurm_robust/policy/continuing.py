@@ -125,18 +125,18 @@ def undone(event: ev.Continued, best_step: int) -> str:
     return f"{what} not count any more: an earlier step was chosen"
 
 
-def unheard(asked: Sequence[str], training: str, mine: str, job: str) -> Iterator[str]:
-    """Yield what a later start of a job does not do, which goes on from its own journal.
+def unheard(asked: Sequence[str], job: str) -> str:
+    """Which of the options that choose a beginning, ``asked``, do nothing in a later start; "" for none."""
+    if not asked:
+        return ""
+    return f"{' and '.join(asked)} had a say in the first start of job {job} only: it goes on where it was"
 
-    ``asked``: the options that choose a beginning; ``training``: the one that is named now, ``mine``: the
-    job's own.
-    """
-    if asked:
-        yield f"{' and '.join(asked)} had a say in the first start of job {job} only: it goes on where it was"
-    if training != mine:
-        own = f"goes on with training {mine}" if mine else "goes on without a training"
-        other = f"training {training}" if training else "a start without one"
-        yield f"job {job} {own}, as it began: submit a new job for {other}"
+
+def other_training(asked: str, own: str, job: str) -> str:
+    """That a later start of ``job`` names another training than its ``own``; "" where it does not."""
+    if asked == own:
+        return ""
+    return f"job {job} {f'belongs to training {own}' if own else 'has no training'}, as it began"
 
 
 def steps_text(refs: Sequence[CheckpointId]) -> str:

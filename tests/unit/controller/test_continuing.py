@@ -14,14 +14,17 @@ from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
+from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.continuing import NOTHING, Started, Wish, check_still_ours, start
 from slurm_robust.controller.holding import ENDING_S, Clock, take_alone
+from slurm_robust.controller.main import _start_again
 from slurm_robust.controller.preflight import PreflightError, check_unbegun
 from slurm_robust.controller.sources import Here
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.state import JobState
 from slurm_robust.model.training import TrainingDirectory, encoded, storage_of, trainings
 from slurm_robust.report.checkpoints import open_job
 from slurm_robust.report.find import NoSuchJob
@@ -427,6 +430,25 @@ def test_a_requeued_job_whose_training_went_on_without_it_is_refused(jobs: Jobs)
     start(Wish(training="gpt", fresh=True), jobs.here(9, "gpt"))
     with pytest.raises(PreflightError, match="job 9 has begun anew training gpt since job 8 ended"):
         check_still_ours(training, "8-x", "8", 30.0)
+
+
+def test_a_job_that_is_started_again_by_hand_takes_no_other_training(
+    jobs: Jobs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """After a requeue it goes on: the configuration may have changed since it was submitted."""
+    training = TrainingDirectory.of(jobs.root, "gpt")
+    jobs.job(7, *CANCELLED, training="gpt")
+    state = JobState(job_id=7, run_id="7-x", training="gpt", restart_count=1)
+    _start_again(Wish(training="gpt"), state, training, JobConfig(), 1)
+    assert capfd.readouterr().out == ""
+    with pytest.raises(PreflightError, match="this start is for training other; nothing was") as no:
+        _start_again(Wish(training="other"), state, training, JobConfig(), 1)
+    assert no.value.exit_code is ExitCode.USAGE
+    _start_again(Wish(training="other", step=5), state, training, JobConfig(), 2)
+    _start_again(Wish(), state, training, JobConfig(), 1)
+    said = capfd.readouterr().out
+    assert "--step 5 had a say in the first start of job 7 only" in said
+    assert said.count("job 7 belongs to training gpt, as it began, and goes on so") == 2
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -12,6 +12,7 @@ from slurm_robust.policy.continuing import (
     first_lines,
     lineage,
     of_folder,
+    other_training,
     steps_text,
     tells,
     undone,
@@ -146,14 +147,11 @@ def test_steps_that_a_chosen_one_leaves_out_are_named() -> None:
 
 
 def test_a_later_start_names_what_it_does_not_do() -> None:
-    assert list(unheard([], "gpt", "gpt", "7")) == []
-    assert list(unheard(["--from 3", "--step 5"], "other", "gpt", "7")) == [
-        "--from 3 and --step 5 had a say in the first start of job 7 only: it goes on where it was",
-        "job 7 goes on with training gpt, as it began: submit a new job for training other",
-    ]
-    assert list(unheard([], "", "gpt", "7")) == [
-        "job 7 goes on with training gpt, as it began: submit a new job for a start without one"
-    ]
+    assert unheard([], "7") == other_training("gpt", "gpt", "7") == ""
+    text = "--from 3 and --step 5 had a say in the first start of job 7 only: it goes on where it was"
+    assert unheard(["--from 3", "--step 5"], "7") == text
+    assert other_training("other", "gpt", "7") == "job 7 belongs to training gpt, as it began"
+    assert other_training("other", "", "7") == "job 7 has no training, as it began"
 
 
 def test_steps_in_words() -> None:
