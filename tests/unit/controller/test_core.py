@@ -296,6 +296,19 @@ def test_before_the_end_a_checkpoint_is_taken_at_a_step_no_rank_has_reached() ->
     assert not job.events(ev.RequeueStarted)[0].failure
 
 
+def test_reports_that_come_together_do_not_put_that_step_far_away() -> None:
+    """On a busy machine four steps of 0.3 s each are reported within a tenth of a second."""
+    job = Job()
+    job.train_to(32)
+    job.act(job.core.on_end_approaching("USR1", job.now()))
+    job.pass_time(0.1)
+    for step in range(36, 41):
+        job.train_to(step)
+        job.pass_time(0.3)
+    (asked,) = job.events(ev.CheckpointRequested)
+    assert 40 < asked.step < 60
+
+
 def test_a_script_without_checkpoints_is_requeued_at_once() -> None:
     job = Job(reported=False)
     job.train_to(5)
