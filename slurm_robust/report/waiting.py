@@ -84,6 +84,12 @@ def waiting(
     found, command, why = Places(), "", ""
     if job.held and job.reason != "BadConstraints":
         why = waiting_advice(job)
+    elif "maintenance" in job.reason.lower():
+        why = (
+            "a reservation for maintenance begins before its time limit is over ('scontrol show reservation' "
+            "says when): it starts after the maintenance, or before it with a shorter time limit (scontrol "
+            f"update JobId={job.job_id} TimeLimit=MINUTES)"
+        )
     elif nodes and (not job.reason or job.reason.startswith(_OF_NODES)):
         found = places(job, nodes)
         command, why = _way(job, found, known, weakest, is_known=need is not None)

@@ -96,6 +96,16 @@ def test_too_few_nodes_have_no_command() -> None:
     assert none.describe(1000.0) == "for 0.0 s: 0 nodes free, n[1-6] dead"
 
 
+@pytest.mark.parametrize("spaces", [" ", "_"])
+def test_a_maintenance_that_begins_before_the_time_limit_is_over(spaces: str) -> None:
+    """Nodes that are down have nothing to do with it."""
+    waits = found(pending(f"ReqNodeNotAvail,{spaces}Reserved{spaces}for{spaces}maintenance"), n2=DEAD)
+    assert waits.command == ""
+    assert waits.describe(1480.0) == "for 8 min"
+    assert waits.why.startswith("a reservation for maintenance begins before its time limit is over")
+    assert "scontrol update JobId=7 TimeLimit=MINUTES" in waits.advice
+
+
 def test_what_has_nothing_to_do_with_nodes() -> None:
     waits = found(pending("Dependency"))
     assert (waits.command, waits.advice, waits.describe(1010.0)) == ("", "", "for 10 s")
