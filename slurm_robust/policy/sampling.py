@@ -147,8 +147,8 @@ BUSY_SHARE = 0.1
 """A rank that uses this share of one processor, or more, is busy: machines are crowded."""
 
 BUSY_S = PATIENCE_EVERY_S
-"""The share is that of so many seconds, or of all rounds while they span less: a step may end with a wait. A
-rank that has used no processor time since the last round, two seconds ago, need not hang."""
+"""Seconds over which that share is measured, or all rounds while they span less. A step may end with a wait,
+so a rank that was idle between the last two rounds, which are two seconds apart, need not hang."""
 
 IDLE_SHARE = 0.03
 """A rank that uses less does nothing at all; threads that watch (of NCCL, of the agent) need about 0.01."""

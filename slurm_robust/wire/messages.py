@@ -75,7 +75,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     unsaved: str = ""  # why the newest Save could not be carried out, as far as it could not
     unflushed: str = ""  # why a checkpoint of the generation did not get onto storage: step N: …
     saved_ranks: tuple[int, ...] = ()  # whose parts of ``saved`` that Save has put on storage
-    save_begun: float = 0.0  # that of the newest Save, which the three fields above answer
+    save_begun: float = 0.0  # ``begun`` of the Save that saved and unsaved answer
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.copies.service import NO_COPIES, CopyService
+from slurm_robust.agent.copies.service import NO_COPIES
 from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
 from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
 from slurm_robust.wire.copychannel import Channel, CopyAnswer, CopyVerdict, Get, Put, derive_key
-from slurm_robust.wire.messages import Launch, Phase, Save
+from slurm_robust.wire.messages import Phase, Save
 from tests.unit.agent.copy_nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
 from tests.unit.agent.local_job import pause
 from tests.waiting import wait_for
@@ -171,8 +171,9 @@ def test_copies_outlive_an_agent_and_go_with_the_job(make: MakeNode, shm: Path, 
     assert not again.folder.path.exists()
 
 
-def does_nothing(service: CopyService) -> None:
-    """Each question has an answer and each order none, in every moment of an agent's life."""
+def check_serves_nothing(node: Node) -> None:
+    """Each question has an answer and no order does anything, at every moment of an agent's life."""
+    service = node.service
 
     def asked() -> None:
         assert (service.port, service.inventory(), service.memory) == (0, (), "")
@@ -180,18 +181,7 @@ def does_nothing(service: CopyService) -> None:
 
     asked()
     service.fork_by(lambda: None)
-    launch = Launch(
-        epoch=1,
-        generation=1,
-        ranks=(0,),
-        world_size=1,
-        slot=0,
-        slots=1,
-        master_addr="127.0.0.1",
-        master_port=1,
-        layout="w1",
-    )
-    service.launched(launch)
+    node.launch(1, (0,))
     service.follow(Phase.RUNNING, 1)
     service.set_stride(2)
     service.ask_flush(3)
@@ -206,7 +196,7 @@ def does_nothing(service: CopyService) -> None:
 
 def test_memory_off_means_nothing_is_made(make: MakeNode) -> None:
     a = make("a", memory=False)
-    does_nothing(a.service)
+    check_serves_nothing(a)
     assert not a.folder.path.exists()
 
 
@@ -216,7 +206,7 @@ def test_a_folder_that_cannot_be_made_is_noted(shm: Path, job: Path) -> None:
     a = Node("a", shm, job, keys_in(job))
     (note,) = a.service.notes()
     assert "no snapshots in this node's memory" in note
-    does_nothing(a.service)
+    check_serves_nothing(a)
 
 
 def test_peers_off_means_nothing_is_sent(make: MakeNode) -> None:
