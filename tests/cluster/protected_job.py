@@ -28,6 +28,8 @@ WITHOUT_PREPARATIONS = """export SROBUST_CONFIG_STANDBY_TEST_S=0
 export SROBUST_CONFIG_STANDBY_REHEARSE=false
 """
 _numbers = itertools.count()
+MADE: list[ProtectedJob] = []
+"""The jobs of the test that runs; if it fails, its report shows their logs."""
 
 
 class ProtectedJob:
@@ -63,6 +65,7 @@ class ProtectedJob:
         done = sandbox.exec(command, user=USER, timeout_s=30.0, check=True)
         self.id = int(done.stdout.strip().partition(";")[0])
         self.folder = self.home / "srobust-jobs" / str(self.id)
+        MADE.append(self)
 
     @property
     def log(self) -> str:
@@ -108,9 +111,7 @@ class ProtectedJob:
         try:
             wait_for(condition, timeout, what)
         except AssertionError as error:
-            raise AssertionError(
-                f"{error}\njob {self.id} ({self.slurm_state()}), its output:\n{self.log}"
-            ) from None
+            raise AssertionError(f"{error}; job {self.id} is {self.slurm_state()}") from None
 
     def wait_said(self, words: str) -> None:
         """The job's log has these words, which come a moment after the event in the journal."""

@@ -80,7 +80,10 @@ def job_of(world: World, nodes: int = 2, **fields: object) -> Iterator[int]:
 def running_job(world: World, nodes: int = 2, **fields: object) -> Iterator[Job]:
     """The same, once it runs."""
     with job_of(world, nodes, **fields) as job_id:
-        world.wait(lambda: world.client.job(job_id).is_running, f"job {job_id} runs")
+        try:
+            world.wait(lambda: world.client.job(job_id).is_running, f"job {job_id} runs")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{world.client.job(job_id)}\n{world.client.nodes()}") from None
         yield world.client.job(job_id)
 
 

@@ -187,8 +187,8 @@ def test_the_agents_beside_a_dead_node_live_when_it_comes_back(sruns: RealSruns,
 def test_a_shepherd_dies_before_its_srun(tmp_path: Path) -> None:
     """It would end the step at the end of its parent."""
     ended = tmp_path / "ended"
-    shepherd = f"(trap '' HUP; read -r _ < alive; touch {ended}) &"
-    script = f"cd {tmp_path}; mkfifo alive; {shepherd} exec 3<>alive; exec sleep 600 3>&3"
+    shepherd = f"trap '' HUP; read -r _; touch {ended}"  # a pipe's other end closes with its parent
+    script = f"exec 3> >({shepherd}); exec sleep 600"
     srun = spawn_detached(["bash", "-c", script], output=tmp_path / "out", env=dict(os.environ))
     wait_for(lambda: len(proc.descendants(proc.process_table(), srun.pid)) == 1)
     kill_srun(srun.pid)
