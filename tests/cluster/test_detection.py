@@ -47,6 +47,12 @@ class Faulty(ProtectedJob):
         beside.rename(self.faults / str(rank))
         return node
 
+    def end_after(self, step: int) -> None:
+        """Have all ranks end after ``step``, which is still to come."""
+        beside = self.faults / ".last"
+        beside.write_text(str(step))
+        beside.rename(self.faults / "last")
+
     def decisions(self) -> list[ev.Decided]:
         return self.events(ev.Decided)
 
@@ -115,7 +121,7 @@ def test_what_is_no_hang_is_let_be(cluster: Sandbox) -> None:
 
 
 def test_observe_mode_names_the_node_and_touches_nothing(cluster: Sandbox) -> None:
-    job = Faulty(cluster, 45, spares=1, options="--set mode=observe")
+    job = Faulty(cluster, 600, spares=1, options="--set mode=observe")
     job.wait_step(25)
     node = job.state.placement.node_of(1)
     # Somebody is last at some moments of any training, but not at all of them.
@@ -133,6 +139,7 @@ def test_observe_mode_names_the_node_and_touches_nothing(cluster: Sandbox) -> No
     assert not decided.carried_out
     assert [a.node for a in decided.actions if isinstance(a, Evict)] == [node]
     cluster.fault.continue_rank(job.id, 1)
+    job.end_after(job.step() + 25)
     assert job.wait_end() == 0
     assert job.evicted() == []
     assert job.state.generation == 1
