@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -24,6 +25,9 @@ SITE_FILE = Path("/etc/slurm-robust/job.yaml")
 
 # Not just SROBUST_: workers have facts of that prefix in their environment.
 _PREFIX = "SROBUST_CONFIG_"
+_ALIKE = 0.86
+"""Names of variables that are as alike as this (:mod:`difflib`) are one name misspelt."""
+
 TRAINING = "SROBUST_TRAINING"
 """Short for ``SROBUST_CONFIG_TRAINING``, which wins where both are set: it is typed at each submission."""
 
@@ -49,16 +53,23 @@ def _site_file() -> Path | None:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layers[JobConfig]:
-    """Return what ``SROBUST_CONFIG_*`` and ``SROBUST_TRAINING`` set."""
+    """Return what ``SROBUST_CONFIG_*`` and ``SROBUST_TRAINING`` set, and variables that misspell these."""
     names = {environment_name(key): key for key in schema_keys(JobConfig)}
     found = Layers(JobConfig)
     if environ.get(TRAINING) and environment_name("training") not in environ:
         found.add("training", environ[TRAINING], Place(f"environment variable {TRAINING}"))
     for variable in sorted(environ):
-        if variable.startswith(_PREFIX):
-            name = names.get(variable) or variable.removeprefix(_PREFIX).lower()
+        if variable.startswith(_PREFIX) or _misspells(variable, (TRAINING, *names)):
+            name = names.get(variable) or variable.removeprefix(_PREFIX).removeprefix("SROBUST_").lower()
             add_text(found, name, environ[variable], Place(f"environment variable {variable}"))
     return found
+
+
+def _misspells(variable: str, names: Collection[str]) -> bool:
+    """Whether the variable, which would be silently without effect, is nearly one of ``names``."""
+    if not variable.upper().startswith("SROBUST_") or variable in names:
+        return False
+    return bool(difflib.get_close_matches(variable.upper(), names, 1, _ALIKE))
 
 
 def environment_name(key: str) -> str:

@@ -135,6 +135,10 @@ def test_names_in_the_environment_are_unique_and_none_is_a_worker_variable() -> 
             "2026-13-45",
             "nodes must be an integer of 1 or more, or null, got the string",
         ),
+        ("SROBUST_TRANING", "gpt", "SROBUST_TRANING: unknown key traning; did you mean training"),
+        ("SROBUST_TRAINING_NAME", "gpt", "SROBUST_TRAINING_NAME: unknown key training_name; did you mean tr"),
+        ("SROBUST_CONFG_SPARES", "1", "variable SROBUST_CONFG_SPARES: unknown key confg_spares; did you mean s"),
+        ("srobust_training", "gpt", "variable srobust_training: unknown key"),
         ("SROBUST_CONFIG_FINAL_EXIT_CODES", "2,x", "final_exit_codes[1] must be an exit code from 1 to 255"),
     ],
 )
@@ -153,6 +157,14 @@ def test_a_bad_variable_is_named(variable: str, text: str, expected: str) -> Non
 )
 def test_an_option_for_a_section_is_refused_with_its_name(name: str, expected: str) -> None:
     assert expected in str(refused(option(name, "1")))
+
+
+def test_variables_that_srobust_sets_for_workers_misspell_nothing() -> None:
+    """A job is submitted from within another one."""
+    facts = ("JOB_DIR", "REPLAY", "REPLAY_STEPS", "COMPANION_NODES", "COMPANION_OF", "RESTORE_TIER", "TIERS")
+    of_users = ("SROBUST_SANDBOX_DIR", "SROBUST_DEBUG", "MY_SROBUST_TRAINING", "SROBUST")
+    environ = dict.fromkeys((*(f"SROBUST_{fact}" for fact in facts), *of_users), "x")
+    assert from_environment(environ).build() == JobConfig()
 
 
 def test_a_wrong_option_is_wrong_usage() -> None:
