@@ -69,11 +69,11 @@ make_tree() {
 make_in_namespaces() {
     local tree=$1 suite=$2 mirror=$3
     debootstrap --variant=minbase --include="$PACKAGES" "$suite" "$tree" "$mirror"
-    if [ "$suite" = sid ]; then
-        # With libmariadb3 11.8.9 slurmdbd 26.05.5 ends: "null result from query". The release before is good.
-        echo "deb $mirror trixie main" >>"$tree/etc/apt/sources.list"
+    if [ "$suite" != bookworm ]; then
+        # With libmariadb3 11.8.9 slurmdbd ends: "null result from query". That of bookworm is good.
+        echo "deb $mirror bookworm main" >>"$tree/etc/apt/sources.list"
         chroot "$tree" apt-get -q -o Acquire::Check-Valid-Until=false update
-        chroot "$tree" apt-get -q install --yes --allow-downgrades libmariadb3/trixie mariadb-client-core/trixie
+        chroot "$tree" apt-get -q install --yes --allow-downgrades libmariadb3/bookworm mariadb-client-core/bookworm
     fi
     chroot "$tree" apt-get clean
     rm -rf "$tree"/var/lib/apt/lists/*

@@ -97,10 +97,13 @@ def parse_memory(text: str) -> int:
     return int(match[1]) << 10 * ("KMGT".index(match[2] or "M") + 1)
 
 
-def parse_names(text: str) -> tuple[str, ...]:
-    """A hostlist to names, in order. Raises UnparsableOutput."""
+def parse_names(text: str, *, functions: bool = False) -> tuple[str, ...]:
+    """A hostlist to names, in order. Raises UnparsableOutput.
+
+    With ``functions``, ``switch{leaf3}`` stays as it is written: what a job asks for goes back to Slurm.
+    """
     try:
-        return expand(text)
+        return expand(text, functions=functions)
     except InvalidHostlist as error:
         raise UnparsableOutput(str(error), stdout=text) from error
 

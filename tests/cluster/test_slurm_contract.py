@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from slurm_robust.slurm.cli_client import CliSlurmClient
+from slurm_robust.slurm.process import run_command
 from slurm_robust.slurm.pyslurm_client import PyslurmClient, PyslurmHelper
 from slurm_robust.slurm.records import Step
 from slurm_robust.slurm.requests import NODES_PER_STEP, SubmitRequest, whole_node_steps
@@ -20,6 +21,7 @@ from slurm_robust.slurm.requeue import Order, SystemClock, requeue_without
 from slurm_robust.slurm.watcher import watcher_job
 from tests.contracts.history import HistoryContract
 from tests.contracts.slurm import SlurmContract, running_job
+from tests.slurm_language import cases
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ class RealWorld:
 
     def __init__(self, sandbox: Sandbox, scratch: Path) -> None:
         self.user = sandbox.config.users[0]
-        self.client = CliSlurmClient(prefix=sandbox.enter_command(user=self.user))
+        self.prefix = sandbox.enter_command(user=self.user)
+        self.client = CliSlurmClient(prefix=self.prefix)
         self.operator = CliSlurmClient(prefix=sandbox.enter_command(user="root"))
         self.scratch = scratch
         self.clock = SystemClock()
@@ -90,6 +93,38 @@ class TestPyslurm(SlurmContract):
 @pytest.fixture
 def real(sandboxes: Callable[..., Sandbox], tmp_path: Path) -> RealWorld:
     return RealWorld(sandboxes(**SETTINGS), tmp_path)
+
+
+@pytest.mark.releases
+def test_slurm_reads_hostlists_as_the_tables_say(real: RealWorld) -> None:
+    """Those that we refuse, although Slurm makes something of them, are left out."""
+    version = real.client.version()
+    has_suffixes = (version.major, version.minor) >= (23, 11)
+    wrong: list[str] = []
+    for case in cases("hostlists.tsv"):
+        if "refused here" in case.remark or ("23.11" in case.remark and not has_suffixes):
+            continue
+        names = hostnames(real, case.given)
+        # Of three brackets Slurm turns the first one faster than the second one.
+        same = (
+            sorted(names) == sorted(case.expected.split())
+            if case.given.count("[") > 2
+            else (names == case.expected.split())
+        )
+        if not same and not (case.expected == "ERROR" and names == []):
+            wrong.append(f"{case.given!r}: {names}")
+    for case in cases("folded.tsv"):
+        if sorted(hostnames(real, case.expected)) != sorted(set(case.given.split())):
+            wrong.append(f"{case.expected!r}: {hostnames(real, case.expected)}")
+    assert not wrong
+
+
+def hostnames(world: RealWorld, text: str) -> list[str]:
+    """What ``scontrol`` makes of a hostlist; nothing of one that it refuses."""
+    command = [*world.prefix, "scontrol", "show", "hostnames", text]
+    done = run_command(command, timeout_s=30, env=os.environ)
+    refused = "Invalid hostlist" in f"{done.stdout}{done.stderr}" or done.exit_code != 0
+    return [] if refused else done.stdout.split()
 
 
 PROBE = "echo $SLURM_CPUS_ON_NODE ${CUDA_VISIBLE_DEVICES:-none}; sleep 100"
