@@ -21,8 +21,9 @@ from slurm_robust.nodes.check import Context
 from slurm_robust.nodes.hooks.record import Cause, DrainFile, OwnDrain, has_passed
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import Memory
+from slurm_robust.nodes.reasons import TAG, as_one_part
 from slurm_robust.nodes.runner import inspect
-from slurm_robust.nodes.verdict import REASON_BYTES, TAG, Conclusion, Report, conclude
+from slurm_robust.nodes.verdict import REASON_BYTES, Conclusion, Report, conclude
 from slurm_robust.util.isolate import call
 from slurm_robust.util.text import ascii_line
 
@@ -62,7 +63,7 @@ class Examination(Record):
     @property
     def reason(self) -> str:
         """Of the drain of a node that is kept."""
-        return TAG + ascii_line(f"quarantine: {self.fault}", REASON_BYTES - len(TAG))
+        return TAG + as_one_part(ascii_line(f"quarantine: {self.fault}", REASON_BYTES - len(TAG)))
 
 
 def examine(config: NodeConfig, host: Host, now: float) -> Examination:

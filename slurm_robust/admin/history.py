@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import msgspec
 
+from slurm_robust.admin.drain_reasons import Meaning, evidence, read
 from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
+from slurm_robust.config.node import DrainReason
 from slurm_robust.fleet.opening import open_index
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.verdict import TAG
 from slurm_robust.report.console import Bar, show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
@@ -29,16 +31,12 @@ SLURMDBD_S = 300.0
 PINNED_S = 300.0
 """A job that dies so close to one of its nodes died of it (SlurmdTimeout is 300 s by default)."""
 
+TOGETHER_S = 120.0
+TOGETHER = 4
+"""So many nodes of which Slurm says the same within :data:`TOGETHER_S` share a switch, a prolog or slurmctld,
+and none of them is to blame."""
+
 _JOINED_S = 2.0
-# What slurmctld itself writes when a node fails; any other reason is a person's, who may have any cause.
-_FAULTS = {
-    TAG.lower(): "drained by srobust",
-    "not responding": "node stopped responding",
-    "node unexpectedly rebooted": "node rebooted by itself",
-    "kill task failed": "processes could not be killed",
-    "prolog error": "prolog failed",
-    "epilog error": "epilog failed",
-}
 _NODE_DIED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 # Our own events that say something about a node; the rest is about runs of hooks.
 _EVENTS = {
@@ -161,19 +159,26 @@ def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
     return tuple(found)
 
 
-def fault_kind(event: NodeEvent) -> str:
-    """What the event says about the node, empty where a person took it out of service."""
-    reason = event.reason.lower()
-    return next((kind for start, kind in _FAULTS.items() if reason.startswith(start)), "")
+def fault_kind(event: NodeEvent, site: Sequence[DrainReason] = ()) -> str:
+    """What the event says against the node; empty where somebody took it out of service without a fault."""
+    part = evidence(event.reason, site)
+    return part.says if part else ""
 
 
-def failures_of(history: History) -> list[Failure]:
-    """All that counts against nodes. What jobs suspected of a node counts once for each of their users."""
-    found = [
-        Failure(t=event.start_time, nodes=(event.node,), kind=kind, in_job=False)
-        for event in history.events
-        if event.start_time is not None and (kind := fault_kind(event))
-    ]
+def failures_of(history: History, site: Sequence[DrainReason] = ()) -> list[Failure]:
+    """All that counts against nodes. What jobs suspected of a node counts once for each of their users.
+
+    ``site``: what the site says of reasons.
+    """
+    found: list[Failure] = []
+    of_slurm: list[Failure] = []
+    for event in history.events:
+        part = evidence(event.reason, site)
+        if part is not None and event.start_time is not None:
+            failure = Failure(t=event.start_time, nodes=(event.node,), kind=part.says, in_job=False)
+            (of_slurm if part.means is Meaning.SLURM else found).append(failure)
+    shared = set(_together(of_slurm))
+    found += of_slurm
     found += [
         Failure(t=row.end_time, nodes=row.nodes, kind="job lost a node")
         for row in history.runs
@@ -181,9 +186,9 @@ def failures_of(history: History) -> list[Failure]:
     ]
     # The record of a suspect is a file of the job's user, who may write as many as there are jobs.
     said: dict[tuple[str, str], float] = {}
-    for event in history.logged:
-        if event["event"] == "acquitted":
-            said.setdefault((event["node"], str(event.get("uid"))), event["at"])
+    for told in history.logged:
+        if told["event"] == "acquitted":
+            said.setdefault((told["node"], str(told.get("uid"))), told["at"])
     found += [
         Failure(t=at, nodes=(node,), kind="suspected by a job", in_job=False)
         for (node, _), at in said.items()
@@ -193,7 +198,28 @@ def failures_of(history: History) -> list[Failure]:
         for node, uid, at in history.blamed
         if (node, str(uid)) not in said
     ]
-    return pinned(found, PINNED_S)
+    # What is shared explains the jobs that died of it, too.
+    return [failure for failure in pinned(found, PINNED_S) if failure not in shared]
+
+
+def _together(failures: Iterable[Failure]) -> list[Failure]:
+    """Those of which :data:`TOGETHER` nodes have the same at about the same time."""
+    found: list[Failure] = []
+    kinds: defaultdict[str, list[Failure]] = defaultdict(list)
+    for failure in sorted(failures, key=lambda f: f.t):
+        kinds[failure.kind].append(failure)
+    for alike in kinds.values():
+        begin = told = 0
+        near: Counter[tuple[str, ...]] = Counter()
+        for end, failure in enumerate(alike, 1):
+            near[failure.nodes] += 1
+            while failure.t - alike[begin].t > TOGETHER_S:
+                near[alike[begin].nodes] -= 1
+                begin += 1
+            if len(+near) >= TOGETHER:
+                found += alike[max(begin, told) : end]
+                told = end
+    return found
 
 
 def work_of(history: History) -> list[Work]:
@@ -205,14 +231,14 @@ def work_of(history: History) -> list[Work]:
     ]
 
 
-def timeline(history: History) -> dict[str, list[Entry]]:
-    """Per node what happened, oldest first."""
+def timeline(history: History, site: Sequence[DrainReason] = ()) -> dict[str, list[Entry]]:
+    """Per node what happened, oldest first. ``site``: what the site says of reasons."""
     entries = [
         Entry(
             node=event.node,
             at=event.start_time or 0.0,
             until=event.end_time,
-            what=fault_kind(event) or f"{event.state} by {event.user or 'somebody'}",
+            what=_what(event, site),
             text=event.reason,
         )
         for event in history.events
@@ -225,6 +251,11 @@ def timeline(history: History) -> dict[str, list[Entry]]:
     for entry in sorted(entries, key=lambda entry: entry.at):
         found.setdefault(entry.node, []).append(entry)
     return dict(sorted(found.items()))
+
+
+def _what(event: NodeEvent, site: Sequence[DrainReason]) -> str:
+    known = (part.says for part in read(event.reason, site) if part.means is not Meaning.PERSON)
+    return fault_kind(event, site) or next(known, f"{event.state} by {event.user or 'somebody'}")
 
 
 def _text(event: dict[str, Any]) -> str:
@@ -268,12 +299,14 @@ def main(
         since = history.until - days * DAY_S
         if url:
             history = msgspec.structs.replace(history, blamed=_blamed(url, since))
-        every = score(work_of(history), failures_of(history), since, history.until)
+        every = score(work_of(history), failures_of(history, config.drain_reasons), since, history.until)
         scores = [s for s in every if is_chosen(s.node)]
         _must_be_known(slurm, names - {s.node for s in scores})
         show(scores, partial(_scores_text, days=days), json=json)
     else:
-        entries = {node: own for node, own in timeline(history).items() if is_chosen(node)}
+        entries = {
+            node: own for node, own in timeline(history, config.drain_reasons).items() if is_chosen(node)
+        }
         _must_be_known(slurm, names - entries.keys())
         show(entries, _timeline_text, json=json)
     return 0

@@ -27,9 +27,9 @@ from slurm_robust.admin.reservations import end_reservation
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.hooks.drain import is_tagged, untouchable
+from slurm_robust.nodes.hooks.drain import untouchable
 from slurm_robust.nodes.hooks.log import EventLog, Log
-from slurm_robust.nodes.verdict import TAG
+from slurm_robust.nodes.reasons import TAG, has_ours, of_others
 from slurm_robust.report.console import Bar, show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ReservationExists, SlurmCommandError
@@ -128,7 +128,7 @@ class Quarantine:
             elsewhere = {n for r in self._slurm.reservations() if r.name.startswith(PREFIX) for n in r.nodes}
             results = []
             for node in self._slurm.nodes(list(names) or None):
-                if not names and not is_tagged(node):
+                if not names and not (node.is_drained and has_ours(node.reason)):
                     continue
                 busy = _ELSEWHERE if node.name in elsewhere else ""
                 if obstacle := busy or obstacle_of(node):
@@ -183,12 +183,25 @@ class Quarantine:
             result = self._tested(node, name, named=named)
         finally:
             # Also for Ctrl-C: in service only after a test that passed, and never left in the reservation.
-            if not result.returned:
+            whose = self._drained_meanwhile(node.name)
+            if not result.returned and not whose:
                 self._slurm.drain([node.name], result.drained or node.reason)
             self._drop(name)
+        if whose:
+            result = msgspec.structs.replace(
+                result, returned=False, why=f"drained by others during the test: {whose}", drained=whose
+            )
         event = "quarantine_returned" if result.returned else "quarantine_kept"
         self._log.write(event, node=node.name, why=result.why, reason=node.reason)
         return result
+
+    def _drained_meanwhile(self, name: str) -> str:
+        """The reason with which somebody else has drained the node, which then is his; empty without one."""
+        try:
+            node = self._slurm.node(name)
+        except SlurmCommandError:
+            return ""
+        return node.reason if node.is_drained and of_others(node.reason) else ""
 
     def _tested(self, node: Node, reservation: str, *, named: bool) -> Result:
         result = _kept(node, "not tested")
@@ -215,8 +228,13 @@ class Quarantine:
 
 def obstacle_of(node: Node) -> str:
     """Why the node cannot be tested; empty when it can. A person's drain is the person's."""
-    if not is_tagged(node):
+    if not (node.is_drained and has_ours(node.reason)):
         return f"not drained by srobust: {node.reason or 'in service'}"
+    if others := of_others(node.reason):
+        return (
+            f"others have a part in its drain: {'; '.join(others)}; if the node is well, return it: "
+            f"scontrol update nodename={node.name} state=resume"
+        )
     if node.reason_user not in _OURS:
         return f"{node.reason_user} has taken it over: {node.reason}"
     if state := untouchable(node):

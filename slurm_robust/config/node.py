@@ -487,6 +487,32 @@ class SiteCheck(Section):
             yield Contradiction(keys=("python",), text=text, fix="write module:function")
 
 
+class DrainReason(Section):
+    """A reason that others drain nodes with. See [reasons](draining.md#the-reasons-of-others)."""
+
+    pattern: str
+    """Regular expression that matches the beginning of a part of the reason, in upper or lower case."""
+
+    means: Literal["fault", "slurm", "job", "upgrade", "person"]
+    """Who or what took the node out of service. ``fault`` and ``slurm`` count for lemons."""
+
+    by: str = "the site"
+    """Name of the tool or person."""
+
+    says: str = ""
+    """What reports call it. Empty: ``means`` and ``by``."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yield what is no pattern, or one of everything."""
+        try:
+            if re.match(self.pattern, ""):
+                text = f"pattern {self.pattern!r} matches any reason"
+                yield Contradiction(keys=("pattern",), text=text, fix="write how the reason begins")
+        except re.error as error:
+            text = f"pattern is no regular expression: {error}"
+            yield Contradiction(keys=("pattern",), text=text, fix=r"write one such as OPS-\d+")
+
+
 class NodeMetrics(Section):
     """Metrics of the node for Prometheus. See [monitoring](monitoring.md#nodes)."""
 
@@ -518,6 +544,9 @@ class NodeConfig(Section):
 
     site_checks_dir: str = "/etc/slurm-robust/checks.d"
     """Folder of executables that run as checks of the site, named by their files. Empty: none."""
+
+    drain_reasons: tuple[DrainReason, ...] = ()
+    """Reasons of drains that the tools of this site set, before those that srobust knows."""
 
     gpu: GpuLimits = GpuLimits()
     network: NetworkLimits = NetworkLimits()

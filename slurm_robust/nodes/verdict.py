@@ -11,10 +11,8 @@ from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.reasons import TAG, as_one_part
 from slurm_robust.util.text import ascii_line
-
-TAG = "srobust: "
-"""How every reason of ours begins; Slurm shows it in front of the evidence."""
 
 REASON_BYTES = 200
 
@@ -132,7 +130,7 @@ def reason(causes: list[Finding]) -> str:
     if first.outcome is Outcome.UNKNOWN:
         text = f"{first.subject or first.check} unknown: {first.text or first.check}"
     room = REASON_BYTES - len(TAG) - len(more)
-    return TAG + ascii_line(text, room) + more
+    return TAG + as_one_part(ascii_line(text, room)) + more
 
 
 def overridden(finding: Finding, rule: CheckRule) -> Finding:

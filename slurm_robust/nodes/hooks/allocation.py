@@ -15,8 +15,8 @@ import msgspec
 from slurm_robust.config.node import NodeConfig, Paths
 from slurm_robust.nodes.hooks.log import EventLog
 from slurm_robust.nodes.hooks.sweep import number
+from slurm_robust.nodes.reasons import has_ours
 from slurm_robust.nodes.runner import node_name
-from slurm_robust.nodes.verdict import TAG
 
 _TEXTS = ("SLURM_JOB_NODELIST", "SLURM_JOB_USER", "SLURM_JOB_PARTITION", "SLURM_JOB_NAME")
 _CODES = ("SLURM_JOB_EXIT_CODE2", "SLURM_JOB_DERIVED_EC")
@@ -54,4 +54,4 @@ def _drained_by_us(config: NodeConfig, hostlist: str) -> dict[str, str]:
         nodes = client.nodes(expand(hostlist))
     except (SlurmError, InvalidHostlist):
         return {}
-    return {node.name: node.reason for node in nodes if node.is_drained and node.reason.startswith(TAG)}
+    return {node.name: node.reason for node in nodes if node.is_drained and has_ours(node.reason)}

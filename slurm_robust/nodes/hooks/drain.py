@@ -14,7 +14,8 @@ from slurm_robust.config.node import Drain
 from slurm_robust.model.findings import Finding, Party
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.hooks.record import DAY_S, Cause, DrainAction, OwnDrain, causes_of, has_passed
-from slurm_robust.nodes.verdict import REASON_BYTES, TAG, Conclusion
+from slurm_robust.nodes.reasons import TAG, has_ours
+from slurm_robust.nodes.verdict import REASON_BYTES, Conclusion
 
 if TYPE_CHECKING:
     # Its package is not needed to decide, and a hook on a healthy node never asks Slurm.
@@ -126,8 +127,8 @@ def shares_of(nodes: Iterable[Node], name: str, now: float) -> tuple[Share, ...]
         members = [node for node in every if partition in node.partitions]
         others = [node for node in members if node.name != name]
         # Slurm may keep the reason of a drain that was undone; it began within the hour all the same.
-        recent = [n for n in others if n.reason.startswith(TAG) and (n.reason_time or 0.0) > now - HOUR_S]
-        drained = sum(map(is_tagged, others))
+        recent = [n for n in others if has_ours(n.reason) and (n.reason_time or 0.0) > now - HOUR_S]
+        drained = sum(node.is_drained and has_ours(node.reason) for node in others)
         shares.append(Share(partition=partition, nodes=len(members), drained=drained, this_hour=len(recent)))
     return tuple(shares)
 

@@ -77,7 +77,7 @@ def test_what_slurm_cut_in_two_is_one_event() -> None:
         (REASON, True),
         ("Not responding", True),
         ("Node unexpectedly rebooted", True),
-        ("Kill task failed", True),
+        ("Kill task failed", False),
         ("Prolog error", True),
         ("rack 7 gets new cables", False),
         ("disk, alice", False),

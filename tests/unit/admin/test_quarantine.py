@@ -294,6 +294,44 @@ def test_an_administrators_drain_is_not_tested_even_when_named(ward: Ward) -> No
 
 
 @pytest.mark.parametrize(
+    "reason",
+    [
+        f"Epilog error; {REASON}",
+        f"Epilog error & {REASON}",
+        f"{REASON} : Not responding",
+        f"{REASON} : reboot issued : reboot complete",
+        f"{REASON}; NHC: check_hw_gpu: 7 of 8 GPUs",
+        f"NHC: check_hw_gpu: 7 of 8 GPUs, {REASON}",
+        f"k8s: cordon: node condition GpuXidError; {REASON}",
+        f"alice keeps this; {REASON}",
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_a_drain_in_which_others_have_a_part_is_said_and_stays(ward: Ward, reason: str, named: bool) -> None:
+    ward.slurm.drain(["n1"], reason)
+    ward.answer = lambda _: found(reasons=())
+    result = ward.run(*["n1"] * named)["n1"]
+    assert (result.returned, "others have a part in its drain" in result.why) == (False, True)
+    assert (ward.reason("n1"), ward.seen) == (reason, [])
+
+
+@pytest.mark.parametrize("good", [False, True])
+def test_what_others_drain_during_the_test_stays_theirs(ward: Ward, good: bool) -> None:
+    ward.slurm.drain(["n1"], REASON)
+
+    def cordoned(node: str) -> Examination:
+        ward.slurm.drain([node], "k8s: cordon: node condition GpuXidError")
+        return found(*[XID] * (not good))
+
+    ward.answer = cordoned
+    result = ward.run()["n1"]
+    assert not result.returned
+    assert "drained by others during the test" in result.why
+    assert ward.reason("n1") == "k8s: cordon: node condition GpuXidError"
+    assert ward.slurm.reservations() == ()
+
+
+@pytest.mark.parametrize(
     ("states", "more", "obstacle"),
     [
         (("IDLE", "DRAIN"), {}, ""),

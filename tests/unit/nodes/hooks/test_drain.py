@@ -216,6 +216,27 @@ def test_shares_count_our_drains_in_each_of_the_nodes_partitions() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("reason", "ours"),
+    [
+        (f"Epilog error; {REASON}", True),
+        (f"{REASON} : Not responding", True),
+        (f"Kill task failed & {REASON}", True),
+        ("Kill task failed", False),
+        ("k8s: cordon: node condition GpuXidError", False),
+        ('see "srobust: gpu3" in the ticket', False),
+    ],
+)
+def test_a_drain_counts_for_the_caps_if_a_part_of_it_is_ours_and_is_never_undone_for_that(
+    reason: str, ours: bool
+) -> None:
+    nodes = [node(name="n1"), drained(name="n2", reason=reason, reason_time=NOW - 10)]
+    (share,) = shares_of(nodes, "n1", NOW)
+    assert (share.drained, share.this_hour) == (ours, ours)
+    for said in (FIT, UNFIT):
+        assert act(drained(reason=reason), said, OURS) is DrainAction.NOTHING
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=12),
     st.floats(0, 1),
