@@ -10,10 +10,10 @@ from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Wri
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Context, Probe, Source, View
 from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.jobgroups import CGROUPS, JobGroup, group_of, own_job
 
-PSI, OWN, CGROUPS = "/proc/pressure/memory", "/proc/self/cgroup", "/sys/fs/cgroup"
-# As text: re compiles them when they are first needed, and every hook imports this.
-_JOB = r"(?:/[^/]+)*/job_\d+(?=/|$)"
+PSI, OWN = "/proc/pressure/memory", "/proc/self/cgroup"
+# As text: re compiles it when it is first needed, and every hook imports this.
 _FULL = r"(?m)^full avg10=\S+ avg60=(\d+(?:\.\d+)?)"
 # What version 1 says where there is no limit.
 _NO_LIMIT = 2**60
@@ -23,7 +23,7 @@ class JobMemory(Record):
     """Of the job in which we run. In MiB."""
 
     name: str
-    """``job_7``."""
+    """``job_7``, or the SLUID of a job whose id is not known."""
 
     used: int | None = None
     """Without caches of files."""
@@ -62,25 +62,24 @@ def _stalled(host: Host, file: str) -> float | None:
 def _job(host: Host) -> JobMemory | None:
     for line in host.read_or(OWN).splitlines():
         _, controllers, path = line.split(":", 2)
-        found = re.match(_JOB, path)
-        if found and not controllers:
-            folder, files, prefix = CGROUPS, ("memory.current", "memory.max"), ""
-        elif found and "memory" in controllers.split(","):
-            folder, files = f"{CGROUPS}/memory", ("memory.usage_in_bytes", "memory.limit_in_bytes")
-            prefix = "total_"
-        else:
-            continue
-        return _read_job(host, folder + found[0], files, prefix)
+        group = group_of(path)
+        if group and not controllers:
+            return _read_job(host, group, CGROUPS, ("memory.current", "memory.max"), "")
+        if group and "memory" in controllers.split(","):
+            files = ("memory.usage_in_bytes", "memory.limit_in_bytes")
+            return _read_job(host, group, f"{CGROUPS}/memory", files, "total_")
     return None
 
 
-def _read_job(host: Host, folder: str, files: tuple[str, str], prefix: str) -> JobMemory:
+def _read_job(host: Host, group: JobGroup, mount: str, files: tuple[str, str], prefix: str) -> JobMemory:
+    folder = mount + group.folder
+    job_id = group.job_id or own_job(host)
     used, limit = (host.number(f"{folder}/{name}") for name in files)
     stat = dict(line.split() for line in host.read_or(f"{folder}/memory.stat").splitlines())
     # The kernel takes the cache of files back before it kills anybody.
     cache = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
     return JobMemory(
-        name=folder.rpartition("/")[2],
+        name=f"job_{job_id}" if job_id else group.name,
         used=None if used is None else max(0, used - cache) // 2**20,
         limit=None if limit is None or limit >= _NO_LIMIT else limit // 2**20,
         stalled=_stalled(host, f"{folder}/memory.pressure"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -13,20 +12,14 @@ from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Wri
 from slurm_robust.model.nodefolders import SHARED_MEMORY, parse_folder_name
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View
-from slurm_robust.nodes.checks.processes import listed
 from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.jobgroups import jobs_here
 
-SHM, CGROUP = str(SHARED_MEMORY), "/sys/fs/cgroup"
+SHM = str(SHARED_MEMORY)
 
 # Anybody may write into /dev/shm, as much as they like.
 _MOST_FOLDERS = 256
 _MOST_NAMES = 10_000
-
-# Slurm's control groups, as version 2 and 1 have them; with several slurmd on a machine each has its own.
-# As text: re compiles them when they are first needed, and every hook imports this.
-_SCOPE = r"(?:[\w.-]{1,80}_)?slurmstepd\.scope"
-_SLURM = r"slurm(?:_[\w.-]{1,80})?"
-_CONTROLLERS = ("freezer", "memory", "cpuset", "devices", "cpu,cpuacct")
 
 
 class Folder(Record):
@@ -95,42 +88,6 @@ def _content(path: str) -> tuple[int, float]:
     return blocks * 512 // 2**20, written_at
 
 
-def jobs_here(host: Host) -> frozenset[int] | None:
-    """Jobs with processes on this node, from Slurm's control groups or its step daemons; None: no telling."""
-    groups = list(_groups(host))
-    if groups:
-        names = (name for group in groups for name in host.names(group))
-        return frozenset(int(name[4:]) for name in names if name.startswith("job_") and name[4:].isdigit())
-    return _jobs_of_steps(host)
-
-
-def _groups(host: Host) -> Iterator[str]:
-    """Folders that have one for each job."""
-    for slice_name in ("system.slice", ""):
-        parent = f"{CGROUP}/{slice_name}".rstrip("/")
-        yield from (f"{parent}/{name}" for name in host.names(parent) if re.fullmatch(_SCOPE, name))
-    for controller in _CONTROLLERS:
-        parent = f"{CGROUP}/{controller}"
-        for slurm in (name for name in host.names(parent) if re.fullmatch(_SLURM, name)):
-            yield f"{parent}/{slurm}"
-            users = (name for name in host.names(f"{parent}/{slurm}") if name.startswith("uid_"))
-            yield from (f"{parent}/{slurm}/{user}" for user in users)
-
-
-def _jobs_of_steps(host: Host) -> frozenset[int] | None:
-    """slurmstepd names its job in its command line, which only root's processes are asked for."""
-    daemons = [
-        process
-        for process in listed(host)
-        if process.uid == 0 and process.name in ("slurmd", "slurmstepd") and host.real_uid(process.pid) == 0
-    ]
-    if not daemons:
-        return None
-    steps = [process.pid for process in daemons if process.name == "slurmstepd"]
-    titles = (re.match(r"slurmstepd: \[(\d{1,10})", host.read_or(f"/proc/{pid}/cmdline")) for pid in steps)
-    return frozenset(int(title[1]) for title in titles if title)
-
-
 SOURCE = Source(name="snapshots", facts=SnapshotFacts, gather=gather)
 
 
@@ -146,7 +103,7 @@ def judge_stale(view: View[SnapshotFacts], config: NodeConfig) -> Iterator[Findi
     outcome = Outcome.PASS if not old else Outcome.UNKNOWN if facts.jobs is None else Outcome.FAIL
     text = {
         Outcome.PASS: "",
-        Outcome.UNKNOWN: "which jobs are here is not known: neither Slurm's control groups nor slurmd found",
+        Outcome.UNKNOWN: "which jobs are here is not known: Slurm's cgroups and daemons do not name all",
         Outcome.FAIL: f"{_mib(old)} MiB of ended jobs ({_jobs(old)}): remove them",
     }[outcome]
     yield Finding(

@@ -14,6 +14,7 @@ from functools import cache
 
 from slurm_robust.model.findings import Party, Suggestion, Writer
 from slurm_robust.model.record import Record
+from slurm_robust.nodes.jobgroups import JOB_FOLDER
 
 
 class Shape(Record, kw_only=False):
@@ -153,7 +154,7 @@ _MEMORY = (
         "out-of-memory-group",
         "kernel.oom",
         ("oom-kill:",),
-        r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*/job_\d)",
+        rf"oom-kill:constraint=CONSTRAINT_MEMCG,(?!(?:(?!,task=).)*{JOB_FOLDER})",
         "process killed at the memory limit of a service or login",
         blame=Party.SITE,
         written_by=Writer.USER,

@@ -10,14 +10,12 @@ import pytest
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Outcome, Suggestion
-from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts, gather, jobs_here, judge_stale
+from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts, gather, judge_stale
 from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import NOW, only, plant, view
-from tests.unit.nodes.test_processes import stat
 
 CONFIG = NodeConfig()
 UID = os.getuid()
-needs_root = pytest.mark.skipif(UID != 0, reason="only root can make processes of root")
 
 
 def folder(job_id: int, age: float = 10_000.0) -> Folder:
@@ -101,41 +99,3 @@ def make_deep(folder: Path) -> None:
 
 def test_a_node_without_shared_memory_has_none(tmp_path: Path) -> None:
     assert gather(Host(tmp_path), CONFIG) == SnapshotFacts()
-
-
-@pytest.mark.parametrize(
-    ("paths", "jobs"),
-    [
-        (["system.slice/slurmstepd.scope/job_12/step_0", "system.slice/slurmstepd.scope/system"], {12}),
-        (["system.slice/n1_slurmstepd.scope/job_7", "system.slice/n2_slurmstepd.scope/job_8"], {7, 8}),
-        (["system.slice/slurmstepd.scope/system"], set()),
-        (["memory/slurm/uid_1000/job_12/step_0", "freezer/slurm_n1/uid_1001/job_13"], {12, 13}),
-        (["memory/slurm/system"], set()),
-        (["system.slice/user-slurmstepd.scope.d/job_9", "memory/slurmish/uid_1/job_9"], None),
-    ],
-)
-def test_jobs_are_known_from_control_groups(tmp_path: Path, paths: list[str], jobs: set[int] | None) -> None:
-    files = {f"/sys/fs/cgroup/{path}/cgroup.procs": "" for path in paths}
-    assert jobs_here(plant(tmp_path, files | {"/proc/loadavg": "0"})) == jobs
-
-
-@needs_root
-def test_jobs_are_known_from_step_daemons_of_root_else(tmp_path: Path) -> None:
-    names = {1: "slurmd", 2: "slurmstepd", 3: "slurmstepd", 4: "slurmstepd", 5: "slurmstepd"}
-    titles = {
-        2: "slurmstepd: [12.0]\0\0",
-        3: "slurmstepd: [13.batch]",
-        4: "slurmstepd: [14.extern]",
-        5: "else",
-    }
-    files = {f"/proc/{pid}/stat": stat(pid, name) for pid, name in names.items()}
-    files |= {f"/proc/{pid}/status": "Uid:\t0\t0\t0\t0" for pid in (1, 2, 3)}
-    files |= {f"/proc/{pid}/status": "Uid:\t1000\t0\t0\t0" for pid in (4, 5)}
-    host = plant(tmp_path, files | {f"/proc/{pid}/cmdline": title for pid, title in titles.items()})
-    os.chown(host.path("/proc/4"), 1000, 1000)
-    assert jobs_here(host) == {12, 13}
-    idle = {"/proc/1/stat": stat(1, "slurmd"), "/proc/1/status": "Uid: 0 0 0 0"}
-    assert jobs_here(plant(tmp_path / "idle", idle)) == frozenset()
-    forged = {**idle, "/proc/1/status": "Uid: 1000 0 0 0"}
-    assert jobs_here(plant(tmp_path / "forged", forged)) is None
-    assert jobs_here(plant(tmp_path / "other", {"/proc/1/stat": stat(1, "init")})) is None
