@@ -89,6 +89,12 @@ class Hooks(Section):
     sweep: bool = True
     """Remove the files that ended jobs left in ``/dev/shm``."""
 
+    tell_owner: bool = True
+    """Write what prolog and epilog saw of the node into the job's directory (``suspects.job_dirs``)."""
+
+    may_skip: bool = False
+    """Let a job whose comment has the word ``srobust-skip-checks`` start without the tests of the prolog."""
+
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield limits that Slurm or each other do not allow."""
         if self.periodic_s >= HEALTH_CHECK_LIMIT_S:

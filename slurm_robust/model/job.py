@@ -166,6 +166,11 @@ class JobDirectory:
         return self.path / "suspects"
 
     @property
+    def nodes(self) -> Path:
+        """What prolog and epilog saw of nodes: ``<node>.<time>.json``, a :class:`.nodeseen.NodeSeen`."""
+        return self.path / "nodes"
+
+    @property
     def summary(self) -> Path:
         """A :class:`.jobsummary.JobSummary` for the fleet index of the site."""
         return self.path / "summary.json"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import HISTORY, AnySource, Sample
+from slurm_robust.nodes.check import HISTORY, AnySource, Sample, Source
 from slurm_robust.util.isolate import MOST_BYTES, call
 
 F = TypeVar("F", bound=Record)
@@ -73,6 +73,11 @@ class Memory:
         if not kept or kept[-1].boot_id != boot_id or not 0 <= now - kept[-1].at <= source.fresh_s:
             return None
         return _sample(source, kept[-1])
+
+    def newest(self, source: Source[F], now: float, boot_id: str) -> Sample[F] | None:
+        """What this run has gathered, or has used again; None for neither."""
+        new = self._new.get(source.name)
+        return _sample(source, new[1]) if new else self.fresh(source, now, boot_id)
 
     def baseline(self, source: AnySource) -> Any:
         """The site's baseline of this source; None where there is none."""

@@ -18,6 +18,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
+from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report import incident_text
@@ -25,6 +26,7 @@ from slurm_robust.report import stacks as stack_text
 from slurm_robust.report.bundle import SavedAlerts, alerts_text, folder_of, wanted_ranks
 from slurm_robust.report.console import STYLES, Bar, facts_table, indented, section, show
 from slurm_robust.report.find import find, load_events, named, newest_job
+from slurm_robust.report.hookseen import seen_of, told
 from slurm_robust.report.incident_text import IncidentRow, incident_rows
 from slurm_robust.report.incidents import IncidentReport, incident_reports
 from slurm_robust.report.slurmview import make_slurm, view_of
@@ -162,6 +164,8 @@ class Bundle(Record):
     alerts: SavedAlerts | None = None
     stacks: SavedStacks | None = None
     damaged: dict[str, str] = {}
+    seen: tuple[NodeSeen, ...] = ()
+    """What prolog and epilog told of the nodes that it blames."""
 
 
 def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, job_dir: str | None) -> int:
@@ -212,6 +216,7 @@ def gather(
         alerts=_saved(folder / "alerts.json", SavedAlerts, damaged),
         stacks=_saved(folder / "stacks.json", SavedStacks, damaged),
         damaged=damaged,
+        seen=tuple(seen for seen in seen_of(directory) if seen.node in report.suspects),
     )
 
 
@@ -243,6 +248,7 @@ def render(bundle: Bundle, *, logs: bool = False, stacks: bool = False) -> Rende
         *section("In order (time, seconds since the first sign)", _timeline(report)),
         *_deciding(report),
         *_alerts(bundle.alerts),
+        *told(bundle.seen),
         *_stacks(bundle.stacks),
         *(part for tested in report.tests for part in _tests(tested)),
         *_files(bundle),

@@ -26,6 +26,7 @@ from slurm_robust.report.chapters import ChapterRow
 from slurm_robust.report.console import show
 from slurm_robust.report.curves import progress
 from slurm_robust.report.find import NoSuchJob, named, newest_job, unreadable, without_events
+from slurm_robust.report.hookseen import seen_of
 from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, books_of, job_report
 from slurm_robust.report.job_text import Table, csv_text, render
 from slurm_robust.report.page.page import page_of
@@ -103,7 +104,12 @@ def _told(
     books = books_of(events, facts, best, not_before)
     report = job_report(events, time.time(), facts, gather(directory, events), notes, books, later)
     row = replace(report.chapters[0], folder=directory.path.name)
-    return Told(job=row.job, events=events, books=books, report=replace(report, chapters=(row,)))
+    return Told(
+        job=row.job,
+        events=events,
+        books=books,
+        report=replace(report, chapters=(row,), seen=seen_of(directory)),
+    )
 
 
 def of_job(directory: JobDirectory, slurm: SlurmClient, *, every_step: bool = False) -> JobReport:

@@ -9,6 +9,7 @@ from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger, ledger, times_of
 from slurm_robust.ledger.summary import IncidentCost, Summary, summarise
 from slurm_robust.model import events as ev
+from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import Record
 from slurm_robust.report import incident_text
 from slurm_robust.report.chapters import ChapterRow, ChapterState, chapter_row
@@ -151,6 +152,8 @@ class JobReport(Record):
     """Its name, "" for a job without one."""
     chapters: tuple[ChapterRow, ...] = ()
     """The jobs of the training in their order, or this one."""
+    seen: tuple[NodeSeen, ...] = ()
+    """What prolog and epilog told of nodes around the job's runs, where that is more than nothing."""
 
 
 class Books(Record):

@@ -14,6 +14,7 @@ from slurm_robust.ledger.classes import EFFECTIVE, NAMES
 from slurm_robust.ledger.summary import Lost
 from slurm_robust.report.chapters import ChapterRow, chapters_table
 from slurm_robust.report.console import LEAST_WIDE, ByWidth, facts_table, plain_table, section
+from slurm_robust.report.hookseen import told
 from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.status import incident_table
@@ -100,6 +101,7 @@ def render(report: JobReport) -> RenderableType:
     blamed = [line for line in report.nodes if line.incidents or line.evicted]
     if blamed:
         parts += section("Nodes that were blamed or evicted", _nodes(blamed, report))
+    parts += told(report.seen)
     asked = one_line(report.training) if len(report.chapters) > 1 else report.job_id
     parts.append(
         Text(f"'srobust report {asked} --html FILE' has the timeline, the curves and the evidence", "dim")

@@ -85,6 +85,7 @@ def together(name: str, jobs: Sequence[Told], rows: Sequence[ChapterRow], waits:
         nodes=node_lines(events, times, end, costs, summary.by_node),
         training=name,
         chapters=tuple(rows),
+        seen=tuple(seen for one in jobs for seen in one.report.seen),
     )
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.nodefolders import SHARED_MEMORY
+from slurm_robust.model.nodeseen import HookSeen
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import Context
 from slurm_robust.nodes.gpus.leftovers import LEFTOVERS, STANDS_S, is_being_freed
-from slurm_robust.nodes.hooks import drainer
+from slurm_robust.nodes.hooks import drainer, seen
 from slurm_robust.nodes.hooks.drainer import DrainResult
 from slurm_robust.nodes.hooks.jobs import no_other_job
 from slurm_robust.nodes.hooks.log import EventLog
@@ -89,6 +90,8 @@ class _HookRun:
         if self._config.hooks.sweep:
             self._log_sweep(sweep_gone(self._config, self.job, self.node, self.left_s(_SWEEP_SHARE), shm))
         was_tested = wait_for_test(Path(self._config.paths.state), self.left_s(_TEST_SHARE))
+        if seen.wants_no_tests(self._config, self._environ):
+            return self._untested(was_tested=was_tested)
         report, conclusion = self._check(Context.PROLOG)
         done = self._settle(report, conclusion)
         drained = DrainFile(Path(self._config.paths.state)).load().reason if was_tested else ""
@@ -96,7 +99,17 @@ class _HookRun:
         code = int(self._config.drain.mode == "act" and refused)
         self._log_run(report, conclusion, done, code)
         self._publish(report, conclusion, code)
+        if self._config.hooks.tell_owner and self.job:
+            seen.keep(self._config, self.job, seen.seen_by(report, conclusion, self._memory))
         return HookResult(exit_code=code, message=conclusion.reason or drained)
+
+    def _untested(self, *, was_tested: bool) -> HookResult:
+        """The job's owner does not want to wait for tests, and the site allows that."""
+        self.log.write("tests_skipped", job=self.job, uid=number(self._environ, "SLURM_JOB_UID"))
+        if self._config.hooks.tell_owner and self.job:
+            seen.keep(self._config, self.job, HookSeen(at=self._now, skipped=True))
+        drained = DrainFile(Path(self._config.paths.state)).load().reason if was_tested else ""
+        return HookResult(exit_code=int(self._config.drain.mode == "act" and bool(drained)), message=drained)
 
     def epilog(self, shm: Path) -> HookResult:
         """Make room, and check the node; deeply if the job suspected it. Never fails."""
@@ -141,7 +154,20 @@ class _HookRun:
         done = self._settle(report, conclusion)
         self._log_run(report, conclusion, done, 0)
         self._publish(report, conclusion)
+        if self._config.hooks.tell_owner:
+            self._tell_owner(report, conclusion)
         return HookResult(message=conclusion.reason)
+
+    def _tell_owner(self, report: Report, conclusion: Conclusion) -> None:
+        from slurm_robust.nodes.hooks import owner  # in epilogs only
+        from slurm_robust.nodes.hooks.suspects import Ignored
+
+        limit_s = max(0.1, min(owner.WRITE_S, self.left_s()))
+        told = owner.tell(self._config, self._environ, report, conclusion, self._memory, limit_s)
+        if isinstance(told, Ignored):
+            self.log.note("owner_not_told", job=self.job, why=told.why)
+        elif told is not None:
+            self.log.note("owner_told", job=self.job, file=told.file)
 
     def periodic(self, only: Sequence[str] = (), known: str | None = None) -> HookResult:
         """Check the node, drain it or return it. Never fails.

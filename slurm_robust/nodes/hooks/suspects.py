@@ -123,7 +123,7 @@ def read_as_user(job: EndedJob, templates: tuple[str, ...], path: tuple[str, ...
     ``path``: its folders there and its name; ``most``: bytes. Changes the rights of this process for good.
     Raises ``RuntimeError``.
     """
-    _become(job)
+    become(job)
     below = (str(job.job_id), *path[:-1])
     for folder in places(templates, job):
         try:
@@ -155,7 +155,7 @@ def places(templates: tuple[str, ...], job: EndedJob) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _become(job: EndedJob) -> None:
+def become(job: EndedJob) -> None:
     """Take the rights of the job's user, for good."""
     os.setgroups(_groups(job))
     os.setresgid(job.gid, job.gid, job.gid)
@@ -183,14 +183,8 @@ def _home(uid: int) -> str:
 
 def _read(folder: str, below: tuple[str, ...], name: str, uid: int, most: int) -> bytes:
     """``folder/below.../name`` without following a link below ``folder``. Raises OSError, RuntimeError."""
-    fd = os.open(folder, _FOLDER)
+    fd = open_below(folder, below, uid)
     try:
-        for part in below:
-            following = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=fd)
-            os.close(fd)
-            fd = following
-            if os.fstat(fd).st_uid != uid:
-                raise RuntimeError(f"{part} is not a folder of the job's user")
         # Neither a pipe nor a device is waited for.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=fd)
@@ -200,6 +194,30 @@ def _read(folder: str, below: tuple[str, ...], name: str, uid: int, most: int) -
         return _content(file, uid, most)
     finally:
         os.close(file)
+
+
+def open_below(folder: str, below: tuple[str, ...], uid: int) -> int:
+    """The folder ``folder/below...``, of which no part below ``folder`` is a link or another user's.
+
+    Raises ``OSError``, ``RuntimeError``.
+    """
+    fd = os.open(folder, _FOLDER)
+    for part in below:
+        try:
+            following = open_own(part, fd, uid)
+        finally:
+            os.close(fd)
+        fd = following
+    return fd
+
+
+def open_own(name: str, within: int, uid: int) -> int:
+    """The user's own folder of that name, no link. Raises ``OSError``, ``RuntimeError``."""
+    fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=within)
+    if os.fstat(fd).st_uid == uid:
+        return fd
+    os.close(fd)
+    raise RuntimeError(f"{name} is not a folder of the job's user")
 
 
 def _content(file: int, uid: int, most: int) -> bytes:

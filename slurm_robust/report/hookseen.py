@@ -1,0 +1,78 @@
+"""What the hooks of the site told of a job's nodes (``nodes`` in the job's directory), for reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.nodeseen import MOST_BYTES, HookSeen, NodeSeen
+from slurm_robust.model.record import UNREADABLE
+from slurm_robust.report.console import indented, section
+from slurm_robust.util.ours import open_plain
+from slurm_robust.util.text import count, date_and_time, one_line
+
+MOST_READ = 4096
+"""Files, the newest."""
+
+MOST_SHOWN = 20
+"""Lines on the screen; ``--json`` has all."""
+
+
+def seen_of(directory: JobDirectory) -> tuple[NodeSeen, ...]:
+    """What is worth telling, oldest first; what cannot be read was never told."""
+    try:
+        names = [name for name in os.listdir(directory.nodes) if name.endswith(".json") and name[0] != "."]
+    except OSError:
+        return ()
+    newest = sorted(names, key=lambda name: name.split(".")[-2])[-MOST_READ:]
+    found = (_read(directory, name) for name in newest)
+    told = [seen for seen in found if seen is not None and not seen.is_silent]
+    return tuple(sorted(told, key=lambda seen: (seen.epilog.at, seen.node)))
+
+
+def _read(directory: JobDirectory, name: str) -> NodeSeen | None:
+    try:
+        with open(open_plain(directory.nodes / name, os.O_NOFOLLOW), "rb") as file:
+            return msgspec.json.decode(file.read(MOST_BYTES + 1), type=NodeSeen)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def lines(seen: NodeSeen) -> Iterator[str]:
+    """All of one node, without its name."""
+    if seen.prolog is not None:
+        if seen.prolog.skipped:
+            yield "the prolog tested nothing, as the job asked"
+        yield from _findings("prolog", seen.prolog)
+    for error in seen.errors:
+        times = f", {count(error.count, 'line')}" if error.count > 1 else ""
+        yield f"{error.kind.upper()} {error.code} of {error.subject} at {date_and_time(error.at)}{times}"
+    for device, rises in seen.grown.items():
+        yield f"{device}: " + ", ".join(f"{name} +{rise}" for name, rise in rises.items())
+    yield from _findings("epilog", seen.epilog)
+
+
+def _findings(hook: str, seen: HookSeen) -> Iterator[str]:
+    for found in seen.findings:
+        yield f"{hook}: {found.check} {found.subject}: {found.text} ({found.suggestion.value})"
+
+
+def told(every: Sequence[NodeSeen], nodes: Collection[str] | None = None) -> tuple[RenderableType, ...]:
+    """A section of the screen, of ``nodes`` or of all; nothing where there is nothing to tell."""
+    rows = [
+        f"{seen.node}, until {date_and_time(seen.epilog.at)}: {line}"
+        for seen in every
+        if nodes is None or seen.node in nodes
+        for line in lines(seen)
+    ]
+    if not rows:
+        return ()
+    shown = Group(*(indented(one_line(row)) for row in rows[:MOST_SHOWN]))
+    more = len(rows) - MOST_SHOWN
+    rest = [Text(f"  and {more} more", style="dim")] if more > 0 else []
+    return section("What prolog and epilog saw of the nodes", shown, *rest)
