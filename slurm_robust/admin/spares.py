@@ -37,12 +37,13 @@ from slurm_robust.slurm.errors import (
     ReservationNotFound,
     SlurmTimeout,
 )
-from slurm_robust.slurm.records import Job, Node, Reservation
+from slurm_robust.slurm.records import OF_RESERVATION, Job, Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import date_and_time, one_line
 
 NAME = "srobust_spares"
+_PLANNED = frozenset({"PLANNED"})
 ANSWER_S = 60.0
 """How long one command of Slurm's may take: slurmdbd is asked for a month of failures."""
 
@@ -58,7 +59,8 @@ class TooFewNodes(SrobustError):
 
 class Spare(Record):
     """One node of the reservation. ``state``: ``ready``, ``in use`` (by ``job_id`` of ``user``, which was
-    submitted to the reservation), ``busy`` (with a job from before), or why it is no spare now.
+    submitted to the reservation), ``busy`` (with a job from before), ``planned`` (for a job that waits), or
+    why it is no spare now.
     """
 
     node: str
@@ -69,7 +71,7 @@ class Spare(Record):
 
 
 class Pool(Record):
-    """The reservation now. ``size``: how many nodes it is to have; ``usable``: ready or in use.
+    """The reservation now. ``size``: how many nodes it is to have; ``usable``: ready, in use or planned.
 
     ``waiting``: jobs that wait for a node of it; ``replaced``: whether Slurm replaces nodes that fail.
     """
@@ -131,7 +133,8 @@ def check(request: ReservationRequest, nodes: Iterable[Node], made: Iterable[Res
         there = ", ".join(sorted({name for node in every for name in node.partitions}))
         raise InvalidPartition(f"there is no {where}; there are: {there}")
     taken = {name for other in made for name in other.nodes}
-    able = [n for n in members if n.usable and n.name not in taken]
+    # Slurm reserves also what its scheduler has planned for a job that waits.
+    able = [n for n in members if n.usable_despite(_PLANNED) and n.name not in taken]
     free = tuple(n.name for n in able if "IGNORE_JOBS" in request.flags or "IDLE" in n.states)
     count = request.node_count or 0
     if count > len(members):
@@ -163,7 +166,7 @@ def pool_of(made: Reservation, nodes: Iterable[Node], jobs: Iterable[Job]) -> Po
         accounts=made.accounts,
         size=made.node_count,
         ready=sum(spare.state == "ready" for spare in spares),
-        usable=sum(spare.state in ("ready", "in use") for spare in spares),
+        usable=sum(spare.state in ("ready", "in use", "planned") for spare in spares),
         spares=spares,
         waiting=tuple(job.job_id for job in own if not job.nodes),
         replaced=not made.flags & {"SPEC_NODES", "STATIC_ALLOC", "STATIC", "MAINT"},
@@ -191,9 +194,8 @@ def _unfit(node: Node, *, busy: bool) -> str:
         return "draining" if busy else "drained"
     if not node.responding:
         return "not responding"
-    if not node.usable:
-        odd = node.states & {"FUTURE", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN"}
-        return min(odd, default="unusable").lower().replace("_", " ")
+    if hindrances := node.hindrances - OF_RESERVATION - (_PLANNED if busy else frozenset()):
+        return min(hindrances).lower().replace("_", " ")
     return ""
 
 

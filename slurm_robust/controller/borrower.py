@@ -25,6 +25,7 @@ from slurm_robust.slurm.errors import (
     SlurmTimeout,
 )
 from slurm_robust.slurm.process import CommandTimeout
+from slurm_robust.slurm.records import OF_RESERVATION
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.slurm.requeue import Clock, SystemClock
 from slurm_robust.util.hostlist import fold
@@ -275,7 +276,11 @@ class Borrower:
             nodes = self._slurm.nodes(found.nodes)
         except (SlurmError, CommandTimeout):
             return None, ""
-        free = [node for node in nodes if node.usable and "IDLE" in node.states and node.name not in exclude]
+        free = [
+            node
+            for node in nodes
+            if node.is_idle and node.usable_despite(OF_RESERVATION) and node.name not in exclude
+        ]
         names = fold(node.name for node in nodes)
         why = f"{len(free)} of {counted(len(nodes), 'node')} free ({names}; see srobust spares status)"
         return len(free), why

@@ -147,4 +147,4 @@ class Shrinker:
 
 def _is_offered(node: Node) -> bool:
     """Whether Slurm would give the node, once idle, to the next job."""
-    return node.responding and not node.is_down and not node.is_drained
+    return node.responding and not node.is_down and not node.is_leaving

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -33,6 +34,7 @@ from slurm_robust.slurm.process import (
     spawn_detached,
 )
 from slurm_robust.slurm.records import (
+    KNOWN_STATES,
     AccountingRow,
     Allocation,
     Job,
@@ -50,6 +52,7 @@ from slurm_robust.slurm.values import parse_version
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import one_line
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _OWN_JOB = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
 
@@ -79,6 +82,7 @@ class CliSlurmClient:
         self._lock = threading.Lock()
         self._version: SlurmVersion | None = None
         self._json_refused = False
+        self._warned: frozenset[str] = frozenset()
 
     # -- reads -------------------------------------------------------------------------------------
 
@@ -103,6 +107,7 @@ class CliSlurmClient:
             of_text=text.parse_nodes,
             of_json=jsonforms.parse_nodes,
         )
+        self._warn_of_unknown_states(found)
         if names is None:
             return found
         by_name = {node.name: node for node in found}
@@ -318,6 +323,15 @@ class CliSlurmClient:
     def delete_reservation(self, name: str) -> None:
         """See the protocol."""
         self._output(commands.delete_reservation(name))
+
+    def _warn_of_unknown_states(self, nodes: Sequence[Node]) -> None:
+        unknown = frozenset().union(*(node.states for node in nodes)) - KNOWN_STATES
+        with self._lock:
+            new, self._warned = unknown - self._warned, self._warned | unknown
+        if new:
+            _log.warning(
+                "srobust does not know these states of nodes, and uses none in them: %s", sorted(new)
+            )
 
     # -- running a command ---------------------------------------------------------------------------
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from slurm_robust.model.record import Record
-from slurm_robust.slurm.records import Job, Node
+from slurm_robust.slurm.records import OF_RESERVATION, Job, Node
 
-# A node in one of these takes no job, or is somebody else's.
-_TAKEN = frozenset({"ALLOCATED", "MIXED", "COMPLETING", "RESERVED", "MAINTENANCE", "PLANNED", "BLOCKED"})
+# A node in one of these is not there for a job that would start now, its own one included.
 _AWAY = frozenset({"FUTURE", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED"})
 
 
@@ -54,7 +53,7 @@ class Places(Record):
     """Idle: the job could get them now."""
 
     busy: tuple[str, ...] = ()
-    """Other jobs or reservations have them."""
+    """Other jobs or reservations have them, or are to get them, or Slurm is about to reboot them."""
 
     dead: tuple[str, ...] = ()
     """They are down, or do not respond to Slurm."""
@@ -76,10 +75,11 @@ def places(job: Job, nodes: Iterable[Node], own: Collection[str] = ()) -> Places
             continue
         if node.is_down or not node.responding or node.states & _AWAY:
             kind = "dead"
-        elif node.is_drained:
+        elif node.is_leaving:
             kind = "drained"
         else:
-            kind = "free" if node.name in own or _is_idle(node, job) else "busy"
+            is_ours = node.name in own and "REBOOT_REQUESTED" not in node.states
+            kind = "free" if is_ours or _is_idle(node, job) else "busy"
             if node.name in job.excluded_nodes:
                 if kind == "free":
                     found["left_out_free"].append(node.name)
@@ -89,14 +89,13 @@ def places(job: Job, nodes: Iterable[Node], own: Collection[str] = ()) -> Places
 
 
 def _is_idle(node: Node, job: Job) -> bool:
-    taken = _TAKEN - {"RESERVED", "MAINTENANCE"} if job.reservation else _TAKEN
-    return not node.states & taken
+    return node.is_idle and node.usable_despite(OF_RESERVATION if job.reservation else frozenset())
 
 
 def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job, least: int) -> tuple[str, ...]:
     """As many of ``exclude``, the weakest first, as leave the job ``least`` nodes to start on.
 
-    A node counts if it is in a partition of the job, responds, and is neither down nor drained. Where those
+    A node counts if it is in a partition of the job, responds, and is neither down nor to leave. Where those
     that respond are too few even without any exclusion, others count too: none responds right after a restart
     of slurmctld. What else the job asks of its nodes (features, memory) is Slurm's to judge. Of the job's own
     list of excluded nodes those that are not in ``exclude`` are its owner's, and stay out.
@@ -106,7 +105,7 @@ def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job, least: i
     sound = [
         node
         for node in nodes
-        if not (node.is_down or node.is_drained)
+        if not (node.is_down or node.is_leaving)
         and partitions & set(node.partitions)
         and node.name not in owners
     ]

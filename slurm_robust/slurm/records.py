@@ -27,6 +27,22 @@ TERMINAL_STATES = frozenset(
     }
 )
 
+# Base states in which a node takes jobs, and flags that change nothing about that (slurm.h, 22.05 to 26.05).
+_TAKING = frozenset({"IDLE", "ALLOCATED", "MIXED"})
+_PLAIN = frozenset({"COMPLETING", "CLOUD", "DYNAMIC_FUTURE", "DYNAMIC_NORM", "PERFCTRS"})
+# Flags of a node that others have to themselves for now, and all other states in which it takes no job.
+_KEPT = frozenset({"RESERVED", "MAINTENANCE", "PLANNED", "BLOCKED"})
+_SHUT = frozenset(
+    {"DOWN", "ERROR", "FUTURE", "UNKNOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "INVALID_REG", "EXTERNAL"}
+    | {"POWER_DOWN", "POWER_UP", "POWER_DRAIN", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"}
+    | {"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT_CANCEL", "RESUME", "UNDRAIN"}
+)
+KNOWN_STATES = _TAKING | _PLAIN | _KEPT | _SHUT
+"""Slurm's names for states of nodes. A later release may have others: no job is sent to such a node."""
+
+OF_RESERVATION = frozenset({"RESERVED", "MAINTENANCE"})
+"""Flags of a node in a reservation, whose own jobs it takes."""
+
 
 class SlurmVersion(Record, order=True):
     """A release, say 22.05.8: major 22, minor 5, micro 8; comparable."""
@@ -61,7 +77,8 @@ class Node(Record):
     states: frozenset[str]
     """Slurm's upper-case names without suffixes: one base state (IDLE, ALLOCATED, MIXED, DOWN, ERROR, FUTURE,
     UNKNOWN) and any flags (DRAIN, NOT_RESPONDING, RESERVED, COMPLETING, FAIL, MAINTENANCE, POWERED_DOWN,
-    REBOOT_REQUESTED, …). Flag names are those of ``scontrol show node``."""
+    REBOOT_REQUESTED, …). Names are those of ``scontrol show node``; a later release may have others than
+    :data:`KNOWN_STATES`."""
 
     reason: str = ""
     """May outlive its state (Slurm without accounting keeps it after a resume): judge by ``states``."""
@@ -75,16 +92,22 @@ class Node(Record):
 
     @property
     def is_down(self) -> bool:
-        """slurmctld gave the node up (DOWN, ERROR, FAIL).
+        """slurmctld gave the node up (DOWN, ERROR).
 
-        A node that only does not respond is not down yet: Slurm decides after SlurmdTimeout.
+        A node that only does not respond is not down yet: Slurm decides after SlurmdTimeout. One that is to
+        leave (FAIL, which sinfo shows as FAILING) is not down either: its job runs on.
         """
-        return bool(self.states & {"DOWN", "ERROR", "FAIL"})
+        return bool(self.states & {"DOWN", "ERROR"})
 
     @property
     def is_drained(self) -> bool:
         """No new job will be started there (DRAIN is set, whether or not a job still runs)."""
         return "DRAIN" in self.states
+
+    @property
+    def is_leaving(self) -> bool:
+        """It gives no new job a place, by somebody's will (DRAIN, FAIL); a job that runs there goes on."""
+        return bool(self.states & {"DRAIN", "FAIL"})
 
     @property
     def responding(self) -> bool:
@@ -96,10 +119,24 @@ class Node(Record):
         return "NOT_RESPONDING" not in self.states
 
     @property
+    def hindrances(self) -> frozenset[str]:
+        """The states that keep new jobs away: each one that is not known to let them in."""
+        found = self.states - _TAKING - _PLAIN
+        return found if found or self.states & _TAKING else frozenset({"UNKNOWN"})
+
+    @property
     def usable(self) -> bool:
         """A job could be started there now or when the present one ends."""
-        unusable = {"DOWN", "ERROR", "FAIL", "DRAIN", "FUTURE", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN"}
-        return not self.states & unusable and self.responding
+        return self.usable_despite(frozenset())
+
+    def usable_despite(self, allowed: frozenset[str]) -> bool:
+        """The same where the flags ``allowed`` do not matter, such as :data:`OF_RESERVATION` to its jobs."""
+        return bool(self.states & _TAKING) and self.hindrances <= allowed
+
+    @property
+    def is_idle(self) -> bool:
+        """No job has it, nor is one of it still completing."""
+        return "IDLE" in self.states and "COMPLETING" not in self.states
 
     def gpus(self) -> int:
         """Number of GPUs configured."""

@@ -434,7 +434,7 @@ def parse_events(text: str) -> tuple[NodeEvent, ...]:
         found.append(
             NodeEvent(
                 node=node,
-                state="+".join(sorted(parse_states(state))),
+                state="+".join(sorted(parse_states(state.rstrip("~#!%$@^-")))),
                 reason=reason,
                 user=user.partition("(")[0],
                 start_time=parse_time(start),

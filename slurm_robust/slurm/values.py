@@ -12,6 +12,46 @@ from slurm_robust.util.hostlist import InvalidHostlist, expand
 # A job in one of these is also PENDING, or RUNNING, but text output shows only one state.
 _WAITING = frozenset({"EXPEDITING", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 _WORKING = frozenset({"RESIZING", "SIGNALING", "STOPPED"})
+# What sinfo prints for states of nodes (node_state_string, node_state_string_compact), by suffix and by name.
+_SUFFIXES = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "%": "POWERING_DOWN",
+    "!": "POWER_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+_SINFO = {
+    name: frozenset(states.split())
+    for names, states in (
+        ("ALLOC", "ALLOCATED"),
+        ("MIX", "MIXED"),
+        ("FUTR", "FUTURE"),
+        ("UNK", "UNKNOWN"),
+        ("COMP", "COMPLETING"),
+        ("DRNG DRAINING", "MIXED DRAIN"),
+        ("DRAINED", "DRAIN"),
+        ("FAILG FAILING", "MIXED FAIL"),
+        ("MAINT", "MAINTENANCE"),
+        ("BOOT REBOOT", "REBOOT_REQUESTED"),
+        ("RESV", "IDLE RESERVED"),
+        ("PLND", "IDLE PLANNED"),
+        ("BLOCK", "IDLE BLOCKED"),
+        ("INVAL", "INVALID_REG"),
+        ("POW_DN", "POWER_DOWN"),
+        ("POW_UP", "POWER_UP"),
+        ("POWRING_DN", "POWERING_DOWN"),
+        ("POWERED_DN", "POWERED_DOWN"),
+        ("CANC_R CANCEL_REBOOT REBOOT_CANCELED", "REBOOT_CANCEL"),
+        ("EXT", "EXTERNAL"),
+        ("RESM", "RESUME"),
+        ("NPC", "PERFCTRS"),
+    )
+    for name in names.split()
+}
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "none"})
 
 NEVER_S = 65534
@@ -54,14 +94,18 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_states(text: str) -> frozenset[str]:
-    """``DOWN*+DRAIN`` to DOWN, DRAIN, NOT_RESPONDING: sinfo(1)'s suffixes as states, or dropped."""
+    """``DOWN*+DRAIN`` to DOWN, DRAIN, NOT_RESPONDING.
+
+    Also what sinfo(1) makes of states: its short names, and the suffixes, each of which stands for a flag.
+    """
     states: set[str] = set()
-    for state in text.upper().split("+"):
-        bare = state.rstrip("*~#!%$@^-")
-        if "*" in state[len(bare) :]:
-            states.add("NOT_RESPONDING")
-        if bare:
-            states.add(bare)
+    for state in text.upper().strip().split("+"):
+        bare = state.rstrip("".join(_SUFFIXES))
+        flags = {_SUFFIXES[suffix] for suffix in state[len(bare) :]}
+        # "MAINT*" and "BOOT^" have no other base.
+        names = _SINFO.get(bare, frozenset({bare}) if bare else frozenset())
+        states |= names - {"REBOOT_REQUESTED"} if "REBOOT_ISSUED" in flags else names
+        states |= flags
     return frozenset(states)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import (
+    OF_RESERVATION,
     AccountingRow,
     Gres,
     Job,
@@ -341,7 +342,7 @@ class FakeCluster:
         for name, reservation in self.reservations.items():
             if reservation.flags & {"SPEC_NODES", "MAINT", "STATIC_ALLOC"}:
                 continue
-            good = [n for n in reservation.nodes if self.seen(n).usable]
+            good = [n for n in reservation.nodes if self.seen(n).usable_despite(OF_RESERVATION)]
             missing = len(reservation.nodes) - len(good)
             ignore_jobs = "IGNORE_JOBS" in reservation.flags
             found = self.free_nodes(reservation.partition, ignore_jobs=ignore_jobs)[:missing]
@@ -403,7 +404,8 @@ class FakeCluster:
         free = [
             name
             for name in self.nodes
-            if name not in taken | reserved | set(job.excluded_nodes) and self.seen(name).usable
+            if name not in taken | reserved | set(job.excluded_nodes)
+            and self.seen(name).usable_despite(OF_RESERVATION)
         ]
         if not set(job.required_nodes) <= set(free):
             return None

@@ -137,7 +137,11 @@ def test_names_in_the_environment_are_unique_and_none_is_a_worker_variable() -> 
         ),
         ("SROBUST_TRANING", "gpt", "SROBUST_TRANING: unknown key traning; did you mean training"),
         ("SROBUST_TRAINING_NAME", "gpt", "SROBUST_TRAINING_NAME: unknown key training_name; did you mean tr"),
-        ("SROBUST_CONFG_SPARES", "1", "variable SROBUST_CONFG_SPARES: unknown key confg_spares; did you mean s"),
+        (
+            "SROBUST_CONFG_SPARES",
+            "1",
+            "variable SROBUST_CONFG_SPARES: unknown key confg_spares; did you mean s",
+        ),
         ("srobust_training", "gpt", "variable srobust_training: unknown key"),
         ("SROBUST_CONFIG_FINAL_EXIT_CODES", "2,x", "final_exit_codes[1] must be an exit code from 1 to 255"),
     ],

@@ -309,7 +309,7 @@ def test_no_reason_hides_a_node(lines: list[str]) -> None:
         ("DOWN*", {"DOWN", "NOT_RESPONDING"}),
         ("IDLE+NOT_RESPONDING", {"IDLE", "NOT_RESPONDING"}),
         ("mixed*+drain", {"MIXED", "NOT_RESPONDING", "DRAIN"}),
-        ("IDLE~", {"IDLE"}),
+        ("IDLE~", {"IDLE", "POWERED_DOWN"}),
         ("", set()),
     ],
 )
