@@ -13,6 +13,7 @@ from typing import TypeVar
 from slurm_robust.slurm import commands, jsonforms, text
 from slurm_robust.slurm.client import StepHandle
 from slurm_robust.slurm.errors import (
+    GONE,
     CommandFailed,
     InvalidNode,
     JobFinished,
@@ -95,8 +96,7 @@ class CliSlurmClient:
 
     def now(self) -> float:
         """See the protocol."""
-        command = commands.now()
-        return self._parsed(command, self._output(command), text.parse_now)
+        return self._asked(commands.now(), text.parse_now)
 
     def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
         """See the protocol."""
@@ -109,6 +109,8 @@ class CliSlurmClient:
         )
         self._warn_of_unknown_states(found)
         if names is None:
+            if not found:
+                raise UnparsableOutput("Slurm shows no node, and no cluster is without one")
             return found
         by_name = {node.name: node for node in found}
         for name in names:
@@ -118,8 +120,7 @@ class CliSlurmClient:
 
     def node(self, name: str) -> Node:
         """See the protocol."""
-        command = commands.show_node_state(name)
-        found = self._parsed(command, self._output(command), text.parse_node_state)
+        found = self._asked(commands.show_node_state(name), text.parse_node_state)
         # sinfo shows only nodes of partitions, and says nothing of a name that it does not know.
         return found or self.nodes([name])[0]
 
@@ -213,13 +214,11 @@ class CliSlurmClient:
 
     def partitions(self) -> tuple[Terms, ...]:
         """See the protocol."""
-        command = commands.show_partitions()
-        return self._parsed(command, self._output(command), text.parse_partitions)
+        return self._asked(commands.show_partitions(), text.parse_partitions)
 
     def qos(self) -> tuple[Terms, ...]:
         """See the protocol."""
-        command = commands.show_qos()
-        return self._parsed(command, self._output(command), text.parse_qos)
+        return self._asked(commands.show_qos(), text.parse_qos)
 
     # -- writes: jobs ------------------------------------------------------------------------------
 
@@ -349,22 +348,27 @@ class CliSlurmClient:
     ) -> T:
         """Read in JSON where we know that of the release, else in text."""
         if parser := "" if self._json_refused else commands.data_parser(self.version()):
-            argv = command(parser)
             try:
-                return self._parsed(argv, self._output(argv), lambda out: of_json(jsonforms.load(out)))
+                return self._asked(command(parser), lambda out: of_json(jsonforms.load(out)))
             except CommandFailed as error:
                 if "data_parser" not in error.stderr and "unrecognized option" not in error.stderr:
                     raise
                 # A release later than those known has dropped it; text stays readable.
                 self._json_refused = True
-        argv = command("")
-        return self._parsed(argv, self._output(argv), of_text)
+        return self._asked(command(""), of_text)
 
-    def _parsed(self, argv: list[str], output: str, parse: Callable[[str], T]) -> T:
+    def _asked(self, argv: list[str], parse: Callable[[str], T]) -> T:
+        done = self._answer(argv)
         try:
-            return parse(output)
+            return parse(done.stdout)
         except UnparsableOutput as error:
-            raise UnparsableOutput(error.what, command=argv, returncode=0, stdout=output) from error
+            # "Job 4711 not found" may come with exit code 0. Of more lines some may be the user's.
+            told = classify(done) if done.stdout.strip().count("\n") == 0 else None
+            if isinstance(told, GONE):
+                raise told from error
+            raise UnparsableOutput(error.what, command=argv, returncode=0, stdout=done.stdout) from error
+        except SlurmCommandError as error:
+            raise type(error)(error.what, command=argv, returncode=0, stdout=done.stdout) from error
 
     def _allocation(self, document: jsonforms.Object, job_id: int) -> Allocation:
         self._first(jsonforms.parse_jobs(document), job_id)
@@ -376,11 +380,14 @@ class CliSlurmClient:
         return next((job for job in found if job.job_id == job_id), found[0])
 
     def _output(self, command: list[str]) -> str:
+        return self._answer(command).stdout
+
+    def _answer(self, command: list[str]) -> CompletedCommand:
         done = self._complete(command)
         if done.exit_code == -signal.SIGTERM:
             # Where Slurm ends a run, it ends the commands of the run as well, the one that asks it why, too.
             done = self._complete(command)
-        return self._check(done).stdout
+        return self._check(done)
 
     def _output_or_nothing(self, command: list[str]) -> str:
         try:

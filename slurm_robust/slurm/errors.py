@@ -34,6 +34,7 @@ is the one place that knows them.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
@@ -243,13 +244,11 @@ _TEXTS: tuple[tuple[str, type[SlurmCommandError]], ...] = (
     ("already finished", JobFinished),
     ("already completing or completed", JobFinished),
     ("invalid job id", JobNotFound),
-    ("job id not found", JobNotFound),
     ("invalid user id", PermissionDenied),
     ("access/permission denied", PermissionDenied),
     ("access denied", PermissionDenied),
     ("requested operation is presently disabled", RequeueDisabled),
     ("requested reservation is invalid", ReservationNotFound),
-    ("reservation not found", ReservationNotFound),
     ("duplicate reservation name", ReservationExists),
     ("requested reservation is in use", ReservationInUse),
     ("requested nodes are busy", NodesBusy),
@@ -268,18 +267,20 @@ _TEXTS: tuple[tuple[str, type[SlurmCommandError]], ...] = (
 )
 
 
+# Lower case. In full sentences, since names that users give may be in the same text.
+_NOT_FOUND: tuple[tuple[str, type[SlurmCommandError]], ...] = (
+    (r"\breservation(?: \S+)? not found", ReservationNotFound),
+    (r"\bstep(?: \S+)? not found", StepNotFound),
+    (r"\bjob(?: ?id)?(?:[ =]\d\S*)? not found", JobNotFound),
+    (r"\bnode(?: \S+)? not found", InvalidNode),
+)
+GONE = (JobNotFound, StepNotFound, InvalidNode, ReservationNotFound)
+
+
 def classify(done: CompletedCommand) -> SlurmCommandError:
     """The typed error for a command that failed, from its text. Pure."""
     text = f"{done.stderr}\n{done.stdout}"
-    low = text.lower()
-    known, kind = next(((part, kind) for part, kind in _TEXTS if part in low), ("", CommandFailed))
-    if not known:
-        if "reservation" in low and "not found" in low:
-            kind = ReservationNotFound
-        elif "job step" in low and "not found" in low:
-            kind = StepNotFound
-        elif "node" in low and "not found" in low:
-            kind = InvalidNode
+    known, kind = _kind(text)
     # Advice of Slurm may follow the line that says what is wrong.
     lines = [line.strip() for line in text.splitlines() if line.strip() and known in line.lower()]
     what = lines[-1] if lines else f"{done.command[0]} failed without a message"
@@ -290,3 +291,30 @@ def classify(done: CompletedCommand) -> SlurmCommandError:
         stdout=done.stdout,
         stderr=done.stderr,
     )
+
+
+def of_document(listed: Sequence[object]) -> SlurmCommandError:
+    """The typed error for the list ``errors`` of a JSON document, which comes with exit code 0, too. Pure.
+
+    An entry has ``description``, ``error``, ``error_number`` and ``source``; of them 22.05 has some. That no
+    error is named (``error_number`` 0) says that nothing is known, not that nothing is there.
+    """
+    texts = []
+    for one in listed:
+        words = [one.get(key) for key in ("description", "error")] if isinstance(one, dict) else [one]
+        texts.append(": ".join(str(word) for word in words if word))
+    what = "; ".join(filter(None, texts)) or "an error without a text"
+    _, kind = _kind(what)
+    return kind(f"Slurm answers with an error: {what[:500]}")
+
+
+def _kind(text: str) -> tuple[str, type[SlurmCommandError]]:
+    """The part of the text that says what is wrong, in lower case, and the error's type."""
+    low = text.lower()
+    for part, kind in _TEXTS:
+        if part in low:
+            return part, kind
+    for pattern, kind in _NOT_FOUND:
+        if found := re.search(pattern, low):
+            return found[0], kind
+    return "", CommandFailed

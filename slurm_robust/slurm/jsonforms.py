@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from slurm_robust.slurm.errors import UnparsableOutput
+from slurm_robust.slurm.errors import UnparsableOutput, of_document
 from slurm_robust.slurm.records import TERMINAL_STATES, Allocation, Job, Node, Reservation, Step
 from slurm_robust.slurm.values import parse_gres, parse_list, parse_names, parse_states
 
@@ -36,6 +36,9 @@ def load(text: str) -> Object:
 
 
 def _items(document: Object, key: str) -> list[Object]:
+    """Raises what the document says is wrong: beside an error a list, empty or not, is no answer."""
+    if listed := document.get("errors"):
+        raise of_document(listed if isinstance(listed, list) else [listed])
     items = document.get(key)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise UnparsableOutput(f"no list {key!r} in the JSON", stdout=str(document)[:2000])

@@ -249,7 +249,9 @@ def carry_out(
     return Outcome(ok=False, detail=f"not done within {timeout_s:g} s: {last}", final=False)
 
 
-def _learn(client: SlurmClient, order: Order, job: Job, memory: Memory, drained: frozenset[str]) -> Memory:
+def _learn(
+    client: SlurmClient, order: Order, job: Job, memory: Memory, drained: frozenset[str] | None
+) -> Memory:
     """When Slurm holds the job, find the node whose prolog failed; without an answer, no node."""
     if order.until is not Until.RUNNING or not job.held_by_slurm:
         return memory
@@ -278,12 +280,12 @@ def _look(client: SlurmClient, order: Order, job: Job, memory: Memory) -> Memory
     return msgspec.structs.replace(memory, wanted=wanted)
 
 
-def _drained(client: SlurmClient) -> frozenset[str]:
+def _drained(client: SlurmClient) -> frozenset[str] | None:
+    """None without an answer: then no later drain is known to be new."""
     try:
         return frozenset(node.name for node in client.nodes() if node.is_drained)
     except SlurmCommandError:
-        # Then a node drained earlier may be excluded too, which costs nothing: it takes no jobs.
-        return frozenset()
+        return None
 
 
 def _carry_out(client: SlurmClient, order: Order, action: Do) -> SlurmCommandError | None:

@@ -319,8 +319,10 @@ def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory
     return msgspec.structs.replace(memory, attempts=attempts, refused=refused, refusal=error.what)
 
 
-def newly_drained(before: frozenset[str], nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Nodes that are drained by a failed prolog now and were not ``before``."""
+def newly_drained(before: frozenset[str] | None, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Nodes that are drained by a failed prolog now and were not ``before``; none if that is not known."""
+    if before is None:
+        return ()
     return tuple(
         node.name
         for node in nodes

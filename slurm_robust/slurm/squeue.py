@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_robust.model.record import Record
+from slurm_robust.slurm.errors import JobNotFound, classify
 from slurm_robust.slurm.process import CommandTimeout, CompletedCommand, run_command
 from slurm_robust.slurm.records import TERMINAL_STATES
 from slurm_robust.util.hostlist import expand
-
-_UNKNOWN_JOB = "Invalid job id specified"
 
 
 class QueuedJob(Record):
@@ -61,7 +60,7 @@ def _ask(
         done = run_command(command, timeout_s=timeout_s, env=environ)
     except (CommandTimeout, OSError):
         return None
-    return done if done.exit_code == 0 or _UNKNOWN_JOB in done.stderr else None
+    return done if done.exit_code == 0 or isinstance(classify(done), JobNotFound) else None
 
 
 def _lines_of(job_id: int, done: CompletedCommand) -> Iterator[str]:

@@ -280,3 +280,69 @@ def test_a_step_runs_in_a_session_of_its_own_with_a_scrubbed_environment(
     assert said.startswith("True ")
     assert "SLURM_JOB_ID" in said
     assert "SLURM_NTASKS" not in said
+
+
+# -- no answer is no answer -----------------------------------------------------------------------------
+
+UNKNOWN_NODE = (DATA / "slurm_language/unknown_node.json").read_text()
+EMPTY = '{"nodes": [], "errors": [], "warnings": [{"description": "no nodes matched"}], "meta": {}}'
+BOTH = '{"nodes": [{"name": "n1"}], "errors": [{"error": "Unable to contact slurm controller"}]}'
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        (UNKNOWN_NODE, errors.CommandFailed),
+        (BOTH, errors.ControllerUnreachable),
+        ('{"nodes": [], "errors": {"error": "Unspecified error"}}', errors.CommandFailed),
+        ('{"nodes": [], "errors": "no"}', errors.CommandFailed),
+        ('{"nodes": null, "errors": []}', errors.UnparsableOutput),
+        ('{"errors": []}', errors.UnparsableOutput),
+        (UNKNOWN_NODE[: len(UNKNOWN_NODE) // 2], errors.UnparsableOutput),
+        ("", errors.UnparsableOutput),
+    ],
+)
+def test_of_a_node_nothing_is_known_then(output: str, kind: type[errors.SlurmCommandError]) -> None:
+    """Neither drained nor healthy, nor not there."""
+    script = Script({"sinfo": "slurm 26.05.5", "scontrol": output})
+    for names in (["gpu-worker-17"], None):
+        with pytest.raises(errors.SlurmCommandError) as raised:
+            CliSlurmClient(run=script).nodes(names)
+        assert type(raised.value) is kind
+        assert raised.value.command[0] == "scontrol"
+        assert raised.value.returncode == 0
+
+
+def test_an_answer_without_a_node_says_that_a_name_is_unknown_but_never_that_there_are_none() -> None:
+    script = Script({"sinfo": "slurm 26.05.5", "scontrol": EMPTY})
+    with pytest.raises(errors.InvalidNode):
+        CliSlurmClient(run=script).nodes(["gpu-worker-17"])
+    with pytest.raises(errors.UnparsableOutput, match="no node"):
+        CliSlurmClient(run=script).nodes()
+
+
+@pytest.mark.parametrize("release", ["22.05.8", "26.05.5"])
+@pytest.mark.parametrize("on_stdout", [True, False])
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_job_that_is_gone_is_recognised_wherever_a_release_says_so(
+    release: str, on_stdout: bool, code: int
+) -> None:
+    text = "Job 4711 not found"
+    done = failed("" if on_stdout else f"scontrol: error: {text}", code, text if on_stdout else "")
+    script = Script({"sinfo": f"slurm {release}", "scontrol": done})
+    with pytest.raises(errors.JobNotFound):
+        CliSlurmClient(run=script).job(4711)
+
+
+def test_words_of_a_users_do_not_end_a_job() -> None:
+    output = "JobId=7 JobName=x\nJob 7 not found JobName=y\n   JobState=RUNNING JobState=RUNNING\n"
+    script = Script({"sinfo": "slurm 22.05.8", "scontrol": output})
+    with pytest.raises(errors.UnparsableOutput):
+        CliSlurmClient(run=script).job(7)
+
+
+def test_a_queue_that_is_cut_off_is_no_empty_queue() -> None:
+    whole = (DATA / "slurm_json/26.05.5/squeue.json").read_text()
+    for part in (whole[:-3], whole[: len(whole) // 2], "{", '{"jobs": ['):
+        with pytest.raises(errors.UnparsableOutput):
+            CliSlurmClient(run=Script({"sinfo": "slurm 26.05.5", "squeue": part})).jobs()

@@ -7,6 +7,7 @@ import pytest
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.process import CompletedCommand
+from tests.slurm_language import Case, cases
 
 BUSY = """Error creating the reservation: Requested nodes are busy
 Note, unless nodes are directly requested a reservation must exist in a single partition.
@@ -96,3 +97,40 @@ def test_exit_codes_follow_the_table() -> None:
     no_answer = (errors.ControllerUnreachable, errors.SlurmTimeout, errors.CommandFailed)
     assert {kind("x").exit_code for kind in not_there} == {ExitCode.NO_INPUT}
     assert {kind("x").exit_code for kind in no_answer} == {ExitCode.SLURM}
+
+
+@pytest.mark.parametrize("case", cases("not_found.tsv"), ids=lambda case: case.id)
+def test_not_found_in_all_spellings(case: Case) -> None:
+    for done in (
+        CompletedCommand(("scontrol",), 1, stdout="", stderr=case.given),
+        CompletedCommand(("scontrol",), 1, stdout=case.given, stderr=""),
+    ):
+        assert type(errors.classify(done)).__name__ == case.expected
+
+
+@pytest.mark.parametrize("case", cases("not_found.tsv"), ids=lambda case: case.id)
+def test_the_same_in_json(case: Case) -> None:
+    """As an entry of the list ``errors``, in the shapes of all releases."""
+    for listed in (
+        [{"description": case.given, "error_number": 2017, "error": "Unspecified", "source": "x"}],
+        [{"description": "Failure to query", "error_number": 2017, "error": case.given, "source": "x"}],
+        [{"error": case.given, "error_code": 2017}],
+        [case.given],
+    ):
+        assert type(errors.of_document(listed)).__name__ == case.expected
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [{"description": "Failure to query node gpu-worker-17", "error_number": 0, "error": "No error"}],
+        [{"error_number": -1, "error": "Unspecified error"}],
+        [{}],
+        [None],
+        ["?"],
+    ],
+)
+def test_an_error_without_a_name_says_that_nothing_is_known(listed: list[object]) -> None:
+    error = errors.of_document(listed)
+    assert type(error) is errors.CommandFailed
+    assert error.what
