@@ -81,6 +81,7 @@ def _register_up(commands: Commands) -> None:
     )
     for option, value, text in numbers:
         up.add_argument(option, type=int, default=value, metavar="N", help=f"{text} (default: {value})")
+    up.add_argument("--cgroups", action="store_true", help="track and limit jobs by cgroups (version 1)")
     up.add_argument("--cred-expire", type=int, metavar="N", help="cred_expire, seconds (default: Slurm's)")
     up.add_argument("--leaf-size", type=int, metavar="N", help="topology/tree with N nodes per leaf switch")
     users = ",".join(default.users)
@@ -106,6 +107,7 @@ def _up(args: argparse.Namespace) -> int:
         shm_mb=args.shm,
         tmp_mb=args.tmp,
         slurmd_timeout_s=args.slurmd_timeout,
+        cgroups=args.cgroups,
         cred_expire_s=args.cred_expire,
         leaf_size=args.leaf_size,
         slurm_conf_lines=tuple(args.slurm_conf_line),

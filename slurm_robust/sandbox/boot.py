@@ -93,7 +93,7 @@ def _write_etc(folder: StateFolder, config: SandboxConfig) -> None:
     texts = {
         "slurm.conf": etcfiles.slurm_conf(config),
         "gres.conf": etcfiles.gres_conf(config),
-        "cgroup.conf": etcfiles.cgroup_conf(slurm_version()),
+        "cgroup.conf": etcfiles.cgroup_conf(config, slurm_version()),
         "topology.conf": etcfiles.topology_conf(config),
     }
     for name, text in texts.items():

@@ -64,6 +64,9 @@ class SandboxConfig:
     leaf_size: int | None = None
     """Nodes per leaf switch for topology/tree; None: no topology."""
 
+    cgroups: bool = False
+    """Whether Slurm tracks and limits the processes of jobs by cgroups, of version 1."""
+
     slurm_conf_lines: tuple[str, ...] = ()
     """Further lines of slurm.conf, ``Key=value``; they win over the sandbox's own."""
 

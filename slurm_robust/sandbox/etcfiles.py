@@ -54,8 +54,8 @@ def slurm_conf(config: SandboxConfig) -> str:
         "SchedulerType": "sched/backfill",
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",
         "JobCompType": "jobcomp/none",
-        "ProctrackType": "proctrack/linuxproc",
-        "TaskPlugin": "task/none",
+        "ProctrackType": "proctrack/cgroup" if config.cgroups else "proctrack/linuxproc",
+        "TaskPlugin": "task/cgroup" if config.cgroups else "task/none",
         "SlurmdTimeout": str(config.slurmd_timeout_s),
     }
     settings |= _accounting(config)
@@ -82,12 +82,14 @@ def gres_conf(config: SandboxConfig) -> str:
     return f"NodeName={node_range(config)} Name=gpu Type=h200 File={INSIDE}/dev/{devices}\n"
 
 
-def cgroup_conf(version: tuple[int, int]) -> str:
+def cgroup_conf(config: SandboxConfig, version: tuple[int, int]) -> str:
     """cgroup.conf for the given Slurm release (year, month).
 
     Before 24.11 a plugin must be named. cgroup/v1 only asks that something be mounted on
     /sys/fs/cgroup, which holds on every machine, since each node mounts an empty tmpfs there.
     """
+    if config.cgroups:
+        return "CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n"
     return f"CgroupPlugin={'disabled' if version >= _CGROUP_DISABLED_SINCE else 'cgroup/v1'}\n"
 
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 from typing import NoReturn, TextIO
 
-from slurm_robust.sandbox import linux
+from slurm_robust.sandbox import cgroups, linux
 from slurm_robust.sandbox.config import HEAD, SandboxConfig
 from slurm_robust.sandbox.services import service
 from slurm_robust.util.wakeup import WakeUp
@@ -52,7 +52,7 @@ def run_node(
         os._exit(1)
     socket.sethostname(node)
     _network(config, node)
-    _files(mounts)
+    _files(config, mounts)
     _say(lines, {"ready": "booted"})
     _serve(node, orders)
 
@@ -76,13 +76,15 @@ def _network(config: SandboxConfig, node: str) -> None:
     )
 
 
-def _files(mounts: tuple[linux.Mount, ...]) -> None:
+def _files(config: SandboxConfig, mounts: tuple[linux.Mount, ...]) -> None:
     linux.mount("proc", "/proc", "proc")
     linux.apply_mounts(mounts)
     # A sysfs made in this network namespace shows this node's links. slurmd asks for something mounted on
     # /sys/fs/cgroup and no more, as long as processes are tracked without cgroups.
     linux.mount("sysfs", "/sys", "sysfs")
-    linux.mount("cgroup", "/sys/fs/cgroup", "tmpfs", options="mode=755")
+    linux.mount("cgroup", cgroups.MOUNT, "tmpfs", options="mode=755")
+    if config.cgroups:
+        cgroups.enter()
     os.makedirs("/run/mysqld", exist_ok=True)
     os.makedirs("/run/lock", mode=0o1777, exist_ok=True)
     os.chdir("/")

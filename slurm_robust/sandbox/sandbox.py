@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from slurm_robust.sandbox import cgroups
 from slurm_robust.sandbox.boot import boot, claimed, fill_folder
 from slurm_robust.sandbox.config import SandboxConfig
 from slurm_robust.sandbox.errors import BootFailed, NotThere, NotUp, RequirementMissing, SandboxError
@@ -72,6 +73,8 @@ class Sandbox(View):
         config = config or SandboxConfig()
         folder = StateFolder(name)
         check_machine(config.accounting)
+        if config.cgroups:
+            cgroups.check_kernel()
         sandbox = cls(folder, config)
         with claimed(folder):
             try:

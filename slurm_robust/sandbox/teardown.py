@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.sandbox import procs
+from slurm_robust.sandbox import cgroups, procs
+from slurm_robust.sandbox.config import SandboxConfig
 from slurm_robust.sandbox.errors import NotOurs, SandboxError
 from slurm_robust.sandbox.folder import DEFAULT_ROOT, MADE, StateFolder
 from slurm_robust.sandbox.procs import wait_until
@@ -31,8 +32,17 @@ def take_down(name: str) -> None:
     # Again until none is seen: a launcher may have forked PID 1 between the scan and the kill.
     while begun := procs.sandbox_processes(folder.path):
         _kill(begun, deadline, name)
+    if _has_cgroups(folder):
+        cgroups.sweep()
     _remove(folder.path)
     _remove_root(folder.path.parent)
+
+
+def _has_cgroups(folder: StateFolder) -> bool:
+    try:
+        return SandboxConfig.from_json(folder.config.read_text()).cgroups
+    except (OSError, ValueError, TypeError, SandboxError):
+        return False  # Not even its settings were written, or they are of another release.
 
 
 def _kill(begun: tuple[int, ...], deadline: float, name: str) -> None:

@@ -33,8 +33,8 @@ class QueuedJob(Record):
 def queued_job(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> QueuedJob | None:
     """The job as Slurm knows it; None without an answer. ``environ`` has PATH and SLURM_CONF."""
     done = _ask(job_id, ["-o", "%A %T %N"], environ, timeout_s)
-    if done is None:
-        return None
+    if done is None or (done.exit_code == 0 and not done.stdout.strip()):
+        return None  # of a job that it does not know squeue says so
     for rest in _lines_of(job_id, done):
         state, _, nodes = rest.partition(" ")
         if state:

@@ -83,10 +83,13 @@ def test_leaf_switches_hold_all_nodes() -> None:
 
 
 def test_newer_releases_do_without_a_cgroup_plugin() -> None:
-    assert conf.cgroup_conf((22, 5)) == "CgroupPlugin=cgroup/v1\n"
-    assert conf.cgroup_conf((24, 5)) == "CgroupPlugin=cgroup/v1\n"
-    assert conf.cgroup_conf((24, 11)) == "CgroupPlugin=disabled\n"
-    assert conf.cgroup_conf((25, 5)) == "CgroupPlugin=disabled\n"
+    assert conf.cgroup_conf(SandboxConfig(), (22, 5)) == "CgroupPlugin=cgroup/v1\n"
+    assert conf.cgroup_conf(SandboxConfig(), (24, 5)) == "CgroupPlugin=cgroup/v1\n"
+    assert conf.cgroup_conf(SandboxConfig(), (24, 11)) == "CgroupPlugin=disabled\n"
+    assert conf.cgroup_conf(SandboxConfig(), (25, 5)) == "CgroupPlugin=disabled\n"
+    with_cgroups = SandboxConfig(cgroups=True)
+    assert conf.cgroup_conf(with_cgroups, (26, 5)) == "CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n"
+    assert "ProctrackType=proctrack/cgroup\nTaskPlugin=task/cgroup\n" in conf.slurm_conf(with_cgroups)
 
 
 def test_users_of_the_machine_give_way() -> None:
