@@ -55,6 +55,7 @@ def run(
     """
     wish.check()
     allocation = preflight.find_allocation(os.environ)
+    preflight.check_slurm_commands(os.environ)
     preflight.check_log_rules(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
     for text in preflight.check_place(directory, os.environ, later_run=allocation.restart_count > 0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -404,6 +405,24 @@ def _check_srun(environ: Mapping[str, str]) -> None:
             fix="write 'exec srobust run …' in the batch script, without srun; ranks per node are "
             "--nproc-per-node, else sbatch --ntasks-per-node",
             code=ExitCode.USAGE,
+        )
+
+
+_SLURM_COMMANDS = ("scontrol", "srun")  # those without which no job runs; the others come with them
+
+
+def check_slurm_commands(environ: Mapping[str, str]) -> None:
+    """Refuse to begin where Slurm's commands cannot be started, as within most images of containers."""
+    path = environ.get("PATH", "")
+    lacking = [name for name in _SLURM_COMMANDS if shutil.which(name, path=path) is None]
+    if lacking:
+        raise PreflightError(
+            f"{' and '.join(lacking)} cannot be found here (PATH is {path or 'empty'}), and 'srobust run' "
+            "starts everything through Slurm",
+            fix="where the batch script itself runs in a container (sbatch --container-image …), run srobust "
+            "outside of it and each rank inside, as train-container.sbatch does; otherwise put the folder of "
+            "Slurm's commands on the PATH",
+            code=ExitCode.REFUSED,
         )
 
 

@@ -90,6 +90,29 @@ def test_one_srobust_run_is_not(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("there", "text"),
+    [
+        ((), "scontrol and srun cannot be found here"),
+        (("srun",), "scontrol cannot be found here"),
+        (("scontrol",), "srun cannot be found here"),
+    ],
+)
+def test_without_slurms_commands_nothing_begins(tmp_path: Path, there: tuple[str, ...], text: str) -> None:
+    for name in there:
+        (tmp_path / name).touch(0o755)
+    with pytest.raises(PreflightError) as error:
+        preflight.check_slurm_commands({"PATH": str(tmp_path)})
+    check(error, ExitCode.REFUSED, text)
+    assert "outside of it and each rank inside" in error.value.fix
+
+
+def test_with_slurms_commands_it_begins(tmp_path: Path) -> None:
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).touch(0o755)
+    preflight.check_slurm_commands({"PATH": f"/nowhere:{tmp_path}"})
+
+
+@pytest.mark.parametrize(
     ("option", "gpus", "tasks", "expected"),
     [(None, 0, 0, 1), (None, 0, 3, 3), (2, 0, 3, 2), (None, 8, 1, 8), (None, 8, 4, 8)],
 )
