@@ -56,6 +56,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import is_shared
 from slurm_robust.nodes.quick import TESTS
 from slurm_robust.policy.liveness import beacon_interval, overdue_s
+from slurm_robust.policy.protections import protections, told
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment
@@ -240,8 +241,8 @@ def _serve_metrics(
     stack.enter_context(closing(server))
 
 
-def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str]:
-    """What a controller says first: what runs and where, and where the output of the training is."""
+def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str, str]:
+    """What a controller says first: what runs and where, what protects it, and where its output is."""
     task = f" ({plan.array_task})" if plan.array_task else ""
     command = shlex.join(plan.command)
     command = f"-m {command}" if plan.kind is CommandKind.MODULE else command
@@ -256,6 +257,7 @@ def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[
     return (
         f"controller {state.epoch} of job {plan.job_id}{task}: {command}; {where}{spares}; "
         f"folder {directory.path}{mode}",
+        told(protections(plan.config, len(state.slots), len(state.spares))),
         f"output of the training: {output}; to follow it: srobust logs {name} -f",
     )
 

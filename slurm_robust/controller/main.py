@@ -50,8 +50,7 @@ def run(
 
     ``wish``: from where it is to go on; of no account once the job has begun.
 
-    Raises :class:`~slurm_robust.controller.preflight.PreflightError`,
-    :class:`~slurm_robust.model.journal.JournalDamaged`, ``NoSuchJob``, ``SlurmError``.
+    Raises ``PreflightError``, ``JournalDamaged``, ``NoSuchJob``, ``SlurmError``.
     """
     wish.check()
     allocation = preflight.find_allocation(os.environ)

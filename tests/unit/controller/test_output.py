@@ -97,10 +97,13 @@ def plan(**changes: object) -> Plan:
 
 def test_the_first_lines_say_what_runs_where_and_where_its_output_is() -> None:
     state = Job().core.state
-    what, output = introduction(plan(), JobDirectory(Path("/jobs/7")), structs.replace(state, running=False))
+    what, protected, output = introduction(
+        plan(), JobDirectory(Path("/jobs/7")), structs.replace(state, running=False)
+    )
     assert what == (
         "controller 1 of job 7: train.py --name 'a b'; 2 ranks on n[1-2], standby n3; folder /jobs/7"
     )
+    assert protected.startswith("protected: restarts, hangs, ")
     assert output == (
         "output of the training: /jobs/7/logs/gen-002/rank-00000.out; to follow it: srobust logs 7 -f"
     )

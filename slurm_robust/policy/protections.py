@@ -1,0 +1,55 @@
+"""What protects a job and what does not, as its configuration and its nodes say before it begins. Pure.
+
+A protection that is silently off is found out when it is needed, so each job names those that it lacks. What
+only the training shows is not known here: whether its script saves its steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from slurm_robust.config.job import JobConfig
+
+
+class Protection(NamedTuple):
+    """One protection by its name; ``lacking``: why the job does not have it, "" where it does."""
+
+    name: str
+    lacking: str = ""
+
+
+def protections(config: JobConfig, slots: int, spares: int) -> tuple[Protection, ...]:
+    """All that there are, for a job that trains on ``slots`` nodes and has ``spares`` more."""
+    checkpoint, detect, companions = config.checkpoint, config.detect, config.companions
+    observe = "mode is observe" if config.mode == "observe" else ""
+    no_restart = "limits allow none" if 0 in (config.limits.total, config.limits.per_hour) else ""
+    borrows = companions.partition or companions.reservation is not None
+    alone = "one node" if slots + spares < 2 else ""
+    memory = "" if checkpoint.memory else "checkpoint.memory is false"
+    # The first cause that holds is told.
+    table = {
+        "restarts": (observe, no_restart),
+        "hangs": (observe, "" if detect.hang else "detect.hang is false"),
+        "faults of nodes": (observe, "" if detect.inspect else "detect.inspect is false"),
+        "spare nodes": (observe, "" if spares or borrows else "spares is 0: a lost node costs a requeue"),
+        "requeue": (observe, "" if config.slurm.requeue else "slurm.requeue is false"),
+        "takeover of the controller": (
+            observe,
+            "" if config.timings.takeover_s is not None else "timings.takeover_s is null",
+            alone,
+        ),
+        "saved steps in memory": (memory,),
+        "saved steps on a second node": (
+            memory,
+            "" if checkpoint.peers else "checkpoint.peers is false",
+            "training on one node" if slots < 2 else "",
+        ),
+    }
+    return tuple(Protection(name, next(filter(None, causes), "")) for name, causes in table.items())
+
+
+def told(found: tuple[Protection, ...]) -> str:
+    """The line for the job's log: ``protected: restarts, hangs; not: spare nodes (spares is 0)``."""
+    protected = ", ".join(one.name for one in found if not one.lacking)
+    lacking = ", ".join(f"{one.name} ({one.lacking})" for one in found if one.lacking)
+    return f"protected: {protected or 'nothing'}" + (f"; not: {lacking}" if lacking else "")

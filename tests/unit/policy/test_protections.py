@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurm_robust.config.job import (
+    CheckpointConfig,
+    CompanionConfig,
+    DetectConfig,
+    JobConfig,
+    Limits,
+    SlurmConfig,
+    Timings,
+)
+from slurm_robust.policy.protections import protections, told
+
+ALL = (
+    "protected: restarts, hangs, faults of nodes, spare nodes, requeue, takeover of the controller, "
+    "saved steps in memory, saved steps on a second node"
+)
+
+
+def lacking(slots: int = 4, spares: int = 1, **settings: Any) -> dict[str, str]:
+    found = protections(JobConfig(**settings), slots, spares)
+    return {one.name: one.lacking for one in found if one.lacking}
+
+
+def test_a_usual_job_has_them_all() -> None:
+    assert told(protections(JobConfig(), 4, 1)) == ALL
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"limits": Limits(total=0)}, {"restarts": "limits allow none"}),
+        ({"limits": Limits(per_hour=0)}, {"restarts": "limits allow none"}),
+        ({"detect": DetectConfig(hang=False)}, {"hangs": "detect.hang is false"}),
+        ({"detect": DetectConfig(inspect=False)}, {"faults of nodes": "detect.inspect is false"}),
+        ({"spares": 0}, {"spare nodes": "spares is 0: a lost node costs a requeue"}),
+        ({"spares": 0, "companions": CompanionConfig(partition=True)}, {}),
+        ({"spares": 0, "companions": CompanionConfig(reservation="srobust_spares")}, {}),
+        ({"slurm": SlurmConfig(requeue=False)}, {"requeue": "slurm.requeue is false"}),
+        (
+            {"timings": Timings(takeover_s=None)},
+            {"takeover of the controller": "timings.takeover_s is null"},
+        ),
+        (
+            {"checkpoint": CheckpointConfig(memory=False)},
+            {
+                "saved steps in memory": "checkpoint.memory is false",
+                "saved steps on a second node": "checkpoint.memory is false",
+            },
+        ),
+        (
+            {"checkpoint": CheckpointConfig(peers=False)},
+            {"saved steps on a second node": "checkpoint.peers is false"},
+        ),
+    ],
+)
+def test_what_is_off_is_named_with_its_key(settings: dict[str, Any], expected: dict[str, str]) -> None:
+    assert lacking(spares=settings.pop("spares", 1), **settings) == expected
+
+
+def test_one_node_has_nobody_else() -> None:
+    assert lacking(slots=1, spares=0).keys() == {
+        "spare nodes",
+        "takeover of the controller",
+        "saved steps on a second node",
+    }
+    assert lacking(slots=1, spares=1) == {"saved steps on a second node": "training on one node"}
+
+
+def test_observe_mode_does_nothing_and_still_saves() -> None:
+    found = protections(JobConfig(mode="observe"), 4, 1)
+    assert [one.name for one in found if not one.lacking] == [
+        "saved steps in memory",
+        "saved steps on a second node",
+    ]
+    assert told(found).startswith(
+        "protected: saved steps in memory, saved steps on a second node; not: restarts ("
+    )
+
+
+def test_a_job_without_any_says_so() -> None:
+    config = JobConfig(mode="observe", checkpoint=CheckpointConfig(memory=False))
+    assert told(protections(config, 4, 1)).startswith(
+        "protected: nothing; not: restarts (mode is observe), hangs"
+    )
