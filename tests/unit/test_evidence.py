@@ -18,8 +18,8 @@ from slurm_robust.nodes.check import CONFIRM, AnyCheck, Check, Context
 from slurm_robust.nodes.checks import disks
 from slurm_robust.nodes.checks.disks import DisksFacts, Space
 from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.kernel.catalog import RULES, Topic
 from slurm_robust.nodes.kernel.shapes import SHAPES
-from slurm_robust.nodes.kernel.xid import RULES
 from slurm_robust.nodes.live.observation import sort
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.registry import CHECKS
@@ -71,7 +71,9 @@ def test_no_message_that_users_can_bring_about_keeps_jobs_away() -> None:
     shapes = [shape for shape in SHAPES.values() if shape.written_by.is_user]
     assert [shape.name for shape in shapes if shape.suggestion.keeps_jobs_away or shape.lasting] == []
     assert [
-        rule.code for rule in RULES.values() if rule.application and rule.suggestion.keeps_jobs_away
+        rule.code
+        for rule in RULES.values()
+        if rule.topic is Topic.PROGRAM and rule.suggestion.keeps_jobs_away
     ] == []
     worst = {shape.check for shape in SHAPES.values() if shape.suggestion.keeps_jobs_away}
     assert [check.name for check in USERS if check.name in worst] == []

@@ -136,6 +136,8 @@ def _is_kernels(rule: Rule, text: str) -> bool:
     message = _BEFORE_KERNEL.sub("", xid.without_prefix(text), count=1)
     if rule.xids:
         return _code(message) in rule.xids
+    if rule.kinds:
+        return _kind(message) in rule.kinds
     known = shapes.recognise(message)
     return known is not None and known[0].name in rule.shapes
 
@@ -146,6 +148,16 @@ def _code(message: str) -> int | None:
         return found.cause or found.code
     retold = _XID.search(message)
     return int(retold[1]) if retold else None
+
+
+def _kind(message: str) -> str:
+    """What one of NVIDIA's codes means for the node; a health check that repeats it says no severity."""
+    found = xid.parse(message)
+    if found is not None:
+        # Of what follows from another code only that one counts; its line said how severe it was.
+        return (xid.rule(found.cause) if found.cause else xid.rule(found.code, found.severity)).kind
+    retold = _XID.search(message)
+    return xid.rule(int(retold[1])).kind if retold else ""
 
 
 def _shape(text: str) -> str:

@@ -21,7 +21,7 @@ from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.reader import MOST_BYTES, Layers
 from slurm_robust.config.section import Contradiction, Section
 from slurm_robust.model.incident import Cause, Remedy
-from slurm_robust.nodes.kernel import shapes
+from slurm_robust.nodes.kernel import catalog, shapes
 from slurm_robust.util.files import read_regular
 
 NOISE = "healthy_noise"
@@ -121,6 +121,10 @@ class Rule(Section):
     xids: tuple[int, ...] = ()
     """NVIDIA's error codes, instead of ``any``: lines of the kernel that report one of them."""
 
+    kinds: tuple[str, ...] = ()
+    """Of :data:`.nodes.kernel.catalog.KINDS`, instead of ``any``: NVIDIA's error codes by what they mean for
+    a node, from the table of the node checks."""
+
     shapes: tuple[str, ...] = ()
     """Names of :data:`.nodes.kernel.shapes.SHAPES`, instead of ``any``: messages of the kernel."""
 
@@ -147,9 +151,13 @@ class Rule(Section):
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yield a rule that can match nothing, and patterns that are wrong or too slow."""
-        if not (self.any or self.xids or self.shapes or self.curve):
-            text = "a rule needs any (patterns), xids, shapes or curve"
+        if not (self.any or self.xids or self.kinds or self.shapes or self.curve):
+            text = "a rule needs any (patterns), xids, kinds, shapes or curve"
             yield Contradiction(keys=("name",), text=text, fix="add one of them")
+        for index, name in enumerate(self.kinds):
+            if name not in catalog.KINDS:
+                fix = f"use one of {', '.join(sorted(catalog.KINDS))}"
+                yield Contradiction(keys=(f"kinds.{index}",), text=f"{name!r} is not a known kind", fix=fix)
         for index, name in enumerate(self.shapes):
             if name not in shapes.SHAPES:
                 fix = f"use one of {', '.join(shapes.SHAPES)}"
@@ -166,7 +174,7 @@ class Rule(Section):
     @property
     def kernel_literals(self) -> Iterator[str]:
         """Literals, in lower case, of which every kernel line that this rule matches contains one."""
-        if self.xids:
+        if self.xids or self.kinds:
             yield from ("nvrm: ", "xid")
         for name in self.shapes:
             yield from (begin.lower() for begin in shapes.SHAPES[name].begins)

@@ -10,10 +10,11 @@ from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.kernel import xid
 from slurm_robust.nodes.kernel.events import BEGINS, SXID, XID, Happened, KernelEvent, summarise, with_earlier
 from slurm_robust.nodes.kernel.kmsg import DEVICE, KernelLog, boot_time
-from slurm_robust.nodes.kernel.shapes import SHAPES, Shape
+from slurm_robust.nodes.kernel.owners import owners
+from slurm_robust.nodes.kernel.shapes import OF_GPUS, SHAPES, Shape
+from slurm_robust.nodes.kernel.xids import MANY_PROGRAMS, Node, switches, utc
 
 DRIVER = "/proc/driver/nvidia/gpus"
 TAINTED = "/proc/sys/kernel/tainted"
@@ -23,9 +24,6 @@ PSTORE, PSTORE_KEPT, KDUMP = "/sys/fs/pstore", "/var/lib/systemd/pstore", "/var/
 
 # For so long an event counts that a flood of other messages has pushed out of the log.
 _KEPT_S = 3600.0
-
-MANY_PROGRAMS = 3
-"""Programs whose faults on one GPU within the window speak against the GPU."""
 
 # Documentation/admin-guide/tainted-kernels.rst
 MACHINE_CHECK, DIED = 1 << 4, 1 << 7
@@ -51,6 +49,9 @@ class KernelFacts(Record):
     tainted: int | None = None
     gpus: tuple[str, ...] | None = None
     """PCI addresses of the GPUs that NVIDIA's driver has, in its order; None without the driver."""
+
+    owners: dict[str, str] = {}
+    """Ranks of jobs, by the ids of the processes that the log names."""
 
     crashed_at: float = 0.0
     """When a crash left a record, the newest; 0 for none."""
@@ -80,6 +81,7 @@ def gather(host: Host, config: NodeConfig) -> KernelFacts:
         cut=cut,
         tainted=host.number(TAINTED),
         gpus=host.names(DRIVER) if host.path(DRIVER).is_dir() else None,
+        owners=owners(host, log.events, boot_at),
         crashed_at=_crash_time(host),
     )
 
@@ -135,26 +137,16 @@ def unread(check: str, view: View[KernelFacts]) -> Iterator[Finding]:
         )
 
 
-def utc(at: float) -> str:
-    """``2026-11-21T15:04:05Z``: short, and the same in every time zone."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-
-
 def judge_xid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
-    """One finding for each GPU that the log speaks of: the worst, and which others there are."""
+    """For each GPU that the log speaks of the worst, and which others there are; and the node's."""
     events = [event for event in events_of(view) if event.shape == XID]
     if view.facts.gpus is None and not events:
         return
     missing = list(unread("kernel.xid", view))
-    yield from missing
-    since = view.at - config.gpu.xid_window_s
-    bad = False
-    for address in sorted({event.subject for event in events}):
-        finding = _of_gpu(address, [event for event in events if event.subject == address], view, since)
-        if finding:
-            bad = True
-            yield finding
-    if not bad and not missing:
+    node = Node(events, view.facts.gpus or (), view.facts.owners, view.at - config.gpu.xid_window_s)
+    found = [*missing, *node.findings()]
+    yield from found
+    if not found:
         yield Finding(check="kernel.xid", outcome=Outcome.PASS, value="no XID that matters", source=DEVICE)
 
 
@@ -260,98 +252,16 @@ def _shape_check(check: str, explain: str, written_by: Writer = Writer.KERNEL) -
     )
 
 
-def _of_gpu(address: str, events: list[KernelEvent], view: View[KernelFacts], since: float) -> Finding | None:
-    rules = [(xid.rule(event.code, xid.Severity(event.severity)), event) for event in events]
-    matter = [
-        (rule, event)
-        for rule, event in rules
-        if rule.suggestion is not Suggestion.NONE and (rule.lasting or event.last_at >= since)
-    ]
-    if not matter:
-        faults = [event for rule, event in rules if rule.application and event.last_at >= since]
-        return _of_programs(address, faults, view)
-    # The driver's word on what it needs (154) is not the fault: of equals name another one.
-    rule, event = max(
-        matter, key=lambda pair: (pair[0].suggestion.weight, pair[0].code != xid.RECOVERY_ACTION)
-    )
-    others = sorted({event.code for _, event in matter} - {rule.code})
-    also = f"; also {', '.join(map(str, others[:6]))}" if others else ""
-    return Finding(
-        check="kernel.xid",
-        outcome=Outcome.FAIL,
-        subject=gpu_name(address, view.facts.gpus or ()),
-        text=f"XID {rule.code}, {rule.meaning}{_place(address, view)}{also}",
-        value=f"XID {rule.code} at {_when(event)}",
-        limit=_limit(rule),
-        source=f"{DEVICE}: {event.line}",
-        blame=rule.blame,
-        suggestion=rule.suggestion,
-    )
-
-
-def _of_programs(address: str, faults: list[KernelEvent], view: View[KernelFacts]) -> Finding | None:
-    """Faults of programs (13, 31 …) are theirs, until many programs meet them on one GPU."""
-    programs = {pid for event in faults for pid in event.pids}
-    if len(programs) < MANY_PROGRAMS:
-        return None
-    codes = ", ".join(str(code) for code in sorted({event.code for event in faults}))
-    return Finding(
-        check="kernel.xid",
-        outcome=Outcome.FAIL,
-        subject=gpu_name(address, view.facts.gpus or ()),
-        text=f"XID {codes} in {len(programs)} programs{_place(address, view)}: test the GPU",
-        value=f"{len(programs)} programs",
-        limit=f"{MANY_PROGRAMS - 1} within the window",
-        source=f"{DEVICE}: {faults[-1].line}",
-        suggestion=Suggestion.MONITOR,
-    )
-
-
-def gpu_name(address: str, gpus: tuple[str, ...]) -> str:
-    """``gpu3``, counted as NVML does: by PCI address; the address itself for one that the driver has not."""
-    places = [place for place, name in enumerate(gpus) if name.lower().rpartition(".")[0] == address]
-    return f"gpu{places[0]}" if places else address
-
-
-def _place(address: str, view: View[KernelFacts]) -> str:
-    return f" ({address})" if gpu_name(address, view.facts.gpus or ()) != address else ""
-
-
-def _when(event: KernelEvent) -> str:
-    at = utc(event.last_at)
-    return at if event.count == 1 else f"{at}, {event.count} lines"
-
-
-def _limit(rule: xid.XidRule) -> str:
-    if not rule.lasting:
-        return "none within the window"
-    return "none" if rule.suggestion is Suggestion.REPLACE else f"none since the last {rule.suggestion.value}"
-
-
 def judge_sxid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
     """One finding for each NVSwitch that reported an error."""
-    since = view.at - config.gpu.xid_window_s
     events = [event for event in events_of(view) if event.shape == SXID]
-    for address in sorted({event.subject for event in events}):
-        mine = [event for event in events if event.subject == address]
-        fatal = [event for event in mine if event.severity == xid.Severity.FATAL.value]
-        matter = fatal or [event for event in mine if event.last_at >= since]
-        if matter:
-            worst = max(matter, key=lambda event: event.last_at)
-            yield Finding(
-                check="kernel.sxid",
-                outcome=Outcome.FAIL,
-                subject=f"nvswitch {address}",
-                text=f"SXid {worst.code}, {worst.severity} NVSwitch error",
-                value=f"SXid {worst.code} at {_when(worst)}",
-                limit="none since the last reset" if fatal else "none within the window",
-                source=f"{DEVICE}: {worst.line}",
-                suggestion=Suggestion.RESET if fatal else Suggestion.MONITOR,
-            )
-        else:
-            yield Finding(
-                check="kernel.sxid", outcome=Outcome.PASS, subject=f"nvswitch {address}", source=DEVICE
-            )
+    return switches(events, view.at - config.gpu.xid_window_s)
+
+
+def judge_gpu(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
+    """What drivers of GPUs say without a code. Nothing on nodes whose drivers are silent."""
+    if any(event.shape in SHAPES and SHAPES[event.shape].check == OF_GPUS for event in events_of(view)):
+        yield from _judge_shapes(OF_GPUS, view, config)
 
 
 CHECKS: tuple[AnyCheck, ...] = (
@@ -367,9 +277,10 @@ CHECKS: tuple[AnyCheck, ...] = (
             "XIDs, the error codes of NVIDIA's driver, in the kernel log; NVIDIA's Xid catalog explains "
             "each. Those of hardware (48, 64, 79, 95, 119 …) count from the boot on, until the driver says "
             "that the GPU has recovered (XID 154), is loaded anew, or root writes 'slurm-robust: reset "
-            "0000:9b:00' (or 'all') into /dev/kmsg after a reset. Those of programs (13, 31, 43, 45 …) are "
-            f"the job's business; when {MANY_PROGRAMS} programs meet them on one GPU within "
-            "gpu.xid_window_s, test the GPU."
+            "0000:9b:00' (or 'all') into /dev/kmsg after a reset. Those of programs (13, 31, 43 …) are "
+            f"the job's business; when they come on {MANY_PROGRAMS} occasions on one GPU within "
+            "gpu.xid_window_s, test the GPU. 45 only follows others, or a kill. Fatal errors of NVLink 5 on "
+            "two GPUs or more (144 to 150) break it for the whole node: reboot."
         ),
     ),
     Check(
@@ -383,6 +294,20 @@ CHECKS: tuple[AnyCheck, ...] = (
             "SXids, the error codes of NVSwitches, in the kernel log. Fatal ones stop NVLink traffic of "
             "the GPUs behind the switch until GPUs and switches are reset together, or the node boots. "
             "Others are worth attention if they come again."
+        ),
+    ),
+    Check(
+        name=OF_GPUS,
+        source=SOURCE,
+        judge=judge_gpu,
+        written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.KERNEL,
+        explain=(
+            "What drivers of GPUs say without a code. AMD: a reset that failed (reboot), hardware errors "
+            "that were not corrected, until the driver has reset the GPU, and hangs (watch). NVIDIA: "
+            "NV_ERR_RESET_REQUIRED (no new program runs until a reset), and post-RX-detect, which matters "
+            "when NVLinks are down, too: then only a reboot helps."
         ),
     ),
     Check(

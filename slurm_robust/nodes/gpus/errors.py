@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from slurm_robust.config.node import GpuLimits, NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.nodes.gpus.facts import NVIDIA, Gpu, Recovery
+from slurm_robust.nodes.gpus.facts import NVIDIA, Gpu
 from slurm_robust.nodes.gpus.judging import GpuView, answering, counted, finding, risen, twin
+from slurm_robust.nodes.recovery import Recovery
 
 ECC = "gpu.ecc"
 REMAP = "gpu.remap"
@@ -16,15 +17,6 @@ RECOVERY = "gpu.recovery"
 
 # NVIDIA exchanges a GPU with this many retired pages ("Dynamic Page Retirement", RMA policy).
 _MAX_RETIRED_PAGES = 60
-
-_REMEDIES = {
-    Recovery.NONE: Suggestion.NONE,
-    Recovery.RESET: Suggestion.RESET,
-    Recovery.DRAIN_P2P: Suggestion.RESET,
-    Recovery.DRAIN_AND_RESET: Suggestion.RESET,
-    Recovery.RECOVER_IMEX: Suggestion.RESET,
-    Recovery.REBOOT: Suggestion.REBOOT,
-}
 
 
 def judge_ecc(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
@@ -176,5 +168,5 @@ def judge_recovery(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
             value=gpu.recovery.value,
             limit=Recovery.NONE.value,
             source="GPU recovery action",
-            suggestion=_REMEDIES[gpu.recovery],
+            suggestion=gpu.recovery.suggestion,
         )

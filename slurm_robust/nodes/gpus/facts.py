@@ -6,21 +6,10 @@ from enum import Enum
 
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.recovery import Recovery
 
 NVIDIA = "nvidia"
 AMD = "amd"
-
-
-class Recovery(str, Enum):
-    """What the driver itself wants to be done with a GPU."""
-
-    NONE = "none"
-    RESET = "reset"
-    REBOOT = "reboot"
-    DRAIN_P2P = "drain P2P"
-    DRAIN_AND_RESET = "drain and reset"
-    RECOVER_IMEX = "recover the IMEX domain"
-    UNKNOWN = "unknown"
 
 
 class Throttle(str, Enum):

@@ -12,13 +12,13 @@ from slurm_robust.nodes.gpus.facts import (
     Gpu,
     GpuError,
     GpuFacts,
-    Recovery,
     Throttle,
     Use,
     process,
 )
 from slurm_robust.nodes.gpus.nvml import DriverError, Fields, Nvml
 from slurm_robust.nodes.host import Host
+from slurm_robust.nodes.recovery import Recovery, recovery
 
 T = TypeVar("T")
 
@@ -26,17 +26,6 @@ T = TypeVar("T")
 _GPU_KINDS = ("0300", "0302")
 _LOADED = "/proc/driver/nvidia/version"
 
-# NVML_GPU_RECOVERY_ACTION_*; the numbers are the driver's, older pynvml do not name them.
-_RECOVERY = {
-    0: Recovery.NONE,
-    1: Recovery.RESET,
-    2: Recovery.REBOOT,
-    3: Recovery.DRAIN_P2P,
-    4: Recovery.DRAIN_AND_RESET,
-    5: Recovery.RECOVER_IMEX,
-    6: Recovery.RESET,
-    7: Recovery.REBOOT,
-}
 _THROTTLE = {
     0x08: Throttle.HW_SLOWDOWN,
     0x20: Throttle.SW_THERMAL,
@@ -238,7 +227,7 @@ def _slowdown(nvml: Nvml, handle: Any, temperature: int | None, fields: Fields) 
 
 def _recovery(fields: Fields) -> Recovery | None:
     action = fields.get((_RECOVERY_ACTION, 0))
-    return None if action is None else _RECOVERY.get(action, Recovery.UNKNOWN)
+    return None if action is None else recovery(action)
 
 
 def _links(nvml: Nvml, handle: Any, fields: Fields) -> dict[str, Any]:

@@ -22,7 +22,13 @@ With ``all`` all XIDs are over.
 _DRIVER_LOADS = "nvidia-nvlink: Nvlink Core is being initialized"
 _ALL_GPUS = ""
 
-_DRIVER = ("NVRM: Xid", "NVRM: The NVIDIA GPU", "NVRM: GPU ", "nvidia-nvswitch", _DRIVER_LOADS)
+# XIDs that take back an earlier one of the same GPU.
+_TAKES_BACK = {162: 163}
+
+# A GPU that fell off the bus, where the driver tells it in several messages: they follow each other at once.
+_SEVERAL_S = 1.0
+
+_DRIVER = ("NVRM: ", "nvidia-nvswitch", _DRIVER_LOADS)
 
 BEGINS = tuple(begin.encode() for begin in (*_DRIVER, MARK, *shapes.BEGINS))
 """How the records begin that :func:`summarise` needs."""
@@ -31,6 +37,9 @@ _LINE = 160
 _MOST_EVENTS = 96
 _MOST_TIMES = 1024
 _MOST_PROCESSES = 8
+
+BURST_S = 60.0
+"""Messages of one kind that follow each other within this time are one occasion, as when a job ends."""
 
 
 class KernelEvent(Record):
@@ -52,6 +61,12 @@ class KernelEvent(Record):
     pids: tuple[int, ...] = ()
     """Processes that recent ones name."""
 
+    process: str = ""
+    """The name of the newest of them, in plain characters: a user chooses it."""
+
+    occasions: tuple[int, ...] = ()
+    """Of each recent burst the first process, see :data:`BURST_S`."""
+
     line: str = ""
     """The newest."""
 
@@ -61,7 +76,7 @@ class Happened(Record):
 
     events: tuple[KernelEvent, ...] = ()
     cleared: dict[str, float] = {}
-    """Until when events are over, by subject; the empty one stands for all GPUs."""
+    """Until when events are over, by subject; the empty one stands for all GPUs, and an XID may follow."""
 
 
 class _Sight(NamedTuple):
@@ -71,6 +86,14 @@ class _Sight(NamedTuple):
     severity: str = ""
 
 
+class _Seen(NamedTuple):
+    """A message that means something."""
+
+    sight: _Sight
+    pid: int = 0
+    process: str = ""
+
+
 class _Tally:
     """What is known of one sight while the log is gone through."""
 
@@ -78,11 +101,13 @@ class _Tally:
         self.times: deque[tuple[float, int]] = deque(maxlen=_MOST_TIMES)
         self.count = 0
         self.line = ""
+        self.process = ""
 
-    def add(self, at: float, pid: int, line: str) -> None:
-        self.times.append((at, pid))
+    def add(self, at: float, seen: _Seen, line: str) -> None:
+        self.times.append((at, seen.pid))
         self.count += 1
         self.line = line[:_LINE]
+        self.process = seen.process or self.process
 
 
 def summarise(
@@ -99,6 +124,7 @@ def summarise(
     """
     tallies: dict[_Sight, _Tally] = {}
     cleared: dict[str, float] = {}
+    recognise = _Reader()
     for record in records:
         at = boot_at + record.uptime_s
         for over in _clears(record):
@@ -106,9 +132,9 @@ def summarise(
             tallies = {sight: tally for sight, tally in tallies.items() if not _is_of(sight, over)}
         if record.facility != KERNEL and not injected:
             continue
-        sight, pid = _recognise(record.text)
-        if sight is not None and (sight in tallies or len(tallies) < _MOST_EVENTS):
-            tallies.setdefault(sight, _Tally()).add(at, pid, record.text)
+        seen = recognise(record)
+        if seen is not None and (seen.sight in tallies or len(tallies) < _MOST_EVENTS):
+            tallies.setdefault(seen.sight, _Tally()).add(at, seen, record.text)
     events = (_event(sight, tally, now - window_s(sight.shape)) for sight, tally in tallies.items())
     return Happened(events=tuple(events), cleared=cleared)
 
@@ -122,23 +148,51 @@ def _event(sight: _Sight, tally: _Tally, since: float) -> KernelEvent:
         count=tally.count,
         recent=len(recent),
         pids=tuple(pids)[-_MOST_PROCESSES:],
+        process=tally.process if pids else "",
+        occasions=_occasions(recent),
         line=tally.line,
     )
 
 
-def _recognise(text: str) -> tuple[_Sight | None, int]:
-    """What a message is, and the process that it names (0: none)."""
-    if text.startswith("NVRM: "):
+def _occasions(recent: Sequence[tuple[float, int]]) -> tuple[int, ...]:
+    """The first process of each burst."""
+    before = float("-inf")
+    first: dict[int, None] = {}
+    for at, pid in recent:
+        if at - before > BURST_S and pid:
+            first[pid] = None
+        before = at
+    return tuple(first)[-_MOST_PROCESSES:]
+
+
+class _Reader:
+    """Recognises messages, in the order in which they were written."""
+
+    def __init__(self) -> None:
+        self._unfinished = ("", 0.0)
+
+    def __call__(self, record: KernelRecord) -> _Seen | None:
+        text = record.text
+        if text.startswith("NVRM: ") and (found := self._xid(text, record.uptime_s)):
+            return _Seen(
+                _Sight(XID, found.address, found.code, found.severity.value), found.pid, found.process
+            )
+        if text.startswith("nvidia-nvswitch"):
+            switch = xid.parse_switch(text)
+            severity = xid.Severity.FATAL if switch and switch.fatal else xid.Severity.NON_FATAL
+            return _Seen(_Sight(SXID, switch.address, switch.code, severity.value)) if switch else None
+        known = shapes.recognise(text)
+        return _Seen(_Sight(known[0].name, known[1])) if known else None
+
+    def _xid(self, text: str, at: float) -> xid.Xid | None:
+        address, since = self._unfinished
+        if text.startswith(xid.FELL_OFF_END) and address and at - since <= _SEVERAL_S:
+            self._unfinished = ("", 0.0)
+            return xid.Xid(address=address, code=xid.FELL_OFF)
         found = xid.parse(text)
-        if found is None:
-            return None, 0
-        return _Sight(XID, found.address, found.code, found.severity.value), found.pid
-    if text.startswith("nvidia-nvswitch"):
-        switch = xid.parse_switch(text)
-        severity = xid.Severity.FATAL if switch and switch.fatal else xid.Severity.NON_FATAL
-        return (_Sight(SXID, switch.address, switch.code, severity.value) if switch else None), 0
-    known = shapes.recognise(text)
-    return (_Sight(known[0].name, known[1]) if known else None), 0
+        if found is None and (begun := xid.parse_address(text)):
+            self._unfinished = (begun, at)
+        return found
 
 
 def _clears(record: KernelRecord) -> tuple[str, ...]:
@@ -152,15 +206,20 @@ def _clears(record: KernelRecord) -> tuple[str, ...]:
         return ()
     if text.startswith(_DRIVER_LOADS):
         return (_ALL_GPUS,)
-    if "GPU recovery action" in text:
-        found = xid.parse(text)
-        if found and found.code == xid.RECOVERY_ACTION and found.severity is xid.Severity.NONE:
+    if text.startswith("NVRM: Xid") and (found := xid.parse(text)):
+        if found.code == xid.RECOVERY_ACTION and found.severity is xid.Severity.NONE:
             return (found.address,)
+        if found.code in _TAKES_BACK:
+            return (f"{found.address} {_TAKES_BACK[found.code]}",)
+    if text.startswith("amdgpu ") and (reset := shapes.reset_of(text)):
+        return (reset,)
     return ()
 
 
 def _is_of(sight: _Sight, subject: str) -> bool:
-    return sight.subject == subject if subject else sight.shape in (XID, SXID)
+    if not subject:
+        return sight.shape in (XID, SXID) or shapes.SHAPES[sight.shape].check == shapes.OF_GPUS
+    return subject in (sight.subject, f"{sight.subject} {sight.code}")
 
 
 def with_earlier(now: Happened, earlier: Sequence[Happened]) -> tuple[KernelEvent, ...]:

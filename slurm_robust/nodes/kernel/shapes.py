@@ -1,4 +1,4 @@
-"""What lines of the kernel's log speak of a node in trouble, besides those of NVIDIA's driver.
+"""What lines of the kernel's log speak of a node in trouble, besides the codes of NVIDIA's driver (XIDs).
 
 Many of the kernel's own messages begin with the name of a process, which is any 15 bytes that its user
 likes (``NAME[77]: segfault at …``, ``NAME invoked oom-killer: …``, ``NAME: page allocation failure …``), and
@@ -57,6 +57,9 @@ _CPU = _HARDWARE + r"CPU \d+: Machine Check"
 _MODULE = r"(?:\w[\w ()/,.-]{0,80} )?on \S"
 _DIED = r" \[#\d+\]"  # how many times; then how the kernel was built (SMP, PREEMPT …)
 _TRAP = r"(?:general protection fault|invalid opcode|divide error|stack segment|double fault|int3|Oops)"
+
+POST_RX = "nvidia-post-rx"
+"""Alone it means little; with NVLinks that are down it is a driver that only a reboot frees."""
 
 _REBOOT = Suggestion.REBOOT
 _REPLACE = Suggestion.REPLACE
@@ -268,8 +271,102 @@ _PCIE = tuple(
     )
 )
 
+OF_GPUS = "kernel.gpu"
+"""The check of what drivers of GPUs say without a code. A reset of the GPU or its driver ends it."""
+
+_AMD = ("amdgpu ",)
+# Linux, drivers/gpu/drm/amd/amdgpu: the device, its driver, the number of an event of RAS, and the place.
+_AMD_HEAD = (
+    r"amdgpu {PCI}: (?:amdgpu: )?(?:\[drm[^\]]{0,40}\] (?:\*ERROR\* )?)?"
+    r"(?:\{\d+\} ?)?(?:socket: \d+, die: \d+,? )?"
+)
+_AMD_RESET = rf"{_AMD_HEAD}GPU reset ?(?:\(\d+\) ?)?succeeded"
+_ERROR = r"(?:[1-9]\d{0,18} (?:new )?)?uncorrectable hardware errors?"
+
+# Bit 61 of a status of ACA says, as for a processor's bank, that the error was not corrected.
+_ACA = rf"{_AMD_HEAD}\[Hardware Error\]: "
+_ACA_STATUS = rf"{_ACA}(?:aca )?entry\[\d+\]\.STATUS=0x"
+
+_GPUS = (
+    Shape(
+        "amdgpu-reset-failed",
+        OF_GPUS,
+        _AMD,
+        rf"{_AMD_HEAD}(?:GPU reset ?(?:\(\d+\) ?)?failed|GPU reset end with ret = -\d|GPU recovery failed"
+        r"|device lost from bus|PCIe link is lost)",
+        "driver could not reset the GPU, or lost it",
+        _REBOOT,
+        lasting=True,
+    ),
+    Shape(
+        "amdgpu-worn-out",
+        OF_GPUS,
+        _AMD,
+        rf"{_AMD_HEAD}(?:RAS records:\d+ exceeds? threshold|GPU reported bad pages exceed"
+        r"|GPU is in bad status)",
+        "more bad memory pages than the GPU may have",
+        _REPLACE,
+        lasting=True,
+    ),
+    Shape(
+        "amdgpu-uncorrected",
+        OF_GPUS,
+        _AMD,
+        rf"{_AMD_HEAD}{_ERROR}(?: ?\(ERREVENT_ATHUB_INTERRUPT\)| detected\b)"
+        rf"|{_ACA_STATUS}[2367abef][0-9a-f]{{15}}"
+        rf"|{_AMD_HEAD}poison is consumed by client \d+, kick off gpu reset",
+        "hardware error of the GPU that could not be corrected",
+        Suggestion.RESET,
+        lasting=True,
+    ),
+    Shape(
+        "amdgpu-corrected",
+        OF_GPUS,
+        _AMD,
+        rf"{_ACA_STATUS}[014589cd][0-9a-f]{{15}}|{_ACA}Accelerator Check Architecture events",
+        "hardware errors of the GPU, corrected or deferred",
+    ),
+    Shape(
+        "amdgpu-link",
+        OF_GPUS,
+        _AMD,
+        rf"{_AMD_HEAD}XGMI: .{{0,80}}(?:[Ff]ail|error)|{_AMD_HEAD}(?:XGMI|WAFL) PCS \w{{1,40}} detected",
+        "link between GPUs (XGMI) reports errors",
+    ),
+    Shape(
+        "amdgpu-hang",
+        OF_GPUS,
+        (*_AMD, "amdgpu: ", "[drm:amdgpu"),
+        rf"{_AMD_HEAD}ring \S{{1,40}} timeout"
+        r"|\[drm:amdgpu_job_timedout \[amdgpu\]\] \*ERROR\* ring \S{1,40} timeout"
+        r"|amdgpu: qcm fence wait loop timeout|amdgpu: The cp might be in an unrecoverable state"
+        rf"|{_AMD_HEAD}(?:MES failed to respon(?:d|se)|Failed to send message 0x|SMU: I'm not done with)",
+        "GPU hung, or its firmware does not answer",
+    ),
+    # Returned from the driver's own calls: no new context is given, and there is no XID.
+    Shape(
+        "nvidia-reset-required",
+        OF_GPUS,
+        ("NVRM: ",),
+        r"NVRM: (?!Xid )[^\n]{0,300}\[?NV_ERR_RESET_REQUIRED\b",
+        "driver refuses new programs until the GPU is reset (NV_ERR_RESET_REQUIRED)",
+        Suggestion.RESET,
+        lasting=True,
+    ),
+    # kernel_nvlink.c and kernel_nvlink_gh100.c of NVIDIA's open kernel modules.
+    Shape(
+        POST_RX,
+        OF_GPUS,
+        ("NVRM: ",),
+        r"NVRM: (?:GPU\d+ )?knvlink\w{1,60}: (?:Getting peer\w{0,4}(?:'s)? postRxDetLinkMask failed"
+        r"|Failed to update (?:Post )?Rx Detect Link mask)",
+        "driver cannot tell which NVLinks have a peer (post-RX-detect)",
+    ),
+)
+
 SHAPES: dict[str, Shape] = {
-    shape.name: shape for shape in (*_MACHINE_CHECKS, *_LOCKUPS, *_MEMORY, *_PANICS, *_STORAGE, *_PCIE)
+    shape.name: shape
+    for shape in (*_MACHINE_CHECKS, *_LOCKUPS, *_MEMORY, *_PANICS, *_STORAGE, *_PCIE, *_GPUS)
 }
 
 BEGINS = tuple(sorted({begin for shape in SHAPES.values() for begin in shape.begins}))
@@ -280,6 +377,12 @@ BEGINS = tuple(sorted({begin for shape in SHAPES.values() for begin in shape.beg
 def _compiled(name: str) -> re.Pattern[str]:
     # On demand: compiling all takes longer than reading the log of a node that is well.
     return re.compile(SHAPES[name].regex)
+
+
+def reset_of(text: str) -> str:
+    """The GPU that AMD's driver has reset, by a message of it; empty for any other message."""
+    found = re.match(_AMD_RESET.replace("{PCI}", _PCI), text)
+    return found[1] if found else ""
 
 
 def recognise(text: str) -> tuple[Shape, str] | None:

@@ -3,115 +3,23 @@
 A user chooses names of processes, which the driver puts into its lines (15 characters at most). So the codes
 are read from the beginning of a line, before any name, and phrases that decide are taken from its end.
 
-The codes, names and first actions are those of NVIDIA's Xid catalog for Ampere and newer
-(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html); the texts are ours, and so is the step
-from the catalog's action to what becomes of the node (docs/kernel-checks.md).
-
-Some are judged more sternly: row remapping that failed (64) and a resource that could not be retired (157)
-are reasons to replace the GPU, since no reset repairs them; a halted microcontroller (61, older GPUs) and an
-NVLink that is down (74, 144 to 150 if fatal) take a reset.
+What each code means is in :mod:`.catalog`; what a line says beyond its code is here.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from slurm_robust.model.findings import Party, Suggestion
+from slurm_robust.model.findings import Suggestion
 from slurm_robust.model.record import Record
+from slurm_robust.nodes.recovery import Recovery, recovery
 
-
-class XidRule(Record):
-    """What one XID means."""
-
-    code: int
-    mnemonic: str
-    meaning: str
-    suggestion: Suggestion
-    blame: Party = Party.NODE
-    lasting: bool = False
-    """It counts until the reset or the reboot that it calls for, else within a window."""
-
-    application: bool = False
-    """A program's own mistake causes it; only many programs in a row speak against the GPU."""
-
-
-def _rule(code: int, mnemonic: str, meaning: str, suggestion: Suggestion = Suggestion.MONITOR) -> XidRule:
-    application = suggestion is Suggestion.NONE
-    return XidRule(
-        code=code,
-        mnemonic=mnemonic,
-        meaning=meaning,
-        suggestion=suggestion,
-        blame=Party.JOB if application else Party.NODE,
-        lasting=suggestion.keeps_jobs_away,
-        application=application,
-    )
-
-
-_PROGRAM = Suggestion.NONE
-_RESET = Suggestion.RESET
-_REBOOT = Suggestion.REBOOT
-_REPLACE = Suggestion.REPLACE
-
-RULES: dict[int, XidRule] = {
-    rule.code: rule
-    for rule in (
-        _rule(13, "GR_EXCEPTION", "a kernel's illegal access or instruction", _PROGRAM),
-        _rule(31, "MMU_ERR_FLT", "access to memory that is not mapped", _PROGRAM),
-        _rule(32, "PBDMA_ERROR", "invalid push buffer", _PROGRAM),
-        _rule(38, "FECS_ERR_WATCHDOG_TIMEOUT", "error in the driver's firmware"),
-        _rule(39, "CE0_ERROR", "copy engine exception", _PROGRAM),
-        _rule(43, "RESETCHANNEL_VERIF_ERROR", "a program's channel was reset", _PROGRAM),
-        _rule(44, "GR_FAULT_DURING_CTXSW", "fault during a context switch", _PROGRAM),
-        _rule(45, "PREEMPTIVE_REMOVAL", "channels removed after an earlier error or a kill", _PROGRAM),
-        _rule(46, "GPU_TIMEOUT_ERROR", "GPU stopped processing", _RESET),
-        _rule(48, "GPU_ECC_DBE", "uncorrectable memory error", _RESET),
-        _rule(61, "PMU_BREAKPOINT", "microcontroller breakpoint", _RESET),
-        _rule(62, "PMU_HALT_ERROR", "microcontroller halted", _RESET),
-        _rule(63, "INFOROM_DRAM_RETIREMENT_EVENT", "memory row will be remapped at the next reset"),
-        _rule(64, "INFOROM_DRAM_RETIREMENT_FAILURE", "memory row could not be remapped", _REPLACE),
-        _rule(68, "NVDEC0_ERROR", "video decoder exception", _PROGRAM),
-        _rule(69, "GR_CLASS_ERROR", "invalid graphics class or method", _PROGRAM),
-        _rule(74, "NVLINK_ERROR", "NVLink error", _RESET),
-        _rule(79, "GPU_HAS_FALLEN_OFF_THE_BUS", "GPU fell off the bus", _REBOOT),
-        _rule(92, "EXCESSIVE_SBE_INTERRUPTS", "many corrected memory errors"),
-        _rule(93, "INFOROM_ERASE_LIMIT_EXCEEDED", "InfoROM is written too often"),
-        _rule(94, "CONTAINED_ERROR", "memory error that took only the program that met it"),
-        _rule(95, "UNCONTAINED_ERROR", "memory error that may have reached other programs", _RESET),
-        _rule(96, "NVDEC5_ERROR", "video decoder exception", _PROGRAM),
-        _rule(97, "NVDEC6_ERROR", "video decoder exception", _PROGRAM),
-        _rule(109, "CTXSW_TIMEOUT_ERROR", "context switch timed out", _RESET),
-        _rule(110, "SEC_FAULT_ERROR", "security fault", _RESET),
-        _rule(119, "GSP_RPC_TIMEOUT", "GPU system processor does not answer", _RESET),
-        _rule(120, "GSP_ERROR", "GPU system processor failed", _RESET),
-        _rule(121, "C2C_ERROR", "corrected error of the link between GPU and CPU"),
-        _rule(136, "ALI_TRAINING_FAIL", "NVLink could not be trained", _RESET),
-        _rule(137, "NVLINK_PRIV_ERR", "NVLink privilege error"),
-        _rule(140, "UNRECOVERABLE_ECC_ERROR_ESCAPE", "unrecovered ECC error", _RESET),
-        _rule(141, "FAST_PATH_ERROR", "CUDA fast path error"),
-        _rule(143, "GPU_INIT_ERROR", "GPU could not be initialised", _RESET),
-        _rule(144, "NVLINK_SAW_ERROR", "fatal NVLink error (SAW)", _RESET),
-        _rule(145, "NVLINK_RLW_ERROR", "fatal NVLink error (RLW)", _RESET),
-        _rule(146, "NVLINK_TLW_ERROR", "fatal NVLink error (TLW)", _RESET),
-        _rule(147, "NVLINK_TREX_ERROR", "NVLink error (TREX)"),
-        _rule(148, "NVLINK_NVLPW_CTRL_ERROR", "NVLink error (NVLPW)"),
-        _rule(149, "NVLINK_NETIR_ERROR", "NVLink error (NETIR)"),
-        _rule(150, "NVLINK_MSE_ERROR", "fatal NVLink error (MSE)", _RESET),
-        _rule(151, "KEY_ROTATION_ERROR", "key rotation failed", _REBOOT),
-        _rule(154, "GPU_RECOVERY_ACTION_CHANGED", "the driver changed what the GPU needs"),
-        _rule(155, "NVLINK_SW_DEFINED_ERROR", "NVLink down by software", _RESET),
-        _rule(156, "RESOURCE_RETIREMENT_EVENT", "a part of the GPU was retired", _RESET),
-        _rule(157, "RESOURCE_RETIREMENT_FAILURE", "a part of the GPU could not be retired", _REPLACE),
-        _rule(158, "GPU_FATAL_TIMEOUT", "fatal timeout", _RESET),
-        _rule(160, "CHANNEL_RETIREMENT_EVENT", "memory channel will be retired"),
-        _rule(167, "PCIE_FATAL_TIMEOUT", "fatal PCIe timeout", _REBOOT),
-        _rule(171, "UNCORRECTABLE_DRAM_ERROR", "uncorrectable error in GPU memory", _RESET),
-        _rule(172, "UNCORRECTABLE_SRAM_ERROR", "uncorrectable error in on-chip memory", _RESET),
-    )
-}
+if TYPE_CHECKING:
+    from slurm_robust.nodes.kernel.catalog import XidRule
 
 
 class Severity(str, Enum):
@@ -123,9 +31,14 @@ class Severity(str, Enum):
     IGNORED = "to be ignored"
     """Only bits of an NVLink error that NVIDIA says to ignore, or that follow another error."""
 
+    ELSEWHERE = "fatal elsewhere"
+    """A link that went down because of the device at its other end, or on purpose."""
+
     NONE = "none"
     RESET = "reset"
     REBOOT = "reboot"
+    RECOVER_IMEX = "recover the IMEX domain"
+    UNKNOWN = "unknown"
 
 
 class Xid(Record):
@@ -139,6 +52,9 @@ class Xid(Record):
     pid: int = 0
     """0 where the line names no process."""
 
+    process: str = ""
+    """Its name, as far as it is made of plain characters: a user chooses it."""
+
     cause: int = 0
     """The earlier XID that this one follows, or 0."""
 
@@ -151,6 +67,9 @@ class SXid(Record):
     fatal: bool
 
 
+STOPPED = 43
+"""A channel of a program that has failed otherwise."""
+
 FELL_OFF = 79
 RECOVERY_ACTION = 154
 LINK_ERRORS = range(144, 151)
@@ -161,18 +80,22 @@ _ADDRESS = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?"
 _XID = rf"(?s)NVRM: Xid \((?:PCI:)?{_ADDRESS}(?: GPU-I:\d+)?\): (\d{{1,5}})\b,? ?(.*)"
 _SXID = rf"(?si)nvidia-nvswitch\d*: SXid \((?:PCI:)?{_ADDRESS}\): (\d{{1,6}}), (Fatal|Non-fatal)\b"
 _FELL_OFF = rf"(?s)NVRM: (?:The NVIDIA GPU |GPU (?:at )?(?:PCI:)?){_ADDRESS}.{{0,200}}?fallen off the bus"
-_PROCESS = r"(?s)pid='?(\d+|<unknown>)'?,(?: name=.{0,20}?,)? ?"
+_BEGUN = rf"NVRM: The NVIDIA GPU {_ADDRESS}"
+FELL_OFF_END = "NVRM: fallen off the bus"
+"""How the last message begins where the driver tells in several that a GPU fell off the bus."""
+
+_PROCESS = r"(?s)pid='?(\d{1,10}|<unknown>)'?(?:,(?: name=(.{0,20}?),)?| |$)"
+_PLAIN = r"[^\w.:+-]"
 _CAUSE = r"(?s).*caused by previous Xid (\d{1,5})\s*$"
-_RECOVERY = r"(?s).*GPU recovery action changed from 0x[0-9a-f]+ \(.*?\) to 0x([0-9a-f]+)\b"
-_RECOVERIES = {
-    0: Severity.NONE,
-    1: Severity.RESET,
-    2: Severity.REBOOT,
-    3: Severity.RESET,  # drain peer-to-peer traffic
-    4: Severity.RESET,  # drain and reset
-}
+_RECOVERY = r"(?si).*GPU recovery action changed from 0x[0-9a-f]+ \(.*?\) to 0x([0-9a-f]{1,8})\b"
 # Unit and severity, then the lane, the instance and the link: "RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x…".
-_LINK_SEVERITY = r"(?si).*\s(Fatal|Non-?fatal)\b.{0,3} XC\d+ i\d+ Link"
+_LINK_SEVERITY = (
+    r"(?si).*\s(Fatal|Non-?fatal)\b[\s*?]{0,20}XC-?\d+\s+i-?\d+\s+Link\b[^(]{0,12}(?:\((0x[0-9a-f]{1,8})\b)?"
+)
+# Sub-codes of 149, bits 20 to 25 of its first word, for which the catalog says to investigate the peer device
+# (21, 32 to 37), or to ignore the line (38: a user's doing, 40: follows from something else on the host).
+_ELSEWHERE = (21, *range(32, 39), 40)
+_NETIR = 149
 _REGISTERS = r"(?si).*\((0x[0-9a-f]+(?:, ?0x[0-9a-f]+)+)\)"
 # NVIDIA's workflow for XID 74 ignores bits 0, 23 and 30 of the first word; 1 and 20 follow other errors.
 _HARMLESS_LINK_BITS = 1 << 0 | 1 << 1 | 1 << 20 | 1 << 23 | 1 << 30
@@ -204,14 +127,21 @@ def parse(text: str) -> Xid | None:
         code=code,
         severity=_severity(code, rest),
         pid=int(process[1]) if process and process[1].isdecimal() else 0,
+        process=re.sub(_PLAIN, "", process[2] or "")[:15] if process and process[1].isdecimal() else "",
         cause=int(cause[1]) if cause else 0,
     )
+
+
+def parse_address(text: str) -> str:
+    """The GPU of the first of several messages that tell one thing; empty for any other message."""
+    found = re.match(_BEGUN, text)
+    return found[1].lower() if found else ""
 
 
 def _severity(code: int, text: str) -> Severity:
     if code == RECOVERY_ACTION:
         action = re.match(_RECOVERY, text)
-        return _RECOVERIES.get(int(action[1], 16), Severity.PLAIN) if action else Severity.PLAIN
+        return _needed(recovery(int(action[1], 16))) if action else Severity.PLAIN
     if code == 74:
         registers = re.match(_REGISTERS, text)
         first, *others = (int(word, 16) for word in registers[1].split(",")) if registers else (0,)
@@ -220,8 +150,20 @@ def _severity(code: int, text: str) -> Severity:
     if code in LINK_ERRORS:
         named = re.match(_LINK_SEVERITY, text)
         if named:
-            return Severity.NON_FATAL if named[1].lower().startswith("non") else Severity.FATAL
+            return _link_severity(code, named[1], int(named[2] or "0", 16))
     return Severity.PLAIN
+
+
+def _needed(wanted: Recovery) -> Severity:
+    """Of what the driver wants, what is to be told apart: all kinds of reset are one."""
+    same = wanted.value in (Recovery.NONE.value, Recovery.RECOVER_IMEX.value, Recovery.UNKNOWN.value)
+    return Severity(wanted.value if same else wanted.suggestion.value)
+
+
+def _link_severity(code: int, word: str, info: int) -> Severity:
+    if word.lower().startswith("non"):
+        return Severity.NON_FATAL
+    return Severity.ELSEWHERE if code == _NETIR and info >> 20 & 0x3F in _ELSEWHERE else Severity.FATAL
 
 
 def parse_switch(text: str) -> SXid | None:
@@ -234,26 +176,30 @@ def parse_switch(text: str) -> SXid | None:
 
 def rule(code: int, severity: Severity = Severity.PLAIN) -> XidRule:
     """What an XID means for the node. One that is not in the table is worth attention and no more."""
-    known = RULES.get(code)
+    # Here: most nodes never have an XID to judge.
+    from slurm_robust.nodes.kernel import catalog
+
+    known = catalog.RULES.get(code)
     if known is None:
-        return XidRule(
-            code=code, mnemonic="UNKNOWN", meaning="not in the catalog", suggestion=Suggestion.MONITOR
-        )
+        return catalog.unknown(code)
     if code == RECOVERY_ACTION:
         return _recovery(known, severity)
-    if severity in (Severity.NON_FATAL, Severity.IGNORED) or (
-        code in LINK_ERRORS and severity is Severity.PLAIN
-    ):
-        meaning = ", ".join(filter(None, (known.meaning.removeprefix("fatal "), severity.value)))
-        return replace(known, meaning=meaning, suggestion=Suggestion.MONITOR, lasting=False)
+    if code in LINK_ERRORS and severity is Severity.FATAL:
+        return replace(known, meaning=f"fatal {known.meaning}")
+    if code in LINK_ERRORS or severity in (Severity.NON_FATAL, Severity.IGNORED):
+        meaning = ", ".join(filter(None, (known.meaning, severity.value)))
+        return replace(known, meaning=meaning, suggestion=Suggestion.MONITOR)
     return known
 
 
 def _recovery(known: XidRule, severity: Severity) -> XidRule:
     """XID 154: the driver itself says what the GPU needs."""
-    if severity is Severity.NONE:
-        return replace(known, meaning="the GPU needs nothing any more", suggestion=Suggestion.NONE)
     if severity is Severity.PLAIN:
         return known
-    needed = Suggestion(severity.value)
-    return replace(known, meaning=f"the driver asks for a {needed.value}", suggestion=needed, lasting=True)
+    wanted = Recovery(severity.value)
+    asks = {
+        Severity.NONE: "the GPU needs nothing any more",
+        Severity.UNKNOWN: "the driver asks for something unknown: read its line",
+        Severity.RECOVER_IMEX: "the driver asks to recover the IMEX domain",
+    }.get(severity, f"the driver asks for a {wanted.value}")
+    return replace(known, meaning=asks, suggestion=wanted.suggestion)

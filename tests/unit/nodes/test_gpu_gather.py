@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuProcess, Recovery, Throttle, process
+from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuProcess, Throttle, process
+from slurm_robust.nodes.recovery import Recovery
 from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.gpus import Gpus
 from tests.unit.nodes.fake_nvml import Reader, environment, start

@@ -20,10 +20,10 @@ from slurm_robust.nodes.checks.services import MungeFacts
 from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.kernel import xid
+from slurm_robust.nodes.kernel.catalog import RULES
 from slurm_robust.nodes.kernel.events import summarise
 from slurm_robust.nodes.kernel.kmsg import KernelLog, boot_time
 from slurm_robust.nodes.kernel.shapes import SHAPES
-from slurm_robust.nodes.kernel.xid import RULES
 from slurm_robust.nodes.runner import baseline_facts, inspect
 from tests.unit.nodes.host_files import plant, view
 from tests.unit.nodes.kernel_logs import BOOT
@@ -72,7 +72,7 @@ EVERYTHING_WRONG = {
     ),
     "kernel": log_view(
         *[(9_999.0, text) for text, _, _ in KNOWN for _ in range(11)],
-        *[(9_999.0, f"NVRM: Xid (PCI:0000:{code:02x}:00): {code}, x") for code in RULES if code < 256],
+        *[(9_999.0, f"NVRM: Xid (PCI:0000:{code:02x}:00): {code}, x") for code in RULES if code < 80],
         (9_999.0, "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 48"),
         gpus=("0000:4f:00.0",),
         tainted=255,
@@ -177,7 +177,7 @@ def test_a_hook_imports_nothing_slow_with_them() -> None:
 def test_every_code_and_shape_has_a_text_for_people() -> None:
     assert all(rule.meaning and rule.meaning.isascii() for rule in RULES.values())
     assert all(shape.text and shape.text.isascii() for shape in SHAPES.values())
-    assert xid.rule(12345).meaning == "not in the catalog"
+    assert xid.rule(12345).meaning == "unknown: not in the catalog"
 
 
 def test_a_copy_of_a_machine_is_judged_like_the_machine(tmp_path: Path) -> None:

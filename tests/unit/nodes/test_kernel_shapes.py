@@ -100,6 +100,54 @@ KNOWN = [
     ),
 ]
 
+AMD = "amdgpu 0000:63:00.0: "
+GPU = "0000:63:00.0"
+KNOWN += [
+    (
+        f"{AMD}{{1}}uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
+        "amdgpu-uncorrected",
+        GPU,
+    ),
+    (
+        f"{AMD}amdgpu: uncorrectable hardware error(ERREVENT_ATHUB_INTERRUPT) detected!",
+        "amdgpu-uncorrected",
+        GPU,
+    ),
+    (
+        f"{AMD}amdgpu: {{2}}socket: 0, die: 1, 1 new uncorrectable hardware errors detected in gfx block",
+        "amdgpu-uncorrected",
+        GPU,
+    ),
+    (f"{AMD}amdgpu: 3 uncorrectable hardware errors detected in umc block", "amdgpu-uncorrected", GPU),
+    (f"{AMD}{{7}}[Hardware Error]: aca entry[00].STATUS=0xbe00000000080100", "amdgpu-uncorrected", GPU),
+    (f"{AMD}{{1}}[Hardware Error]: Accelerator Check Architecture events logged", "amdgpu-corrected", GPU),
+    (f"{AMD}{{1}}[Hardware Error]: aca entry[00].STATUS=0x98000800003e0000", "amdgpu-corrected", GPU),
+    (f"{AMD}amdgpu: GPU reset(2) failed", "amdgpu-reset-failed", GPU),
+    (f"{AMD}GPU reset end with ret = -22", "amdgpu-reset-failed", GPU),
+    (f"{AMD}amdgpu: device lost from bus!", "amdgpu-reset-failed", GPU),
+    (f"{AMD}amdgpu: RAS records:130 exceed threshold:128", "amdgpu-worn-out", GPU),
+    (f"{AMD}amdgpu: ring sdma0 timeout, signaled seq=1, emitted seq=2", "amdgpu-hang", GPU),
+    (f"{AMD}ring gfx_0.0.0 timeout, signaled seq=57638, emitted seq=57641", "amdgpu-hang", GPU),
+    ("[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma0 timeout, signaled seq=1", "amdgpu-hang", ""),
+    ("amdgpu: qcm fence wait loop timeout expired", "amdgpu-hang", ""),
+    (f"{AMD}amdgpu: Failed to send message 0x26, response 0x0", "amdgpu-hang", GPU),
+    (f"{AMD}amdgpu: XGMI: Set topology failure on device", "amdgpu-link", GPU),
+    (
+        "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x0000005E)",
+        "nvidia-reset-required",
+        "",
+    ),
+    ("NVRM: GPU0 RmInitAdapter: NV_ERR_RESET_REQUIRED", "nvidia-reset-required", ""),
+    *(
+        (f"NVRM: {text}", "nvidia-post-rx", "")
+        for text in (
+            "knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!",
+            "knvlinkDiscoverPostRxDetLinks_GB100: Getting peer17 postRxDetLinkMask failed!",
+            "knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
+            "GPU3 knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
+        )
+    ),
+]
 KNOWN += [
     (
         "EDAC MC0: 1 UE on mc#0csrow#2channel#1 (csrow:2 channel:1 page:0x3f offset:0x0 grain:64)",
@@ -134,6 +182,13 @@ KNOWN += [
 ]
 
 HARMLESS = [
+    "amdgpu 0000:63:00.0: amdgpu: GPU reset begin!",
+    "amdgpu 0000:63:00.0: amdgpu: GPU reset(1) succeeded!",
+    "amdgpu 0000:63:00.0: amdgpu: 0 uncorrectable hardware errors detected in umc block",
+    "amdgpu 0000:63:00.0: amdgpu: 14 new correctable hardware errors detected in umc block",
+    "amdgpu 0000:63:00.0: amdgpu: ring gfx_0.0.0 uses VM inv eng 0 on hub 0",
+    "amdgpu 0000:63:00.0: Ring gfx_0.0.0 reset failed",
+    "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64",
     "mce: CPU supports 32 MCE banks",
     "EDAC MC0: Giving out device to module skx_edac controller Skylake Socket#0 IMC#0",
     "rcu: Hierarchical RCU implementation.",
@@ -357,7 +412,9 @@ def test_a_crash_that_led_to_this_boot_is_reported(before: float, fails: bool) -
     assert all(finding.suggestion is Suggestion.MONITOR for finding in found)
 
 
-@pytest.mark.parametrize("check", [check.name for check in kernel.CHECKS if not check.name.endswith("xid")])
+@pytest.mark.parametrize(
+    "check", [check.name for check in kernel.CHECKS if not check.name.endswith(("xid", "gpu"))]
+)
 def test_a_log_that_cannot_be_read_is_unknown(check: str) -> None:
     for seen in (view(error="no"), view(cut=True)):
         assert [finding.outcome for finding in judged(check, seen)] == [Outcome.UNKNOWN]

@@ -97,7 +97,7 @@ def test_what_a_full_log_forgot_is_remembered_until_a_reset() -> None:
 @pytest.mark.parametrize(("programs", "fails"), [(1, False), (2, False), (3, True)])
 def test_faults_of_programs_count_only_when_many_meet_them_on_one_gpu(programs: int, fails: bool) -> None:
     lines = [
-        (9_000.0 + pid, XID + f"{31 if pid % 2 else 13}, pid={pid}, name=train, Ch 1")
+        (8_000.0 + 100 * pid, XID + f"{31 if pid % 2 else 13}, pid={pid}, name=train, Ch 1")
         for pid in range(1, 1 + programs)
     ]
     lines += [

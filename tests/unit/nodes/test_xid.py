@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from slurm_robust.model.findings import Party, Suggestion
 from slurm_robust.nodes.kernel import xid
-from slurm_robust.nodes.kernel.xid import RULES, Severity
+from slurm_robust.nodes.kernel.catalog import RULES, Topic
+from slurm_robust.nodes.kernel.xid import Severity
 
 GPU = "NVRM: Xid (PCI:0000:9b:00): "
 ACTION = "GPU recovery action changed from 0x0 (None) to {}"
@@ -95,7 +96,7 @@ def test_a_line_of_a_mig_instance_names_the_cause() -> None:
             Suggestion.MONITOR,
         ),
         ("145, RLW Fatal XC0 i0 Link -1 (0x000fe406)", Severity.FATAL, Suggestion.RESET),
-        ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6)", Severity.FATAL, Suggestion.MONITOR),
+        ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6)", Severity.ELSEWHERE, Suggestion.MONITOR),
         ("150, MSE Fatal XC0 i0 Link 1 (0x0)", Severity.FATAL, Suggestion.RESET),
         ("150, in a shape nobody knows", Severity.PLAIN, Suggestion.MONITOR),
         # A process may be called like this.
@@ -117,7 +118,8 @@ def test_a_line_of_a_mig_instance_names_the_cause() -> None:
             Severity.NONE,
             Suggestion.NONE,
         ),
-        ("154, " + ACTION.format("0x9 (New)"), Severity.PLAIN, Suggestion.MONITOR),
+        ("154, " + ACTION.format("0x9 (New)"), Severity.UNKNOWN, Suggestion.MONITOR),
+        ("154, " + ACTION.format("0x5 (Recover IMEX Domain)"), Severity.RECOVER_IMEX, Suggestion.MONITOR),
         (
             "74, NVLink: fatal error detected on link 6" + LINK.format(1 << 16),
             Severity.PLAIN,
@@ -143,7 +145,7 @@ def test_a_line_says_how_severe_it_is(text: str, severity: Severity, suggestion:
 @pytest.mark.parametrize("code", [13, 31, 32, 43, 45, 69])
 def test_faults_of_programs_are_the_jobs(code: int) -> None:
     rule = xid.rule(code)
-    assert (rule.application, rule.blame, rule.lasting) == (True, Party.JOB, False)
+    assert (rule.topic in (Topic.PROGRAM, Topic.END), rule.blame, rule.lasting) == (True, Party.JOB, False)
     assert not rule.suggestion.keeps_jobs_away
 
 
@@ -204,7 +206,7 @@ NAMES = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_siz
 )
 
 
-@given(NAMES, st.sampled_from([rule.code for rule in RULES.values() if rule.application]))
+@given(NAMES, st.sampled_from([rule.code for rule in RULES.values() if rule.topic is Topic.PROGRAM]))
 def test_a_program_by_any_name_has_only_made_its_own_mistake(name: str, code: int) -> None:
     found = xid.parse(f"{GPU}{code}, pid=77, name={name}, Ch 00000010, intr 10000000")
     assert found is not None

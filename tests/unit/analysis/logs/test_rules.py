@@ -12,8 +12,8 @@ from slurm_robust.analysis.logs.rule import Symptom
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.model.findings import Suggestion
 from slurm_robust.model.incident import Cause, Remedy
+from slurm_robust.nodes.kernel.catalog import RULES, Topic
 from slurm_robust.nodes.kernel.shapes import SHAPES
-from slurm_robust.nodes.kernel.xid import RULES
 
 RULE = "- name: ours\n  symptom: config_error\n  blame: user_config\n  action: reconfigure\n"
 JOBS = {
@@ -78,7 +78,7 @@ def test_conditions(lines: str, expected: bool, tmp_path: Path) -> None:
         ("a: b", "site.yaml, line 1: rules must be a list; begin each rule with '- name:'"),
         ("- [", "site.yaml, line 1, column 4: not valid YAML"),
         ("- name: x\n", "site.yaml, line 1: rules[0] needs the key symptom\n  fix: add symptom: one of gpu"),
-        (RULE, "a rule needs any (patterns), xids, shapes or curve"),
+        (RULE, "a rule needs any (patterns), xids, kinds, shapes or curve"),
         (RULE + "  pattern: ['abc']\n", "site.yaml, line 5: unknown key rules[0].pattern"),
         (RULE + "  anny: ['abc']\n", "did you mean rules[0].any?"),
         (
@@ -142,8 +142,7 @@ def test_each_xid_of_the_table_has_a_rule_that_agrees_with_it() -> None:
     """One truth per fact: what the node checks call the program's doing is the user's here as well."""
     for code, known in RULES.items():
         found = classify(f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=7, name=python, text", "kernel")
-        assert found.rule.startswith("xid-"), code
-        assert (found.blame is Cause.USER_CODE) is known.application, code
+        assert (found.blame is Cause.USER_CODE) is (known.topic is Topic.PROGRAM), code
         if known.suggestion in (Suggestion.REBOOT, Suggestion.REPLACE):
             assert found.action is Remedy.EVICT, code
 
