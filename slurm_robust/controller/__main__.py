@@ -21,6 +21,7 @@ import msgspec
 from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
+from slurm_robust.controller.addresses import of_controller
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.conclusion import CONCLUDE_S, HURRY_S, conclude
@@ -136,7 +137,7 @@ def control(directory: JobDirectory, plan: Plan, taken: Taken = NOT_TAKEN) -> in
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     with ExitStack() as stack:
         server = stack.enter_context(closing(_listen(directory, plan)))
-        epoch = _take(directory, plan, server.port)
+        epoch = _take(directory, plan, server.port, slurm)
         journal = Journal(directory.journal)
         journal.epoch = epoch.epoch
         journal.is_ours = lambda: not is_overtaken(directory.epochs, epoch.epoch)
@@ -334,33 +335,17 @@ def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
     return rules
 
 
-def _take(directory: JobDirectory, plan: Plan, port: int) -> EpochRecord:
-    host = socket.gethostname()
-    addresses = _own_addresses(host)
+def _take(directory: JobDirectory, plan: Plan, port: int, slurm: SlurmClient) -> EpochRecord:
+    host, node = socket.gethostname(), os.environ.get("SLURMD_NODENAME", "")
     return take_epoch(
         directory.epochs,
         host=host,
-        addresses=addresses,
+        addresses=of_controller(node, host, slurm),
         port=port,
         pid=os.getpid(),
         run_id=plan.run_id,
-        node=os.environ.get("SLURMD_NODENAME", ""),
+        node=node,
     )
-
-
-def _own_addresses(host: str) -> tuple[str, ...]:
-    """Where agents may find us: the name Slurm has for this node, then what the host's name resolves to."""
-    names = [os.environ.get("SLURMD_NODENAME", ""), host]
-    found: dict[str, None] = {}
-    for name in filter(None, names):
-        try:
-            infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except OSError:
-            continue
-        found.update(dict.fromkeys(str(info[4][0]) for info in infos))
-    found.update(dict.fromkeys(filter(None, names)))
-    remote = [a for a in found if not a.startswith("127.") and a != "::1"]
-    return tuple(remote or found)
 
 
 def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
