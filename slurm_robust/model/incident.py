@@ -29,7 +29,7 @@ class Cause(str, Enum):
     """Nothing is wrong."""
 
     UNKNOWN = "unknown"
-    """No rule knows the log."""
+    """Nobody knows: no rule knows the log, or it does not tell whose fault it is."""
 
 
 class Remedy(str, Enum):
@@ -56,6 +56,8 @@ class Classification(Record):
     """Name of the rule that matched it, "" when none did."""
     place: str = ""
     """Module and line of a Python traceback (``train.py:12``), "" without one."""
+    suspects: tuple[str, ...] = ()
+    """Ranks ("rank 5") and hosts that failed first by what the lines say, not the one that prints them."""
 
 
 class TestResult(Record):

@@ -131,8 +131,8 @@ def log_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     root, cause = fault.root, fault.cause
     if root is None or cause is None:
         return None
-    if (cause.blame, cause.action) != (Cause.INFRASTRUCTURE, Remedy.EVICT):
-        return None
+    if (cause.blame, cause.action) != (Cause.INFRASTRUCTURE, Remedy.EVICT) or cause.suspects:
+        return None  # what names another host or rank speaks of that one, not of the node that prints it
     reason = f"rank {root.exit.rank} on {root.node}: {cause.symptom}: {cause.line}"
     return convict((root.node,), rules, rung=1, reason=reason, confidence=0.8)
 

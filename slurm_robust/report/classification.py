@@ -36,7 +36,7 @@ BLAMES = {
     Cause.TRANSIENT: "a transient fault: it may not occur again",
     Cause.SECONDARY: "another rank or node that failed first; look there",
     Cause.NONE: "nobody: the log shows nothing wrong",
-    Cause.UNKNOWN: "unknown: no rule knows this log",
+    Cause.UNKNOWN: "unknown: the log does not tell",
 }
 ACTIONS = {
     Remedy.RESTART: "restart on the same nodes",
@@ -216,7 +216,9 @@ def render(readings: Mapping[int, Reading], roots: Sequence[int], empty: Collect
     parts: list[RenderableType] = [_explained(of_all(readings, roots), len(empty) == len(readings))]
     if len(readings) > 1:
         ranks = ", ".join(map(str, roots))
-        title = f"root cause: rank {ranks}" if roots else "no rank shows a failure"
+        is_failed = any(reading.tier is not None for reading in readings.values())
+        nobody = "no rank is known to have failed first" if is_failed else "no rank shows a failure"
+        title = f"root cause: rank {ranks}" if roots else nobody
         parts = [Text(title, style="bold"), *parts, _ranks(readings, empty)]
     return Group(*parts)
 
@@ -228,13 +230,14 @@ def _explained(reading: Reading, is_empty: bool) -> RenderableType:
     table.add_column(overflow="fold")
     also = ", ".join(name for name in verdict.symptoms if name != verdict.symptom)
     table.add_row("symptom", Text(verdict.symptom + (f" (also {also})" if also else "")))
-    table.add_row(
-        "to blame", Text("unknown: there is nothing to read" if is_empty else BLAMES[verdict.blame])
-    )
     is_unknown = verdict.symptom == UNKNOWN_SYMPTOM
+    blame = "unknown: no rule knows this log" if is_unknown else BLAMES[verdict.blame]
+    table.add_row("to blame", Text("unknown: there is nothing to read" if is_empty else blame))
     table.add_row("do", Text(_unknown_action(reading, is_empty) if is_unknown else ACTIONS[verdict.action]))
     if reading.advice:
         table.add_row("hint", Text(reading.advice))
+    if verdict.suspects:
+        table.add_row("suspect", Text(", ".join(verdict.suspects)))
     if verdict.place:
         table.add_row("place", Text(verdict.place))
     if verdict.rule:

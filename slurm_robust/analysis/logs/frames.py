@@ -137,6 +137,13 @@ def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterat
                     yield range(begin, end)
 
 
+def raised(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[int]:
+    """The lines with the exceptions that tracebacks end with."""
+    for at in having(_HEAD.lower()):
+        if length := _length(lines, at):
+            yield at + length - 1
+
+
 def explained(lines: Sequence[Line], found: Container[int]) -> list[int]:
     """The first lines of tracebacks whose exception itself is among the lines that rules ``found``."""
     heads = (at for at, line in enumerate(lines) if _HEAD in line.text and at in found)

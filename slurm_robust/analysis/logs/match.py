@@ -6,14 +6,16 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate, islice
 from typing import NamedTuple
 
-from slurm_robust.analysis.logs import curve, frames
+from slurm_robust.analysis.logs import curve, frames, survival
+from slurm_robust.analysis.logs.guesses import is_guess, without_guess
 from slurm_robust.analysis.logs.patterns import compiled, literals_of
 from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
-from slurm_robust.analysis.logs.text import Line
+from slurm_robust.analysis.logs.survival import Sighting
+from slurm_robust.analysis.logs.text import Line, canonical
 from slurm_robust.nodes.kernel import shapes, xid
 
 MOST_LINES = 400
@@ -60,20 +62,6 @@ _LIFE = re.compile(
 """A training that goes on, or that has ended well. For lines in lower case, with 0 for each number."""
 
 
-class Sighting(NamedTuple):
-    """A rule that matched."""
-
-    rule: Rule
-    at: int
-    """Counts the lines of the log as they were read."""
-    line: Line
-
-    @property
-    def order(self) -> tuple[int, bool, int, int]:
-        """The least one decides."""
-        return self.rule.tier.order, not self.rule.site, -self.rule.weight, self.at
-
-
 class Sightings(NamedTuple):
     """The matches in a log."""
 
@@ -84,35 +72,57 @@ class Sightings(NamedTuple):
     is_well: bool = False
     """No such line, but one that shows a training that goes on or ended well, or one that a rule knows. A log
     that is not a program's own reports failures only, so without one it is well."""
+    taken_back: tuple[Line, ...] = ()
+    """What looked like failures and was survived."""
 
 
 def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
     """Match a log against the rules. Of those that match a line only the ones of the highest weight count."""
     log = _Log(lines)
     harmless = {at for span in frames.ignored(lines, log.having) for at in span}
+    seen = _seen(log, rules, stream, harmless)
+    raised = list(frames.raised(lines, log.having))
+    in_reports = survival.in_reports(lines, seen, log.having)
+    harmless |= in_reports | {each.at for each in seen if each.rule.is_harmless}
+    counting = [each for each in seen if each.at not in in_reports]
+    decided, back = survival.split(
+        [each for each in counting if each.rule.tier is not Tier.NOISE],
+        raised=raised,
+        progress=log.progress,
+        ended=log.ended,
+        count=len(lines),
+    )
+    harmless |= back
+    survived = tuple(lines[at] for at in sorted(back))
+    if decided:
+        return Sightings(sorted(decided, key=lambda sighting: sighting.order), taken_back=survived)
+    trouble = log.trouble(harmless)
+    is_well = bool(harmless) or log.has(_LIFE) or (stream != "program" and bool(lines[0].text))
+    return Sightings([], trouble, is_well and not trouble, survived)
+
+
+def _seen(log: _Log, rules: RuleSet, stream: str, ignored: Set[int]) -> list[Sighting]:
+    """What is left of the rules that match when each line has been given to the ones that count for it."""
+    lines = log.lines
     found: dict[int, dict[str, Rule]] = defaultdict(dict)
     for literal, triggers in rules.triggers.items():
         for at in log.having(literal):
-            if at in harmless:
+            if at in ignored:
                 continue
-            for rule in _matching(triggers, lines[at].text, stream):
+            for rule in _matching(triggers, log.text(at), stream):
                 found[at][rule.name] = rule
     for rule, at in log.curved(rules.curves):
         found[at][rule.name] = rule
     for at in frames.explained(lines, found):
         del found[at]
     times = Counter(name for there in found.values() for name in there)
-    decided: list[Sighting] = []
-    for at, there in found.items():
-        known = [rule for rule in there.values() if times[rule.name] >= rule.times and log.allows(rule)]
-        heard = _heard(known)
-        decided += (Sighting(rule, at, lines[at]) for rule in heard if rule.tier is not Tier.NOISE)
-        harmless.update(at for rule in heard if rule.tier is Tier.NOISE)
-    if decided:
-        return Sightings(sorted(decided, key=lambda sighting: sighting.order))
-    trouble = log.trouble(harmless)
-    is_well = bool(harmless) or log.has(_LIFE) or (stream != "program" and bool(lines[0].text))
-    return Sightings([], trouble, is_well and not trouble)
+    return [
+        Sighting(rule, at, lines[at])
+        for at, there in found.items()
+        for rule in _heard(
+            [rule for rule in there.values() if times[rule.name] >= rule.times and log.allows(rule)]
+        )
+    ]
 
 
 def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[Rule]:
@@ -129,7 +139,7 @@ def _heard(rules: Sequence[Rule]) -> list[Rule]:
     known = [rule for rule in rules if rule.site] or list(rules)
     most = max((rule.weight for rule in known), default=0)
     heard = [rule for rule in known if rule.weight == most]
-    return [rule for rule in heard if rule.tier is Tier.NOISE] or heard
+    return [rule for rule in heard if rule.is_harmless] or heard
 
 
 def _is_kernels(rule: Rule, text: str) -> bool:
@@ -173,7 +183,7 @@ class _Log:
     """Lines by their literals. Lines that differ only in numbers, as most do, are searched once."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
-        self._lines = lines
+        self.lines = lines
         self._alike: dict[str, list[int]] = defaultdict(list)
         for at, shape in enumerate(_shape("\n".join(line.text for line in lines)).split("\n")):
             self._alike[shape].append(at)
@@ -181,6 +191,26 @@ class _Log:
         self._whole = "\n".join(self._shapes)
         self._starts = list(accumulate((len(shape) + 1 for shape in self._shapes), initial=0))
         self._known: dict[str, bool] = {}
+        self._texts: dict[int, str] = {}
+
+    def text(self, at: int) -> str:
+        """What rules read of a line: one spelling for all releases, and nothing that it only guesses."""
+        if at not in self._texts:
+            guess = is_guess(self.lines, at)
+            self._texts[at] = "" if guess else without_guess(canonical(self.lines[at].text))
+        return self._texts[at]
+
+    @cached_property
+    def progress(self) -> survival.Progress:
+        """The lines that tell how far the training is."""
+        places = (at for shape, ats in self._alike.items() if survival.STEP.search(shape) for at in ats)
+        return survival.Progress(self.lines, places)
+
+    @cached_property
+    def ended(self) -> int | None:
+        """The first line that tells the training's end in good order."""
+        ends = (ats[0] for shape, ats in self._alike.items() if survival.ENDED.search(shape))
+        return min(ends, default=None)
 
     def having(self, literal: str) -> list[int]:
         """The first and the last lines that may have ``literal``."""
@@ -206,13 +236,15 @@ class _Log:
         """The last lines that look like failures, without ``harmless`` ones and those that are like them."""
         alike = (ats for shape, ats in self._alike.items() if _TROUBLE.search(shape))
         suspicious = sorted(at for ats in alike if harmless.isdisjoint(ats) for at in ats)
-        lines = (self._lines[at] for at in reversed(suspicious))
+        if suspicious and self.progress.goes_on(suspicious[-1], len(self.lines)):
+            return ()
+        lines = (self.lines[at] for at in reversed(suspicious))
         return tuple(islice((line for line in lines if not _HARMLESS.search(line.text)), MOST_TROUBLE))[::-1]
 
     def curved(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, int]]:
         """Where losses and gradient norms do what rules name."""
         chosen = sorted({at for literal in curve.LITERALS for at in self.having(literal)}) if rules else []
-        lines = [self._lines[at] for at in chosen]
+        lines = [self.lines[at] for at in chosen]
         for rule in rules:
             at = (curve.jump if rule.curve is Curve.JUMP else curve.non_finite)(lines)
             if at is not None:
@@ -226,5 +258,5 @@ class _Log:
         if pattern not in self._known:
             search = compiled(pattern).search
             places = {at for literal in literals_of(pattern) for at in self.having(literal)}
-            self._known[pattern] = any(search(self._lines[at].text) for at in places)
+            self._known[pattern] = any(search(self.text(at)) for at in places)
         return self._known[pattern]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from slurm_robust.analysis.logs.named import in_another_collective
 from slurm_robust.analysis.logs.rule import RuleSet, Tier
 from slurm_robust.analysis.logs.verdict import HEALTHY, UNKNOWN, Reading, read_exit
 from slurm_robust.model.exits import WorkerExit
@@ -25,12 +26,20 @@ _COLLECTIVE = re.compile(r"(?:SeqNum|SequenceNumber)\W{1,3}(\d{1,12})|last compl
 _OPERATION = re.compile(r"OpType=(\w{1,40})")
 _ROOTS = (Tier.CAUSE, Tier.FAILURE, Tier.SUMMARY, Tier.EFFECT, Tier.NOISE)
 
-_NAMED = re.compile(r"collectives? on ranks?\..{0,2000}\bbut Rank (\d{1,9}) is running", re.DOTALL)
-
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
 TOGETHER_S = 2.0
 """Log lines of ranks within this many seconds count as simultaneous: clocks differ."""
+
+_WAITING = ("nccl_timeout", "secondary", "network_error", "job_hang", "infiniband_error")
+
+_DEVICES = (
+    "gpu_memory_error",
+    "gpu_unavailable",
+    "nvlink_error",
+    "driver_error",
+    "os_kernel_panic_or_soft_lockup",
+)
 
 _OF_OTHERS = ("secondary", "network_error")
 
@@ -39,21 +48,32 @@ _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def of_all(readings: Mapping[Key, Reading], roots: Sequence[Key]) -> Reading:
-    """What holds for all ranks together: that of the first root; else what nobody knows; else all is well."""
-    if roots:
-        return readings[roots[0]]
+    """What holds for all ranks together: that of the first root; else what nobody knows; else all is well.
+
+    A root that says nothing itself is known from the ranks that wait for it, so theirs holds.
+    """
+    failed = [key for key in (*roots, *readings) if readings[key].tier is not None]
+    if failed:
+        own = [key for key in roots if readings[key].tier is not None]
+        return readings[own[0] if own else min(failed, key=lambda key: _strength(readings[key]))]
     well = [reading for reading in readings.values() if reading.verdict == HEALTHY]
-    unclear = [reading for reading in readings.values() if reading.context]
+    unclear = [reading for reading in readings.values() if reading.context and reading.verdict == UNKNOWN]
     return next(iter((*unclear, *well)), Reading(verdict=UNKNOWN))
 
 
 def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
-    """Whose failure explains that of the others; empty when nobody failed.
+    """Whose failure explains that of the others; empty when nobody failed, or all alike.
 
-    The tier decides first (``_ROOTS``), then the weight, then who is behind in the collectives and then the
-    time of the deciding line, each where all contenders have it, then the order in which they are given.
-    Several ranks are roots if each names the same cause of its own at about the same time. Where they name
-    another rank, which is in another collective, that one is the root.
+    Blame follows from evidence, the strongest first:
+
+    1. lines of a device or of the kernel;
+    2. a cause of a rank's own, by its tier (``_ROOTS``) and weight;
+    3. where the ranks only wait: the ranks that their messages name, then those that say nothing;
+    4. who is behind in the collectives, then the earliest, each where all contenders tell it;
+    5. the only one that failed, or the first as they are given if its failure is its own;
+    6. nobody.
+
+    Several ranks are roots if each names the same cause of its own at about the same time.
     """
     failed = {key: reading for key, reading in readings.items() if reading.tier is not None}
     if not failed:
@@ -61,21 +81,25 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     strength = {key: _strength(reading) for key, reading in failed.items()}
     best = [key for key in failed if strength[key] == min(strength.values())]
     lines = {key: failed[key].verdict.line for key in best}
-    apart = _apart(lines, readings)
-    if apart is not None:
+    if (apart := _apart(lines, readings)) is not None:
         return (apart,)
+    if absent := _absent({key: failed[key] for key in best}, readings):
+        return absent
     behind, times = _where_all(lines, _collective), _where_all(lines, _time)
     first = min(best, key=lambda key: (behind[key], times[key]))
-    if failed[first].tier is not Tier.CAUSE:
-        return (first,)
     until, same = times[first] + TOGETHER_S, failed[first].verdict.rule
-    return tuple(key for key in best if failed[key].verdict.rule == same and times[key] <= until)
+    together = [key for key in best if times[key] <= until and behind[key] == behind[first]]
+    if failed[first].tier is Tier.CAUSE:
+        return tuple(key for key in best if failed[key].verdict.rule == same and times[key] <= until)
+    if _waits(failed[first]) and len(together) > 2 and len(together) == len(readings):
+        return ()
+    return (first,)
 
 
 def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
     """The rank that is in another collective than all others: most name it, or it alone says so of itself."""
     # Ranks are compared in order, so the one that differs names rank 0, and all others name it.
-    names = Counter(found[1] for line in lines.values() if (found := _NAMED.search(line)))
+    names = Counter(other for line in lines.values() if (other := in_another_collective(line)))
     (first, times), (_, next_times), *_ = [*names.most_common(2), ("", 0), ("", 0)]
     if times > next_times and (first, times) != ("0", 1):
         return next((key for key in readings if str(key) == first), None)
@@ -86,6 +110,22 @@ def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
     return next(key for key, operation in operations.items() if counts[operation] == 1)
 
 
+def _absent(best: Mapping[Key, Reading], readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
+    """The ranks for which the others wait: those that are named, else those that say nothing."""
+    named = {str(rank) for reading in best.values() for rank in reading.named}
+    found = tuple(key for key in readings if str(key) in named)
+    if found and len(found) < len(readings) and not set(found) >= set(best):
+        return found
+    waiting = [key for key, reading in readings.items() if _waits(reading)]
+    silent = tuple(key for key, reading in readings.items() if reading.tier is None)
+    return silent if len(waiting) == len(readings) - len(silent) >= len(silent) > 0 else ()
+
+
+def _waits(reading: Reading) -> bool:
+    """Whether a rank only lost others, or waited for them in vain."""
+    return reading.tier is Tier.EFFECT and reading.verdict.symptom in _WAITING
+
+
 def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) -> dict[Key, float]:
     """The value in each line; nothing counts unless all lines have one."""
     values = {key: value for key, line in lines.items() if (value := read(line)) is not None}
@@ -94,6 +134,8 @@ def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) ->
 
 def _strength(reading: Reading) -> tuple[int, int]:
     """The least one is the root. A rank that only ended comes before one that complains about a peer."""
+    if reading.tier is Tier.CAUSE and reading.verdict.symptom in _DEVICES:
+        return -1, -reading.weight
     if reading.tier is Tier.SUMMARY and reading.verdict.action is Remedy.NONE:
         return len(_ROOTS), -reading.weight  # ended together with the others
     return _ROOTS.index(reading.tier or Tier.NOISE), -reading.weight

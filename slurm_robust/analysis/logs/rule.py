@@ -78,6 +78,9 @@ class Tier(str, Enum):
     NOISE = "noise"
     """The line resembles a failure but is harmless: rules of the same or lower weight may not use it."""
 
+    RECOVERY = "recovery"
+    """The line shows that something works again: it takes back failures in the lines before it."""
+
     @property
     def order(self) -> int:
         """Position among the tiers; 0 decides before all others."""
@@ -140,6 +143,10 @@ class Rule(Section):
     tier: Tier = Tier.CAUSE
     weight: int = 0
 
+    takes_back: tuple[Symptom, ...] = ()
+    """Of the tier ``recovery``: failures with these symptoms in earlier lines, if they name the same device,
+    address or report, or either line names none, count as noise."""
+
     also: tuple[Symptom, ...] = ()
     """Further symptoms."""
 
@@ -158,6 +165,9 @@ class Rule(Section):
             if name not in catalog.KINDS:
                 fix = f"use one of {', '.join(sorted(catalog.KINDS))}"
                 yield Contradiction(keys=(f"kinds.{index}",), text=f"{name!r} is not a known kind", fix=fix)
+        if bool(self.takes_back) != (self.tier is Tier.RECOVERY):
+            text = "takes_back and the tier recovery belong together"
+            yield Contradiction(keys=("name",), text=text, fix="give both or neither")
         for index, name in enumerate(self.shapes):
             if name not in shapes.SHAPES:
                 fix = f"use one of {', '.join(shapes.SHAPES)}"
@@ -170,6 +180,11 @@ class Rule(Section):
                 except BadPattern as error:
                     text = f"{pattern!r} {error}"
                     yield Contradiction(keys=(f"{key}.{index}",), text=text, fix=error.fix)
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether its lines are no failures."""
+        return self.tier in (Tier.NOISE, Tier.RECOVERY)
 
     @property
     def kernel_literals(self) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from slurm_robust.util.text import without_controls
@@ -19,6 +20,15 @@ class Line(NamedTuple):
     number: int
     """From 1, as editors count."""
     text: str
+
+
+# NCCL from 2.30.7 on names the function as well: "FILE:LINE (function) NCCL WARN TEXT".
+_NCCL_FUNCTION = re.compile(r"(:\d+) \(\S{1,160}\) (?=NCCL WARN )")
+
+
+def canonical(text: str) -> str:
+    """The line as all releases of its program would write it: one spelling for the rules."""
+    return _NCCL_FUNCTION.sub(r"\1 ", text, count=1) if ") NCCL WARN " in text else text
 
 
 def lines_of(text: str) -> list[Line]:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import frames
-from slurm_robust.analysis.logs.match import Sighting, sightings
+from slurm_robust.analysis.logs.match import MOST_TROUBLE, sightings
+from slurm_robust.analysis.logs.named import hosts_in, ranks_of
 from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier, shipped
-from slurm_robust.analysis.logs.text import lines_of
+from slurm_robust.analysis.logs.survival import Sighting
+from slurm_robust.analysis.logs.text import Line, lines_of
 from slurm_robust.model.exits import WorkerExit, signal_name
 from slurm_robust.model.incident import Cause, Classification, Remedy
 from slurm_robust.model.record import Record
@@ -27,6 +29,8 @@ class Reading(Record):
     """Of the rule, as are the next two; None where none matched."""
     weight: int = 0
     advice: str = ""
+    named: tuple[int, ...] = ()
+    """The ranks among the suspects."""
 
 
 HEALTHY = Classification(symptom=NOISE, blame=Cause.NONE, action=Remedy.NONE, symptoms=(NOISE,))
@@ -37,7 +41,12 @@ UNKNOWN = Classification(
 )
 """No rule knows the log: what is not understood is not acted on, and not called healthy either."""
 
+_SURVIVED = "survived: what follows these lines takes them back"
+
 _AROUND = 2
+_MOST_NAMING = 200
+_BELOW = 8
+"""A list of ranks has at most so many lines, with the one that begins it."""
 
 
 def classify(text: str, stream: str = "program", rules: RuleSet | None = None) -> Classification:
@@ -55,25 +64,43 @@ def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Re
     evidence = frames.without_source(lines)
     found = sightings(evidence, rules or shipped(), stream)
     if not found.decided:
-        return Reading(verdict=HEALTHY if found.is_well else UNKNOWN, context=found.trouble)
+        survived = found.taken_back[-MOST_TROUBLE:]
+        if found.is_well:
+            return Reading(verdict=HEALTHY, context=survived, advice=_SURVIVED if survived else "")
+        return Reading(verdict=UNKNOWN, context=found.trouble)
     first = found.decided[0]
     rule = first.rule
+    named = _named(lines, found.decided)
     return Reading(
         verdict=Classification(
             symptom=rule.symptom,
             blame=rule.blame,
             action=rule.action,
             symptoms=_symptoms(found.decided),
-            line=first.line.text.strip(),
+            line=lines[first.at].text.strip(),
             rule=rule.name,
             place=frames.place(evidence, first.at) if stream == "program" else "",
+            suspects=(*(f"rank {rank}" for rank in named), *hosts_in(lines[first.at].text)),
         ),
         number=first.line.number,
         context=tuple(lines[max(0, first.at - _AROUND) : first.at + _AROUND + 1]),
         tier=rule.tier,
         weight=rule.weight,
         advice=rule.advice,
+        named=named,
     )
+
+
+def _named(lines: Sequence[Line], seen: Sequence[Sighting]) -> tuple[int, ...]:
+    """The ranks that the deciding line names, or a list below it, or other lines if it only waits."""
+    first = seen[0]
+    is_list = lines[first.at].text.rstrip().endswith(":")
+    own = lines[first.at : first.at + (_BELOW if is_list else 1)]
+    if named := ranks_of(line.text for line in own):
+        return named
+    if first.rule.tier is not Tier.EFFECT:
+        return ()
+    return ranks_of(lines[at].text for at in dict.fromkeys(each.at for each in seen[:_MOST_NAMING]))
 
 
 def _symptoms(seen: Sequence[Sighting]) -> tuple[str, ...]:

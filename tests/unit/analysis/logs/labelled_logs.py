@@ -1,4 +1,4 @@
-"""The classifier against the labelled sets. ``python -m tests.unit.analysis.logs.labelled_logs`` prints a table.
+"""The classifier against labelled sets; ``python -m tests.unit.analysis.logs.labelled_logs`` prints it.
 
 With ``--wrong`` it also prints what is wrong.
 """
@@ -115,8 +115,8 @@ def main() -> None:
     by_symptom = sorted(score(shipped()).items(), key=lambda item: (item[0] == "all", item[0]))
     _table(dict(by_symptom), NAMES, with_interval=False)
     if "--wrong" in sys.argv:
-        hidden = () if "--all" in sys.argv else ("own, held out",)
-        print("\n".join(filter(None, (_wrong(l) for name, of in sets().items() if name not in hidden for l in of))))
+        for of in sets().values():
+            print("\n".join(filter(None, map(_wrong, of))))
 
 
 if __name__ == "__main__":

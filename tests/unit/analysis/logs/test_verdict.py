@@ -15,7 +15,8 @@ from slurm_robust.analysis.logs.rule import NOISE
 from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM as UNKNOWN
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Cause, Remedy
-from tests.unit.analysis.logs.labelled_logs import labels, score
+from tests.unit.analysis.logs.labelled_logs import labels, score, sets
+from tests.unit.analysis.logs.test_variants import VARIANTS
 
 HERE = Path(__file__).parent
 TRACEBACK = """\
@@ -49,6 +50,7 @@ def test_every_rule_has_a_sample() -> None:
     texts = [text for file in samples for group in file.values() for text in group["texts"]]
     texts += [story["text"] for file in stories for story in file]
     texts += [label.text or "" for label in labels()]
+    texts += [text for message in VARIANTS for text in message["texts"].values()]
     lines = {line for text in texts for line in text.splitlines()}
     without = [
         rule.name
@@ -83,12 +85,20 @@ def test_the_labelled_set() -> None:
     assert shares == {name: pytest.approx(1, abs=0.05) for name in shares}
 
 
+@pytest.mark.parametrize("name", ["public reports", "own, seen", "own, held out"])
+def test_the_sets_of_new_software(name: str) -> None:
+    found = score(shipped(), sets()[name])["all"]
+    shares = {name: found[name] / found[f"of {name}"] for name in ("symptom", "blame", "acceptable", "root")}
+    assert shares == {name: pytest.approx(1, abs=0.1) for name in shares}
+
+
 def test_every_symptom_of_the_set_is_known() -> None:
     assert {label.symptom for label in labels()} == {rule.symptom for rule in shipped().rules}
 
 
 def test_healthy_noise_of_the_set_is_never_acted_on() -> None:
-    noise = [label for label in labels() if label.symptom == "healthy_noise"]
+    labels = [label for of in sets().values() for label in of]
+    noise = [label for label in labels if label.symptom == "healthy_noise" and label.stream == "program"]
     assert [classify(label.text or "", label.stream).action for label in noise] == [Remedy.NONE] * len(noise)
 
 

@@ -1,0 +1,82 @@
+"""Ranks and hosts that messages name: those that did not come, not those that print it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_robust.analysis.logs import first_causes, of_all, read
+from slurm_robust.analysis.logs.named import hosts_in, ranks_in
+
+WAIT = "[rank{}]: RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:1089"
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        (
+            "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([5])",
+            (5,),
+        ),
+        ("CheckpointException ranks:dict_keys([0, 17])", (0, 17)),
+        (
+            "Timed out waiting on barrier on rank 0, for key prefix: /x (world_size=4, missing_ranks=[2])",
+            (2,),
+        ),
+        ("Ranks 1, 2 failed to pass monitoredBarrier in 120000 ms", (1, 2)),
+        ("[Rank 0]: Rank 7 failed to pass monitoredBarrier in 2000 ms", (7,)),
+        ("Rank(s) 3, 7 did not reach the barrier", (3, 7)),
+        ("barrier timed out waiting for ranks: 5", (5,)),
+        ("timed out waiting for ranks 5 and 6", (5, 6)),
+        ("   - [7] joined but didn't finish collective #12 (count from 1)", (7,)),
+        ("     [1] finished collective #2, but didn't join collective #3 (count from 1)", (1,)),
+        ("[5] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d", (0,)),
+        ("   /job:jax_worker/replica:0/task:3", (3,)),
+        ("6: [allreduce.grad_0]", (6,)),
+        ("grads/layer_3 [missing ranks: 2, 5]", (2, 5)),
+        ("no heartbeat from rank 12", (12,)),
+        ("rank 4 has died", (4,)),
+        ("rank 4: step 7 loss 2", ()),
+        ("[rank3]: CUDA out of memory", ()),
+        ("", ()),
+    ],
+)
+def test_ranks_that_a_message_names(text: str, ranks: tuple[int, ...]) -> None:
+    assert ranks_in(text) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node id: 6f and address: 10.0.4.9 and node name: 10.0.4.9 has been marked dead", ("10.0.4.9",)),
+        ("Got completion from peer 10.0.4.31<51880> with status=12", ("10.0.4.31",)),
+        ("Connection closed by remote peer node07.cluster<48122>", ("node07.cluster",)),
+        ("Connection closed by peer [10.0.4.7]:51044", ("10.0.4.7",)),
+        ("Connect to 10.1.0.9<4711> failed : Connection refused", ("10.1.0.9",)),
+        ("CUDA out of memory", ()),
+    ],
+)
+def test_hosts_that_a_message_names(text: str, hosts: tuple[str, ...]) -> None:
+    assert hosts_in(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("texts", "roots"),
+    [
+        ({0: WAIT, 1: WAIT, 2: "step 7 loss 2.1"}, (2,)),  # the one that says nothing
+        ({0: WAIT, 1: WAIT, 2: ""}, (2,)),
+        ({0: WAIT, 1: WAIT, 2: "step 7", 3: "step 7"}, (2, 3)),
+        ({0: WAIT, 1: "step 7", 2: "step 7"}, (0,)),  # who of the many is it?
+        ({0: WAIT, 1: WAIT, 2: WAIT}, ()),  # all alike
+        ({0: WAIT, 1: WAIT, 2: "CUDA out of memory", 3: "step 7"}, (2,)),  # a cause of its own
+        ({0: "Rank 2 failed to pass monitoredBarrier in 9 ms", 1: "step 7", 2: "step 7"}, (2,)),
+        (
+            {0: "CheckpointException ranks:dict_keys([0, 1])\ntimeout", 1: WAIT},
+            (0,),
+        ),  # all are named: that tells nothing
+        ({0: "CUDA out of memory", 1: "CUDA error: uncorrectable ECC error"}, (1,)),  # devices first
+    ],
+)
+def test_who_is_named_or_silent_is_the_root(texts: dict[int, str], roots: tuple[int, ...]) -> None:
+    readings = {rank: read(text) for rank, text in texts.items()}
+    assert first_causes(readings) == roots
+    assert of_all(readings, roots).tier is not None  # of a silent root those that wait for it speak
