@@ -15,7 +15,7 @@ import pytest
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.process import run_command
 from slurm_robust.slurm.pyslurm_client import PyslurmClient, PyslurmHelper
-from slurm_robust.slurm.records import Step
+from slurm_robust.slurm.records import KNOWN_STATES, Step
 from slurm_robust.slurm.requests import NODES_PER_STEP, SubmitRequest, whole_node_steps
 from slurm_robust.slurm.requeue import Order, SystemClock, requeue_without
 from slurm_robust.slurm.watcher import watcher_job
@@ -43,7 +43,8 @@ class RealWorld:
         self.user = sandbox.config.users[0]
         self.prefix = sandbox.enter_command(user=self.user)
         self.client = CliSlurmClient(prefix=self.prefix)
-        self.operator = CliSlurmClient(prefix=sandbox.enter_command(user="root"))
+        self.operator_prefix = sandbox.enter_command(user="root")
+        self.operator = CliSlurmClient(prefix=self.operator_prefix)
         self.scratch = scratch
         self.clock = SystemClock()
 
@@ -125,6 +126,26 @@ def hostnames(world: RealWorld, text: str) -> list[str]:
     done = run_command(command, timeout_s=30, env=os.environ)
     refused = "Invalid hostlist" in f"{done.stdout}{done.stderr}" or done.exit_code != 0
     return [] if refused else done.stdout.split()
+
+
+@pytest.mark.releases
+def test_a_node_that_is_to_leave_keeps_its_job(real: RealWorld) -> None:
+    """``scontrol update state=fail``: in scontrol's and in sinfo's words, it is not down and takes no job."""
+    with running_job(real, 1) as job:
+        (name,) = job.nodes
+        update = [*real.operator_prefix, "scontrol", "update", f"nodename={name}"]
+        run_command([*update, "state=fail", "reason=aged"], timeout_s=30, env=os.environ)
+        try:
+            real.wait(lambda: real.client.node(name).is_leaving, f"{name} is to leave")
+            for node in (real.client.node(name), *real.client.nodes([name])):
+                assert "FAIL" in node.states
+                assert node.states <= KNOWN_STATES
+                assert (node.is_down, node.is_leaving, node.usable) == (False, True, False)
+            assert real.client.job(job.job_id).is_running
+        finally:
+            run_command([*update, "state=resume"], timeout_s=30, env=os.environ)
+        real.wait(lambda: real.client.node(name).usable, f"{name} is in service again")
+        assert all(node.states <= KNOWN_STATES for node in real.client.nodes())
 
 
 PROBE = "echo $SLURM_CPUS_ON_NODE ${CUDA_VISIBLE_DEVICES:-none}; sleep 100"
