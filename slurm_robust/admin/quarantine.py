@@ -29,6 +29,7 @@ from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.hooks.drain import untouchable
 from slurm_robust.nodes.hooks.log import EventLog, Log
+from slurm_robust.nodes.hooks.record import Cause, causes_of, has_passed
 from slurm_robust.nodes.reasons import TAG, has_ours, of_others
 from slurm_robust.report.console import Bar, show
 from slurm_robust.slurm.client import SlurmClient
@@ -100,8 +101,16 @@ Examine = Callable[[str, str], Examination]
 """Tests a node inside a reservation. Raises SlurmCommandError types and ``ValueError`` for no answer."""
 
 
+Remedy = Callable[[Node, Examination, str], str]
+"""Does something about a node that failed the test, inside the reservation of that name. Why it did nothing,
+or what was in vain; empty when the node is worth another test. Raises SlurmCommandError types."""
+
+
 class Quarantine:
-    """Tests nodes one after the other. ``notes``: a folder of this host that tells which are under way."""
+    """Tests nodes one after the other. ``notes``: a folder of this host that tells which are under way.
+
+    ``remedy``: tried once on a node that fails, before it is tested again.
+    """
 
     def __init__(
         self,
@@ -111,11 +120,12 @@ class Quarantine:
         notes: Path,
         *,
         runs: int,
+        remedy: Remedy | None = None,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._slurm, self._examine, self._log = slurm, examine, log
-        self._notes, self._runs = notes, runs
+        self._notes, self._runs, self._remedy = notes, runs, remedy
         self._clock, self._pause = clock, pause
 
     def run(self, names: Sequence[str] = ()) -> list[Result]:
@@ -204,18 +214,41 @@ class Quarantine:
         return node.reason if node.is_drained and of_others(node.reason) else ""
 
     def _tested(self, node: Node, reservation: str, *, named: bool) -> Result:
+        result, failed = self._test(node, reservation, named=named)
+        if failed is None or self._remedy is None:
+            return result
+        try:
+            why = self._remedy(node, failed, reservation)
+        except SlurmCommandError as error:
+            why = f"it could not be repaired: {error}"
+        if why:
+            return msgspec.structs.replace(result, why=f"{result.why}; {why}")
+        # Whose drain it is has been found out. A node without a disk knows nothing of it after a reboot.
+        known = tuple(dict.fromkeys((*causes_of(failed.conclusion), *failed.open)))
+        return self._test(node, reservation, known=known)[0]
+
+    def _test(
+        self, node: Node, reservation: str, *, named: bool = False, known: tuple[Cause, ...] = ()
+    ) -> tuple[Result, Examination | None]:
+        """The result, and what was found on a node that failed.
+
+        ``known``: the drain is known to be ours, and this must be seen to pass, if the node has forgotten it.
+        """
         result = _kept(node, "not tested")
         for number in range(1, self._runs + 1):
             try:
                 tested = self._examine(node.name, reservation)
             except (SlurmCommandError, ValueError) as error:
-                return _kept(node, f"it could not be tested: {error}")
-            if whose := claim(node, tested.reasons, named=named):
-                return _kept(node, whose)
+                return _kept(node, f"it could not be tested: {error}"), None
+            if not known and (whose := claim(node, tested.reasons, named=named)):
+                return _kept(node, whose), None
+            if known and not tested.remembered:
+                left = tuple(cause for cause in known if not has_passed(cause, tested.report.findings))
+                tested = msgspec.structs.replace(tested, remembered=True, open=left)
             result = _result(node, tested, number)
             if not result.returned:
-                break
-        return result
+                return result, tested
+        return result, None
 
     def _drop(self, name: str) -> None:
         """Delete the reservation, and end the test that may still run in it."""
@@ -339,10 +372,10 @@ def main(nodes: Sequence[str], *, once: bool, json: bool, config_file: Path | No
 
 
 def _text(results: Sequence[Result]) -> str:
-    return "\n".join(map(_paragraph, results)) or "no node is drained by srobust"
+    return "\n".join(map(paragraph, results)) or "no node is drained by srobust"
 
 
-def _paragraph(result: Result) -> str:
+def paragraph(result: Result) -> str:
     """One node, for the repair desk."""
     lines = [f"{result.node}: {'returned to service' if result.returned else 'kept'}: {result.why}"]
     lines += [f"  drained for: {result.reason}"] if result.reason else []

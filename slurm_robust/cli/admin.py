@@ -20,6 +20,7 @@ def register(commands: Commands) -> None:
     _register_nodes(commands)
     own = add_group(commands, "admin", "install the hooks and checks of nodes, and test drained nodes")
     _register_quarantine(own)
+    _register_repair(own)
     _register_install(own)
     _register_verify(own)
     _register_uninstall(own)
@@ -169,6 +170,22 @@ def _quarantine(args: argparse.Namespace) -> int:
     from slurm_robust.admin import quarantine
 
     return quarantine.main(args.nodes, once=args.once, json=args.json, config_file=args.config)
+
+
+def _register_repair(commands: Commands) -> None:
+    text = (
+        "reset GPUs and reboot nodes that srobust drained, where repair.mode allows it, and test them again"
+    )
+    parser = add_command(commands, "repair", _repair, text, json=True)
+    _add_nodes(parser)
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    _add_node_config(parser)
+
+
+def _repair(args: argparse.Namespace) -> int:
+    from slurm_robust.admin import repair
+
+    return repair.main(args.nodes, dry_run=args.dry_run, json=args.json, config_file=args.config)
 
 
 def _register_install(commands: Commands) -> None:

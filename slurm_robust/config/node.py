@@ -152,6 +152,22 @@ class Drain(Section):
     """A node drained this many times within 24 h stays drained until an administrator returns it."""
 
 
+class Repair(Section):
+    """What ``srobust admin repair`` may do to nodes that slurm_robust drained. See [repair](repair.md)."""
+
+    mode: Literal["observe", "act"] = "observe"
+    """``observe``: report what would be done. ``act``: reset GPUs and reboot nodes."""
+
+    most_per_week: Count = 2
+    """Resets and reboots of one node within 7 days; a person decides after that."""
+
+    reset_s: Seconds = 180.0
+    """Time limit of the reset of a node's GPUs."""
+
+    reboot_s: Seconds = 1800.0
+    """Time limit of a reboot, until slurmd has registered again."""
+
+
 class Suspects(Section):
     """Reports that jobs leave about nodes they suspect. The epilog tests such a node."""
 
@@ -539,6 +555,7 @@ class NodeConfig(Section):
     hooks: Hooks = Hooks()
     watch: Watch = Watch()
     drain: Drain = Drain()
+    repair: Repair = Repair()
     suspects: Suspects = Suspects()
     fleet: Fleet = Fleet()
     paths: Paths = Paths()
