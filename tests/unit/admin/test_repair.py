@@ -25,7 +25,8 @@ from slurm_robust.admin.repair import (
 )
 from slurm_robust.config.node import Repair
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuFacts, Recovery
+from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuFacts
+from slurm_robust.nodes.recovery import Recovery
 from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.records import Node
 from tests.unit.admin.test_quarantine import REASON, Ward, found
