@@ -170,6 +170,12 @@ PROGRESS_S = 600.0
 """Between two lines that say how far training is."""
 
 
+_NOT_SAVED = (
+    "; not protected: its steps, as the script does not save them with Checkpointer; after a restart it "
+    "begins where it resumes by itself"
+)
+
+
 class Course:
     """Says the first step of a generation and then, every ten minutes, how far training is."""
 
@@ -185,7 +191,9 @@ class Course:
         after = ""
         if self._launched is not None:
             after = f", {max(0.0, now.mono - last.age_s - self._launched):.1f} s after the launch"
-        context.emit(Say(text=f"generation {context.state.generation}: {what} is done{after}{_loss(last)}"))
+        generation = context.state.generation
+        lacks = _NOT_SAVED if generation == 1 and not last.reported else ""
+        context.emit(Say(text=f"generation {generation}: {what} is done{after}{_loss(last)}{lacks}"))
         self._said_at, self._said_step = now.mono, last.step
 
     def step(self, context: Context, now: Now) -> None:
