@@ -9,14 +9,26 @@ from pathlib import Path
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
+from slurm_robust.util import shell
+from slurm_robust.util.shell import Command
 
-# What a shell replaces as a whole: $(…) with two more levels of parentheses, ${…}, `…`.
-_EXPANSION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\{[^}]*\}|`[^`]*`"
-# A comment, what ends a command, or a word. A quote that does not end is a letter of its word.
-_TOKEN = re.compile(
-    r"(?<!\S)#.*|[;&|()<>]+"
-    rf"""|(?:{_EXPANSION}|"(?:{_EXPANSION}|\\.|[^"\\$`]|\$(?![({{]))*"|'[^']*'|\\.|[^\s;&|()<>])+"""
+# What takes the place of itself (execve) or passes every signal on, with the options that take a word.
+_PASSES = {
+    "env": "uSC",
+    "nice": "n",
+    "ionice": "cn",
+    "taskset": "c",
+    "numactl": "NmCpi",
+    "chrt": "",
+    "stdbuf": "ioe",
+    "tini": "",
+    "dumb-init": "",
+}
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+_KEYWORDS = frozenset(
+    {"then", "do", "else", "{", "!", "if", "elif", "while", "until", "time", "command", "builtin"}
 )
+_USR1 = re.compile(r"(?:SIG)?USR1|10", re.IGNORECASE)
 
 
 class CannotRead(SrobustError):
@@ -38,8 +50,9 @@ class Run(Record):
     more: int = 0
     """How many others follow."""
 
-    hears: bool = True
-    """Signals of Slurm reach it: it takes the place of the shell (``exec``), or the script has a ``trap``."""
+    hears: bool | None = True
+    """USR1 of Slurm reaches it: it takes the place of the shell (``exec``), or a ``trap`` of the shell passes
+    the signal on to it. None where only the shell knows."""
 
 
 def read(path: Path) -> str:
@@ -47,9 +60,14 @@ def read(path: Path) -> str:
     try:
         if not path.is_file():
             raise CannotRead(f"{path}: {'a folder' if path.is_dir() else 'no such file'}")
-        text = path.read_text(errors="replace")
+        text = path.read_bytes().decode(errors="replace")
     except OSError as error:
         raise CannotRead(f"{path}: {error.strerror}") from error
+    if "\r\n" in text:
+        raise CannotRead(
+            f"{path} has DOS line breaks (\\r\\n): sbatch refuses it",
+            fix="convert it with dos2unix or sed -i 's/\\r$//'",
+        )
     if not text.startswith("#!"):
         raise CannotRead(f"{path} is no batch script: sbatch refuses one that does not begin with #!")
     return text
@@ -57,19 +75,126 @@ def read(path: Path) -> str:
 
 def run_of(script: str) -> Run | None:
     """The first ``srobust run``; None for a script without one."""
-    runs: list[tuple[str, ...]] = []
+    commands = shell.parse(script).commands
+    runs: list[tuple[int, int]] = []
     variables: list[str] = []
-    hears = False
-    for words in _commands(script):
-        start = _start(words)
-        hears = hears or "trap" in words[:1] or (not runs and start is not None and "exec" in words[:start])
-        if not runs and (start is not None or "export" in words):
-            variables += [word for word in words[:start] if re.match(r"SROBUST_CONFIG_\w+=", word)]
+    for index, command in enumerate(commands):
+        start = _start(command.words)
+        if not runs and (start is not None or "export" in command.words):
+            variables += [word for word in command.words[:start] if re.match(r"SROBUST_CONFIG_\w+=", word)]
         if start is not None:
-            runs.append(tuple(words[start:]))
+            runs.append((index, start))
     if not runs:
         return None
-    return Run(words=runs[0], variables=tuple(variables), more=len(runs) - 1, hears=hears)
+    index, start = runs[0]
+    return Run(
+        words=commands[index].words[start:],
+        variables=tuple(variables),
+        more=len(runs) - 1,
+        hears=_hears(commands, index, start),
+    )
+
+
+def _hears(commands: Sequence[Command], index: int, start: int) -> bool | None:
+    """Whether ``srobust run`` gets the USR1 that Slurm sends to the batch script: only known ways count."""
+    command = commands[index]
+    piped = command.end in ("|", "|&") or (index > 0 and commands[index - 1].end in ("|", "|&"))
+    words = [*command.words[:start]]
+    while words and (words[0] in _KEYWORDS - {"time"} or re.match(r"\w+=", words[0])):
+        words.pop(0)
+    if words[:1] == ["exec"]:
+        if piped or command.end == "&" or command.depth:
+            return False
+        return _passes(words[1:])
+    if command.end != "&" or piped or command.depth:
+        return False
+    through = _passes(words)
+    passed = _passed_on(commands, index)
+    return through and passed if through is not None else None
+
+
+def _passes(words: Sequence[str]) -> bool | None:
+    """Whether the words before ``run`` start ``srobust`` without a process of their own in between."""
+    left = [*words]
+    while left:
+        program = unquoted(left.pop(0)).rpartition("/")[2]
+        if program == "srobust" or (_PYTHON.fullmatch(program) and "slurm_robust.cli" in left):
+            return True
+        if program not in _PASSES:
+            return None if expands(program) else False
+        while left and (left[0].startswith("-") or re.match(r"\w+=|[\d,-]+$|0x", left[0])):
+            option = left.pop(0)
+            if left and re.fullmatch(rf"-[{_PASSES[program]}]", option) and _PASSES[program]:
+                left.pop(0)
+    return False
+
+
+def _passed_on(commands: Sequence[Command], index: int) -> bool | None:
+    """Whether a ``trap`` passes USR1 on to what was started in the background, and waits for it."""
+    traps = [
+        words
+        for command in commands
+        if (words := tuple(word for word in command.words if word != "--"))[:1] == ("trap",)
+        and any(_USR1.fullmatch(unquoted(word)) for word in words[2:])
+    ]
+    after = commands[index + 1 :]
+    if not traps or not any("wait" in c.words[:4] for c in after):
+        return False
+    action = unquoted(traps[-1][1])
+    kills = (
+        [*_of_function(commands, action)] if re.fullmatch(r"\w+", action) else [*shell.parse(action).commands]
+    )
+    for kill in kills:
+        target = _killed(kill.words)
+        if target is None:
+            continue
+        if expands(target.replace("$", "")):
+            return None
+        name = re.fullmatch(r"\$\{?(\w+|!)\}?", target)
+        if name is None:
+            return None
+        if name[1] == "!":
+            return not any(c.end == "&" for c in after)
+        return name[1] in _pid_variables(after)
+    return False
+
+
+def _of_function(commands: Sequence[Command], name: str) -> Iterator[Command]:
+    """The commands of a function of the script."""
+    inside = False
+    for before, command in zip((Command(()), *commands), commands, strict=False):
+        inside = (
+            inside
+            or (name in before.words[:2] and before.end == "(")
+            or command.words[:2] == ("function", name)
+        )
+        if inside:
+            yield command
+            if "}" in command.words:
+                return
+
+
+def _killed(words: Sequence[str]) -> str | None:
+    """Whom a ``kill -USR1`` is sent to; None for another command."""
+    words = [unquoted(word) for word in words if word not in _KEYWORDS]
+    if words[:1] != ["kill"] or len(words) < 3:
+        return None
+    if words[1] in ("-s", "-n"):
+        signal, left = words[2], words[3:]
+    else:
+        signal, left = words[1].removeprefix("-"), words[2:]
+    left = [word for word in left if word != "--"]
+    return left[0] if left and _USR1.fullmatch(signal) else None
+
+
+def _pid_variables(after: Sequence[Command]) -> frozenset[str]:
+    """The variables that hold the process id of the last command in the background."""
+    found: set[str] = set()
+    for command in after:
+        found |= {name for name, value in shell.assigned(command.words) if unquoted(value) in ("$!", "${!}")}
+        if command.end == "&":
+            break
+    return frozenset(found)
 
 
 def expands(word: str) -> bool:
@@ -89,21 +214,7 @@ def _start(words: Sequence[str]) -> int | None:
     """Where the words that follow ``srobust run`` begin."""
     for index in range(1, len(words)):
         program = words[index - 1].strip("\"'").rpartition("/")[2]
-        module = words[max(0, index - 2) : index] == ["-m", "slurm_robust.cli"]
+        module = tuple(words[max(0, index - 2) : index]) == ("-m", "slurm_robust.cli")
         if words[index] == "run" and (program == "srobust" or module):
             return index + 1
     return None
-
-
-def _commands(script: str) -> Iterator[list[str]]:
-    """The words of each simple command, line by line."""
-    whole = re.sub(r"^\s*#.*", "", script, flags=re.MULTILINE).replace("\\\n", "")
-    for line in whole.splitlines():
-        words: list[str] = []
-        for token in _TOKEN.findall(line):
-            if token[0] in ";&|()<>":
-                yield words
-                words = []
-            elif not token.startswith("#"):
-                words.append(token)
-        yield words

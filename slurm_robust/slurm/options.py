@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
 
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.records import Submission
+from slurm_robust.util import shell
 
 # The options of sbatch in any release from 22.05 to 26.05, by its own table (src/common/slurm_opt.c): letter,
 # long name, "=" for one that takes a value, "[=]" for one that takes its value only behind "=".
@@ -35,6 +35,10 @@ _LETTERS = {word[0]: name for name, word in _NAMES.items() if word[1] == ","}
 # Variables that sbatch reads, with the option that each stands for.
 _VARIABLES = {
     "SBATCH_EXCLUSIVE": "exclusive",
+    "SBATCH_GPUS": "gpus",
+    "SBATCH_GPUS_PER_NODE": "gpus-per-node",
+    "SBATCH_GPUS_PER_TASK": "gpus-per-task",
+    "SBATCH_GRES": "gres",
     "SBATCH_MEM_PER_CPU": "mem-per-cpu",
     "SBATCH_MEM_PER_GPU": "mem-per-gpu",
     "SBATCH_MEM_PER_NODE": "mem",
@@ -63,6 +67,12 @@ class Options(Record):
     late: tuple[int, ...] = ()
     """The ``#SBATCH`` lines below the first command, which sbatch ignores."""
 
+    near: tuple[int, ...] = ()
+    """The lines with options that look like ``#SBATCH`` lines and are none (``#sbatch``, ``# SBATCH``)."""
+
+    off: dict[str, int] = {}
+    """Options that only a comment asks for (``##SBATCH``), with the number of its line."""
+
 
 class Signal(Record):
     """``--signal=[B:]NAME[@seconds]``."""
@@ -76,9 +86,11 @@ class Signal(Record):
 
 def of_script(script: str, environ: Mapping[str, str]) -> Options:
     """What ``sbatch`` would take from a batch script and from the environment, which overrides it."""
-    words, late = _lines(script)
-    given, unknown = _of_words(words, to_the_end=True)
-    return Options(given=_merged(given, _of_environment(environ)), unknown=unknown, late=late)
+    lines = _lines(script)
+    given, unknown = _of_words(lines.words, to_the_end=True)
+    given = _merged(given, _of_environment(environ))
+    off = {name: line for name, line in lines.off.items() if name not in given}
+    return Options(given=given, unknown=unknown + lines.refused, late=lines.late, near=lines.near, off=off)
 
 
 def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options:
@@ -86,13 +98,14 @@ def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options
 
     No word is ``unknown``: sbatch has taken them all.
     """
-    words, late = _lines(submission.script)
-    script, _ = _of_words(words, to_the_end=True)
+    lines = _lines(submission.script)
+    script, _ = _of_words(lines.words, to_the_end=True)
     line, _ = _of_words(_split(submission.line)[1:])
     return Options(
         given=_merged(script, _of_environment(environ), line),
         complete=bool(submission.line and submission.script),
-        late=late,
+        late=lines.late,
+        near=lines.near,
     )
 
 
@@ -109,22 +122,91 @@ def parse_signal(text: str) -> Signal | None:
     )
 
 
-def _lines(script: str) -> tuple[list[str], tuple[int, ...]]:
-    """The words of ``#SBATCH`` lines above the first command, and the numbers of those below it.
+class _Lines(Record):
+    """The options in a batch script: the words of lines that sbatch reads, and the lines that it does not."""
 
-    Of a heterogeneous job those of the first component.
+    words: tuple[str, ...]
+    refused: tuple[str, ...]
+    late: tuple[int, ...]
+    near: tuple[int, ...]
+    off: dict[str, int]
+
+
+def _lines(script: str) -> _Lines:
+    """As sbatch does, up to the first command, and of a heterogeneous job the first component."""
+    words: list[str] = []
+    refused: list[str] = []
+    late: list[int] = []
+    near: list[int] = []
+    off: dict[str, int] = {}
+    begun = apart = False
+    comments = _comments(script)
+    for number, line in enumerate(script.split("\n"), 1):
+        found = _NEAR.match(line)
+        if not line.startswith(("#SBATCH", "#SLURM")):
+            begun = begun or line.strip()[:1] not in ("", "#")
+            if found and number in comments and (named := _commented(found["mark"], line[found.end() :])):
+                if found["twice"]:
+                    off |= {name: off.get(name, number) for name in named}
+                else:
+                    near.append(number)
+        elif begun:
+            late += [number] if number in comments else []
+        else:
+            text = line.removeprefix("#SBATCH").removeprefix("#SLURM")
+            apart = apart or bool(_COMPONENT.match(text))
+            if not apart:
+                found_words, wrong = _arguments(_COMPONENTS.split(text)[0])
+                words += found_words
+                refused += wrong
+    return _Lines(words=tuple(words), refused=tuple(refused), late=tuple(late), near=tuple(near), off=off)
+
+
+_NEAR = re.compile(
+    r"\s*#(?P<twice>\s*#[#\s]*)?\s*(?P<mark>SBATCH|sbatch|Sbatch|SBACTH|SBTACH|SABTCH|SBATH)\s+(?=-)"
+)
+_COMPONENT = re.compile(r"\s*(?:hetjob|packjob)(?:\s|$)", re.IGNORECASE)
+_COMPONENTS = re.compile(r"(?<=\s)(?:hetjob|packjob)(?=\s|$)", re.IGNORECASE)
+
+
+def _commented(mark: str, text: str) -> Iterable[str]:
+    """The options in a comment; none in one that shows a command (``# sbatch --nodes=4 train.sbatch``)."""
+    words, wrong = _arguments(text)
+    given, unknown = _of_words(words, to_the_end=mark == "sbatch")
+    return () if mark == "sbatch" and (wrong or unknown) else given
+
+
+def _comments(script: str) -> frozenset[int]:
+    """The numbers of the lines that a shell takes for comments; all of them where it is no shell's script."""
+    shebang, _, _ = script.partition("\n")
+    if re.search(r"sh\b", shebang):
+        return shell.parse(script).comments
+    return frozenset(range(script.count("\n") + 2))
+
+
+_ARGUMENT = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s\\"'#])+""")
+_PART = re.compile(r""""((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|((?:\\.|[^\s\\"'#])+)""")
+
+
+def _arguments(text: str) -> tuple[list[str], list[str]]:
+    """The words of an option line as sbatch cuts it, and what it refuses.
+
+    Quotes join and a backslash guards, also within quotes; a ``#`` that neither guards ends the line, also
+    within a word. Source: Slurm's src/sbatch/opt.c, get_argument(), 22.05 to 26.05.
     """
     words: list[str] = []
-    late: list[int] = []
-    begun = False
-    for number, line in enumerate(script.splitlines(), 1):
-        if not line.startswith("#SBATCH"):
-            begun = begun or line.strip()[:1] not in ("", "#")
-        elif begun:
-            late.append(number)
-        else:
-            words += _split(line.removeprefix("#SBATCH"), comments=True)
-    return list(takewhile(lambda word: word not in ("hetjob", "packjob"), words)), tuple(late)
+    text = text.strip()
+    while text and not text.startswith("#"):
+        found = _ARGUMENT.match(text)
+        if found is None or text.startswith(":") or text[found.end() : found.end() + 1] in ('"', "'", "\\"):
+            return words, [text.split()[0]]
+        parts = ("".join(part) for part in _PART.findall(found[0]))
+        word = "".join(re.sub(r"\\(.)", r"\1", part) for part in parts)
+        if not word:
+            break
+        words.append(word)
+        text = text[found.end() :].lstrip()
+    return words, []
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -187,8 +269,8 @@ def _merged(*layers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in merged.items() if (name, value) != ("no-kill", OFF)}
 
 
-def _split(text: str, *, comments: bool = False) -> list[str]:
+def _split(text: str) -> list[str]:
     try:
-        return shlex.split(text, comments=comments)
+        return shlex.split(text)
     except ValueError:  # a quote that does not end: Slurm does not keep how words were quoted
         return text.split()

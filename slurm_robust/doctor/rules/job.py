@@ -22,6 +22,19 @@ def _late_options(facts: Facts) -> str:
     return f"#SBATCH below the first command: line {some_of([*map(str, late)])}" if late else ""
 
 
+def _near_options(facts: Facts) -> str:
+    near = known(facts.options, "sbatch's options").near
+    return f"looks like #SBATCH and is a comment: line {some_of([*map(str, near)])}" if near else ""
+
+
+def _missing(facts: Facts, name: str) -> str:
+    """What to say where an option was not given."""
+    if facts.option(name) is not None:
+        return ""
+    line = known(facts.options, "sbatch's options").off.get(name)
+    return f"the job does not ask for --{name}" + (f" (line {line} is a comment)" if line else "")
+
+
 def _requeue(facts: Facts) -> str:
     if not facts.config.slurm.requeue:
         return ""
@@ -110,6 +123,16 @@ RULES = (
         judge=_late_options,
     ),
     Rule(
+        name="job.near_option",
+        level=Level.NOTE,
+        needs=("options",),
+        why="sbatch reads only lines that begin with #SBATCH, in capitals and without a blank: the job does "
+        "not get what it asks for",
+        fix="write #SBATCH, or ##SBATCH for an option that is not wanted",
+        source="sbatch(1), DESCRIPTION; Slurm's src/sbatch/opt.c",
+        judge=_near_options,
+    ),
+    Rule(
         name="job.no_kill",
         level=Level.BAD,
         needs=("options",),
@@ -117,7 +140,7 @@ RULES = (
         "SlurmdTimeout",
         fix="submit with --no-kill",
         source="sbatch(1) --no-kill; measured on Slurm 22.05",
-        judge=lambda facts: "the job does not ask for --no-kill" if facts.option("no-kill") is None else "",
+        judge=lambda facts: _missing(facts, "no-kill"),
     ),
     Rule(
         name="job.requeue",
@@ -143,7 +166,7 @@ RULES = (
         why="at its time limit the job ends for good, without a checkpoint of its last steps",
         fix="submit with --signal=B:USR1@120",
         source="sbatch(1) --signal",
-        judge=lambda facts: "the job does not ask for --signal" if facts.option("signal") is None else "",
+        judge=lambda facts: _missing(facts, "signal"),
     ),
     Rule(
         name="job.exec",
@@ -151,10 +174,12 @@ RULES = (
         needs=("hears",),
         why="Slurm signals the shell of the batch script, which ends by USR1 and passes nothing on: near its "
         "time limit the job ends without a checkpoint of its last steps, and is not requeued",
-        fix="write exec before srobust run",
+        fix="write exec directly before srobust run, without pipe, & or another program in between",
         source="sbatch(1) --signal; measured on Slurm 22.05",
         judge=lambda facts: (
-            "" if facts.hears else "srobust run does not take the place of the script's shell"
+            ""
+            if facts.hears
+            else "srobust run does not take the place of the script's shell, and no trap passes USR1 on to it"
         ),
     ),
     Rule(

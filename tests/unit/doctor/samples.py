@@ -182,6 +182,7 @@ BAD: dict[str, tuple[Change, ...]] = {
     "clock.credentials": (fact(clock_s=-200.0),),
     "job.unknown_option": (fact(options=Options(given=OPTIONS, unknown=("--foo", "bar"))),),
     "job.late_option": (fact(options=Options(given=OPTIONS, late=(12,))),),
+    "job.near_option": (fact(options=Options(given=OPTIONS, near=(3,))),),
     "job.no_kill": (options(no_kill=None),),
     "job.requeue": (
         fact(job=msgspec.structs.replace(JOB, requeue=False)),

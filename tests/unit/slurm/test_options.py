@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from slurm_robust.slurm.options import OFF, Options, Signal, of_script, of_submission, parse_signal
+from slurm_robust.slurm.options import OFF, Options, Signal, _lines, of_script, of_submission, parse_signal
 from slurm_robust.slurm.records import Submission
 from slurm_robust.slurm.values import parse_memory
 
@@ -48,14 +54,119 @@ def test_lines_below_the_first_command_are_late() -> None:
         ("-- - --mem=0", {"mem": "0"}, ("--", "-")),
         ("--mem --no-kill", {"mem": "--no-kill"}, ()),  # as getopt has it, and sbatch refuses that
         ("-HN2 -OG 8 --oom-kill-step -k", {"hold": "", "nodes": "2", "overcommit": "", "gpus": "8"}, ()),
-        ("-k hetjob --mem=0", {}, ()),
+        ("hetjob --mem=0", {}, ()),
+        ("-k hetjob --mem=0", {"no-kill": ""}, ()),  # it ends the line, and begins no component
     ],
 )
 def test_what_is_no_option_ends_nothing(words: str, given: dict[str, str], unknown: tuple[str, ...]) -> None:
     options = of_script(f"#!/bin/sh\n#SBATCH {words}\n#SBATCH --time=5\nhostname\n", {})
     assert options.unknown == unknown
     assert options.given.items() >= given.items()
-    assert ("time" in options.given) is ("hetjob" not in words)
+    assert ("time" in options.given) is not words.startswith("hetjob")
+
+
+HERE = """#!/bin/bash
+#SBATCH -k
+cat > inner.sh <<'EOF'
+#SBATCH --nodelist=n07
+EOF
+srun bash -c '
+#SBATCH --hold
+'
+"""
+
+
+def test_what_is_in_a_string_or_a_here_document_is_no_late_option() -> None:
+    assert of_script(HERE, {}) == Options(given={"no-kill": ""})
+    assert of_script(HERE + "cat <<-X\n\t#SBATCH\n\tX\n#SBATCH -H\n", {}).late == (12,)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#sbatch --nodes=4",
+        "# SBATCH --no-kill",
+        "#\tSBATCH -N 4",
+        " #SBATCH --no-kill",
+        "\t#SBATCH --no-kill",
+        "#Sbatch --mem=0",
+        "# sbatch --mem=0",
+        "#SBACTH --mem=0",
+        "#sbatch -N4 # four",
+        "# SBATCH --mem=0 all of it",
+    ],
+)
+def test_lines_that_only_look_like_options(line: str) -> None:
+    options = of_script(f"#!/bin/bash\n{line}\n#SBATCH --requeue\nhostname\n", {})
+    assert (options.given, options.near, options.off) == ({"requeue": ""}, (2,), {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# sbatch --nodes=5 train.sbatch",
+        "#   sbatch --nodes=4-5 train.sbatch --nodes 4 train.py",
+        "#SBATCH",
+        "# SBATCH lines follow",
+        "# the SBATCH --mem line",
+        "# submit with sbatch -N4",
+        "echo '# SBATCH --no-kill'",
+        "#SBATCHES --x",
+    ],
+)
+def test_comments_that_look_like_nothing(line: str) -> None:
+    options = of_script(f"#!/bin/bash\n{line}\n", {})
+    assert (options.near, options.off) == ((), {})
+
+
+@pytest.mark.parametrize(
+    "line", ["##SBATCH --no-kill -t 5", "### #SBATCH --no-kill -t 5", "# #SBATCH -k -t5"]
+)
+def test_an_option_that_was_taken_out_is_known(line: str) -> None:
+    options = of_script(f"#!/bin/bash\n{line}\n#SBATCH -t 7\n", {})
+    assert (options.given, options.near, options.off) == ({"time": "7"}, (), {"no-kill": 2})
+
+
+LINES = [
+    "#SBATCH\t--requeue",
+    "#SBATCH--requeue -N2",
+    "#SBATCH --gpus-per-task=8 # eight",
+    '#SBATCH --signal="B:USR1@180"',
+    "#SBATCH --comment='a # b' -J a#b --mem=0",
+    "#SBATCH --comment=a\\=b\\#c 'x'\"y\"",
+    '#SBATCH --comment "it\'s" -k',
+    "#SBATCH -J 'a\\'b' -k",
+    "#SBATCH -k '' --mem=0",
+    "#SBATCH \\#a",
+    "#SBATCH\f-k\v-H",
+    "#SBATCH -k hetjob --mem=0",
+    "#SLURM -k",
+    "#SBATCH --x='a b'c -N 3",
+]
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm is installed")
+@pytest.mark.parametrize("line", LINES)
+def test_words_are_those_that_sbatch_finds(line: str, tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nAuthType=auth/none\nCredType=cred/none\n")
+    (tmp_path / "job").write_text(f"#!/bin/sh\n{line}\n#SBATCH --definitely-no-option\n")
+    done = subprocess.run(
+        ["sbatch", "-vvvv", "job"],
+        cwd=tmp_path,
+        env={**os.environ, "SLURM_CONF": str(conf)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found = re.findall(r'Found in script, argument "(.*)"\n', done.stderr)
+    assert [*_lines(f"#!/bin/sh\n{line}\n").words] == found[:-1], done.stderr
+
+
+@pytest.mark.parametrize("line", ["--nodes 2 :", "-J 'a b", '-k "'])
+def test_what_sbatch_cannot_read_is_unknown(line: str) -> None:
+    assert of_script(f"#!/bin/sh\n#SBATCH {line}\n", {}).unknown
 
 
 def test_of_a_submission_sbatch_has_taken_every_option() -> None:

@@ -1,0 +1,102 @@
+"""Shell scripts in simple commands. Nothing is expanded; any text is read, in bounded time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+# What a shell replaces as a whole: $(…) and <(…) with two more levels of parentheses, ${…}, `…`.
+_EXPANSION = r"[$<>]\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\{[^}\n]{0,200}\}|`[^`]*`"
+# A quote that does not end is a letter of its word.
+_TOKEN = re.compile(
+    r"(?P<blank>(?:[^\S\n]|\\\n)+)"
+    r"|(?P<comment>(?<![^\s;&|()])#.*)"
+    rf"|(?P<redirection>(?:(?<![^\s;&|()])\d+)?(?:<<<|<<-?|<>|[<>]&|>>|>\||[<>])(?!\()|&>>?)"
+    r"|(?P<end>\n|;;&|;;|;&|&&|\|\||\|&|[;&|()])"
+    rf"""|(?P<word>(?:{_EXPANSION}|"(?:{_EXPANSION}|\\[\s\S]|[^"\\$`]|\$(?![({{]))*"|'[^']*'|\\[\s\S]"""
+    r"|[^\s;&|()<>])+)"
+    r"|(?P<other>[\s\S])"
+)
+
+_MOST = 1 << 18
+"""Characters of a script that are read; Slurm takes more, and nobody writes as much by hand."""
+
+_MOST_DOCUMENTS = 200
+
+
+class Command(NamedTuple):
+    """A simple command; its words with their quotes, without redirections."""
+
+    words: tuple[str, ...]
+    end: str = "\n"
+    """The operator behind it, a newline for none."""
+
+    depth: int = 0
+    """How many parentheses are around it."""
+
+
+class Script(NamedTuple):
+    """What a shell sees in a script."""
+
+    commands: tuple[Command, ...]
+    comments: frozenset[int]
+    """The numbers of lines that a comment begins in: none inside of a string or a here-document."""
+
+
+def parse(text: str) -> Script:
+    """Simple commands in the order in which they stand, empty ones left out but for their operators."""
+    text = text[:_MOST]
+    commands: list[Command] = []
+    comments: set[int] = set()
+    words: list[str] = []
+    awaited: list[tuple[str, bool]] = []
+    operator, at, line, depth, documents = "", 0, 1, 0, 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:  # pragma: no cover  any character is a token
+            break
+        kind, token = found.lastgroup, found[0]
+        at = found.end()
+        if kind == "comment":
+            comments.add(line)
+        elif kind == "redirection":
+            operator = token
+        elif kind == "word" or kind == "other":
+            word = token.replace("\\\n", "")
+            if operator.startswith("<<") and operator != "<<<":
+                awaited.append((re.sub(r"[\\'\"]", "", word), operator == "<<-"))
+            elif not operator:
+                words.append(word)
+            operator = ""
+        elif kind == "end":
+            commands.append(Command(tuple(words), token, depth))
+            depth = max(0, depth + (token == "(") - (token == ")"))
+            words, operator = [], ""
+        line += token.count("\n")
+        if token == "\n":
+            for delimiter, tabs in awaited[: _MOST_DOCUMENTS - documents]:
+                after = _behind(text, at, delimiter, tabs=tabs)
+                line += text.count("\n", at, after)
+                at = after
+                documents += 1
+            awaited = []
+    commands.append(Command(tuple(words), "\n", depth))
+    return Script(tuple(c for c in commands if c.words or c.end != "\n"), frozenset(comments))
+
+
+def _behind(text: str, start: int, delimiter: str, *, tabs: bool) -> int:
+    """Where the lines end that belong to a here-document; ``start`` where its delimiter never comes."""
+    lead = r"\t*" if tabs else ""
+    end = re.compile(rf"^{lead}{re.escape(delimiter)}$\n?", re.MULTILINE).search(text, start)
+    return end.end() if end else start
+
+
+def assigned(words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The variables that a command sets, with their values as they are written."""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and re.fullmatch(r"\w+", name):
+            yield name, value
+        elif word not in ("export", "local", "readonly", "declare", "typeset"):
+            return
