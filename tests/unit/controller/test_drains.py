@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurm_robust.config.job import JobConfig, StandbyConfig
 from slurm_robust.controller.drains import EVERY_S
 from slurm_robust.model import events as ev
@@ -70,6 +72,28 @@ def test_a_drained_standby_gets_no_slot() -> None:
     job.power_cut("n2")
     job.until(lambda: job.core.state.generation == 2)
     assert job.core.state.slots == ("n1", "n4")
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "slurm: k8s: cordon: node condition GpuXidError",
+        "slurm: k8s: pod terminated: cordon: rolling upgrade",
+        "root: NHC: check_hw_gpu: 7 of 8 GPUs",
+        "slurm: Kill task failed",
+        "root: reboot ASAP : fw update",
+        "root: Epilog error; srobust: gpu.leftovers 0000:1b:00",
+        "root: srobust: gpu3 XID 79, fell off the bus",
+    ],
+)
+def test_whoever_drains_a_standby_for_whatever_reason_it_gets_no_slot_and_no_blame(why: str) -> None:
+    job = trained()
+    job.drained["n3"] = why
+    job.pass_time(EVERY_S + 1.0)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.state.slots == ("n1", "n4")
+    assert list(job.core.state.evicted) == ["n2"]
 
 
 def test_without_a_standby_a_drained_node_keeps_its_slot() -> None:
