@@ -19,6 +19,7 @@ from slurm_robust.slurm.errors import (
     JobFinished,
     JobNotFound,
     JobNotPending,
+    PermissionDenied,
     SlurmCommandError,
     SlurmCommandMissing,
     SlurmTimeout,
@@ -317,7 +318,13 @@ class CliSlurmClient:
 
     def create_reservation(self, request: ReservationRequest) -> None:
         """See the protocol."""
-        self._output(commands.create_reservation(request))
+        try:
+            self._output(commands.create_reservation(request))
+        except CommandFailed as error:
+            # 26.05 says no more of a user whom slurmctld does not know; before it was "Invalid user id".
+            if not (request.users and "unspecified error" in error.what.lower()):
+                raise
+            raise PermissionDenied(error.what, command=error.command, returncode=error.returncode) from error
 
     def delete_reservation(self, name: str) -> None:
         """See the protocol."""

@@ -15,7 +15,7 @@ from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.commands import data_parser
 from slurm_robust.slurm.need import Size
 from slurm_robust.slurm.process import CommandTimeout, CompletedCommand
-from slurm_robust.slurm.requests import StepRequest, SubmitRequest
+from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest
 from slurm_robust.slurm.values import parse_version
 from tests.waiting import wait_for
 
@@ -346,3 +346,13 @@ def test_a_queue_that_is_cut_off_is_no_empty_queue() -> None:
     for part in (whole[:-3], whole[: len(whole) // 2], "{", '{"jobs": ['):
         with pytest.raises(errors.UnparsableOutput):
             CliSlurmClient(run=Script({"sinfo": "slurm 26.05.5", "squeue": part})).jobs()
+
+
+def test_a_user_of_a_reservation_whom_slurm_does_not_know() -> None:
+    """The words of 26.05.5."""
+    script = Script({"scontrol create": failed("Error creating the reservation: Unspecified error")})
+    request = ReservationRequest(name="r", node_count=1, users=("no-such-user",))
+    with pytest.raises(errors.PermissionDenied, match="Unspecified error"):
+        CliSlurmClient(run=script).create_reservation(request)
+    with pytest.raises(errors.CommandFailed):
+        CliSlurmClient(run=script).create_reservation(structs.replace(request, users=(), accounts=("a",)))
