@@ -33,9 +33,9 @@ _GUESS = re.compile(
 
 # Each guess has one of them; most lines have none, and a search takes far longer.
 _HINTS = re.compile(
-    "cause|reason|culprit|happen|occur|arise|may|might|could|likely|probab|perhaps|possible|usual|typical"
-    "|often|normally|sometimes|e\\. ?g|such as|for (?:exa|ins)|hint:|tip:|sugg|remedy|troubl|please|try"
-    "|consider|if you|if (?:this|it|the)|in case|check|sure|verify|see"
+    "cause|reason|culprit|happen|occur|arise|may |might |could |likely|probably|perhaps|possible|usually"
+    "|typical|often |normally|sometimes|e\\. ?g|such as|for (?:exa|ins)|hint: |tip: |sugg|remedy|troubl|please "
+    "|try |consider |if (?:you|this|it|the) |in case |check |sure |verify |see "
 )
 
 # The entries of a list that stands in lines of its own below such words.
@@ -66,10 +66,11 @@ def _search(text: str) -> re.Match[str] | None:
 
 def is_guess(lines: Sequence[Line], at: int) -> bool:
     """Whether line ``at`` is an entry of a list that began with a guess."""
-    for above in range(at, max(-1, at - _LIST), -1):
-        if not _ENTRY.match(lines[above].text):
-            return above < at and _opens_list(lines[above].text)
-    return False
+    if not _ENTRY.match(lines[at].text):
+        return False
+    above = range(at - 1, max(-1, at - _LIST), -1)
+    head = next((lines[index].text for index in above if not _ENTRY.match(lines[index].text)), "")
+    return _opens_list(head)
 
 
 def _opens_list(text: str) -> bool:

@@ -20,6 +20,7 @@ FILES = {
     "excerpts": DATA / "failure_logs.jsonl",
     "public reports": DATA / "reports" / "given.jsonl",
     "own": DATA / "reports" / "own.jsonl",
+    "own, later": DATA / "reports" / "later.jsonl",
 }
 NAMES = ("symptom", "any symptom", "blame", "action", "acceptable", "root")
 
