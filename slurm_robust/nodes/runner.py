@@ -16,6 +16,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import AnyCheck, AnySource, Context, Sample, View
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import Memory
+from slurm_robust.nodes.together import together
 from slurm_robust.nodes.verdict import OUT_OF_TIME, Report, overridden, rule_of, subject_key
 from slurm_robust.util.isolate import Answer, call
 
@@ -92,7 +93,7 @@ def inspect(
     run.gather([source for name, source in sources.items() if name not in reused], budget_s, calls)
     if run.job_gone and sources.keys() - set(reused):
         run.job_gone = is_gone()
-    findings = [finding for check in chosen for finding in run.findings(check)]
+    findings = together([finding for check in chosen for finding in run.findings(check)])
     left_out |= run.left_out(chosen)
     if memory is not None:
         if context in (Context.PERIODIC, Context.LIVE):

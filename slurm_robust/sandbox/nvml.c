@@ -590,11 +590,11 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t gpu, FabricInfo *info) {
     EXPECT(info, 2);
     long long state = 0;
     nvmlReturn_t found = number(gpu, "fabric_state", 3, &state);
-    memset(info->cluster, 0, sizeof info->cluster);
+    memset(info->cluster, (int)plain(gpu->slot, "fabric_cluster", 0), sizeof info->cluster);
     info->status = (int)plain(gpu->slot, "fabric_status", SUCCESS);
-    info->clique = 0;
+    info->clique = (unsigned)plain(gpu->slot, "fabric_clique", 0);
     info->state = (unsigned)state;
-    info->health = 0;
+    info->health = (unsigned)plain(gpu->slot, "fabric_health", 0);
     return found;
 }
 

@@ -101,6 +101,17 @@ CHECKS: tuple[AnyCheck, ...] = (
         probe=Probe.GPU,
     ),
     Check(
+        links.FABRIC,
+        GPUS,
+        links.judge_fabric,
+        "The NVLink clique of the node's GPUs: those of one clique reach each other over NVLink, also from "
+        "node to node of a rack. GPUs of several cliques, or of another one than in the baseline, make jobs "
+        "over NVLink slow or impossible: look at the fabric manager's partitions.",
+        written_by=Writer.DRIVER,
+        contexts=EVERYWHERE,
+        probe=Probe.GPU,
+    ),
+    Check(
         links.PCIE,
         GPUS,
         links.judge_pcie,

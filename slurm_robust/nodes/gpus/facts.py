@@ -87,6 +87,13 @@ class Gpu(Record):
     fabric: str | None = None
     """State of the NVSwitch fabric: ``not started``, ``in progress``, ``completed``, or the error."""
 
+    fabric_health: tuple[str, ...] = ()
+    """What of the fabric is degraded, in NVML's words."""
+
+    clique: str = ""
+    """NVLink clique, ``CLUSTER-UUID/ID``: GPUs of the same one reach each other over NVLink, also from
+    node to node. Empty where there is none."""
+
     pcie_width: int | None = None
     pcie_max_width: int | None = None
     pcie_generation: int | None = None
@@ -127,6 +134,9 @@ class GpuFacts(Record):
     driver: str = ""
     on_bus: tuple[str, ...] = ()
     """PCI addresses of GPUs that the driver should have, whether it lists them or not."""
+
+    uptime_s: float | None = None
+    """Of the node, when this was read."""
 
     fault: str = ""
     """Why the driver does not work."""

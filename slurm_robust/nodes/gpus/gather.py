@@ -61,7 +61,14 @@ def gather_gpus(host: Host, _config: NodeConfig) -> GpuFacts:
         return GpuFacts(stuck_in=call.f_code.co_name, took_s=took_s)
     if isinstance(answers[0], BaseException):
         raise answers[0]
-    return msgspec.structs.replace(answers[0], took_s=took_s)
+    return msgspec.structs.replace(answers[0], took_s=took_s, uptime_s=_uptime(host))
+
+
+def _uptime(host: Host) -> float | None:
+    try:
+        return host.uptime_s()
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _frame(thread: int | None) -> FrameType | None:

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from slurm_robust.config.node import GpuLimits, NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
+from slurm_robust.nodes.check import judged
 from slurm_robust.nodes.gpus.facts import Gpu
 from slurm_robust.nodes.gpus.judging import GpuView, answering, counted, earlier, finding, risen, twin
 
 NVLINK = "gpu.nvlink"
+FABRIC = "gpu.fabric"
 PCIE = "gpu.pcie"
+
+SETTLED_S = 900.0
+"""A fabric that is not ready for so long, after the boot or since it was ready, will not be by itself."""
+
+_NOT_READY = ("not started", "in progress")
 
 
 def judge_nvlink(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
     """As many links up as the site, the baseline or an earlier run says; the fabric is ready."""
     for gpu in answering(view.facts):
-        if gpu.links is None:
+        if gpu.links is None and gpu.fabric is None:
             continue
-        if gpu.fabric == "in progress":
-            yield Finding(
-                check=NVLINK,
-                outcome=Outcome.UNKNOWN,
-                subject=gpu.label,
-                text="NVLink fabric is being initialised",
-                source="fabric state",
-            )
+        fabric = _fabric(view, gpu)
+        if fabric.outcome is Outcome.UNKNOWN:
+            yield fabric
             continue
-        found = [_links_up(view, config.gpu, gpu), _fabric(gpu), _link_errors(view, config.gpu, gpu)]
+        found = [fabric]
+        if gpu.links is not None:
+            found = [_links_up(view, config.gpu, gpu), fabric, _link_errors(view, config.gpu, gpu)]
         failed = [one for one in found if one.outcome is Outcome.FAIL]
         yield (failed or found)[0]
 
@@ -59,16 +64,65 @@ def _wanted_links(view: GpuView, limits: GpuLimits, gpu: Gpu) -> tuple[int, str,
     return neighbours, "NVLink state, other GPUs", Suggestion.MONITOR
 
 
-def _fabric(gpu: Gpu) -> Finding:
-    ready = gpu.fabric in (None, "completed")
-    return finding(
-        NVLINK,
-        gpu,
-        "" if ready else f"NVLink fabric: {gpu.fabric}; see nvidia-fabricmanager",
-        value=gpu.fabric or "none",
-        limit="completed",
-        source="fabric state",
-        suggestion=Suggestion.RESET,
+def _fabric(view: GpuView, gpu: Gpu) -> Finding:
+    about = partial(
+        finding, NVLINK, gpu, value=gpu.fabric or "none", limit="completed", source="fabric state"
+    )
+    if gpu.fabric in _NOT_READY:
+        since = _not_ready_since(view, gpu)
+        minutes = int(view.at - since) // 60
+        if view.at - since >= SETTLED_S:
+            bad = f"NVLink fabric {gpu.fabric} for {minutes} minutes: CUDA will fail with 802"
+            return about(
+                f"{bad}; restart nvidia-fabricmanager, else reboot",
+                suggestion=Suggestion.RESET,
+                blame=Party.FABRIC,
+            )
+        if gpu.fabric == "in progress" or view.facts.uptime_s is not None:
+            return Finding(
+                check=NVLINK,
+                outcome=Outcome.UNKNOWN,
+                subject=gpu.label,
+                text="NVLink fabric is being initialised",
+                value=f"{gpu.fabric} for {minutes} minutes",
+                source="fabric state",
+            )
+    if gpu.fabric in (None, "completed"):
+        bad = f"NVLink fabric: {', '.join(gpu.fabric_health)}" if gpu.fabric_health else ""
+        return about(bad, suggestion=Suggestion.MONITOR, blame=Party.FABRIC)
+    bad = f"NVLink fabric: {gpu.fabric}; see nvidia-fabricmanager"
+    return about(bad, suggestion=Suggestion.RESET, blame=Party.FABRIC)
+
+
+def _not_ready_since(view: GpuView, gpu: Gpu) -> float:
+    """Since when at the latest: the boot, or the last run of this boot that saw it ready."""
+    uptime = view.facts.uptime_s
+    samples = [sample for sample in view.before if sample.boot_id == view.boot_id and sample.at <= view.at]
+    since = view.at - uptime if uptime is not None else min((one.at for one in samples), default=view.at)
+    for sample in samples:
+        known = twin(sample.facts, gpu)
+        if known is not None and known.fabric not in _NOT_READY:
+            since = max(since, sample.at)
+    return since
+
+
+def judge_fabric(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
+    """The node's GPUs are of one NVLink clique, the one of the baseline. Nothing without cliques."""
+    cliques = sorted({gpu.clique for gpu in answering(view.facts)} - {""})
+    if not cliques:
+        return
+    known = sorted({gpu.clique for gpu in answering(view.baseline)} - {""}) if view.baseline else []
+    bad = ""
+    if len(cliques) > 1:
+        bad = f"GPUs are of {len(cliques)} NVLink cliques: {', '.join(cliques[:3])}"
+    elif known and cliques != known:
+        bad = "NVLink clique is not the one of the baseline"
+    yield judged(
+        FABRIC,
+        bad,
+        value=f"clique {', '.join(cliques[:3])}",
+        limit=f"clique {', '.join(known[:3])}" if known else "one clique",
+        source="fabric info",
         blame=Party.FABRIC,
     )
 

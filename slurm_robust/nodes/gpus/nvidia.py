@@ -49,6 +49,23 @@ _NVLINK_FAMILIES = ((161, 162, 163), (208, 211, 215))
 _CORE = ("nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTemperature")
 
 _FABRIC = {1: "not started", 2: "in progress", 3: "completed"}
+# NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, of which 1 is true, 2 false and 0 not supported; then, in four
+# bits, what is wrong with the configuration: 1 is nothing.
+_FABRIC_HEALTH = {
+    0: "bandwidth degraded",
+    2: "route recovery in progress",
+    4: "route unhealthy",
+    6: "access timeout recovery",
+}
+_CONFIGURATION = {
+    2: "wrong system GUID",
+    3: "wrong chassis serial number",
+    4: "no partition",
+    5: "too few NVLinks",
+    6: "incompatible firmware",
+    7: "wrong location",
+    8: "invalid GPU state",
+}
 _MIB = 2**20
 
 
@@ -241,7 +258,7 @@ def _links(nvml: Nvml, handle: Any, fields: Fields) -> dict[str, Any]:
     return {
         "links": tuple(states) or None,
         "link_errors": _link_errors(nvml, handle, states, fields),
-        "fabric": _fabric(nvml, handle),
+        **_fabric(nvml, handle),
     }
 
 
@@ -257,19 +274,37 @@ def _link_errors(nvml: Nvml, handle: Any, states: Sequence[bool | None], fields:
     return None
 
 
-def _fabric(nvml: Nvml, handle: Any) -> str | None:
+def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
     make = getattr(nvml.api, "c_nvmlGpuFabricInfo_v2_t", None)
     if make is None:
-        return None
+        return {}
     info = make()
     if (
         nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, nvml.reference(info)) is None
         or info.state not in _FABRIC
     ):
-        return None
-    if _FABRIC[info.state] == "completed" and info.status != 0:
-        return str(nvml.api.NVMLError(info.status))
-    return _FABRIC[info.state]
+        return {}
+    if _FABRIC[info.state] != "completed":
+        return {"fabric": _FABRIC[info.state]}
+    cluster = bytes(info.clusterUuid)
+    return {
+        "fabric": str(nvml.api.NVMLError(info.status)) if info.status else "completed",
+        "fabric_health": fabric_health(info.healthMask),
+        # Of a single node without a rack's fabric all bytes are 0.
+        "clique": f"{_uuid(cluster)}/{info.cliqueId}" if any(cluster) else "",
+    }
+
+
+def _uuid(data: bytes) -> str:
+    text = data.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def fabric_health(mask: int) -> tuple[str, ...]:
+    """What of the fabric is degraded by NVML's mask. Pure."""
+    wrong = mask >> 8 & 0xF
+    found = [text for shift, text in _FABRIC_HEALTH.items() if mask >> shift & 3 == 1]
+    return (*found, f"configuration: {_CONFIGURATION.get(wrong, wrong)}") if wrong > 1 else tuple(found)
 
 
 def read_use(host: Host) -> tuple[Use, ...]:

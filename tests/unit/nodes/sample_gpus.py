@@ -39,6 +39,7 @@ HEALTHY = Gpu(
     links=(True,) * 18,
     link_errors=0,
     fabric="completed",
+    clique="11111111-1111-1111-1111-111111111111/1",
     pcie_width=16,
     pcie_max_width=16,
     pcie_generation=5,
