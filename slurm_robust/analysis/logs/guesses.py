@@ -34,8 +34,8 @@ _GUESS = re.compile(
 # Each guess has one of them; most lines have none, and a search takes far longer.
 _HINTS = re.compile(
     "cause|reason|culprit|happen|occur|arise|may |might |could |likely|probably|perhaps|possible|usually"
-    "|typical|often |normally|sometimes|e\\. ?g|such as|for (?:exa|ins)|hint: |tip: |sugg|remedy|troubl|please "
-    "|try |consider |if (?:you|this|it|the) |in case |check |sure |verify |see "
+    "|typical|often |normally|sometimes|e\\. ?g|such as|for (?:exa|ins)|hint: |tip: |sugg|remedy|troubl"
+    "|please |try |consider |if (?:you|this|it|the) |in case |check |sure |verify |see "
 )
 
 # The entries of a list that stands in lines of its own below such words.
