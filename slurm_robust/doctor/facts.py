@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from slurm_robust.checkpoint.budget import Room
 from slurm_robust.config.job import JobConfig
+from slurm_robust.doctor.shape import Shape
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.options import Options
 from slurm_robust.slurm.records import Job, SlurmVersion, Terms
@@ -65,6 +66,9 @@ class Facts(Record):
 
     hears: bool | None = None
     """Whether signals of Slurm reach ``srobust run`` in the batch script."""
+
+    shape: Shape | None = None
+    """What the batch script does around ``srobust run``, if that is what the doctor looks at."""
 
     slurm: dict[str, str] | None = None
     """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""

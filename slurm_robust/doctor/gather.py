@@ -12,6 +12,7 @@ from slurm_robust.checkpoint import budget
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.doctor.facts import Facts, Node, Software, Unseen, Version
+from slurm_robust.doctor.shape import shape_of
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.checks import clock
@@ -105,6 +106,7 @@ def gather(
         configured=config if wanted.configured else None,
         refused=wanted.refused,
         hears=wanted.hears,
+        shape=None if wanted.script is None else shape_of(wanted.script),
         slurm=site.slurm,
         clock_s=site.clock_s,
         preemption=_terms(slurm, site, submitted),

@@ -14,6 +14,7 @@ Need = Literal[
     "configured",
     "refused",
     "hears",
+    "shape",
     "slurm",
     "clock_s",
     "job",

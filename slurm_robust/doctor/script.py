@@ -79,7 +79,7 @@ def run_of(script: str) -> Run | None:
     runs: list[tuple[int, int]] = []
     variables: list[str] = []
     for index, command in enumerate(commands):
-        start = _start(command.words)
+        start = start_of(command.words)
         if not runs and (start is not None or "export" in command.words):
             variables += [word for word in command.words[:start] if re.match(r"SROBUST_CONFIG_\w+=", word)]
         if start is not None:
@@ -210,8 +210,8 @@ def unquoted(word: str) -> str:
         return word
 
 
-def _start(words: Sequence[str]) -> int | None:
-    """Where the words that follow ``srobust run`` begin."""
+def start_of(words: Sequence[str]) -> int | None:
+    """Where the words of a command that follow ``srobust run`` begin; None for another command."""
     for index in range(1, len(words)):
         program = words[index - 1].strip("\"'").rpartition("/")[2]
         module = tuple(words[max(0, index - 2) : index]) == ("-m", "slurm_robust.cli")

@@ -46,6 +46,7 @@ _VARIABLES = {
     "SBATCH_NO_REQUEUE": "no-requeue",
     "SBATCH_OPEN_MODE": "open-mode",
     "SBATCH_REQUEUE": "requeue",
+    "SBATCH_SEGMENT_SIZE": "segment",
     "SBATCH_SIGNAL": "signal",
     "SBATCH_TIMELIMIT": "time",
 }

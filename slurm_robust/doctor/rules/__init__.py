@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.rule import Rule
-from slurm_robust.doctor.rules import ends, job, nccl, node, settings, site
+from slurm_robust.doctor.rules import counts, ends, job, nccl, node, scripts, settings, site
 
-RULES: tuple[Rule, ...] = (*site.RULES, *ends.RULES, *job.RULES, *settings.RULES, *nccl.RULES, *node.RULES)
+RULES: tuple[Rule, ...] = (
+    *site.RULES,
+    *ends.RULES,
+    *job.RULES,
+    *counts.RULES,
+    *scripts.RULES,
+    *settings.RULES,
+    *nccl.RULES,
+    *node.RULES,
+)

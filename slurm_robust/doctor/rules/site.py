@@ -135,12 +135,12 @@ def _memory_polled(facts: Facts) -> str:
 def _requeue_exit(facts: Facts) -> str:
     code = int(ExitCode.DO_NOT_REQUEUE)
     for key in ("RequeueExit", "RequeueExitHold"):
-        if _has_code(facts.setting(key), code):
+        if has_code(facts.setting(key), code):
             return f"{key} has {code}"
     return ""
 
 
-def _has_code(text: str, code: int) -> bool:
+def has_code(text: str, code: int) -> bool:
     """``1-9,18``."""
     for part in re.findall(r"\d+(?:-\d+)?", text):
         first, _, last = part.partition("-")

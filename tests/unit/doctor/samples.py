@@ -10,6 +10,7 @@ import msgspec
 from slurm_robust.checkpoint.budget import NODE, Room
 from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.facts import Facts, Node, Software
+from slurm_robust.doctor.shape import Shape
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Job, Terms
 
@@ -59,6 +60,7 @@ GOOD = Facts(
     configured=CONFIG,
     refused="",
     hears=True,
+    shape=Shape(),
     slurm=SLURM,
     clock_s=0.4,
     job=JOB,
@@ -201,6 +203,23 @@ BAD: dict[str, tuple[Change, ...]] = {
     "job.open_mode": (options(open_mode=None), options(open_mode="truncate")),
     "job.mem_update": (options(mem_update="20@10"),),
     "job.mem": (options(mem=None),),
+    "job.one_node": (options(nodes="4", ntasks="1"), options(nodes="4-8", ntasks="3")),
+    "job.segment": (options(nodes="18", segment="16"), options(nodes="5", segment="4")),
+    "job.gpu_options": (
+        options(gres="gpu:8", gpus_per_node="8"),
+        lambda facts: options(gpus_per_node="8")(fact(shape=Shape(gres="srun --gres=gpu:8 x"))(facts)),
+        fact(shape=Shape(both="srun --gres=gpu:8 --gpus-per-node=8 x")),
+        lambda facts: environ(SLURM_GPUS_PER_NODE="8")(fact(shape=Shape(gres="srun --gres=gpu:8 x"))(facts)),
+    ),
+    "job.gpus_in_all": (options(gpus="32"),),
+    "job.outer_job": (environ(SLURM_NTASKS="1", SLURM_JOB_ID="7"),),
+    "job.exit_code": (fact(shape=Shape(hides="'|| true' behind it", code=0)),),
+    "job.exit_requeued": (
+        fact(shape=Shape(hides="exit 75", code=75)),
+        lambda facts: slurm(RequeueExitHold="99")(fact(shape=Shape(hides="exit 99", code=99))(facts)),
+    ),
+    "job.signal_unheard": (fact(shape=Shape(protected=False)),),
+    "job.restart_count": (fact(shape=Shape(restarts="[ $SLURM_RESTART_COUNT -gt 0 ]")),),
     "timeouts.process_group": (config("detect", hang_floor_s=900.0),),
     "timeouts.nccl_heartbeat": (
         environ(TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="20"),

@@ -19,6 +19,7 @@ from slurm_robust.doctor.facts import Facts, Node, Software
 from slurm_robust.doctor.rule import Level, Rule, apply, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.site import TIMES
+from slurm_robust.doctor.shape import Shape
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Terms
 from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, software
@@ -121,13 +122,28 @@ VERSION = st.lists(st.integers(0, 600), max_size=3).map(tuple)
 ROOMS = st.lists(
     st.builds(Room, name=TEXT, total=st.integers(0, 2**50), free=st.integers(-(2**40), 2**50)), max_size=3
 )
-NAMES = ("no-kill", "requeue", "signal", "open-mode", "nodelist", "mem", "mem-update")
+NAMES = (
+    "nodes",
+    "ntasks",
+    "segment",
+    "gpus",
+    "gres",
+    "gpus-per-node",
+    "no-kill",
+    "requeue",
+    "signal",
+    "open-mode",
+    "nodelist",
+    "mem",
+    "mem-update",
+)
 VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT")
 WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "configured": st.builds(JobConfig),
     "slurm": st.dictionaries(st.sampled_from(sorted(SLURM)), TEXT),
     "refused": TEXT,
     "hears": st.booleans(),
+    "shape": st.builds(Shape, protected=st.booleans(), hides=TEXT, code=st.integers(0, 255), gres=TEXT),
     "reservations": st.lists(TEXT, max_size=2).map(tuple),
     "preemption": st.builds(Terms, name=TEXT, grace_s=st.integers(0, 2**31), mode=TEXT),
     "saved_s": st.floats(0, 1e9),

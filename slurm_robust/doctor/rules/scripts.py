@@ -1,0 +1,94 @@
+"""Hazards of what a batch script does around ``srobust run``, or instead of it."""
+
+from __future__ import annotations
+
+from slurm_robust.doctor.facts import Facts, Unseen, known
+from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rules.site import has_code
+from slurm_robust.doctor.shape import Shape
+from slurm_robust.slurm.options import parse_signal
+from slurm_robust.slurm.records import SlurmVersion
+
+_COUNTED = SlurmVersion(major=26, minor=11)
+"""From here on SLURM_RESTART_COUNT is 0 in the first run."""
+
+_HARMLESS = frozenset({"CONT", "CHLD", "URG", "WINCH"})
+
+
+def _shape(facts: Facts) -> Shape:
+    return known(facts.shape, "the batch script")
+
+
+def _exit_code(facts: Facts) -> str:
+    hides = _shape(facts).hides
+    return f"the script's exit code is not that of srobust run: {hides}" if hides else ""
+
+
+def _exit_requeued(facts: Facts) -> str:
+    code = _shape(facts).code
+    for key in ("RequeueExit", "RequeueExitHold"):
+        if code is not None and has_code(facts.setting(key), code):
+            return f"the script always ends with {code}, which {key} has"
+    return ""
+
+
+def _unheard(facts: Facts) -> str:
+    shape, asked = _shape(facts), facts.option("signal")
+    signal = parse_signal(asked) if asked is not None else None
+    if shape.protected or shape.replaced or signal is None or not signal.to_batch:
+        return ""
+    if signal.name in _HARMLESS or signal.name in shape.traps:
+        return ""
+    return f"--signal={asked} goes to the shell of the script, which has no trap for it"
+
+
+def _restart_count(facts: Facts) -> str:
+    try:
+        if facts.release >= _COUNTED:
+            return ""
+    except Unseen:
+        pass
+    return _shape(facts).restarts
+
+
+RULES = (
+    Rule(
+        name="job.exit_code",
+        level=Level.NOTE,
+        needs=("shape",),
+        why="Slurm, RequeueExit and jobs that depend on this one do not see whether the training is done, or "
+        "the job has given up",
+        fix="write exec before srobust run, or end the script with its exit code (code=$?; …; exit $code)",
+        source="docs/exit-codes.md; slurm.conf(5) RequeueExit",
+        judge=_exit_code,
+    ),
+    Rule(
+        name="job.exit_requeued",
+        level=Level.BAD,
+        needs=("shape", "slurm"),
+        why="Slurm requeues, or holds, the job also when its training is done, and when it has given up",
+        fix="end the script with the exit code of srobust run, which requeues the job itself",
+        source="slurm.conf(5) RequeueExit, RequeueExitHold",
+        judge=_exit_requeued,
+    ),
+    Rule(
+        name="job.signal_unheard",
+        level=Level.BAD,
+        needs=("shape", "options"),
+        why="a shell that waits for a command dies of the signal, and the job with it: all since the last "
+        "checkpoint is lost, earlier than at the time limit",
+        fix="write exec srobust run, or a trap that passes the signal on and waits",
+        source="sbatch(1) --signal; bash(1), SIGNALS",
+        judge=_unheard,
+    ),
+    Rule(
+        name="job.restart_count",
+        level=Level.NOTE,
+        needs=("shape",),
+        why="SLURM_RESTART_COUNT is not set in the first run before Slurm 26.11: the test fails, and set -u "
+        "ends the script",
+        fix="write ${SLURM_RESTART_COUNT:-0}",
+        source="sbatch(1), OUTPUT ENVIRONMENT VARIABLES",
+        judge=_restart_count,
+    ),
+)

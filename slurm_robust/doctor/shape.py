@@ -1,0 +1,153 @@
+"""What a batch script does around ``srobust run``: exit codes, traps, own steps, counts of restarts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from slurm_robust.doctor.script import start_of, unquoted
+from slurm_robust.model.record import Record
+from slurm_robust.util import shell
+from slurm_robust.util.shell import Command
+
+_CLOSERS = frozenset({"fi", "done", "esac", "}", ")"})
+_CONDITIONS = frozenset({"if", "elif", "while", "until", "!"})
+_COMPARES = frozenset({"-eq", "-ne", "-gt", "-ge", "-lt", "-le"})
+_RESTARTS = re.compile(r"\$(?:SLURM_RESTART_COUNT\b|\{SLURM_RESTART_COUNT\})")
+
+
+class Shape(Record):
+    """Of a script for a shell."""
+
+    protected: bool = True
+    """It calls ``srobust run``."""
+
+    hides: str = ""
+    """What behind ``srobust run`` decides on the script's exit code, "" for nothing."""
+
+    code: int | None = None
+    """The exit code with which the script ends whatever ``srobust run`` ends with."""
+
+    traps: frozenset[str] = frozenset()
+    """Signals for which it has a ``trap``, without ``SIG``."""
+
+    replaced: bool = False
+    """The shell waits for nothing: a program takes its place (``exec``), or there is none."""
+
+    gres: str = ""
+    """An ``srun`` of its own that asks for ``--gres=gpu``."""
+
+    both: str = ""
+    """The same with ``--gpus-per-node`` beside it."""
+
+    restarts: str = ""
+    """How it reads SLURM_RESTART_COUNT although that may not be set, "" for not."""
+
+
+def shape_of(script: str) -> Shape | None:
+    """None for a script that is for no shell."""
+    if not re.search(r"sh\b", script.partition("\n")[0]):
+        return None
+    commands = shell.parse(script).commands
+    runs = [index for index, command in enumerate(commands) if start_of(command.words) is not None]
+    hides, code = _hides(commands, runs[0]) if runs else ("", None)
+    steps = [words for command in commands if "srun" in (words := tuple(map(unquoted, command.words)))[:3]]
+    gres = [words for words in steps if re.search(r"--gres[= ]\S*\bgpu\b", " ".join(words))]
+    both = [words for words in gres if any(word.startswith("--gpus-per-node") for word in words)]
+    traps = (
+        unquoted(word).upper().removeprefix("SIG")
+        for command in commands
+        if command.words[:1] == ("trap",)
+        for word in command.words[2:]
+    )
+    return Shape(
+        protected=bool(runs),
+        hides=hides,
+        code=code,
+        traps=frozenset(traps),
+        replaced=not commands
+        or any(_plain(command)[:1] == ("exec",) and len(_plain(command)) > 1 for command in commands),
+        gres=_line(gres),
+        both=_line(both),
+        restarts=_restarts(commands),
+    )
+
+
+def _line(found: Sequence[Sequence[str]]) -> str:
+    return " ".join(found[0])[:60] if found else ""
+
+
+def _plain(command: Command) -> tuple[str, ...]:
+    """Its words without what opens a block."""
+    words = command.words
+    while words and words[0] in ("then", "do", "else", "{"):
+        words = words[1:]
+    return words
+
+
+def _options(commands: Iterable[Command]) -> frozenset[str]:
+    """What ``set`` switches on: letters and names."""
+    found: set[str] = set()
+    for command in commands:
+        if command.words[:1] == ("set",):
+            for word in command.words[1:]:
+                found |= set(word[1:]) if re.fullmatch(r"-\w+", word) else {word}
+    return frozenset(found)
+
+
+def _hides(commands: Sequence[Command], index: int) -> tuple[str, int | None]:
+    """What decides instead of ``srobust run`` on the script's exit code, and the code if it is a constant."""
+    run, after = commands[index], commands[index + 1 :]
+    before = _options(commands[:index])
+    if "exec" in run.words[: start_of(run.words)] and run.end not in ("|", "|&", "&"):
+        return "", None
+    if run.end in ("|", "|&") and "pipefail" not in before:
+        return f"a pipe to {' '.join(after[0].words[:1]) if after else 'nothing'}", None
+    if set(run.words[:2]) & _CONDITIONS:
+        return f"'{run.words[0]}' before it", None
+    if run.end == "||":
+        return _alternative(after)
+    rest = [command for command in after if command.words and command.words[0] not in _CLOSERS]
+    while run.end in ("|", "|&") and rest:
+        run, *rest = rest
+    if run.end == "&":
+        last = rest[-1].words if rest else ()
+        kept = last[:1] in (("wait",), ("exit",)) or any(word.startswith("wait") for word in last)
+        return ("", None) if kept else ("& behind it, without a wait for it at the script's end", None)
+    if not rest:
+        return "", None
+    last = _plain(rest[-1])
+    if last[:1] == ("exit",):
+        code = unquoted(last[1]) if len(last) > 1 else ""
+        if code.isdecimal():
+            return f"exit {code}", int(code) & 255
+        if "$?" not in code or len(rest) == 1:
+            return "", None
+    if {"e", "errexit"} & before:
+        return "", None
+    return f"'{' '.join(last)[:40]}' behind it", None
+
+
+def _alternative(after: Sequence[Command]) -> tuple[str, int | None]:
+    """What follows ``||``."""
+    words = _plain(after[0]) if after else ()
+    if words[:1] in (("true",), (":",)):
+        return f"|| {words[0]}", 0
+    if words[:1] == ("exit",) and len(words) > 1 and unquoted(words[1]).isdecimal():
+        return f"|| exit {unquoted(words[1])}", int(unquoted(words[1])) & 255
+    return "", None
+
+
+def _restarts(commands: Sequence[Command]) -> str:
+    unset = bool({"u", "nounset"} & _options(commands))
+    if any(re.search(r"SLURM_RESTART_COUNT:?=", word) for command in commands for word in command.words):
+        return ""
+    for command in commands:
+        words = [word for word in command.words if not word.startswith("'")]
+        if not any(map(_RESTARTS.search, words)):
+            continue
+        if unset:
+            return "$SLURM_RESTART_COUNT with set -u"
+        if {"[", "test"} & set(words) and _COMPARES & set(words):
+            return " ".join(command.words)[:60]
+    return ""
