@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -281,3 +282,19 @@ def test_workers_of_one_node_that_do_not_die_are_the_nodes() -> None:
     decision = decide(STATE, failed(root=root(signal=9), stuck=("n2",)), 0.0, RULES)
     assert kinds(decision) == ["Evict", "Replace", "Restart"]
     assert "n2: its workers cannot be killed" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "evicted"),
+    [
+        ("NCCL WARN NET/IB : mlx5_2:1 async fatal event: local catastrophic error", True),
+        ("NCCL WARN NET/IB: Got completion from peer 10.0.4.7<48122> with status=12 hca mlx5_3", False),
+    ],
+)
+def test_a_line_that_names_another_host_does_not_convict_the_node_that_prints_it(
+    line: str, evicted: bool
+) -> None:
+    found = root(code=1, error=WorkerError(type="RuntimeError", message=line))
+    cause = classify_exit(found.exit)
+    assert cause.action is inc.Remedy.EVICT
+    assert ("Evict" in kinds(decide(STATE, failed(root=found, cause=cause), 0.0, RULES))) is evicted
