@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.rule import Rule
-from slurm_robust.doctor.rules import counts, ends, job, nccl, node, scripts, settings, site
+from slurm_robust.doctor.rules import counts, ends, job, nccl, node, releases, scripts, settings, site
 
 RULES: tuple[Rule, ...] = (
     *site.RULES,
+    *releases.RULES,
     *ends.RULES,
     *job.RULES,
     *counts.RULES,

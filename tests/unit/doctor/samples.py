@@ -180,6 +180,12 @@ BAD: dict[str, tuple[Change, ...]] = {
     "slurm.epilog_messages": (lambda facts: slurm(EpilogMsgTime="20000 usec")(fact(nodes=1000)(facts)),),
     "slurm.complete_wait": (slurm(CompleteWait="32 sec"),),
     "slurm.power_saving": (slurm(SuspendProgram="/usr/sbin/off", SuspendTime="600 sec"),),
+    "slurm.completing_for_ever": (
+        slurm(SLURM_VERSION="25.11.5", PrologFlags="Alloc,RunInJob"),
+        slurm(SLURM_VERSION="24.05.0", PrologFlags="RunInJob"),
+    ),
+    "slurm.epilog_twice": (slurm(SLURM_VERSION="25.11.6"), slurm(SLURM_VERSION="22.05.8")),
+    "slurm.preempted_early": (preempted(mode="REQUEUE"),),
     "clock.offset": (fact(clock_s=3.0), fact(clock_s=-200.0)),
     "clock.credentials": (fact(clock_s=-200.0),),
     "job.unknown_option": (fact(options=Options(given=OPTIONS, unknown=("--foo", "bar"))),),

@@ -22,7 +22,7 @@ from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.doctor.shape import Shape
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Terms
-from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, software
+from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, slurm, software
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -102,6 +102,22 @@ def test_neighbours_of_bad_releases_are_good() -> None:
         ("nccl.ras_crash", (2, 27, 3)),
     ):
         assert apply(BY_NAME[name], software(nccl=release)(GOOD)).level is Level.GOOD, (name, release)
+
+
+@pytest.mark.parametrize(
+    ("name", "conf"),
+    [
+        ("slurm.completing_for_ever", {"SLURM_VERSION": "25.11.6", "PrologFlags": "Alloc,RunInJob"}),
+        ("slurm.completing_for_ever", {"SLURM_VERSION": "26.05.0", "PrologFlags": "RunInJob"}),
+        ("slurm.completing_for_ever", {"SLURM_VERSION": "25.05.1", "PrologFlags": "Alloc"}),
+        ("slurm.epilog_twice", {"SLURM_VERSION": "26.05.0"}),
+        ("slurm.epilog_twice", {"SLURM_VERSION": "25.11.0", "Epilog": ""}),
+        ("slurm.preempted_early", {"PreemptType": "preempt/qos", "Prolog": ""}),
+        ("slurm.preempted_early", {"PreemptType": "preempt/none"}),
+    ],
+)
+def test_releases_without_the_defect_are_good(name: str, conf: dict[str, str]) -> None:
+    assert apply(BY_NAME[name], slurm(**conf)(GOOD)).level is Level.GOOD
 
 
 def test_the_worst_comes_first() -> None:
