@@ -41,6 +41,9 @@ class Node(Record):
     rooms: tuple[Room, ...] = ()
     """Limits on memory, first the file system of ``/dev/shm``; see :func:`.budget.limits`."""
 
+    addresses: tuple[str, ...] | None = None
+    """Those that this node's name in Slurm resolves to here, none for a name that does not resolve."""
+
     interfaces: tuple[str, ...] = ()
     hcas: tuple[str, ...] = ()
     """Host channel adapters, of InfiniBand or RoCE."""

@@ -94,7 +94,7 @@ def gather(
         unseen += ("the job: give a batch script or --jobid, or run it inside of the job",)
     node = None
     if ours and inside and environ.get("SLURMD_NODENAME"):
-        node = node_of(host)
+        node = node_of(host, environ["SLURMD_NODENAME"])
     else:
         unseen += ("the job's node: inside of the job, 'srun srobust doctor' sees each",)
     if not ours:
@@ -197,8 +197,17 @@ def _numbers(version: str) -> Version:
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def node_of(host: Host) -> Node:
-    """This node, from inside of a job's step."""
+def addresses_of(name: str) -> tuple[str, ...]:
+    """What a host's name resolves to here; nothing for one that does not resolve."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def node_of(host: Host, name: str) -> Node:
+    """This node, from inside of a job's step; ``name`` as Slurm calls it."""
     try:
         rooms = budget.limits(SHARED_MEMORY)
     except OSError:
@@ -210,6 +219,7 @@ def node_of(host: Host) -> Node:
         synchronised = None
     return Node(
         rooms=rooms,
+        addresses=addresses_of(name),
         interfaces=tuple(name for _, name in socket.if_nameindex()),
         hcas=host.names(HCAS),
         memlock=None if soft == resource.RLIM_INFINITY else soft,

@@ -16,6 +16,7 @@ from slurm_robust.util.shell import Command
 _PASSES = {
     "env": "uSC",
     "nice": "n",
+    "nohup": "",
     "ionice": "cn",
     "taskset": "c",
     "numactl": "NmCpi",

@@ -59,7 +59,27 @@ def _unsynchronised(facts: Facts) -> str:
     return "" if known_right else "the kernel does not know the clock to be kept right"
 
 
+def _loopback(facts: Facts) -> str:
+    found = known(known(facts.node, "the node").addresses, "the addresses of the node's name")
+    if not found:
+        return "this node's name in Slurm does not resolve"
+    if all(address.startswith("127.") or address == "::1" for address in found):
+        return f"this node's name in Slurm resolves to {', '.join(found)} here"
+    return ""
+
+
 RULES = (
+    Rule(
+        name="node.address",
+        level=Level.NOTE,
+        needs=("node",),
+        why="a script that looks up the name of the first node for its MASTER_ADDR gives other nodes an "
+        "address that they cannot reach",
+        fix="take MASTER_ADDR from srobust; the administrator removes the name from the line of 127.0.1.1 in "
+        "/etc/hosts, or lets it resolve",
+        source="https://github.com/awslabs/ai-on-eks/pull/241; Debian's manual, hostname resolution",
+        judge=_loopback,
+    ),
     Rule(
         name="memory.shared_memory",
         level=Level.BAD,

@@ -8,8 +8,7 @@ import pytest
 
 from slurm_robust.doctor.facts import Facts
 from slurm_robust.doctor.rule import Level, apply_all
-from slurm_robust.doctor.rules import RULES
-from slurm_robust.doctor.rules.ends import ends
+from slurm_robust.doctor.rules.ends import RULES, ends
 from slurm_robust.slurm.options import Options
 from tests.unit.doctor.samples import GOOD, fact, preempted, slurm
 
@@ -49,7 +48,8 @@ def test_a_preemption_has_the_time_of_the_partition_or_qos(terms: dict[str, Any]
 
 def test_a_grace_is_too_short_for_what_saving_needs() -> None:
     def found(**terms: Any) -> str:
-        return "".join(h.text for h in apply_all(RULES, preempted(**terms)(GOOD)) if h.level is Level.NOTE)
+        hazards = apply_all(RULES, preempted(**terms)(GOOD))
+        return "".join(hazard.text for hazard in hazards if hazard.level is Level.NOTE)
 
     assert found(grace_s=20) == "GraceTime is 20 s, which leaves 5 s"
     assert found(grace_s=60, saved_s=50.0) == (

@@ -86,6 +86,7 @@ TRAP = "trap 'kill -USR1 $pid' USR1\n"
         "exec env A=1 -u B nice -n 5 srobust run x.py",
         "exec numactl --interleave=all srobust run x.py",
         "exec taskset -c 0-7 srobust run x.py",
+        "exec nohup srobust run x.py",
         "A=1 exec srobust run x.py",
         "if true; then exec srobust run x.py; fi",
         "exec srobust run x.py || exit 1",
