@@ -46,7 +46,6 @@ class Work:
 
 # What the metadata of each distribution says of its licence, word by word, so that a change is noticed.
 SAID = {
-    "clustershell": "LGPLv2+",
     "markdown-it-py": "License :: OSI Approved :: MIT License",
     "mdurl": "License :: OSI Approved :: MIT License",
     "msgspec": "BSD-3-Clause",
@@ -76,19 +75,6 @@ WORKS = (
         ("../../slurm_robust/report/page/assets/uplot/LICENSE",),
         "https://github.com/leeoniya/uPlot",
         "uPlot 1.6.32, as it was released; it draws the charts of 'srobust report --html'.",
-    ),
-    Work(
-        ("ClusterShell/*", "clustershell-*.dist-info/*"),
-        "LGPL-2.1-or-later",
-        (
-            "2007-2017 CEA/DAM",
-            "2007-2017 Aurelien Degremont <aurelien.degremont@cea.fr>",
-            "2009-2012 Henri Doreau <henri.doreau@cea.fr>",
-            "2015-2026 Stephane Thiell <sthiell@stanford.edu>",
-        ),
-        ("clustershell-*.dist-info/licenses/COPYING.LGPLv2.1",),
-        "https://github.com/clustershell/clustershell",
-        "Python modules as they were released; this package runs whatever version lies in their place.",
     ),
     Work(
         ("markdown_it/*", "markdown_it_py-*.dist-info/*"),
@@ -178,7 +164,7 @@ WORKS = (
         ("zmq/ssh/forward.py",),
         "LGPL-2.1-or-later",
         ("2003-2007 Robey Pointer <robeypointer@gmail.com>", "2010 The IPython Team"),
-        ("clustershell-*.dist-info/licenses/COPYING.LGPLv2.1",),
+        ("../licenses/LGPL-2.1",),
         "https://github.com/zeromq/pyzmq",
     ),
     Work(

@@ -67,7 +67,7 @@ def lib(tmp_path: Path) -> Path:
 
 def test_it_tells_of_everything_that_is_bundled(table: ModuleType, lib: Path) -> None:
     text = table.text(lib)
-    for holder in ("CEA/DAM", "the contributors of libzmq", "Frank Denis", "Yann Collet", "YaoYuan"):
+    for holder in ("Robey Pointer", "the contributors of libzmq", "Frank Denis", "Yann Collet", "YaoYuan"):
         assert re.search(rf"^(Copyright:)? .*{re.escape(holder)}", text, re.MULTILINE), holder
     for of_a_license in (
         "Mozilla Public License Version 2.0",

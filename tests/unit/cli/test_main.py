@@ -85,7 +85,7 @@ def test_an_error_has_no_code_of_a_verdict() -> None:
 
 
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
-    heavy = ("torch", "rich", "yaml", "zmq", "psutil", "ClusterShell", "numpy")
+    heavy = ("torch", "rich", "yaml", "zmq", "psutil", "numpy")
     code = "import sys, slurm_robust.cli.main as m; m.make_parser(); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert sorted(set(found.stdout.split()) & set(heavy)) == []

@@ -12,7 +12,7 @@ import pytest
 MOST_MODULES = 78
 """Of the project: what there is now, and two more. Who needs more shows what they cost (benchmarks.hooks)."""
 
-HEAVY = """yaml ClusterShell rich torch numpy zmq psutil dataclasses inspect subprocess json argparse asyncio
+HEAVY = """yaml rich torch numpy zmq psutil dataclasses inspect subprocess json argparse asyncio
 logging typing_extensions difflib"""
 
 # Every process of a hook, also each child, ends by os._exit(); before that this writes what it has imported.
