@@ -111,6 +111,9 @@ class View(Record, Generic[F], kw_only=False):
     left over; None where that is not known."""
 
 
+SETTLED_S = 900.0
+"""What is not ready for so long, after the boot or since it was ready, will not be by itself."""
+
 CONFIRM = 3
 """Periodic runs in a row in which it must be so before a failure that users can write keeps jobs away."""
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
 from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes import pci
-from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View, judged
+from slurm_robust.nodes.check import EVERYWHERE, SETTLED_S, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, readings
 from slurm_robust.nodes.host import Host
 
 SYSFS = "/sys/class/infiniband"
 ACTIVE = "ACTIVE"
+_UNTOLD = ("", "NOP", "UNKNOWN")
+"""States that the kernel writes where the driver tells none."""
+
+_CABLED = ("LinkUp", "LinkErrorRecovery", "PortConfigurationTraining")
+"""Physical states that need a peer at the other end of the cable; Polling has none yet, or none at all."""
 
 
 class Port(Record, omit_defaults=True):
@@ -135,7 +141,7 @@ def _adapters(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def judge_state(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
     """Ports that must be up, and adapters that must have a driver."""
     for name, why in _wanted(view, config.network).items():
-        yield _state(name, view.facts.ports.get(name), why)
+        yield _state(view, name, view.facts.ports.get(name), why)
     known = view.baseline.driven if view.baseline else ()
     for address in view.facts.undriven:
         was_driven = address in known
@@ -177,7 +183,7 @@ def _is_active(facts: InfinibandFacts, name: str) -> bool:
     return name in facts.ports and facts.ports[name].state == ACTIVE
 
 
-def _state(name: str, port: Port | None, why: str) -> Finding:
+def _state(view: View[InfinibandFacts], name: str, port: Port | None, why: str) -> Finding:
     about = partial(judged, "infiniband.state", subject=name, source=f"{_files(name)}/state")
     limit = f"{ACTIVE}, {why}"
     if port is None:
@@ -185,7 +191,13 @@ def _state(name: str, port: Port | None, why: str) -> Finding:
     value = f"{port.state or 'no state'}, {port.physical or 'no physical state'}"
     if port.state == ACTIVE:
         return about("", value=value, limit="")
-    if not port.state:
+    minutes = int(_lasts(view, name, port)) // 60
+    is_old = minutes * 60 >= SETTLED_S
+    value += f" for {minutes} minutes or more" if is_old else ""
+    if port.state in _UNTOLD:
+        if why and is_old:
+            bad = f"the driver tells no state for {minutes} minutes: jobs cannot rely on the port"
+            return about(bad, value=value, limit=limit, suggestion=Suggestion.RESET)
         return Finding(
             check="infiniband.state",
             subject=name,
@@ -194,12 +206,33 @@ def _state(name: str, port: Port | None, why: str) -> Finding:
             value=value,
             source=f"{_files(name)}/state",
         )
+    is_infiniband = port.layer != "Ethernet"
     if not why:
-        return about("", value=f"{value}, not in use", limit="")
-    is_linked = port.physical == "LinkUp" and port.layer != "Ethernet"
+        # A port that the baseline knows as not ACTIVE is meant to be so.
+        is_meant = view.baseline is not None and name in view.baseline.ports
+        is_stuck = is_old and is_infiniband and port.physical in _CABLED and not is_meant
+        bad = f"cabled, but {port.state} for {minutes} minutes: NCCL and MPI cannot use it"
+        value = value if is_stuck else f"{value}, not in use"
+        return about(bad if is_stuck else "", value=value, limit="", blame=Party.FABRIC)
+    is_linked = port.physical == "LinkUp" and is_infiniband
     link = f"link of {port.netdev}" if port.netdev else "link"
     bad = f"port is {port.state}: no subnet manager has set it up" if is_linked else f"{link} is {value}"
     return about(bad, value=value, limit=limit, blame=Party.FABRIC, suggestion=Suggestion.RESET)
+
+
+def _lasts(view: View[InfinibandFacts], name: str, port: Port) -> float:
+    """For how many seconds at least all runs of this boot saw the port as it is now: told, and cabled."""
+
+    def is_same(facts: InfinibandFacts) -> bool:
+        known = facts.ports.get(name)
+        return known is not None and _kind(known) == _kind(port)
+
+    same = takewhile(lambda reading: reading[1], reversed(readings(view, is_same)))
+    return view.at - min((at for at, _ in same), default=view.at)
+
+
+def _kind(port: Port) -> tuple[bool, bool, bool]:
+    return port.state == ACTIVE, port.state in _UNTOLD, port.physical in _CABLED
 
 
 def judge_rate(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
@@ -323,8 +356,10 @@ CHECKS: tuple[AnyCheck, ...] = (
         hangs=True,
         explain="Ports of InfiniBand and RoCE adapters must be ACTIVE: those that network.infiniband "
         "names, else those of the baseline, else those that were up before in this boot. A port that is "
-        "DOWN has lost its cable or its neighbour; one that stays in INIT waits for the subnet manager. "
-        "Look at the cable, the switch port and ibstat. An adapter on the PCI bus without a driver is "
+        "DOWN has lost its cable or its neighbour; one that stays in INIT waits for the subnet manager. One "
+        "that has a peer and was not ACTIVE for 15 minutes is reported, though no run saw it in use: name it "
+        "in network.ignore where that is meant. Look at the cable, the switch port and ibstat. "
+        "An adapter on the PCI bus without a driver is "
         "reported, too: load mlx5_core and mlx5_ib, or look for their error in dmesg.",
     ),
     Check(

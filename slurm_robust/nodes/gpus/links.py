@@ -7,16 +7,13 @@ from functools import partial
 
 from slurm_robust.config.node import GpuLimits, NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.nodes.check import judged
+from slurm_robust.nodes.check import SETTLED_S, judged
 from slurm_robust.nodes.gpus.facts import Gpu
 from slurm_robust.nodes.gpus.judging import GpuView, answering, counted, earlier, finding, risen, twin
 
 NVLINK = "gpu.nvlink"
 FABRIC = "gpu.fabric"
 PCIE = "gpu.pcie"
-
-SETTLED_S = 900.0
-"""A fabric that is not ready for so long, after the boot or since it was ready, will not be by itself."""
 
 _NOT_READY = ("not started", "in progress")
 

@@ -258,3 +258,89 @@ def test_one_lost_link_is_watched_and_flapping_keeps_jobs_away(
     lost = finding.value.split()[0]
     times = "once" if lost == "1" else f"{lost} times"
     assert finding.text == (f"link was lost {times} within an hour" if outcome is FAIL else "")
+
+
+STUCK = msgspec.structs.replace(UP, state="INIT")
+UNTOLD = Port(state="", physical="")
+EVERY_5_MIN = (3300, 3000, 2700, 2400, 2100, 1800, 1500, 1200, 900, 600, 300)
+
+
+def runs(of: Port, since: int, before: Port | None = None) -> list[tuple[float, InfinibandFacts]]:
+    """``of`` in each run of the last ``since`` seconds, ``before`` in those of the hour before them."""
+    kept = ((age, of if age <= since else before) for age in EVERY_5_MIN)
+    return [(float(age), port(known)) for age, known in kept if known is not None]
+
+
+@pytest.mark.parametrize(
+    ("now", "since", "suggestion"),
+    [
+        (STUCK, 900, Suggestion.MONITOR),
+        (STUCK, 3300, Suggestion.MONITOR),
+        (msgspec.structs.replace(STUCK, state="ARMED"), 900, Suggestion.MONITOR),
+        (msgspec.structs.replace(STUCK, state="DOWN"), 900, Suggestion.MONITOR),
+        (msgspec.structs.replace(STUCK, physical="LinkErrorRecovery"), 900, Suggestion.MONITOR),
+        (msgspec.structs.replace(DOWN, physical="PortConfigurationTraining"), 900, Suggestion.MONITOR),
+        (msgspec.structs.replace(STUCK, layer=""), 900, Suggestion.MONITOR),
+        (STUCK, 600, Suggestion.NONE),
+        (STUCK, 0, Suggestion.NONE),
+        (DOWN, 3300, Suggestion.NONE),
+        (msgspec.structs.replace(DOWN, physical="Disabled"), 3300, Suggestion.NONE),
+        (msgspec.structs.replace(DOWN, physical="Sleep"), 3300, Suggestion.NONE),
+        (msgspec.structs.replace(DOWN, physical=""), 3300, Suggestion.NONE),
+        (msgspec.structs.replace(STUCK, layer="Ethernet"), 3300, Suggestion.NONE),
+        (UP, 3300, Suggestion.NONE),
+    ],
+)
+def test_a_cabled_port_that_is_never_set_up_is_told_after_15_minutes(
+    now: Port, since: int, suggestion: Suggestion
+) -> None:
+    finding = only(judge_state(view(port(now), *runs(now, since)), CONFIG))
+    assert (finding.outcome, finding.suggestion) == (FAIL if suggestion.weight else PASS, suggestion)
+    if suggestion.weight:
+        assert f"cabled, but {now.state} for {since // 60} minutes" in finding.text
+        assert "NCCL and MPI cannot use it" in finding.text
+    for baseline in (port(now), port(DOWN)):
+        seen = view(port(now), *runs(now, since), baseline=baseline)
+        assert only(judge_state(seen, CONFIG)).outcome is PASS, "as it was when somebody called it healthy"
+    other_boot = view(port(now), *runs(now, since), boot_id="later")
+    assert only(judge_state(other_boot, CONFIG)).outcome is PASS
+
+
+@pytest.mark.parametrize("state", ["INIT", "ARMED"])
+def test_steps_on_the_way_are_one_time_of_waiting(state: str) -> None:
+    before = [(float(age), port(STUCK, state="ARMED" if age % 600 else "INIT")) for age in EVERY_5_MIN]
+    assert only(judge_state(view(port(STUCK, state=state), *before), CONFIG)).suggestion is Suggestion.MONITOR
+    before[-2:-1] = [(600.0, port(DOWN))]  # Somebody pulled the cable and put it in again.
+    assert only(judge_state(view(port(STUCK, state=state), *before), CONFIG)).outcome is PASS
+
+
+@pytest.mark.parametrize(
+    ("state", "since", "before", "baseline", "settings", "suggestion"),
+    [
+        ("", 900, None, UP, {}, Suggestion.RESET),
+        ("NOP", 900, None, UP, {}, Suggestion.RESET),
+        ("UNKNOWN", 900, None, UP, {}, Suggestion.RESET),
+        ("", 900, UP, None, {}, Suggestion.RESET),
+        ("", 900, None, None, {"infiniband": ("mlx5_0/1",)}, Suggestion.RESET),
+        ("", 600, UP, UP, {}, Suggestion.NONE),
+        ("NOP", 0, UP, UP, {}, Suggestion.NONE),
+        ("", 3300, None, None, {}, Suggestion.NONE),
+        ("", 3300, None, DOWN, {}, Suggestion.NONE),
+        ("UNKNOWN", 3300, None, UNTOLD, {}, Suggestion.NONE),
+    ],
+)
+def test_a_state_that_is_not_told_grows_old_where_the_port_was_in_use(
+    state: str,
+    since: int,
+    before: Port | None,
+    baseline: Port | None,
+    settings: dict[str, object],
+    suggestion: Suggestion,
+) -> None:
+    now = msgspec.structs.replace(UNTOLD, state=state)
+    known = port(baseline) if baseline else None
+    finding = only(
+        judge_state(view(port(now), *runs(now, since, before), baseline=known), config(**settings))
+    )
+    assert (finding.outcome, finding.suggestion) == (FAIL if suggestion.weight else UNKNOWN, suggestion)
+    assert ("for 15 minutes" in finding.text) == bool(suggestion.weight)
