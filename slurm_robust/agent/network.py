@@ -60,6 +60,12 @@ def speed_of(interface: str, interfaces: Path = INTERFACES) -> float:
     return megabits * 1e6 / 8 if 0 < megabits < 2**31 else 0.0
 
 
+def speeds() -> dict[str, tuple[str, float]]:
+    """By address of this node its interface, and what that carries in bytes per second, where known."""
+    found = {address: (interface, speed_of(interface)) for interface, address in _addresses()}
+    return {address: (interface, speed) for address, (interface, speed) in found.items() if speed}
+
+
 def _addresses() -> list[tuple[str, str]]:
     """Interfaces with their addresses but those of the node's own loop; IPv4 first, link-local ones last."""
     found = [

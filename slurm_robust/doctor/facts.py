@@ -44,6 +44,9 @@ class Node(Record):
     addresses: tuple[str, ...] | None = None
     """Those that this node's name in Slurm resolves to here, none for a name that does not resolve."""
 
+    speeds: dict[str, tuple[str, float]] = {}
+    """Of its addresses the interface and its bytes per second, where the kernel knows it."""
+
     interfaces: tuple[str, ...] = ()
     hcas: tuple[str, ...] = ()
     """Host channel adapters, of InfiniBand or RoCE."""

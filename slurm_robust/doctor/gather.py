@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 
+from slurm_robust.agent.network import speeds
 from slurm_robust.checkpoint import budget
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
@@ -220,6 +221,7 @@ def node_of(host: Host, name: str) -> Node:
     return Node(
         rooms=rooms,
         addresses=addresses_of(name),
+        speeds=speeds(),
         interfaces=tuple(name for _, name in socket.if_nameindex()),
         hcas=host.names(HCAS),
         memlock=None if soft == resource.RLIM_INFINITY else soft,

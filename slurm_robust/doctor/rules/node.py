@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.checkpoint.budget import NODE, MemoryPlan, plan
-from slurm_robust.doctor.facts import Facts, known
+from slurm_robust.doctor.facts import Facts, Unseen, known
 from slurm_robust.doctor.rule import Level, Rule
 
 _GIB = 1 << 30
@@ -68,7 +68,35 @@ def _loopback(facts: Facts) -> str:
     return ""
 
 
+_MUCH_FASTER = 4.0
+
+
+def _slow(facts: Facts) -> str:
+    node = known(facts.node, "the node")
+    found = known(node.addresses, "the addresses of the node's name")
+    known_speeds = known(node.speeds or None, "the speeds of the node's interfaces")
+    taken = next((address for address in found if address in known_speeds), None)
+    if taken is None:
+        raise Unseen("the speed of the interface that the node's name resolves to")
+    interface, speed = known_speeds[taken]
+    fastest, most = max(known_speeds.values(), key=lambda of: of[1])
+    if facts.config.checkpoint.peer_network is not None or most < _MUCH_FASTER * speed:
+        return ""
+    slow, fast = (f"{bytes_s * 8 / 1e9:g} Gbit/s" for bytes_s in (speed, most))
+    return f"this node's name resolves to {taken} on {interface} ({slow}), and {fastest} has {fast}"
+
+
 RULES = (
+    Rule(
+        name="node.slow_address",
+        level=Level.NOTE,
+        needs=("node",),
+        why="copies of snapshots, and Gloo and NCCL where they use sockets, take the slow interface",
+        fix="set checkpoint.peer_network to the fast one, and in the script GLOO_SOCKET_IFNAME and "
+        "NCCL_SOCKET_IFNAME",
+        source="https://github.com/meta-pytorch/torchft/issues/329; docs/checkpoints.md",
+        judge=_slow,
+    ),
     Rule(
         name="node.address",
         level=Level.NOTE,

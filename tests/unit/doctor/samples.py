@@ -75,6 +75,7 @@ GOOD = Facts(
             Room(name="the cgroup /job_7", total=1750 * GB, free=1700 * GB),
         ),
         addresses=("10.0.0.7",),
+        speeds={"10.0.0.7": ("eth0", 12.5e9), "10.20.0.7": ("ib0", 25e9)},
         interfaces=("lo", "eth0", "ib0"),
         hcas=("mlx5_0", "mlx5_1"),
         memlock=None,
@@ -268,6 +269,13 @@ BAD: dict[str, tuple[Change, ...]] = {
         environ(GLOO_SOCKET_IFNAME="eth"),
     ),
     "node.address": (node(addresses=()), node(addresses=("127.0.1.1", "::1"))),
+    "node.slow_address": (
+        node(speeds={"10.0.0.7": ("eth0", 125e6), "10.20.0.7": ("ib0", 50e9)}),
+        node(
+            speeds={"10.0.0.7": ("eno1", 1.25e9), "fd00::7": ("eno2", 125e6), "10.20.0.7": ("ens1", 12.5e9)}
+        ),
+        node(addresses=("fe80::1", "10.0.0.7"), speeds={"10.0.0.7": ("eth0", 125e6), "10.2.0.7": ("b", 1e9)}),
+    ),
     "memory.shared_memory": (rooms(shm=64 << 20),),
     "memory.limit": (rooms(shm=900 * GB, **{NODE: 1800 * GB, "cgroup": 100 * GB}),),
     "memory.no_snapshots": (rooms(shm=30 * GB),),

@@ -22,7 +22,7 @@ from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.doctor.shape import Shape
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Terms
-from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, slurm, software
+from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, node, slurm, software
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "doctor.md"
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -246,3 +246,26 @@ def test_a_kill_wait_that_is_shorter_than_leaving_is_reported() -> None:
 def test_what_slurm_does_not_say_is_not_judged() -> None:
     assert list(too_short({}, Timings(), gpus=True)) == []
     assert list(too_short({"KillWait": "(null)"}, Timings(), gpus=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("speeds", "level"),
+    [
+        ({}, Level.UNKNOWN),
+        ({"10.20.0.7": ("ib0", 50e9)}, Level.UNKNOWN),
+        ({"10.0.0.7": ("eth0", 125e6)}, Level.GOOD),
+        ({"10.0.0.7": ("ib0", 50e9), "10.20.0.7": ("eth0", 125e6)}, Level.GOOD),
+        ({"10.0.0.7": ("eth0", 3.125e9), "10.20.0.7": ("eth1", 12.4e9)}, Level.GOOD),
+    ],
+)
+def test_an_address_is_slow_only_beside_a_much_faster_one(
+    speeds: dict[str, tuple[str, float]], level: Level
+) -> None:
+    assert apply(BY_NAME["node.slow_address"], node(speeds=speeds)(GOOD)).level is level
+
+
+def test_copies_that_take_the_fast_network_leave_the_slow_address_alone() -> None:
+    slow = node(speeds={"10.0.0.7": ("eth0", 125e6), "10.20.0.7": ("ib0", 50e9)})(GOOD)
+    assert apply(BY_NAME["node.slow_address"], slow).level is Level.NOTE
+    chosen = config("checkpoint", peer_network="ib0")(slow)
+    assert apply(BY_NAME["node.slow_address"], chosen).level is Level.GOOD
