@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TypeVar
 
 from slurm_robust.config.node import NetworkLimits
@@ -32,6 +32,12 @@ def readings(view: View[F], value: Callable[[F], V | None]) -> list[tuple[float,
     of_boot = [(old.at, old.facts) for old in view.before if old.boot_id == view.boot_id and old.at < view.at]
     found = [(at, value(facts)) for at, facts in (*of_boot, (view.at, view.facts))]
     return [(at, known) for at, known in found if known is not None]
+
+
+def lasts(view: View[F], is_same: Callable[[F], bool]) -> float:
+    """For how many seconds all runs of this boot, one after the other up to now, saw the same."""
+    same = takewhile(lambda reading: reading[1], reversed(readings(view, is_same)))
+    return view.at - min((at for at, _ in same), default=view.at)
 
 
 def grown(track: list[Reading], window_s: float, now: float) -> int:

@@ -9,6 +9,7 @@ from slurm_robust.nodes.checks import (
     drift,
     ethernet,
     gpu,
+    imex,
     infiniband,
     kernel,
     memory,
@@ -21,6 +22,7 @@ from slurm_robust.nodes.checks import (
 
 CHECKS: tuple[AnyCheck, ...] = (
     *gpu.CHECKS,
+    *imex.CHECKS,
     *infiniband.CHECKS,
     *ethernet.CHECKS,
     *mounts.CHECKS,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import takewhile
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
 from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes import pci
 from slurm_robust.nodes.check import EVERYWHERE, SETTLED_S, AnyCheck, Check, Probe, Source, View, judged
-from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, readings
+from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, lasts, readings
 from slurm_robust.nodes.host import Host
 
 SYSFS = "/sys/class/infiniband"
@@ -227,8 +226,7 @@ def _lasts(view: View[InfinibandFacts], name: str, port: Port) -> float:
         known = facts.ports.get(name)
         return known is not None and _kind(known) == _kind(port)
 
-    same = takewhile(lambda reading: reading[1], reversed(readings(view, is_same)))
-    return view.at - min((at for at, _ in same), default=view.at)
+    return lasts(view, is_same)
 
 
 def _kind(port: Port) -> tuple[bool, bool, bool]:
