@@ -29,6 +29,9 @@ class HookSeen(Record):
     """All that failed."""
 
     counters: Counters = {}
+    cliques: tuple[str, ...] = ()
+    """NVLink cliques of its GPUs, sorted; see :attr:`.facts.Gpu.clique`."""
+
     skipped: bool = False
     """The job asked that nothing be tested, and the site allows that."""
 

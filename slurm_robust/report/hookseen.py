@@ -13,11 +13,15 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.nodeseen import MOST_BYTES, HookSeen, NodeSeen
 from slurm_robust.model.record import UNREADABLE
 from slurm_robust.report.console import indented, section
+from slurm_robust.util.hostlist import fold
 from slurm_robust.util.ours import open_plain
 from slurm_robust.util.text import count, date_and_time, one_line
 
 MOST_READ = 4096
 """Files, the newest."""
+
+MOST_CLIQUES = 4
+"""Named in the note; the largest."""
 
 MOST_SHOWN = 20
 """Lines on the screen; ``--json`` has all."""
@@ -25,14 +29,44 @@ MOST_SHOWN = 20
 
 def seen_of(directory: JobDirectory) -> tuple[NodeSeen, ...]:
     """What is worth telling, oldest first; what cannot be read was never told."""
+    told = [seen for seen in _all(directory) if not seen.is_silent]
+    return tuple(sorted(told, key=lambda seen: (seen.epilog.at, seen.node)))
+
+
+def clique_notes(directory: JobDirectory) -> Iterator[str]:
+    """A note where nodes of the newest run are of several NVLink cliques, which is nobody's fault.
+
+    Of one run are nodes whose times from prolog to epilog overlap. Unlike cluster UUIDs are other racks.
+    """
+    timed = [seen for seen in _all(directory) if seen.prolog is not None]
+    newest = max(timed, key=lambda seen: seen.epilog.at, default=None)
+    nodes: dict[str, list[str]] = {}
+    for seen in timed:
+        if newest is not None and _overlap(seen, newest) and (cliques := seen.epilog.cliques):
+            nodes.setdefault(" and ".join(cliques), []).append(seen.node)
+    if len(nodes) < 2:
+        return
+    most = sorted(nodes.items(), key=lambda item: (-len(item[1]), item[0]))
+    shown = "; ".join(f"{fold(names)} of {clique}" for clique, names in most[:MOST_CLIQUES])
+    more = f"; and {len(most) - MOST_CLIQUES} more" if len(most) > MOST_CLIQUES else ""
+    yield (
+        f"the nodes of the newest run are of {len(most)} NVLink cliques, between which no NVLink leads: "
+        f"{shown}{more}"
+    )
+
+
+def _overlap(one: NodeSeen, other: NodeSeen) -> bool:
+    return all(a.prolog is not None and a.prolog.at < b.epilog.at for a, b in ((one, other), (other, one)))
+
+
+def _all(directory: JobDirectory) -> list[NodeSeen]:
     try:
         names = [name for name in os.listdir(directory.nodes) if name.endswith(".json") and name[0] != "."]
     except OSError:
-        return ()
+        return []
     newest = sorted(names, key=lambda name: name.split(".")[-2])[-MOST_READ:]
     found = (_read(directory, name) for name in newest)
-    told = [seen for seen in found if seen is not None and not seen.is_silent]
-    return tuple(sorted(told, key=lambda seen: (seen.epilog.at, seen.node)))
+    return [seen for seen in found if seen is not None]
 
 
 def _read(directory: JobDirectory, name: str) -> NodeSeen | None:

@@ -26,7 +26,7 @@ from slurm_robust.report.chapters import ChapterRow
 from slurm_robust.report.console import show
 from slurm_robust.report.curves import progress
 from slurm_robust.report.find import NoSuchJob, named, newest_job, unreadable, without_events
-from slurm_robust.report.hookseen import seen_of
+from slurm_robust.report.hookseen import clique_notes, seen_of
 from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, books_of, job_report
 from slurm_robust.report.job_text import Table, csv_text, render
 from slurm_robust.report.page.page import page_of
@@ -102,6 +102,7 @@ def _told(
 ) -> Told:
     """One job with its report; ``best``, ``not_before``: of the jobs before it; ``later``: those after it."""
     books = books_of(events, facts, best, not_before)
+    notes = [*notes, *clique_notes(directory)]
     report = job_report(events, time.time(), facts, gather(directory, events), notes, books, later)
     row = replace(report.chapters[0], folder=directory.path.name)
     return Told(

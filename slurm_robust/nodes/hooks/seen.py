@@ -50,7 +50,13 @@ def seen_by(report: Report, conclusion: Conclusion, memory: Memory) -> HookSeen:
         reason=conclusion.reason,
         findings=tuple(failed[:MOST_FINDINGS]),
         counters=dict(_counters(report, memory)),
+        cliques=_cliques(report, memory),
     )
+
+
+def _cliques(report: Report, memory: Memory) -> tuple[str, ...]:
+    gpus = memory.newest(gpu.GPUS, report.at, report.boot_id)
+    return tuple(sorted({one.clique for one in gpus.facts.gpus} - {""})) if gpus is not None else ()
 
 
 def _counters(report: Report, memory: Memory) -> Iterator[tuple[str, dict[str, int]]]:

@@ -11,7 +11,7 @@ import pytest
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.nodeseen import MOST_BYTES, DriverError, HookSeen, NodeSeen
-from slurm_robust.report.hookseen import MOST_SHOWN, lines, seen_of, told
+from slurm_robust.report.hookseen import MOST_CLIQUES, MOST_SHOWN, clique_notes, lines, seen_of, told
 from tests.unit.report.test_incident_view import screen
 
 BAD = Finding(
@@ -76,3 +76,58 @@ def test_many_lines_are_cut_and_no_text_obeys_the_terminal() -> None:
     assert len(text.splitlines()) == MOST_SHOWN + 1
     assert "\x1b" not in text
     assert len(list(lines(evil))) == 43
+
+
+A, A2, B = "aaaa/1", "aaaa/2", "bbbb/1"
+
+
+def ran(node: str, *cliques: str, begin: float = 100.0, end: float = 200.0, prolog: bool = True) -> NodeSeen:
+    return NodeSeen(
+        job_id=7,
+        node=node,
+        prolog=HookSeen(at=begin) if prolog else None,
+        epilog=HookSeen(at=end, cliques=cliques),
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ([ran("n1", A), ran("n2", A)], ""),
+        ([ran("n1"), ran("n2")], ""),
+        ([ran("n1", A), ran("n2")], ""),
+        ([ran("n1", A)], ""),
+        ([], ""),
+        ([ran("n1", A), ran("n2", A), ran("n3", B)], "n[1-2] of aaaa/1; n3 of bbbb/1"),
+        ([ran("n1", A), ran("n2", A2)], "n1 of aaaa/1; n2 of aaaa/2"),
+        ([ran("n1", B), ran("n2", A, A2)], "n2 of aaaa/1 and aaaa/2; n1 of bbbb/1"),
+        ([ran("n1", A), ran("n2", B), ran("n3")], "n1 of aaaa/1; n2 of bbbb/1"),
+        # Clocks and epilogs differ by some seconds.
+        ([ran("n1", A), ran("n2", B, begin=103.0, end=230.0)], "n1 of aaaa/1; n2 of bbbb/1"),
+        # A spare that joined later is of the same run.
+        ([ran("n1", A), ran("n2", A), ran("s1", B, begin=150.0)], "n[1-2] of aaaa/1; s1 of bbbb/1"),
+        # Runs before and after a requeue, on other nodes or on the same.
+        ([ran("n1", A, begin=10.0, end=90.0), ran("n2", B), ran("n3", B)], ""),
+        ([ran("n1", A, begin=10.0, end=90.0), ran("n1", B), ran("n2", B)], ""),
+        ([ran("n1", A, begin=10.0, end=90.0), ran("n2", B, begin=10.0, end=90.0), ran("n1", A)], ""),
+        # Nobody knows when that began.
+        ([ran("n1", A), ran("n2", B, prolog=False)], ""),
+    ],
+)
+def test_unlike_cliques_of_one_run_are_a_note(
+    directory: JobDirectory, seen: list[NodeSeen], words: str
+) -> None:
+    for one in seen:
+        put(directory, one)
+    notes = list(clique_notes(directory))
+    assert [note.endswith(f": {words}") for note in notes] == ([True] if words else [])
+    assert seen_of(directory) == (), "nothing is told of a node by itself"
+
+
+def test_of_many_cliques_the_largest_are_named(directory: JobDirectory) -> None:
+    for number in range(12):
+        put(directory, ran(f"n{number}", f"u/{min(number, 8)}"))
+    (note,) = clique_notes(directory)
+    assert "of 9 NVLink cliques" in note
+    assert f"n[8-11] of u/8; n0 of u/0; n1 of u/1; n2 of u/2; and {9 - MOST_CLIQUES} more" in note
+    assert list(clique_notes(JobDirectory(directory.path / "nothing"))) == []

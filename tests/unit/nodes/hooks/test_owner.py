@@ -107,7 +107,7 @@ class Node:
         )
         for source, facts in (
             (INFINIBAND, InfinibandFacts(ports={"mlx5_0/1": port})),
-            (GPUS, GpuFacts(gpus=(Gpu(index=3, link_errors=errors),))),
+            (GPUS, GpuFacts(gpus=(Gpu(index=3, link_errors=errors, clique="u/1"), Gpu(index=4)))),
             (KERNEL, KernelFacts(boot_at=0.0, log=Happened(events=events))),
         ):
             memory.remember(source, Sample(at=self.now, boot_id=boot, facts=facts))
@@ -137,6 +137,7 @@ def test_the_owner_learns_what_the_hooks_saw_and_what_grew(home: Home, node: Nod
     (seen,) = told(home)
     assert (seen.job_id, seen.node, seen.epilog.findings) == (7, "n1", (BAD,))
     assert seen.grown == {"mlx5_0/1": {"link_downed": 2}, "gpu3": {"link_errors": 4}}
+    assert seen.epilog.cliques == ("u/1",)
     assert [(error.kind, error.code, error.subject) for error in seen.errors] == [("xid", 94, "0000:1b:00.0")]
     (file,) = (home.folder.parent / "nodes").iterdir()
     assert b"name=x" not in file.read_bytes()  # the line names a process
