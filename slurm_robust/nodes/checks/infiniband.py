@@ -192,7 +192,8 @@ def _state(view: View[InfinibandFacts], name: str, port: Port | None, why: str) 
         return about("", value=value, limit="")
     minutes = int(_lasts(view, name, port)) // 60
     is_old = minutes * 60 >= SETTLED_S
-    value += f" for {minutes} minutes or more" if is_old else ""
+    lasting = f" for {minutes} minutes or more" if is_old else ""
+    value += lasting
     if port.state in _UNTOLD:
         if why and is_old:
             bad = f"the driver tells no state for {minutes} minutes: jobs cannot rely on the port"
@@ -215,7 +216,11 @@ def _state(view: View[InfinibandFacts], name: str, port: Port | None, why: str) 
         return about(bad if is_stuck else "", value=value, limit="", blame=Party.FABRIC)
     is_linked = port.physical == "LinkUp" and is_infiniband
     link = f"link of {port.netdev}" if port.netdev else "link"
-    bad = f"port is {port.state}: no subnet manager has set it up" if is_linked else f"{link} is {value}"
+    bad = (
+        f"port is {port.state}{lasting}: no subnet manager has set it up"
+        if is_linked
+        else f"{link} is {value}"
+    )
     return about(bad, value=value, limit=limit, blame=Party.FABRIC, suggestion=Suggestion.RESET)
 
 

@@ -306,6 +306,26 @@ def test_a_cabled_port_that_is_never_set_up_is_told_after_15_minutes(
     assert only(judge_state(other_boot, CONFIG)).outcome is PASS
 
 
+@pytest.mark.parametrize(
+    ("now", "since", "text"),
+    [
+        (STUCK, 600, "port is INIT: no subnet manager has set it up"),
+        (STUCK, 1200, "port is INIT for 20 minutes or more: no subnet manager has set it up"),
+        (DOWN, 600, "link is DOWN, Polling"),
+        (DOWN, 3300, "link is DOWN, Polling for 55 minutes or more"),
+        (
+            msgspec.structs.replace(DOWN, netdev="ib0"),
+            900,
+            "link of ib0 is DOWN, Polling for 15 minutes or more",
+        ),
+    ],
+)
+def test_a_port_that_was_in_use_says_for_how_long_it_is_not(now: Port, since: int, text: str) -> None:
+    seen = view(port(now), *runs(now, since, UP), baseline=port(UP))
+    finding = only(judge_state(seen, CONFIG))
+    assert (finding.text, finding.suggestion) == (text, Suggestion.RESET)
+
+
 @pytest.mark.parametrize("state", ["INIT", "ARMED"])
 def test_steps_on_the_way_are_one_time_of_waiting(state: str) -> None:
     before = [(float(age), port(STUCK, state="ARMED" if age % 600 else "INIT")) for age in EVERY_5_MIN]

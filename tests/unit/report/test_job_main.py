@@ -7,6 +7,7 @@ import os
 import resource
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slurm_robust.cli.main import main
@@ -14,6 +15,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import JournalDamaged
+from slurm_robust.model.nodeseen import HookSeen, NodeSeen
 from slurm_robust.report import job_main
 from slurm_robust.report.find import NoSuchJob
 from slurm_robust.slurm.requests import SubmitRequest
@@ -61,6 +63,21 @@ def test_a_copied_folder_is_reported_without_slurm(folder: Path, capsys: pytest.
     assert "ETTR" in printed(capsys, folder)
     assert printed(capsys, folder, "--csv").startswith("incident,t,")
     assert printed(capsys, folder, "--csv", "--table", "steps").count("\n") == 5
+
+
+def test_unlike_cliques_are_a_note_and_blame_nobody(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = json.loads(printed(capsys, folder, "--json"))
+    nodes = JobDirectory(folder).nodes
+    nodes.mkdir()
+    for node, clique in (("n1", "rack-1/1"), ("n2", "rack-1/1"), ("n3", "rack-2/1")):
+        seen = NodeSeen(
+            job_id=7, node=node, prolog=HookSeen(at=1.0), epilog=HookSeen(at=9.0, cliques=(clique,))
+        )
+        (nodes / f"{node}.9.json").write_bytes(msgspec.json.encode(seen))
+    after = json.loads(printed(capsys, folder, "--json"))
+    assert [note for note in after["notes"] if note.endswith("n[1-2] of rack-1/1; n3 of rack-2/1")]
+    assert (after["seen"], after["nodes"]) == ([], before["nodes"])
+    assert "2 NVLink cliques" in printed(capsys, folder)
 
 
 def test_the_page_is_one_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
