@@ -95,7 +95,7 @@ def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
     harmless |= back
     survived = tuple(lines[at] for at in sorted(back))
     if decided:
-        return Sightings(sorted(decided, key=lambda sighting: sighting.order), taken_back=survived)
+        return Sightings(survival.causes_first(decided), taken_back=survived)
     trouble = log.trouble(harmless)
     is_well = bool(harmless) or log.has(_LIFE) or (stream != "program" and bool(lines[0].text))
     return Sightings([], trouble, is_well and not trouble, survived)
@@ -153,21 +153,25 @@ def _is_kernels(rule: Rule, text: str) -> bool:
 
 
 def _code(message: str) -> int | None:
-    found = xid.parse(message)
-    if found is not None:
-        return found.cause or found.code
-    retold = _XID.search(message)
-    return int(retold[1]) if retold else None
+    found = _event(message)
+    return (found.cause or found.code) if found is not None else None
 
 
 def _kind(message: str) -> str:
-    """What one of NVIDIA's codes means for the node; a health check that repeats it says no severity."""
-    found = xid.parse(message)
-    if found is not None:
-        # Of what follows from another code only that one counts; its line said how severe it was.
-        return (xid.rule(found.cause) if found.cause else xid.rule(found.code, found.severity)).kind
-    retold = _XID.search(message)
-    return xid.rule(int(retold[1])).kind if retold else ""
+    """What one of NVIDIA's codes means for the node."""
+    found = _event(message)
+    if found is None:
+        return ""
+    # Of what follows from another code only that one counts; its line said how severe it was.
+    return (xid.rule(found.cause) if found.cause else xid.rule(found.code, found.severity)).kind
+
+
+def _event(message: str) -> xid.Xid | None:
+    """The code in a message of the driver, or in one of a program that repeats it."""
+    retold = None if message.startswith("NVRM: ") else _XID.search(message)
+    if retold is None:
+        return xid.parse(message)
+    return xid.parse(f"NVRM: Xid (0000:00:00): {retold[1]}, {message[retold.end() :].lstrip(' ,:')}")
 
 
 def _shape(text: str) -> str:

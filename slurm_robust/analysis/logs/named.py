@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from slurm_robust.analysis.logs.text import Line
+from slurm_robust.util.hostlist import expand
 
 _LIST = r"\[?\(?(?P<ranks>\d{1,7}(?:\s*(?:,|and)\s*\d{1,7}){0,400})"
 
@@ -51,10 +54,40 @@ _HOSTS = [
         rf"\bRead error \[{_HOST}",
         rf"\b(?:connect(?:ion)? to|trying to connect to) \(?\[?{_HOST}[\]<:, ]",
         rf"\bCall to (?:recv|send)\w* (?:from|to) {_HOST}<",
-        rf"\bNode failure on {_HOST}",
+    )
+]
+
+# Hosts that have failed as a whole, as Slurm and Ray tell it; Slurm's may be lists of hosts.
+_HOSTLIST = r"(?P<hosts>[a-z][\w.-]{0,62}(?:\[[\d,-]{1,400}\][\w.-]{0,62})?(?:,[a-z][\w.\[\],-]{0,400})?)"
+_GONE = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"\bNode failure on {_HOSTLIST}",
+        rf"\bon (?:failed|DOWN|dead) nodes? {_HOSTLIST}",
+        rf"\bdue to failure of nodes? {_HOSTLIST}",
+        rf"(?<!\w)Nodes? (?!(?:failure|ip|name|address|id|is|was|has|with|the)\b){_HOSTLIST} "
+        r"(?:now )?(?:is |has |was |have |are )?"
+        r"(?:DOWN|not responding|unexpectedly rebooted|failed|been lost|lost)\b",
+        r"\bnode with .{0,80}(?:address|ip): (?P<hosts>[\w.-]{3,63})\b.{0,80}\bmarked dead",
     )
 ]
 _NUMBER = re.compile(r"\d+")
+
+# Whose error a line tells: torchrun's label in front of it, and what torch's checkpoints print above the
+# tracebacks of other ranks.
+_LABEL = re.compile(r"\[(?:rank ?|default)(\d{1,7})\]:", re.IGNORECASE)
+_ABOVE = re.compile(
+    r"\((?:RANK|rank) (?P<ranks>\d{1,7})\)|\bTraceback (?:of|from|on) rank (?P<others>\d{1,7})"
+)
+_HEAD = "Traceback (most recent call last)"
+_SPAN = 100
+"""A traceback that is told by another rank has at most so many lines."""
+
+# NCCL's lines begin with HOST:PID:TID, messages of slurmstepd with its host.
+_OWN_HOST = re.compile(
+    r"(?:^|[\s\]])([a-z0-9][\w.-]{0,62}):\d{1,8}:\d{1,8} \[\d{1,3}\] |\bslurmstepd-([\w-]{1,63}):"
+)
+_HOST_HINTS = (" NCCL ", "slurmstepd-")
 
 
 def ranks_in(text: str) -> tuple[int, ...]:
@@ -78,7 +111,44 @@ def in_another_collective(text: str) -> str | None:
     return found[1] if found else None
 
 
+def told_of(lines: Sequence[Line], at: int) -> tuple[int, ...]:
+    """The ranks whose error the line tells, by its label or by what stands above it; () if it names none."""
+    label = _LABEL.match(lines[at].text.lstrip())
+    for index in range(at, max(-1, at - _SPAN), -1):
+        text = lines[index].text
+        if found := _ABOVE.search(text):
+            return (int(found["ranks"] or found["others"]),)
+        if "CheckpointException" in text and (ranks := ranks_in(text)):
+            return ranks
+        if _HEAD in text:
+            break
+    return (int(label[1]),) if label else ()
+
+
+def own_host(text: str) -> str:
+    """The host that wrote a log, where its lines tell it; else empty."""
+    for hint in _HOST_HINTS:
+        at = text.find(hint)
+        begin = max(0, text.rfind("\n", 0, at))
+        if at >= 0 and (found := _OWN_HOST.search(text, begin, at + 80)):
+            return found[1] or found[2]
+    return ""
+
+
+def hosts_gone(text: str) -> tuple[str, ...]:
+    """The hosts of which a line says that they have failed as a whole, in order; () without any."""
+    found = (match["hosts"] for pattern in _GONE for match in pattern.finditer(text))
+    return tuple(dict.fromkeys(host for hosts in found for host in _expanded(hosts)))
+
+
+def _expanded(hosts: str) -> tuple[str, ...]:
+    try:
+        return expand(hosts.rstrip(".,"))
+    except ValueError:
+        return ()
+
+
 def hosts_in(text: str) -> tuple[str, ...]:
     """Addresses and names of hosts that a line names as gone or silent, in order; () without any."""
     found = (match["host"].strip("[]") for pattern in _HOSTS for match in pattern.finditer(text))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys((*hosts_gone(text), *found)))

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_robust.analysis.logs.named import in_another_collective
 from slurm_robust.analysis.logs.rule import RuleSet, Tier
 from slurm_robust.analysis.logs.verdict import HEALTHY, UNKNOWN, Reading, read_exit
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.model.incident import NodeExit, Remedy
+from slurm_robust.model.incident import Cause, NodeExit, Remedy
 
 Key = TypeVar("Key")
 
@@ -54,8 +54,9 @@ def of_all(readings: Mapping[Key, Reading], roots: Sequence[Key]) -> Reading:
     """
     failed = [key for key in (*roots, *readings) if readings[key].tier is not None]
     if failed:
-        own = [key for key in roots if readings[key].tier is not None]
-        return readings[own[0] if own else min(failed, key=lambda key: _strength(readings[key]))]
+        own = [key for key in roots if readings[key].tier is not None][:1]
+        told = [key for key in failed if own and _tells_of_another(key, readings)]
+        return readings[min((*own, *told) or failed, key=lambda key: _strength(readings[key]))]
     well = [reading for reading in readings.values() if reading.verdict == HEALTHY]
     unclear = [reading for reading in readings.values() if reading.context and reading.verdict == UNKNOWN]
     return next(iter((*unclear, *well)), Reading(verdict=UNKNOWN))
@@ -68,9 +69,10 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
 
     1. lines of a device or of the kernel;
     2. a cause of a rank's own, by its tier (``_ROOTS``) and weight;
-    3. where the ranks only wait: the ranks that their messages name, then those that say nothing;
+    3. where the ranks only wait, or tell the error of another one or the end of another host: the ranks that
+       their messages name, those on hosts that they name, then those that say nothing;
     4. who is behind in the collectives, then the earliest, each where all contenders tell it;
-    5. the only one that failed, or the first as they are given if its failure is its own;
+    5. the only one that failed, or the first as they are given, unless it only waits for nobody knows whom;
     6. nobody.
 
     Several ranks are roots if each names the same cause of its own at about the same time.
@@ -78,20 +80,23 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     failed = {key: reading for key, reading in readings.items() if reading.tier is not None}
     if not failed:
         return ()
-    strength = {key: _strength(reading) for key, reading in failed.items()}
+    strength = {key: _strength(failed[key], of_another=_tells_of_another(key, readings)) for key in failed}
     best = [key for key in failed if strength[key] == min(strength.values())]
     lines = {key: failed[key].verdict.line for key in best}
     if (apart := _apart(lines, readings)) is not None:
         return (apart,)
     if absent := _absent({key: failed[key] for key in best}, readings):
         return absent
+    if all(_tells_of_another(key, readings) for key in best):
+        return ()
     behind, times = _where_all(lines, _collective), _where_all(lines, _time)
     first = min(best, key=lambda key: (behind[key], times[key]))
     until, same = times[first] + TOGETHER_S, failed[first].verdict.rule
     together = [key for key in best if times[key] <= until and behind[key] == behind[first]]
     if failed[first].tier is Tier.CAUSE:
         return tuple(key for key in best if failed[key].verdict.rule == same and times[key] <= until)
-    if _waits(failed[first]) and len(together) > 2 and len(together) == len(readings):
+    alone = len(failed) == 1 < len(readings) and failed[first].verdict.blame is Cause.UNKNOWN
+    if _waits(failed[first]) and (alone or 2 < len(together) == len(readings)):
         return ()
     return (first,)
 
@@ -112,18 +117,33 @@ def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
 
 def _absent(best: Mapping[Key, Reading], readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     """The ranks for which the others wait: those that are named, else those that say nothing."""
-    named = {str(rank) for reading in best.values() for rank in reading.named}
-    found = tuple(key for key in readings if str(key) in named)
+    named = {str(rank) for reading in best.values() for rank in reading.named or reading.told_of}
+    gone = {host for reading in best.values() for host in reading.gone}
+    found = tuple(key for key in readings if str(key) in named or _is_on(key, readings[key], gone))
     if found and len(found) < len(readings) and not set(found) >= set(best):
         return found
-    waiting = [key for key, reading in readings.items() if _waits(reading)]
+    waiting = [key for key in readings if _waits(readings[key]) or _tells_of_another(key, readings)]
     silent = tuple(key for key, reading in readings.items() if reading.tier is None)
     return silent if len(waiting) == len(readings) - len(silent) >= len(silent) > 0 else ()
 
 
+def _tells_of_another(key: Key, readings: Mapping[Key, Reading]) -> bool:
+    """Whether what a rank prints is the error of another one that is known, or the end of another host."""
+    reading = readings[key]
+    told_of = set(map(str, reading.told_of))
+    if reading.gone and not _is_on(key, reading, reading.gone):
+        return True
+    return str(key) not in told_of and not told_of.isdisjoint(map(str, readings))
+
+
+def _is_on(key: Key, reading: Reading, hosts: Container[str]) -> bool:
+    """Whether a log is that of a rank on one of these hosts, or of the host itself."""
+    return reading.host in hosts or str(key) in hosts
+
+
 def _waits(reading: Reading) -> bool:
     """Whether a rank only lost others, or waited for them in vain."""
-    return reading.tier is Tier.EFFECT and reading.verdict.symptom in _WAITING
+    return reading.tier is Tier.EFFECT and not set(_WAITING).isdisjoint(reading.verdict.symptoms)
 
 
 def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) -> dict[Key, float]:
@@ -132,8 +152,10 @@ def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) ->
     return values if len(values) == len(lines) else dict.fromkeys(lines, 0.0)
 
 
-def _strength(reading: Reading) -> tuple[int, int]:
+def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
     """The least one is the root. A rank that only ended comes before one that complains about a peer."""
+    if of_another:
+        return max(_ROOTS.index(Tier.EFFECT), _ROOTS.index(reading.tier or Tier.NOISE)), -reading.weight
     if reading.tier is Tier.CAUSE and reading.verdict.symptom in _DEVICES:
         return -1, -reading.weight
     if reading.tier is Tier.SUMMARY and reading.verdict.action is Remedy.NONE:

@@ -147,6 +147,10 @@ class Rule(Section):
     """Of the tier ``recovery``: failures with these symptoms in earlier lines, if they name the same device,
     address or report, or either line names none, count as noise."""
 
+    brings: tuple[Symptom, ...] = ()
+    """Failures with these symptoms in later lines follow from this one: they decide only if nothing else
+    does."""
+
     also: tuple[Symptom, ...] = ()
     """Further symptoms."""
 

@@ -157,6 +157,19 @@ def split(
     return standing, {each.at for each in failures} - stands
 
 
+def causes_first(seen: Sequence[Sighting]) -> list[Sighting]:
+    """The deciding one first; what an earlier line brings about comes after all else."""
+    begins: dict[str, int] = {}
+    for each in seen:
+        for symptom in each.rule.brings:
+            begins[symptom] = min(each.at, begins.get(symptom, each.at))
+
+    def follows(each: Sighting) -> bool:
+        return not each.rule.site and each.at > begins.get(each.rule.symptom, each.at)
+
+    return sorted(seen, key=lambda each: (follows(each), each.order))
+
+
 def in_reports(
     lines: Sequence[Line], seen: Iterable[Sighting], having: Callable[[str], list[int]]
 ) -> set[int]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import frames
 from slurm_robust.analysis.logs.match import MOST_TROUBLE, sightings
-from slurm_robust.analysis.logs.named import hosts_in, ranks_of
+from slurm_robust.analysis.logs.named import hosts_gone, hosts_in, own_host, ranks_of, told_of
 from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier, shipped
 from slurm_robust.analysis.logs.survival import Sighting
 from slurm_robust.analysis.logs.text import Line, lines_of
@@ -31,6 +31,12 @@ class Reading(Record):
     advice: str = ""
     named: tuple[int, ...] = ()
     """The ranks among the suspects."""
+    told_of: tuple[int, ...] = ()
+    """The ranks whose error the deciding line tells, if it says so."""
+    gone: tuple[str, ...] = ()
+    """The hosts of which it says that they have failed."""
+    host: str = ""
+    """Where the log was written, if it says so."""
 
 
 HEALTHY = Classification(symptom=NOISE, blame=Cause.NONE, action=Remedy.NONE, symptoms=(NOISE,))
@@ -66,8 +72,13 @@ def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Re
     if not found.decided:
         survived = found.taken_back[-MOST_TROUBLE:]
         if found.is_well:
-            return Reading(verdict=HEALTHY, context=survived, advice=_SURVIVED if survived else "")
-        return Reading(verdict=UNKNOWN, context=found.trouble)
+            return Reading(
+                verdict=HEALTHY,
+                context=survived,
+                advice=_SURVIVED if survived else "",
+                host=own_host(text),
+            )
+        return Reading(verdict=UNKNOWN, context=found.trouble, host=own_host(text))
     first = found.decided[0]
     rule = first.rule
     named = _named(lines, found.decided)
@@ -88,6 +99,9 @@ def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Re
         weight=rule.weight,
         advice=rule.advice,
         named=named,
+        told_of=told_of(lines, first.at),
+        gone=hosts_gone(lines[first.at].text),
+        host=own_host(text),
     )
 
 

@@ -62,11 +62,15 @@ class XidRule(Record):
 
     @property
     def kind(self) -> str:
-        """Its topic, and behind a hyphen ``watch`` or ``none`` where it keeps no job away, for log rules."""
-        return self.topic.value + _SUFFIXES.get(self.suggestion, "")
+        """For log rules: its topic, and behind a hyphen ``watch`` or ``none`` where it keeps no job away, or
+        ``ignore`` where the catalog says so.
+        """
+        suffix = _SUFFIXES.get(self.suggestion, "")
+        return self.topic.value + (_IGNORE if suffix == "-watch" and self.action == "IGNORE" else suffix)
 
 
 _SUFFIXES = {Suggestion.MONITOR: "-watch", Suggestion.NONE: "-none"}
+_IGNORE = "-ignore"
 
 
 # The step from the catalog's action to what becomes of the node; all other actions are for a person to read.
@@ -227,7 +231,7 @@ def _rule(row: str) -> XidRule:
 
 RULES: dict[int, XidRule] = {rule.code: rule for rule in map(_rule, _TABLE.splitlines())}
 
-KINDS = frozenset(topic.value + suffix for topic in Topic for suffix in ("", *_SUFFIXES.values()))
+KINDS = frozenset(topic.value + suffix for topic in Topic for suffix in ("", _IGNORE, *_SUFFIXES.values()))
 """All that :attr:`XidRule.kind` may be."""
 
 

@@ -21,6 +21,8 @@ FILES = {
     "public reports": DATA / "reports" / "given.jsonl",
     "own": DATA / "reports" / "own.jsonl",
     "own, later": DATA / "reports" / "later.jsonl",
+    "an examiner's": DATA / "reports" / "exam.jsonl",
+    "own, wide": DATA / "reports" / "wide.jsonl",
 }
 NAMES = ("symptom", "any symptom", "blame", "action", "acceptable", "root")
 

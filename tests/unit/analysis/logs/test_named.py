@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.analysis.logs import first_causes, of_all, read
-from slurm_robust.analysis.logs.named import hosts_in, ranks_in
+from slurm_robust.analysis.logs.named import hosts_gone, hosts_in, own_host, ranks_in
 
 WAIT = "[rank{}]: RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:1089"
 
@@ -57,6 +57,77 @@ def test_ranks_that_a_message_names(text: str, ranks: tuple[int, ...]) -> None:
 )
 def test_hosts_that_a_message_names(text: str, hosts: tuple[str, ...]) -> None:
     assert hosts_in(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("srun: error: Node failure on gpu004", ("gpu004",)),
+        ("srun: error: Node failure on gpu[004-005]", ("gpu004", "gpu005")),
+        ("srun: error: Node failure on a1,b2", ("a1", "b2")),
+        ("slurmctld: error: Nodes n[1-3] not responding, setting DOWN", ("n1", "n2", "n3")),
+        ("slurmctld: error: Node n7 not responding", ("n7",)),
+        ("slurmctld: Killing JobId=7 on failed node n3", ("n3",)),
+        ("slurmctld: Killing JobId=7 on DOWN node n3.cluster", ("n3.cluster",)),
+        ("slurmctld: Requeuing JobId=7 due to failure of node n3", ("n3",)),
+        ("slurmctld: Node n9 unexpectedly rebooted boot_time=1", ("n9",)),
+        (
+            "The node with node id: 6f and address: 10.0.4.9 and node name: x has been marked dead",
+            ("10.0.4.9",),
+        ),
+        ("STEP 7.0 ON gpu014 CANCELLED AT 2026-10-05T02:14:09 DUE TO NODE FAILURE", ()),
+        ("Connection closed by remote peer node07.cluster<48122>", ()),
+        ("the node is down", ()),
+    ],
+)
+def test_hosts_that_have_failed(text: str, hosts: tuple[str, ...]) -> None:
+    assert hosts_gone(text) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("n1:771:900 [0] NCCL INFO Using network IB", "n1"),
+        ("step 7\n[2026-11-09 02:10:29] g1.site:2210:3060 [7] transport/net.cc:1 NCCL WARN x", "g1.site"),
+        ("step 7\n[rank0]: n1-a:771:900 [0] NCCL INFO x", "n1-a"),
+        ("step 7\nn1:771:900 [0] NCCL INFO x", "n1"),
+        ("slurmstepd-gpu014: error: *** JOB 7 ***", "gpu014"),
+        ("srun: error: Node failure on n3", ""),
+        ("step 7 loss 2.1", ""),
+    ],
+)
+def test_the_host_that_wrote_a_log(text: str, host: str) -> None:
+    assert own_host(text) == host
+
+
+GONE = "srun: error: Node failure on n3"
+ON = "{}:771:900 [0] misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer n3<41120>"
+STALE = "OSError: [Errno 116] Stale file handle: '/ckpt/__2_0.distcp'"
+TOLD = "CheckpointException ranks:dict_keys([2])"
+
+
+@pytest.mark.parametrize(
+    ("texts", "roots"),
+    [
+        ({0: GONE, 1: WAIT, 2: "step 7 loss 2.1"}, (2,)),  # who says nothing, never who prints it
+        ({0: f"{GONE}\n{ON.format('n1')}", 1: ON.format("n2"), 2: ON.format("n3")}, (2,)),
+        ({0: f"{ON.format('n3')}\n{GONE}", 1: ON.format("n2")}, (0,)),  # on that node itself
+        ({"n1": GONE, "n3": "STEP 7.0 ON n3 CANCELLED AT 2026-10-05T02:14:09"}, ("n3",)),
+        ({0: GONE, 1: ON.format("n2")}, ()),
+        ({0: GONE, 1: "torch.OutOfMemoryError: CUDA out of memory"}, (1,)),
+        ({0: "[rank2]: ValueError: shapes differ", 1: WAIT, 2: "ValueError: shapes differ"}, (2,)),
+        ({0: "[rank0]: ValueError: shapes differ", 1: WAIT, 2: WAIT}, (0,)),
+        ({0: f"{TOLD}\n{STALE}", 1: TOLD, 2: STALE}, (2,)),
+        ({0: f"{TOLD}\nTraceback (most recent call last): (RANK 2)\n{STALE}", 1: WAIT, 2: WAIT}, (2,)),
+        ({0: f"[rank0]: {TOLD}\n[rank0]: {STALE}", 1: f"[rank1]: {TOLD}", 2: f"[rank2]: {STALE}"}, (2,)),
+        ({0: f"Traceback of rank 2\n{STALE}", 1: WAIT, 2: "step 7"}, (2,)),
+        ({0: f"{STALE}\n{TOLD}", 1: WAIT, 2: WAIT}, (0,)),  # its own comes first
+        ({"slurm-7.err": "[rank6]: ValueError: shapes differ"}, ("slurm-7.err",)),
+        ({0: "[rank8]: ValueError: shapes differ", 1: WAIT}, (0,)),  # the log of a node, not of a rank
+    ],
+)
+def test_who_tells_of_another_is_not_the_root(texts: dict[object, str], roots: tuple[object, ...]) -> None:
+    assert first_causes({rank: read(text) for rank, text in texts.items()}) == roots
 
 
 @pytest.mark.parametrize(

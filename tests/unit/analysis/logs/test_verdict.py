@@ -85,7 +85,9 @@ def test_the_labelled_set() -> None:
     assert shares == {name: pytest.approx(1, abs=0.05) for name in shares}
 
 
-@pytest.mark.parametrize("name", ["public reports", "own, seen", "own, held out"])
+@pytest.mark.parametrize(
+    "name", ["public reports", "own, seen", "own, held out", "own, wide", "an examiner's"]
+)
 def test_the_sets_of_new_software(name: str) -> None:
     found = score(shipped(), sets()[name])["all"]
     shares = {name: found[name] / found[f"of {name}"] for name in ("symptom", "blame", "acceptable", "root")}
