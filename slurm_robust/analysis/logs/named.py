@@ -73,9 +73,9 @@ _GONE = [
 ]
 _NUMBER = re.compile(r"\d+")
 
-# Whose error a line tells: torchrun's label in front of it, and what torch's checkpoints print above the
-# tracebacks of other ranks.
-_LABEL = re.compile(r"\[(?:rank ?|default)(\d{1,7})\]:", re.IGNORECASE)
+# Whose error a line tells: torch's label in front of it, and what torch's checkpoints print above the
+# tracebacks of other ranks. torchrun's own label, [default3], has the rank on its node.
+_LABEL = re.compile(r"\[rank ?(\d{1,7})\]:", re.IGNORECASE)
 _ABOVE = re.compile(
     r"\((?:RANK|rank) (?P<ranks>\d{1,7})\)|\bTraceback (?:of|from|on) rank (?P<others>\d{1,7})"
 )

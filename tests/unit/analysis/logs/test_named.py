@@ -117,6 +117,7 @@ TOLD = "CheckpointException ranks:dict_keys([2])"
         ({0: GONE, 1: "torch.OutOfMemoryError: CUDA out of memory"}, (1,)),
         ({0: "[rank2]: ValueError: shapes differ", 1: WAIT, 2: "ValueError: shapes differ"}, (2,)),
         ({0: "[rank0]: ValueError: shapes differ", 1: WAIT, 2: WAIT}, (0,)),
+        ({8: "[default0]: ValueError: shapes differ", 0: WAIT}, (8,)),  # its rank on the node
         ({0: f"{TOLD}\n{STALE}", 1: TOLD, 2: STALE}, (2,)),
         ({0: f"{TOLD}\nTraceback (most recent call last): (RANK 2)\n{STALE}", 1: WAIT, 2: WAIT}, (2,)),
         ({0: f"[rank0]: {TOLD}\n[rank0]: {STALE}", 1: f"[rank1]: {TOLD}", 2: f"[rank2]: {STALE}"}, (2,)),
