@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> Generator[Non
         terminalreporter.section("first runs that failed")
         for report in reruns:
             terminalreporter.section(f"{report.nodeid} ({report.when})", sep="_")
-            report.toterminal(terminalreporter._tw)
+            terminalreporter._outrep_summary(report)  # with what the test has added to its report
     yield
     failed = {report.nodeid for kind in ("failed", "error") for report in reports.get(kind, [])}
     flaky = dict.fromkeys(report.nodeid for report in reruns if report.nodeid not in failed)

@@ -41,7 +41,7 @@ def reset(labels: Sequence[str], look: Callable[[], GpuFacts], act: Reset) -> Do
         if (gpu := before.get(label)) is None:
             return Done(wrong=f"the driver does not list {label}")
         if gpu.vendor != NVIDIA or not gpu.bus:
-            return Done(wrong=f"{label} is none that nvidia-smi resets")
+            return Done(wrong=f"nvidia-smi cannot reset {label}")
         if wrong := act(gpu):
             return Done(wrong=f"{label}: {wrong}")
     after = {gpu.label: gpu for gpu in look().gpus}

@@ -34,6 +34,10 @@ STAND_INS = Path(__file__).parents[1] / "stand_ins"
 SETTINGS = {"nodes": 4, "gpus_per_node": 4}
 
 
+# slurmctld may leave a job on idle nodes until its next periodic pass (sched_interval, 60 s; slurm.conf(5)).
+PATIENCE_S = 130.0
+
+
 class RealWorld:
     """A sandbox: its first user is the ordinary one, root the operator."""
 
@@ -49,7 +53,7 @@ class RealWorld:
         self.clock = SystemClock()
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        wait_for(condition, 60, what)
+        wait_for(condition, PATIENCE_S, what)
 
 
 def helper(prefix: tuple[str, ...]) -> PyslurmHelper:

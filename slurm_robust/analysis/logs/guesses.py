@@ -45,7 +45,7 @@ _LISTS = re.compile(r"\(1\)|\b1[.)] ")
 _SENTENCE = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\betc)[.;!] {1,4}(?=[A-Z(])|\)(?=[ .:,;]|$)")
 
 _LIST = 8
-"""A list has at most so many lines."""
+"""The most lines of one list."""
 
 
 def without_guess(text: str) -> str:

@@ -81,7 +81,7 @@ _ABOVE = re.compile(
 )
 _HEAD = "Traceback (most recent call last)"
 _SPAN = 100
-"""A traceback that is told by another rank has at most so many lines."""
+"""The most lines of a traceback that another rank prints."""
 
 # NCCL's lines begin with HOST:PID:TID, messages of slurmstepd with its host.
 _OWN_HOST = re.compile(

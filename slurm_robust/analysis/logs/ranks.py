@@ -71,7 +71,7 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     2. a cause of a rank's own, by its tier (``_ROOTS``) and weight;
     3. where the ranks only wait, or tell the error of another one or the end of another host: the ranks that
        their messages name, those on hosts that they name, then those that say nothing;
-    4. who is behind in the collectives, then the earliest, each where all contenders tell it;
+    4. the rank that is behind in the collectives, then the earliest failure, if all logs show it;
     5. the only one that failed, or the first as they are given, unless it only waits for nobody knows whom;
     6. nobody.
 

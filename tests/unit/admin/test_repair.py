@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -161,11 +162,11 @@ class FakeHands:
 class Shop:
     """A ward with a repairer."""
 
-    def __init__(self, folder: Path, **config: object) -> None:
+    def __init__(self, folder: Path, **config: Any) -> None:
         self.ward = Ward(folder)
         self.folder = folder / "repair"
         self.hands = FakeHands(self.ward)
-        self.config = Repair(mode="act", **config)  # type: ignore[arg-type]  # checked by the record
+        self.config = Repair(mode="act", **config)
         self.ward.slurm.drain(["n1"], REASON)
 
     def answers(self, *found: Examination) -> None:
@@ -175,8 +176,8 @@ class Shop:
 
     def run(self, *names: str) -> dict[str, Result]:
         ward = self.ward
-        clock = {"clock": ward.cluster.clock.time, "pause": ward.cluster.clock.sleep}
-        repairer = Repairer(ward.slurm, self.hands, self.config, ward.log, self.folder, **clock)  # type: ignore[arg-type]
+        clock: dict[str, Any] = {"clock": ward.cluster.clock.time, "pause": ward.cluster.clock.sleep}
+        repairer = Repairer(ward.slurm, self.hands, self.config, ward.log, self.folder, **clock)
         repairer.go_on(ward.slurm.nodes())
         quarantine = Quarantine(
             ward.slurm,
@@ -185,7 +186,7 @@ class Shop:
             ward.notes,
             runs=1,
             remedy=repairer,
-            **clock,  # type: ignore[arg-type]
+            **clock,
         )
         results = quarantine.run(names)
         for result in results:
@@ -294,7 +295,9 @@ def test_who_drains_the_node_during_the_test_keeps_it_as_it_is(shop: Shop) -> No
     assert (shop.hands.done, shop.ward.reason("n1")) == ([], "k8s: cordon: node condition GpuXidError")
 
 
-def test_a_killed_run_leaves_nobody_an_untested_node_and_the_next_goes_on(shop: Shop) -> None:
+def test_a_killed_run_leaves_nobody_an_untested_node_and_the_next_goes_on(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Killed(BaseException):
         pass
 
@@ -303,11 +306,10 @@ def test_a_killed_run_leaves_nobody_an_untested_node_and_the_next_goes_on(shop: 
 
     shop.hands.on_reboot = killed
     shop.answers(found(REBOOT), found())
-    drain = shop.ward.slurm.drain
-    shop.ward.slurm.drain = lambda *_: killed("")  # type: ignore[method-assign,assignment]  # SIGKILL: no clean-up
-    with pytest.raises(Killed):
-        shop.run()
-    shop.ward.slurm.drain = drain  # type: ignore[method-assign]
+    with monkeypatch.context() as sigkill:
+        sigkill.setattr(shop.ward.slurm, "drain", lambda *_: killed(""))  # nothing is cleaned up
+        with pytest.raises(Killed):
+            shop.run()
     assert shop.steps == ["ordered"]
     assert shop.ward.slurm.reservations() != ()
     (one,) = outlook([shop.ward.slurm.node("n1")], shop.folder, shop.config, shop.ward.cluster.clock.time())
@@ -404,9 +406,9 @@ def test_a_reset_is_proven_by_what_the_driver_says_afterwards(after: tuple[Gpu, 
         (
             "gpu3",
             GpuFacts(gpus=(msgspec.structs.replace(GOOD, vendor="amd"),)),
-            "none that nvidia-smi resets",
+            "nvidia-smi cannot reset",
         ),
-        ("gpu3", GpuFacts(gpus=(msgspec.structs.replace(GOOD, bus=""),)), "none that nvidia-smi resets"),
+        ("gpu3", GpuFacts(gpus=(msgspec.structs.replace(GOOD, bus=""),)), "nvidia-smi cannot reset"),
     ],
 )
 def test_what_cannot_be_reset_is_not(label: str, facts: GpuFacts, wrong: str) -> None:

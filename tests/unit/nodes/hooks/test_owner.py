@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -114,8 +115,8 @@ class Node:
         report = Report(node="n1", at=self.now, boot_id=boot, context=Context.EPILOG, findings=findings)
         return report, Conclusion(fit=True), memory
 
-    def prolog(self, **facts: int) -> None:
-        report, conclusion, memory = self.run(**facts)  # type: ignore[arg-type]
+    def prolog(self, **facts: Any) -> None:
+        report, conclusion, memory = self.run(**facts)
         keep(self.config, 7, seen_by(report, conclusion, memory))
         self.now += 60
 
