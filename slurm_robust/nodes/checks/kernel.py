@@ -12,7 +12,6 @@ from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source,
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.kernel.events import BEGINS, SXID, XID, Happened, KernelEvent, summarise, with_earlier
 from slurm_robust.nodes.kernel.kmsg import DEVICE, KernelLog, boot_time
-from slurm_robust.nodes.kernel.owners import owners
 from slurm_robust.nodes.kernel.shapes import OF_GPUS, SHAPES, Shape
 from slurm_robust.nodes.kernel.xids import MANY_PROGRAMS, Node, switches, utc
 
@@ -81,9 +80,18 @@ def gather(host: Host, config: NodeConfig) -> KernelFacts:
         cut=cut,
         tainted=host.number(TAINTED),
         gpus=host.names(DRIVER) if host.path(DRIVER).is_dir() else None,
-        owners=owners(host, log.events, boot_at),
+        owners=_owners(host, log.events, boot_at),
         crashed_at=_crash_time(host),
     )
+
+
+def _owners(host: Host, events: tuple[KernelEvent, ...], boot_at: float) -> dict[str, str]:
+    if not any(event.process for event in events):
+        return {}
+    # Logs of healthy nodes name none, and a prolog imports no more than it needs.
+    from slurm_robust.nodes.kernel.owners import owners
+
+    return owners(host, events, boot_at)
 
 
 def _crash_time(host: Host) -> float:
