@@ -35,6 +35,7 @@ from slurm_robust.slurm.errors import (
     ReservationExists,
     ReservationInUse,
     ReservationNotFound,
+    SlurmError,
     SlurmTimeout,
 )
 from slurm_robust.slurm.records import OF_RESERVATION, Job, Node, Reservation
@@ -48,6 +49,7 @@ ANSWER_S = 60.0
 """How long one command of Slurm's may take: slurmdbd is asked for a month of failures."""
 
 _ENDS_SOON_S = 30 * 86400.0
+_ACCOUNTS = "compare with 'sacctmgr show association format=account,user'"
 _PROLONG = "scontrol update reservationname={} endtime=now+365days"
 
 
@@ -199,6 +201,23 @@ def _unfit(node: Node, *, busy: bool) -> str:
     return ""
 
 
+def _strangers(slurm: SlurmClient, request: ReservationRequest) -> str:
+    """What is wrong with an account or with users who are not in it; "" for nothing, or if nobody can tell.
+
+    Slurm may reserve nodes for them all the same, which no job gets (the client's ``create_reservation``).
+    """
+    try:
+        known = slurm.accounts() if request.accounts else {}
+    except SlurmError:
+        return ""
+    for account in request.accounts:
+        if account.lower() not in known:
+            return f"Slurm does not know the account {account}"
+        if out := [user for user in request.users if user not in known[account.lower()]]:
+            return f"the account {account} does not have the user {', '.join(out)}"
+    return ""
+
+
 def not_permitted(error: PermissionDenied, users: Sequence[str], *, is_root: bool) -> PermissionDenied:
     """Slurm says ``Invalid user id`` for two things; which of them it was."""
     unknown = [user for user in users if not _is_known(user)]
@@ -227,9 +246,12 @@ def create(
     """Show the order, or with ``apply`` give it and show what came of it; 0."""
     slurm = slurm or _client()
     free = check(request, slurm.nodes(), slurm.reservations())
+    strangers = _strangers(slurm, request)
     if not apply:
-        print(_proposal(request, free))
+        print(_proposal(request, free, strangers))
         return 0
+    if strangers:
+        raise InvalidAccount(strangers, fix=_ACCOUNTS)
     try:
         slurm.create_reservation(request)
     except ReservationExists as error:
@@ -240,8 +262,7 @@ def create(
     except InvalidAccount as error:
         accounts = ", ".join(request.accounts) or "of these users"
         raise InvalidAccount(
-            f"Slurm does not know the account {accounts} ({error.what})",
-            fix="compare with 'sacctmgr show account'",
+            f"Slurm does not know the account {accounts} ({error.what})", fix=_ACCOUNTS
         ) from error
     except SlurmTimeout as error:
         error.fix = f"it may exist all the same: see 'srobust spares status --name {request.name}'"
@@ -266,7 +287,7 @@ def _given_back(slurm: SlurmClient, made: Reservation, count: int) -> TooFewNode
     return TooFewNodes(f"Slurm had only {len(made.nodes)} nodes for {count} spares; {now}")
 
 
-def _proposal(request: ReservationRequest, free: Sequence[str]) -> str:
+def _proposal(request: ReservationRequest, free: Sequence[str], strangers: str) -> str:
     ends = f"Slurm ends every reservation after a year; to prolong it: {_PROLONG.format(request.name)}"
     whom = [f"the users {', '.join(request.users)}"] if request.users else []
     whom += [f"the accounts {', '.join(request.accounts)}"] if request.accounts else []
@@ -287,6 +308,8 @@ def _proposal(request: ReservationRequest, free: Sequence[str]) -> str:
         lines.append(
             f"This host does not know {', '.join(unknown)}; Slurm refuses users whom slurmctld does not know."
         )
+    if strangers:
+        lines.append(f"As sacctmgr shows it to you, {strangers}; with --apply that is refused.")
     return "\n".join([*lines, f"{ends}.", "", "Nothing was done; --apply does it."])
 
 

@@ -221,6 +221,10 @@ class CliSlurmClient:
         """See the protocol."""
         return self._asked(commands.show_qos(), text.parse_qos)
 
+    def accounts(self) -> dict[str, frozenset[str]]:
+        """See the protocol."""
+        return self._asked(commands.show_associations(self.config()["ClusterName"]), text.parse_associations)
+
     # -- writes: jobs ------------------------------------------------------------------------------
 
     def requeue(self, job_id: int) -> None:

@@ -144,6 +144,13 @@ class SlurmClient(Protocol):
         """
         ...
 
+    def accounts(self) -> dict[str, frozenset[str]]:
+        """The accounts of this cluster and their users, as far as slurmdbd shows them to this user.
+
+        Raises CommandFailed where accounting is off.
+        """
+        ...
+
     # -- writes: jobs ------------------------------------------------------------------------------
 
     def requeue(self, job_id: int) -> None:
@@ -257,6 +264,9 @@ class SlurmClient(Protocol):
         gets it, until the reservation ends by slurmctld's clock or is deleted.
 
         Of a ``node_count`` that the whole partition does not have, Slurm gives what is free (seen on 22.05).
+        For users who are not in the accounts, 22.05 refuses it, but from 23.11 on Slurm does so only where
+        AccountingStorageEnforce has associations (``_set_assoc_list``, reservation.c). Else it reserves nodes
+        that no job gets (seen on 24.11 and 26.05).
         """
         ...
 

@@ -114,6 +114,12 @@ def show_qos() -> list[str]:
     return ["sacctmgr", "--parsable2", "--noheader", "show", "qos", "format=Name,GraceTime,PreemptMode"]
 
 
+def show_associations(cluster: str) -> list[str]:
+    """Text in every release: sacctmgr has no JSON before 23.02."""
+    show = ["show", "association", f"cluster={cluster}", "format=Account,User"]
+    return ["sacctmgr", "--parsable2", "--noheader", *show]
+
+
 def show_config() -> list[str]:
     """``Name = value`` lines; text in every release."""
     return ["scontrol", "show", "config"]

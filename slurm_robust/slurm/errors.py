@@ -22,7 +22,7 @@
          ├─ ReservationInUse        a job holds nodes by way of the reservation
          ├─ NodesBusy               jobs or other reservations have the nodes
          ├─ InvalidPartition        a partition that Slurm does not know
-         ├─ InvalidAccount          the user has no association, and Slurm enforces them
+         ├─ InvalidAccount          Slurm does not know the account, or the user is not in it
          ├─ PermissionDenied        only an operator, the owner or root may do that
          └─ CommandFailed           anything else; the text is Slurm's own
              ├─ SlurmNotConfigured  the program is here, slurm.conf is not
@@ -199,7 +199,7 @@ class InvalidPartition(SlurmCommandError):
 
 
 class InvalidAccount(SlurmCommandError):
-    """The user has no such account, and AccountingStorageEnforce asks for one."""
+    """Slurm does not know the account, or the user is not in it."""
 
     fix = (
         "compare with 'sacctmgr show assoc'; where AccountingStorageEnforce has associations, reservations "

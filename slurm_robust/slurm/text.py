@@ -358,6 +358,17 @@ def parse_qos(text: str) -> tuple[Terms, ...]:
     return tuple(found)
 
 
+def parse_associations(text: str) -> dict[str, frozenset[str]]:
+    """Output of ``sacctmgr --parsable2 --noheader show association`` with account and user."""
+    found: dict[str, frozenset[str]] = {}
+    for line in filter(None, text.splitlines()):
+        account, bar, user = line.partition("|")
+        if not bar:
+            raise UnparsableOutput(f"sacctmgr printed the row {line!r}", stdout=text)
+        found[account] = found.get(account, frozenset()) | ({user} if user else set())
+    return found
+
+
 def parse_config(text: str) -> dict[str, tuple[str, ...]]:
     """Output of ``scontrol show config``: the values of each key that has one.
 

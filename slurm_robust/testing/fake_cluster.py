@@ -218,7 +218,7 @@ class FakeCluster:
         if reservation not in self.reservations:
             raise errors.ReservationNotFound("Requested reservation is invalid")
         made = self.reservations[reservation]
-        members = {name for account in made.accounts for name in self.accounts[account]}
+        members = {name for account in made.accounts for name in self.accounts.get(account, ())}
         if (made.users and user not in made.users) or (made.accounts and user not in members):
             raise errors.PermissionDenied("Access denied to requested reservation")
 

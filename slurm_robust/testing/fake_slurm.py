@@ -67,6 +67,13 @@ class FakeSlurm:
                 raise errors.PermissionDenied("Invalid user id")
             yield world
 
+    @contextmanager
+    def _accounting(self) -> Iterator[FakeCluster]:
+        with self._world() as world:
+            if not world.slurmdbd:
+                raise errors.CommandFailed("You are not running a supported accounting_storage plugin")
+            yield world
+
     # -- reads -------------------------------------------------------------------------------------
 
     def version(self) -> SlurmVersion:
@@ -184,10 +191,13 @@ class FakeSlurm:
 
     def qos(self) -> tuple[Terms, ...]:
         """See the protocol; set ``cluster.qos``."""
-        with self._world() as world:
-            if not world.slurmdbd:
-                raise errors.CommandFailed("You are not running a supported accounting_storage plugin")
+        with self._accounting() as world:
             return world.qos
+
+    def accounts(self) -> dict[str, frozenset[str]]:
+        """See the protocol; set ``cluster.accounts``."""
+        with self._accounting() as world:
+            return {account: frozenset(users) for account, users in world.accounts.items()}
 
     # -- writes: jobs ------------------------------------------------------------------------------
 
@@ -350,7 +360,8 @@ class FakeSlurm:
                 raise errors.CommandFailed("Invalid time specified")
             if not {*request.users} <= {user for users in world.accounts.values() for user in users}:
                 raise errors.PermissionDenied("Invalid user id")
-            if not {*request.accounts} <= world.accounts.keys():
+            # As from 23.11 on, where AccountingStorageEnforce is not set.
+            if not request.users and not {*request.accounts} <= world.accounts.keys():
                 raise errors.InvalidAccount("Invalid account or account/partition combination specified")
             if request.name in world.reservations:
                 raise errors.ReservationExists("Duplicate reservation name")

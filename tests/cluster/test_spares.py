@@ -150,6 +150,7 @@ def test_deleted_by_somebody_else(site: Site) -> None:
         ("bob", (), "only root and operators of Slurm may make reservations"),
         ("root", ("--users=zoe",), "Slurm does not know the user zoe"),
         ("root", ("--accounts=zoe",), "Slurm does not know the account zoe"),
+        ("root", ("--accounts=root",), "the account root does not have the user alice"),
         ("root", ("--partition=nope",), "there is no partition nope; there are: main"),
         ("root", ("--count=6",), "partition main has 5 nodes, and 6 are asked for"),
     ],

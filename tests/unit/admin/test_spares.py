@@ -193,6 +193,7 @@ def test_an_ordinary_user_may_not(slurm: FakeSlurm) -> None:
     [
         ({"users": ("nobody-here",)}, errors.PermissionDenied, "does not know the user nobody-here"),
         ({"accounts": ("nope",)}, errors.InvalidAccount, "does not know the account nope"),
+        ({"accounts": ("Users", "root")}, errors.InvalidAccount, "account root does not have the user alice"),
     ],
 )
 def test_users_and_accounts_that_slurm_does_not_know(
@@ -200,6 +201,22 @@ def test_users_and_accounts_that_slurm_does_not_know(
 ) -> None:
     with pytest.raises(error, match=text):
         create(slurm, **changes)
+    assert slurm.reservations() == ()
+
+
+def test_spares_that_no_job_could_get_are_pointed_at(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create(slurm, apply=False, accounts=("root",))
+    assert "you, the account root does not have the user alice; with --apply" in capsys.readouterr().out
+    create(slurm, apply=False, accounts=("users",))
+    assert "sacctmgr" not in capsys.readouterr().out
+
+
+def test_without_accounting_nobody_can_tell_of_accounts(slurm: FakeSlurm) -> None:
+    slurm.cluster.slurmdbd = False
+    assert create(slurm, accounts=("nope",)) == 0
+    assert slurm.reservations()[0].accounts == ("nope",)
 
 
 def test_a_user_of_whom_this_host_does_not_know_is_pointed_at(

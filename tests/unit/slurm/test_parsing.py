@@ -198,8 +198,11 @@ def test_how_partitions_and_qos_are_preempted() -> None:
     )
     qos = "normal|00:00:00|cluster\ncheap|00:01:25|requeue\n"
     assert text.parse_qos(qos) == (Terms(name="normal"), Terms(name="cheap", grace_s=85, mode="REQUEUE"))
-    with pytest.raises(UnparsableOutput):
-        text.parse_qos("sacctmgr: something else\n")
+    accounts = "root|\nroot|root\nusers|\nusers|alice\nusers|bob\nempty|\n"
+    assert text.parse_associations(accounts) == {"root": {"root"}, "users": {"alice", "bob"}, "empty": set()}
+    for parse in (text.parse_qos, text.parse_associations):
+        with pytest.raises(UnparsableOutput):
+            parse("sacctmgr: something else\n")
 
 
 def test_accounting_of_a_requeued_job() -> None:
