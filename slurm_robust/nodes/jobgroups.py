@@ -1,8 +1,8 @@
 """Which job a control group belongs to, in cgroup version 1 and 2, on Slurm 22.05 to 26.05.
 
-Slurm names a job's group ``job_7``; 26.05 names it by the job's SLUID (``s5K1KKYAYG5D00``, sluid.c), unless
-cgroup.conf has CgroupJobIdPaths=yes. A SLUID says nothing of the job's id: the titles of the steps' daemons
-and the environment of the processes in the group do.
+Slurm names a job's group ``job_7``. In version 2 26.05 names it by a SLUID (``s5K1KKYAYG5D00``, sluid.c), of
+which each run of a job has a new one, unless cgroup.conf has CgroupJobIdPaths=yes. A SLUID does not say the
+job's id: the titles of the steps' daemons and the environment of the processes in the group do.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from slurm_robust.nodes.kernel.shapes import recognise
 from tests.unit.nodes.host_files import only, plant, view
 from tests.unit.nodes.test_processes import stat
 
+DATA = Path(__file__).parents[2] / "data"
 CONFIG = NodeConfig()
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make processes of root")
 SLUID, OTHER = "s5K1KKYAYG5D00", "sEKNKTV3WPV500"
@@ -27,6 +29,7 @@ PLACES = [
     (SCOPE, "job_7", ""),
     (SCOPE, SLUID, "/step_0/user/task_0"),
     (SCOPE, SLUID, "/step_batch/slurm"),
+    (SCOPE, "s0000000000000", "/step_0/user/task_0"),  # a SLUID of 0
     (SCOPE, OTHER, "/step_extern/user/task_special"),
     (SCOPE, SLUID, "/step_0/user/task_0/libpod-0a1b/container"),
     (SCOPE, "job_7", "/step_0/user/task_0/docker/job_9"),
@@ -207,6 +210,25 @@ def test_jobs_are_known_from_step_daemons_of_root(
     tmp_path: Path, titles: list[str], files: dict[str, str], jobs: set[int] | None
 ) -> None:
     assert jobs_here(plant(tmp_path, daemons(*titles) | files)) == jobs
+
+
+@needs_root
+def test_jobs_of_a_recorded_node(tmp_path: Path) -> None:
+    """Version 2 of Slurm 26.05.5: jobs 1, 2, 3 and 6 of two users, 3 and 6 of one array. The daemons of the
+    steps of job 1 were killed, and its processes live on.
+    """
+    files: dict[str, str] = json.loads((DATA / "cgroups/26.05.5.json").read_text())
+    host = plant(tmp_path, files)
+    assert jobs_here(host) == {1, 2, 3, 6}
+    environments = {path: text for path, text in files.items() if path.endswith("/environ")}
+    assert len(environments) >= 12
+    for path, text in environments.items():
+        group = group_of(files[path.replace("environ", "cgroup")])
+        assert group is not None
+        assert f"SLURM_JOB_SLUID={group.name}\0" in text
+        if "SLURM_JOB_ID=1\0" in text:
+            host.path(path).unlink()
+    assert jobs_here(host) is None
 
 
 @needs_root
