@@ -15,6 +15,9 @@ NVLINK = "gpu.nvlink"
 FABRIC = "gpu.fabric"
 PCIE = "gpu.pcie"
 
+LINK_STATE = "NVLink state"
+"""How the source of a finding about links that are up or down begins, whatever its text says."""
+
 _NOT_READY = ("not started", "in progress")
 
 
@@ -49,16 +52,16 @@ def _links_up(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
 def _wanted_links(view: GpuView, limits: GpuLimits, gpu: Gpu) -> tuple[int, str, Suggestion]:
     """How many links should be up, who says so, and what to do if they are not."""
     if limits.min_nvlinks is not None:
-        return limits.min_nvlinks, "NVLink state, gpu.min_nvlinks", Suggestion.RESET
+        return limits.min_nvlinks, f"{LINK_STATE}, gpu.min_nvlinks", Suggestion.RESET
     known = twin(view.baseline, gpu)
     if known is not None and known.links is not None:
-        return known.links_up, "NVLink state, baseline", Suggestion.RESET
+        return known.links_up, f"{LINK_STATE}, baseline", Suggestion.RESET
     before = max((old.links_up for old in earlier(view, gpu)), default=0)
     if before > gpu.links_up:
-        return before, "NVLink state, earlier in this boot", Suggestion.RESET
+        return before, f"{LINK_STATE}, earlier in this boot", Suggestion.RESET
     # Cards with bridges may differ from each other, so what neighbours have is only a hint.
     neighbours = max(other.links_up for other in answering(view.facts) if other.name == gpu.name)
-    return neighbours, "NVLink state, other GPUs", Suggestion.MONITOR
+    return neighbours, f"{LINK_STATE}, other GPUs", Suggestion.MONITOR
 
 
 def _fabric(view: GpuView, gpu: Gpu) -> Finding:

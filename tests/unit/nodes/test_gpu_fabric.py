@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from slurm_robust.model.findings import Suggestion
@@ -118,3 +119,17 @@ def test_links_that_are_down_and_cannot_be_detected_need_a_reboot(
     kernel = judged("kernel.gpu", log_view((9_990.0, line)))
     found = together([*judge("nvlink", gpus, min_nvlinks=18), *kernel])
     assert max((each.suggestion for each in found), key=lambda each: each.weight) is expected
+
+
+def test_links_that_are_down_are_known_whatever_the_finding_says_of_them() -> None:
+    links = judge("nvlink", View(facts=facts(gpu(links=(True,) * 17)), at=NOW), min_nvlinks=18)
+    reworded = [msgspec.structs.replace(one, text="too few") for one in links]
+    found = together([*reworded, *judged("kernel.gpu", log_view((9_990.0, RX)))])
+    assert (found[0].suggestion, found[0].text.partition(";")[0]) == (REBOOT, "too few")
+
+
+def test_a_fabric_that_is_broken_is_no_link_that_is_down() -> None:
+    broken = judge("nvlink", View(facts=facts(gpu(fabric="error 1")), at=NOW))
+    found = together([*broken, *judged("kernel.gpu", log_view((9_990.0, RX)))])
+    assert broken[0].outcome is FAIL
+    assert found[0] == broken[0]
