@@ -8,6 +8,7 @@ import glob
 import os
 import pwd
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,14 @@ from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import HEALTH_CHECK_LIMIT_S, NodeConfig
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.hooks.allocation import log_file
+from slurm_robust.nodes.hooks.times import (
+    HookTimes,
+    is_near,
+    meets_prologs,
+    not_measured,
+    read_times,
+    said,
+)
 from slurm_robust.nodes.hooks.turn import try_turn
 from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.registry import CHECKS
@@ -70,6 +79,7 @@ def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
         else:
             points += cluster_points(live, site.config, timer=site.has_timer)
             points += pattern_points(live, site.tree)
+            points += measured_points(live, *_measured(site))
             points += allocation_points(live, site, os.uname().nodename)
             bar.say("taking the turn to drain, and giving it back")
             points += turn_points(site.slurm, node_name(os.environ))
@@ -169,7 +179,7 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
             why=f"without it nothing is checked at the {'start' if key == 'prolog' else 'end'} of a job",
             fix=fix,
         )
-        limit = _number(live, f"{key}timeout") or _number(live, "prologepilogtimeout")
+        limit = _hook_limit(live, key)
         yield Point(
             good=limit is not None and budget < limit < NEVER_S,
             what=f"PrologEpilogTimeout: {limit} s, hooks.{key}_s is {budget:g} s",
@@ -188,6 +198,43 @@ def cluster_points(live: Live, config: NodeConfig, *, timer: bool) -> Iterator[P
     )
     if not timer:
         yield from _health_check_limit(live, interval, config.hooks.periodic_s)
+
+
+def measured_points(live: Live, times: Mapping[str, HookTimes], unread: str) -> Iterator[Point]:
+    """Slurm's limits against what this node's hooks really took. Pure. ``unread``: why nothing is known."""
+    for hook in ("prolog", "epilog"):
+        if why_not := unread or not_measured(times, hook):
+            yield Point(good=True, what=f"time of {hook}s: not measured: {why_not}")
+            continue
+        limit = _hook_limit(live, hook)
+        yield Point(
+            good=not is_near(times[hook], limit),
+            what=f"{said(hook, times[hook])}; Slurm's limit is {limit} s",
+            why=f"Slurm kills the {hook} at its limit and drains the node",
+            fix=f"PrologEpilogTimeout in slurm.conf ({hook.capitalize()}Timeout where it is set) well above "
+            "that; took_s in the event log says what is slow",
+        )
+        start, flags = _number(live, "batchstarttimeout"), _values(live, "prologflags")
+        if hook == "prolog" and start is not None and meets_prologs(flags):
+            usual = f"99 % of prologs took {times[hook].usual_s:.3g} s or less"
+            yield Point(
+                good=not is_near(times[hook], start),
+                what=f"BatchStartTimeout: {start} s, {usual}",
+                why="Slurm may take a batch job that starts later for missing, and srun give up a step",
+                fix="BatchStartTimeout in slurm.conf well above that, or DeferBatch in PrologFlags",
+            )
+
+
+def _measured(site: Site) -> tuple[dict[str, HookTimes], str]:
+    log = site.config.paths.log
+    try:
+        return read_times(site.tree.path(log), time.time()), ""
+    except OSError as error:
+        return {}, f"{log}: {error.strerror}"
+
+
+def _hook_limit(live: Live, hook: str) -> int | None:
+    return _number(live, f"{hook}timeout") or _number(live, "prologepilogtimeout")
 
 
 def _health_check_fix(program: str, fix: str) -> str:

@@ -12,6 +12,7 @@ from slurm_robust.checkpoint.budget import Room
 from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.shape import Shape
 from slurm_robust.model.record import Record
+from slurm_robust.nodes.hooks.times import HookTimes
 from slurm_robust.slurm.options import Options
 from slurm_robust.slurm.records import Job, SlurmVersion, Terms
 from slurm_robust.slurm.values import parse_number, parse_version, parse_words
@@ -78,6 +79,9 @@ class Facts(Record):
 
     slurm: dict[str, str] | None = None
     """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""
+
+    hook_times: dict[str, HookTimes] | None = None
+    """How long prolog and epilog took here, where this user may read the event log."""
 
     clock_s: float | None = None
     """How far this host's clock is ahead of slurmctld's."""
@@ -156,6 +160,10 @@ class Facts(Record):
         """What a preemption does with the job: REQUEUE, CANCEL, SUSPEND or OFF."""
         own = known(self.preemption, f"the job's {self.decides}").mode
         return (own or self.setting("PreemptMode")).upper().partition(",")[0]
+
+    def hook_limit(self, hook: str) -> int | None:
+        """Seconds that Slurm lets the Prolog or the Epilog run; None where nothing says it."""
+        return parse_number(self.setting(f"{hook}Timeout") or self.setting("PrologEpilogTimeout"))
 
     # -- the job ---------------------------------------------------------------------------------------
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import resource
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 
 from slurm_robust.agent.network import speeds
 from slurm_robust.checkpoint import budget
+from slurm_robust.config import nodefile
+from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.doctor.facts import Facts, Node, Software, Unseen, Version
@@ -18,6 +21,7 @@ from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.checks import clock
 from slurm_robust.nodes.checks.infiniband import SYSFS as HCAS
+from slurm_robust.nodes.hooks.times import HookTimes, read_times
 from slurm_robust.nodes.host import Host
 from slurm_robust.slurm import options
 from slurm_robust.slurm.client import SlurmClient
@@ -109,6 +113,7 @@ def gather(
         hears=wanted.hears,
         shape=None if wanted.script is None else shape_of(wanted.script),
         slurm=site.slurm,
+        hook_times=hook_times(host),
         clock_s=site.clock_s,
         preemption=_terms(slurm, site, submitted),
         reservations=site.reservations,
@@ -150,6 +155,19 @@ def _site(
         unseen = (f"Slurm: {error.what if isinstance(error, SlurmCommandError) else error}",)
     site = _Site(slurm=conf, clock_s=ahead, reservations=made, job=job, options=submitted, gpus_per_node=gpus)
     return site, unseen
+
+
+def hook_times(host: Host) -> dict[str, HookTimes] | None:
+    """How long prologs and epilogs took here; None where the event log is not there or not for this user."""
+    file = host.path(str(nodefile.FILE))
+    try:
+        config = nodefile.load(file) if nodefile.files(file) else NodeConfig()
+    except InvalidSettings:
+        config = NodeConfig()
+    try:
+        return read_times(host.path(config.paths.log), time.time())
+    except OSError:
+        return None
 
 
 def _terms(slurm: SlurmClient, site: _Site, submitted: options.Options | None) -> Terms | None:

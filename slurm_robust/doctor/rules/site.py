@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from slurm_robust.config.job import Timings
-from slurm_robust.doctor.facts import REQUEUE_DELAY_SINCE, Facts
+from slurm_robust.doctor.facts import REQUEUE_DELAY_SINCE, Facts, known
 from slurm_robust.doctor.rule import Level, Rule
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import LEAVING_S
+from slurm_robust.nodes.hooks.times import HookTimes, is_near, meets_prologs, said
 from slurm_robust.policy.patience import MARGIN_S
 from slurm_robust.slurm.records import SlurmVersion
 from slurm_robust.slurm.values import NEVER_S, PROLOG_AT_ALLOCATION, parse_number
@@ -97,10 +98,30 @@ def _prolog_beside(facts: Facts) -> str:
 
 def _prolog_endless(facts: Facts) -> str:
     for hook in ("Prolog", "Epilog"):
-        limit = parse_number(facts.setting(f"{hook}Timeout") or facts.setting("PrologEpilogTimeout"))
+        limit = facts.hook_limit(hook)
         if facts.setting(hook) and (limit is None or limit >= NEVER_S):
             return f"the {hook} has no time limit"
     return ""
+
+
+def _hook_times(facts: Facts) -> dict[str, HookTimes]:
+    return known(facts.hook_times or None, "runs of prologs in an event log that this user may read")
+
+
+def _prolog_near(facts: Facts) -> str:
+    for hook, times in _hook_times(facts).items():
+        limit = facts.hook_limit(hook.capitalize())
+        if is_near(times, limit):
+            return f"{said(hook, times)}, and Slurm's limit is {limit} s"
+    return ""
+
+
+def _batch_start(facts: Facts) -> str:
+    times = known(_hook_times(facts).get("prolog"), "runs of prologs")
+    limit = parse_number(facts.setting("BatchStartTimeout"))
+    if not meets_prologs(facts.words("PrologFlags")) or not is_near(times, limit):
+        return ""
+    return f"{said('prolog', times)}, and BatchStartTimeout is {limit} s"
 
 
 def _health_check(facts: Facts) -> str:
@@ -316,6 +337,26 @@ RULES = (
         fix="the administrator sets PrologEpilogTimeout in slurm.conf",
         source=f"{_MANUAL} PrologEpilogTimeout; {_MEASURED} 22.05",
         judge=_prolog_endless,
+    ),
+    Rule(
+        name="slurm.prolog_near_timeout",
+        level=Level.BAD,
+        needs=("slurm",),
+        why="Slurm ends a prolog or an epilog at its limit and drains the node; it requeues the prolog's job",
+        fix="the administrator raises PrologEpilogTimeout (PrologTimeout or EpilogTimeout where it is set), "
+        "or sees by took_s in the event log what is slow",
+        source=f"{_MANUAL} PrologEpilogTimeout; docs/hooks.md",
+        judge=_prolog_near,
+    ),
+    Rule(
+        name="slurm.batch_start_timeout",
+        level=Level.NOTE,
+        needs=("slurm",),
+        why="Slurm may take a batch job whose launch waits for its prolog longer than that for missing, and "
+        "srun give up a step that waits for prologs of other nodes",
+        fix="the administrator raises BatchStartTimeout, or adds DeferBatch to PrologFlags",
+        source=f"{_MANUAL} BatchStartTimeout, PrologFlags DeferBatch; docs/hooks.md",
+        judge=_batch_start,
     ),
     Rule(
         name="slurm.return_to_service",

@@ -92,7 +92,7 @@ def _hook(name: str, file: str, environ: Mapping[str, str]) -> int:
 
     def task() -> bytes:
         config, limit_s = _begin(name, file, environ, begun)
-        return _run(name, config, environ, limit_s)
+        return _run(name, config, environ, limit_s, begun)
 
     answer = call({name: task}, {name: START_S}, _NO_LIMIT_S)[name]
     if answer.value is None:
@@ -181,7 +181,7 @@ def _import_all(name: str) -> None:
         from slurm_robust.nodes.hooks import hook  # noqa: F401
 
 
-def _run(name: str, config: NodeConfig, environ: Mapping[str, str], limit_s: float) -> bytes:
+def _run(name: str, config: NodeConfig, environ: Mapping[str, str], limit_s: float, begun: float) -> bytes:
     """``1 srobust: gpu3 XID 79``."""
     if name in RECORDS:
         from slurm_robust.nodes.hooks.allocation import record
@@ -190,7 +190,7 @@ def _run(name: str, config: NodeConfig, environ: Mapping[str, str], limit_s: flo
         return b"0 "
     from slurm_robust.nodes.hooks.hook import Hook, run
 
-    ended = run(Hook(name), config, environ, limit_s)
+    ended = run(Hook(name), config, environ, limit_s, begun=begun)
     return f"{ended.exit_code} {ended.message}".encode()
 
 

@@ -68,8 +68,15 @@ class _HookRun:
     """One hook, begun now."""
 
     def __init__(
-        self, hook: Hook, config: NodeConfig, environ: Mapping[str, str], budget_s: float, host: Host
+        self,
+        hook: Hook,
+        config: NodeConfig,
+        environ: Mapping[str, str],
+        budget_s: float,
+        host: Host,
+        begun: float | None = None,
     ) -> None:
+        self._begun = time.monotonic() if begun is None else begun
         self._hook = hook
         self._config = config
         self._environ = environ
@@ -260,6 +267,7 @@ class _HookRun:
             errors=report.errors,
             took_s=report.took_s,
             wall_s=report.wall_s,
+            hook_s=round(time.monotonic() - self._begun, 4),
             mode=self._config.drain.mode,
         )
 
@@ -304,12 +312,14 @@ def run(
     shm: Path = SHARED_MEMORY,
     only: Sequence[str] = (),
     known: str | None = None,
+    begun: float | None = None,
 ) -> HookResult:
     """Carry out a hook, usually within ``budget_s`` seconds. A bug may raise anything.
 
-    ``only`` and ``known`` are of a part of the periodic check, as the watch has it.
+    ``begun``: when the hook did, by the monotonic clock; None for now. ``only`` and ``known`` are of a part
+    of the periodic check, as the watch has it.
     """
-    begun = _HookRun(hook, config, environ, budget_s, host)
+    this = _HookRun(hook, config, environ, budget_s, host, begun)
     if hook is Hook.PROLOG:
-        return begun.prolog(shm)
-    return begun.epilog(shm) if hook is Hook.EPILOG else begun.periodic(only, known)
+        return this.prolog(shm)
+    return this.epilog(shm) if hook is Hook.EPILOG else this.periodic(only, known)

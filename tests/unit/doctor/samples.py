@@ -11,6 +11,7 @@ from slurm_robust.checkpoint.budget import NODE, Room
 from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.facts import Facts, Node, Software
 from slurm_robust.doctor.shape import Shape
+from slurm_robust.nodes.hooks.times import HookTimes
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Job, Terms
 
@@ -18,6 +19,7 @@ GB = 10**9
 SLURM = {
     "SLURM_VERSION": "26.05.5",
     "AuthInfo": "socket=/run/munge/munge.socket.2,cred_expire=120",
+    "BatchStartTimeout": "10 sec",
     "CompleteWait": "0 sec",
     "Epilog": "/etc/slurm/epilog.sh",
     "EpilogMsgTime": "2000 usec",
@@ -55,6 +57,16 @@ JOB = Job(
     time_limit_s=86400.0,
 )
 CONFIG = JobConfig(spares=1)
+
+
+def hook_times(**usual: float) -> dict[str, HookTimes]:
+    """Runs of hooks by the event log."""
+    return {
+        hook: HookTimes(runs=400, nodes=1, since=1_700_000_000.0, usual_s=usual_s, longest_s=2 * usual_s)
+        for hook, usual_s in usual.items()
+    }
+
+
 GOOD = Facts(
     config=CONFIG,
     configured=CONFIG,
@@ -62,6 +74,7 @@ GOOD = Facts(
     hears=True,
     shape=Shape(),
     slurm=SLURM,
+    hook_times=hook_times(prolog=0.4, epilog=1.5),
     clock_s=0.4,
     job=JOB,
     options=Options(given=OPTIONS),
@@ -169,6 +182,15 @@ BAD: dict[str, tuple[Change, ...]] = {
         slurm(PrologEpilogTimeout="65534"),
         slurm(PrologEpilogTimeout="", PrologTimeout="60"),
         slurm(PrologEpilogTimeout="", EpilogTimeout="60", PrologTimeout="65534"),
+    ),
+    "slurm.prolog_near_timeout": (
+        fact(hook_times=hook_times(prolog=100.0)),
+        fact(hook_times=hook_times(prolog=0.4, epilog=100.0)),
+        lambda facts: slurm(PrologTimeout="11")(fact(hook_times=hook_times(prolog=9.0))(facts)),
+    ),
+    "slurm.batch_start_timeout": (
+        fact(hook_times=hook_times(prolog=9.0)),
+        lambda facts: slurm(PrologFlags="DeferBatch,NoHold")(fact(hook_times=hook_times(prolog=9.0))(facts)),
     ),
     "slurm.return_to_service": (slurm(ReturnToService="0"),),
     "slurm.health_check": (slurm(HealthCheckProgram=""), slurm(HealthCheckInterval="0 sec")),

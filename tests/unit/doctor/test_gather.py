@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
 
 from slurm_robust.config.job import CompanionConfig, JobConfig
-from slurm_robust.doctor.gather import Wanted, gather, software
+from slurm_robust.doctor.gather import Wanted, gather, hook_times, software
 from slurm_robust.doctor.rule import apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.nodes.host import Host
@@ -187,3 +189,20 @@ def test_how_a_job_will_be_preempted(slurm: FakeSlurm, kind: str, options: str, 
     cluster.slurmdbd = False
     facts, _ = gather(wanted, JobConfig(), {}, slurm, HERE)
     assert (facts.preemption is None) == (kind != "preempt/partition_prio")
+
+
+def test_how_long_hooks_took_is_read_where_the_configuration_says(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    assert hook_times(host) is None
+    event = {"at": time.time(), "node": "n1", "event": "run", "hook": "prolog", "hook_s": 0.5}
+    for name in ("var/log/slurm-robust/events.jsonl", "own/events.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / "var/log/slurm-robust/events.jsonl").write_text(json.dumps(event))
+    assert (hook_times(host) or {})["prolog"].longest_s == 0.5
+    (tmp_path / "own/events.jsonl").write_text(json.dumps(event | {"hook_s": 2}))
+    config = tmp_path / "etc/slurm-robust/config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("paths: {log: /own/events.jsonl}")
+    assert (hook_times(host) or {})["prolog"].longest_s == 2
+    config.write_text("paths: [")
+    assert (hook_times(host) or {})["prolog"].longest_s == 0.5

@@ -20,6 +20,7 @@ from slurm_robust.doctor.rule import Level, Rule, apply, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.doctor.shape import Shape
+from slurm_robust.nodes.hooks.times import HookTimes
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Terms
 from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, node, slurm, software
@@ -163,6 +164,16 @@ WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "reservations": st.lists(TEXT, max_size=2).map(tuple),
     "preemption": st.builds(Terms, name=TEXT, grace_s=st.integers(0, 2**31), mode=TEXT),
     "saved_s": st.floats(0, 1e9),
+    "hook_times": st.dictionaries(
+        st.sampled_from(["prolog", "epilog"]),
+        st.builds(
+            HookTimes,
+            runs=st.integers(0, 10**6),
+            since=st.floats(0, 2**31),
+            usual_s=st.floats(0, 1e5),
+            longest_s=st.floats(0, 1e5),
+        ),
+    ),
     "clock_s": st.floats(allow_nan=True),
     "job": st.builds(
         msgspec.structs.replace, st.just(JOB), time_limit_s=st.one_of(st.none(), st.floats(0, 1e9))

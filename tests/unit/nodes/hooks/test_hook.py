@@ -171,6 +171,7 @@ def test_a_good_node_gives_one_event_and_asks_slurm_nothing(machine: Machine, ho
     [event] = machine.events
     assert (event["event"], event["hook"], event["node"], event["job"]) == ("run", hook, "n1", 7)
     assert (event["fit"], event["checks"], event["exit_code"]) == (True, 1, 0)
+    assert event["wall_s"] < event["hook_s"] < machine.took_s
     assert not (machine.slurm / "calls").exists()
 
 
