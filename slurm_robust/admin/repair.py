@@ -35,6 +35,9 @@ from slurm_robust.util.text import ascii_line, date_and_time, one_line
 
 WEEK_S = 7 * 86400.0
 POLL_S = 5.0
+LEFT_S, LEFT_POLL_S = 60.0, 1.0
+"""How long a test that has ended may hold its node before this is repaired, and how often Slurm is asked."""
+
 MOST_STEPS = 200
 """In a node's journal; older ones are forgotten."""
 
@@ -211,9 +214,9 @@ class Repairer:
             planned = plan(tested.conclusion.causes, journal.steps, self._config, self._clock())
             if planned.kind is None:
                 return f"not repaired: {planned.why}"
-            seen = self._slurm.node(node.name)
-            if seen.is_drained or seen.allocated_cpus:
-                return f"not repaired: {seen.reason or 'a job has come'}"
+            seen = self._after_the_test(node.name)
+            if seen.is_drained or seen.allocated_cpus or "COMPLETING" in seen.states:
+                return f"not repaired: {seen.reason or 'a job is still on it'}"
             boot = self._hands.boot_time(node.name)
             self._write(journal, node, "ordered", planned.kind, planned.why, boot)
         except (OSError, ValueError) as error:
@@ -232,6 +235,18 @@ class Repairer:
         except OSError as error:
             wrong = wrong or str(error)
         return f"{planned.kind.value} was in vain: {wrong}" if wrong else ""
+
+    def _after_the_test(self, name: str) -> Node:
+        """The node once its test has left it, which may be later than its srun ends, or after ``LEFT_S``.
+
+        Nobody but root gets into its reservation, so what holds it now is most likely the test.
+        """
+        deadline = self._clock() + LEFT_S
+        while (seen := self._slurm.node(name)).allocated_cpus or "COMPLETING" in seen.states:
+            if seen.is_drained or self._clock() >= deadline:
+                break
+            self._pause(LEFT_POLL_S)
+        return seen
 
     def _reboot(self, name: str, before: float | None) -> str:
         if before is None:

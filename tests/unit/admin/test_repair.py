@@ -29,7 +29,10 @@ from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuFacts
 from slurm_robust.nodes.recovery import Recovery
 from slurm_robust.slurm.errors import CommandFailed
+from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.admin.test_quarantine import REASON, Ward, found
 
 NOW = 1_000_000.0
@@ -244,6 +247,34 @@ def test_after_a_reset_that_did_not_help_comes_a_reboot_and_then_a_person(shop: 
         result = shop.run()["n1"]
     assert shop.hands.done == ["reset n1 gpu3", "reboot n1"]
     assert "no more (repair.most_per_week)" in result.why
+
+
+@pytest.mark.parametrize(("left_s", "done"), [(20.0, ["reboot n1"]), (3600.0, [])])
+@pytest.mark.parametrize("held", [{"allocated_cpus": 8}, {"states": frozenset({"IDLE", "COMPLETING"})}])
+def test_a_test_that_still_holds_its_node_is_waited_for(
+    shop: Shop, held: dict[str, Any], left_s: float, done: list[str]
+) -> None:
+    """Its srun has ended. CPUs were seen so on 24.11 on a busy machine; every epilog shows COMPLETING."""
+    clock = shop.ward.cluster.clock
+
+    class Slow(FakeSlurm):
+        ended = float("inf")
+
+        def run(self, request: SubmitRequest, timeout_s: float) -> CompletedCommand:
+            Slow.ended = min(Slow.ended, clock.time() + left_s)
+            return super().run(request, timeout_s)
+
+        def node(self, name: str) -> Node:
+            seen = super().node(name)
+            is_held = Slow.ended - left_s <= clock.time() < Slow.ended
+            return msgspec.structs.replace(seen, **held) if is_held else seen
+
+    shop.ward.slurm = Slow(shop.ward.cluster, user="root")
+    shop.answers(found(REBOOT), found())
+    result = shop.run()["n1"]
+    assert shop.hands.done == done
+    assert result.returned is bool(done)
+    assert done or "not repaired: a job is still on it" in result.why
 
 
 def test_a_good_node_needs_nothing(shop: Shop) -> None:
