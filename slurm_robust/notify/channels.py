@@ -6,9 +6,7 @@ import http.client
 import json
 import os
 import re
-import select
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -25,15 +23,13 @@ from slurm_robust.config.notify import ChannelConfig, url_problem
 from slurm_robust.model.exits import signal_name
 from slurm_robust.notify.message import Message
 from slurm_robust.notify.secrets import Secret, SecretError, Source, from_environment, from_file
-from slurm_robust.util.child import kill_tree
+from slurm_robust.util.bounded import run_bounded
 from slurm_robust.util.text import one_line
 
 _MOST_ANSWER = 64 << 10
 _MOST_SAID = 200  # characters of what a program or a server says, in an error
 _MOST_TEXT = 30_000  # characters; Slack takes 40,000
 _MOST_STUCK = 4
-_LOOK_S = 0.05
-_GRACE_S = 1.0  # for the end of a program that was killed
 
 Environ = Mapping[str, str]
 
@@ -162,22 +158,13 @@ def _run(command: Sequence[str], text: bytes, cwd: str, env: Environ, timeout_s:
         given.write(text)
         given.seek(0)
         try:
-            process = subprocess.Popen(
-                list(command),
-                cwd=cwd,
-                env=dict(env),
-                stdin=given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            code, said = run_bounded(
+                command, limit_s=timeout_s, most_bytes=_MOST_SAID, env=env, cwd=cwd, given=given
             )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "its arguments hold a null character"
             fix = f"check that {name} is there and executable on the node of the controller"
             raise ChannelFailed(f"{name} cannot be started: {why}", fix=fix, permanent=True) from error
-    assert process.stdout is not None
-    with process.stdout as output:
-        code, said = _wait(process, output.fileno(), timeout_s)
     words = f": {text_}" if (text_ := one_line(said.decode(errors="replace"), _MOST_SAID)) else ""
     if code is None:
         late = f"{name} did not end within {timeout_s:g} s and was killed{words}"
@@ -185,27 +172,6 @@ def _run(command: Sequence[str], text: bytes, cwd: str, env: Environ, timeout_s:
     if code != 0:
         how = f"exit code {code}" if code > 0 else signal_name(-code)
         raise ChannelFailed(f"{name}: {how}{words}", fix=f"run {name} by hand")
-
-
-def _wait(process: subprocess.Popen[bytes], output: int, timeout_s: float) -> tuple[int | None, bytes]:
-    """The exit code, None where the program was killed, and the end of what it printed.
-
-    Its output is read, so that it does not wait for a reader, but its end is not waited for: what the program
-    has left behind may hold the pipe open for ever.
-    """
-    until, said, is_open = time.monotonic() + timeout_s, b"", True
-    while (code := process.poll()) is None and (left := until - time.monotonic()) > 0:
-        ready, _, _ = select.select([output] if is_open else [], [], [], min(_LOOK_S, left))
-        if ready:
-            part = os.read(output, 65536)
-            said, is_open = (said + part)[-_MOST_SAID:], bool(part)
-    if code is None:
-        kill_tree(process.pid)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)  # else it hangs in the kernel
-    elif is_open and select.select([output], [], [], 0)[0]:
-        said = (said + os.read(output, 65536))[-_MOST_SAID:]
-    return code, said
 
 
 # -- webhooks -----------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +16,12 @@ import msgspec
 
 from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed, late, unknown
 from slurm_robust.model.record import Record
+from slurm_robust.util.bounded import run_bounded
 
 # Seconds that must be left for a level of tests; 4 has the EUD (and needs root).
 _LEVELS = ((7200.0, 4), (2400.0, 3), (600.0, 2), (0.0, 1))
+
+_MOST_BYTES = 2**24
 
 
 def run(part: Part) -> Measurement:
@@ -36,18 +38,9 @@ def run(part: Part) -> Measurement:
 
 
 def _diag(program: str, level: int, limit_s: float) -> Measurement:
-    try:
-        done = subprocess.run(
-            [program, "diag", "--run", str(level), "--json"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return late(limit_s, "dcgmi")
-    return read(done.stdout.decode(errors="replace"))
+    command = [program, "diag", "--run", str(level), "--json"]
+    done = run_bounded(command, limit_s=limit_s, most_bytes=_MOST_BYTES)
+    return late(limit_s, "dcgmi") if done.code is None else read(done.output.decode(errors="replace"))
 
 
 def read(output: str) -> Measurement:

@@ -72,23 +72,18 @@ def gather(host: Host, config: NodeConfig) -> ImexFacts:
 def _answer(host: Host, option: str, limit_s: float) -> str:
     """Its output; "" where it does not come in time. Raises ``OSError`` where it cannot be run."""
     # Slow to import, and most nodes have no such program.
-    import subprocess
-
     from slurm_robust.nodes.site import ENVIRON
+    from slurm_robust.util.bounded import run_bounded
 
-    try:
-        found = subprocess.run(
-            [host.path(PROGRAM), option],
-            env=ENVIRON,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return ""
-    return found.stdout[: 2**16].decode(errors="replace")
+    found = run_bounded(
+        [str(host.path(PROGRAM)), option],
+        limit_s=limit_s,
+        most_bytes=2**16,
+        env=ENVIRON,
+        errors=False,
+        own_session=False,  # sources are killed with their group
+    )
+    return "" if found.code is None else found.output.decode(errors="replace")
 
 
 def judge(view: View[ImexFacts], config: NodeConfig) -> Iterator[Finding]:
