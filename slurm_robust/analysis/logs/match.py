@@ -179,8 +179,30 @@ def _shape(text: str) -> str:
     return _NUMBER.sub("0", text.lower())
 
 
-# Of the same few hundred for every log.
+# Of the same few hundred for every log, as is the next.
 _shape_of_literal = cache(_shape)
+
+
+@cache
+def _longest_word(shape: str) -> str:
+    return max(shape.split(), key=len, default="")
+
+
+class _Shapes:
+    """Shapes of lines in one text, which is searched far faster than each by itself."""
+
+    def __init__(self, shapes: Sequence[str]) -> None:
+        self._shapes = shapes
+        self.whole = "\n".join(shapes)
+        self._starts = list(accumulate((len(shape) + 1 for shape in shapes), initial=0))
+
+    def having(self, literal: str) -> Iterator[str]:
+        """Those with ``literal``, in order."""
+        place = self.whole.find(literal)
+        while place >= 0:
+            index = bisect_right(self._starts, place) - 1
+            yield self._shapes[index]
+            place = self.whole.find(literal, self._starts[index + 1])
 
 
 class _Log:
@@ -191,9 +213,9 @@ class _Log:
         self._alike: dict[str, list[int]] = defaultdict(list)
         for at, shape in enumerate(_shape("\n".join(line.text for line in lines)).split("\n")):
             self._alike[shape].append(at)
-        self._shapes = list(self._alike)
-        self._whole = "\n".join(self._shapes)
-        self._starts = list(accumulate((len(shape) + 1 for shape in self._shapes), initial=0))
+        self._by_first = _Shapes(list(self._alike))
+        # Most literals are in no line, and a log has far fewer words than text.
+        self._words = "\n".join(set(self._by_first.whole.split()))
         self._known: dict[str, bool] = {}
         self._texts: dict[int, str] = {}
 
@@ -203,6 +225,11 @@ class _Log:
             guess = is_guess(self.lines, at)
             self._texts[at] = "" if guess else without_guess(canonical(self.lines[at].text))
         return self._texts[at]
+
+    @cached_property
+    def _by_last(self) -> _Shapes:
+        """The shapes in the opposite order of the last lines that have them."""
+        return _Shapes(sorted(self._alike, key=lambda shape: -self._alike[shape][-1]))
 
     @cached_property
     def progress(self) -> survival.Progress:
@@ -219,22 +246,21 @@ class _Log:
     def having(self, literal: str) -> list[int]:
         """The first and the last lines that may have ``literal``."""
         shape = _shape_of_literal(literal)
-        if shape not in self._whole:
+        if _longest_word(shape) not in self._words:
             return []
-        found = sorted(at for alike in self._walk(shape) for at in self._alike[alike])
+        # Of more shapes none has a line among the first ones.
+        found = [self._alike[alike] for alike in islice(self._by_first.having(shape), MOST_LINES + 1)]
+        if sum(map(len, found)) <= MOST_LINES:
+            return sorted(at for ats in found for at in ats)
         half = MOST_LINES // 2
-        return found if len(found) <= MOST_LINES else [*found[:half], *found[-half:]]
-
-    def _walk(self, literal: str) -> Iterator[str]:
-        place = self._whole.find(literal)
-        while place >= 0:
-            index = bisect_right(self._starts, place) - 1
-            yield self._shapes[index]
-            place = self._whole.find(literal, self._starts[index + 1])
+        first = sorted(at for ats in found[:half] for at in ats[:half])
+        if len(found) > MOST_LINES:
+            found = [self._alike[alike] for alike in islice(self._by_last.having(shape), half)]
+        return [*first[:half], *sorted(at for ats in found for at in ats[-half:])[-half:]]
 
     def has(self, pattern: re.Pattern[str]) -> bool:
         """Whether the shape of any line is like that."""
-        return any(map(pattern.search, self._shapes))
+        return any(map(pattern.search, self._alike))
 
     def trouble(self, harmless: Set[int]) -> tuple[Line, ...]:
         """The last lines that look like failures, without ``harmless`` ones and those that are like them."""
