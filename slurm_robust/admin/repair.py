@@ -395,7 +395,7 @@ def _outlook_text(seen: Sequence[Outlook]) -> str:
     lines = []
     for one in seen:
         would = (
-            f"would not be touched: {one.obstacle}"
+            f"would not be touched: {one.obstacle.removesuffix(f': {one.reason}')}"
             if one.obstacle
             else "would be tested and, if it fails, its GPUs reset or it rebooted, as the check suggests; "
             f"{one.left} more within 7 days"

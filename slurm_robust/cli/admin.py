@@ -83,7 +83,9 @@ def _register_diagnose(commands: Commands) -> None:
         epilog="Exit codes: 0 all passed, 1 something failed, 3 something unknown.",
         json=True,
     )
-    parser.add_argument("--nodes", metavar="LIST", default="", help="only these nodes, as a hostlist")
+    parser.add_argument(
+        "--nodes", metavar="LIST", type=hostlist, default=(), help="only these nodes, as a hostlist"
+    )
     parser.add_argument(
         "--tests", metavar="A,B", default="", help="only these tests (default: all that apply)"
     )

@@ -76,7 +76,9 @@ def hostlist(text: str) -> tuple[str, ...]:
     from slurm_robust.util.hostlist import InvalidHostlist, expand
 
     try:
-        return expand(text)
+        if names := expand(text):
+            return names
+        raise InvalidHostlist(f"{text!r} names no node")
     except InvalidHostlist as error:
         raise UsageError(str(error), fix="name nodes as Slurm does, for example gpu[001-004,007]") from error
 

@@ -106,12 +106,19 @@ def _hears(commands: Sequence[Command], index: int, start: int) -> bool | None:
     if words[:1] == ["exec"]:
         if piped or command.end == "&" or command.depth:
             return False
-        return _passes(words[1:])
+        return _passes(_behind_exec(words[1:]))
     if command.end != "&" or piped or command.depth:
         return False
     through = _passes(words)
     passed = _passed_on(commands, index)
     return through and passed if through is not None else None
+
+
+def _behind_exec(words: Sequence[str]) -> Sequence[str]:
+    """The program behind ``exec`` and its options: ``exec -cl -a NAME program``."""
+    while words and (option := re.fullmatch(r"-(?:-|[cl]+|[cl]*(a))", words[0])):
+        words = words[2:] if option[1] else words[1:]
+    return words
 
 
 def _passes(words: Sequence[str]) -> bool | None:

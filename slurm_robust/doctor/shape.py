@@ -40,6 +40,9 @@ class Shape(Record):
     both: str = ""
     """The same with ``--gpus-per-node`` beside it."""
 
+    open_quote: int | None = None
+    """The line of a quote that does not end."""
+
     restarts: str = ""
     """How it reads SLURM_RESTART_COUNT although that may not be set, "" for not."""
 
@@ -48,7 +51,8 @@ def shape_of(script: str) -> Shape | None:
     """None for a script that is for no shell."""
     if not re.search(r"sh\b", script.partition("\n")[0]):
         return None
-    commands = shell.parse(script).commands
+    parsed = shell.parse(script)
+    commands = parsed.commands
     runs = [index for index, command in enumerate(commands) if start_of(command.words) is not None]
     hides, code = _hides(commands, runs[0]) if runs else ("", None)
     steps = [words for command in commands if "srun" in (words := tuple(map(unquoted, command.words)))[:3]]
@@ -69,6 +73,7 @@ def shape_of(script: str) -> Shape | None:
         or any(_plain(command)[:1] == ("exec",) and len(_plain(command)) > 1 for command in commands),
         gres=_line(gres),
         both=_line(both),
+        open_quote=parsed.open_quote,
         restarts=_restarts(commands),
     )
 

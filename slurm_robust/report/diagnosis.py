@@ -24,7 +24,7 @@ from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.report.console import STYLES, show
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
-from slurm_robust.util.hostlist import InvalidHostlist, expand, fold
+from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import one_line
 
 
@@ -47,7 +47,7 @@ class WrongArgument(SrobustError):
 
 
 def main(
-    *, nodes: str, tests: Sequence[str], bitwise: bool, storage: str, budget_s: float, json: bool
+    *, nodes: Sequence[str], tests: Sequence[str], bitwise: bool, storage: str, budget_s: float, json: bool
 ) -> int:
     """Run the tests and print what they found. Raises :class:`WrongArgument`, ``SlurmError``."""
     if strange := [test for test in tests if test not in BY_NAME]:
@@ -121,11 +121,11 @@ def _with(result: TestResult) -> str:
     return f" with {fold(others)}" if others else ""
 
 
-def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str]]:
+def _place(environ: Mapping[str, str], wanted: Sequence[str]) -> tuple[Place, Sequence[str]]:
     """Where to test, and the nodes there."""
     if not environ.get("SLURM_JOB_ID"):
         here = socket.gethostname().partition(".")[0]
-        if wanted and wanted != here:
+        if wanted and tuple(wanted) != (here,):
             raise WrongArgument(
                 "outside a job only this node can be tested",
                 fix="use it inside sbatch or salloc",
@@ -135,10 +135,7 @@ def _place(environ: Mapping[str, str], wanted: str) -> tuple[Place, Sequence[str
     slurm = CliSlurmClient()
     # Slurm's own answer: the variables are stale once a node is lost.
     allocation = slurm.allocation(allocation_from_environment(environ).job_id)
-    try:
-        names = expand(wanted) if wanted else allocation.nodes
-    except InvalidHostlist as error:
-        raise WrongArgument(f"--nodes: {error}", fix="write it as Slurm does: n[1-4,7]") from error
+    names = wanted or allocation.nodes
     if foreign := [name for name in names if name not in allocation.nodes]:
         raise WrongArgument(f"the job does not hold {fold(foreign)}", fix="name nodes of this job only")
     # In the order of Slurm, in which neighbours are near each other.

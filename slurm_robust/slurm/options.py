@@ -71,6 +71,9 @@ class Options(Record):
     near: tuple[int, ...] = ()
     """The lines with options that look like ``#SBATCH`` lines and are none (``#sbatch``, ``# SBATCH``)."""
 
+    heterogeneous: bool = False
+    """It asks for several components (``#SBATCH hetjob``); the options are those of the first."""
+
     off: dict[str, int] = {}
     """Options that only a comment asks for (``##SBATCH``), with the number of its line."""
 
@@ -91,7 +94,14 @@ def of_script(script: str, environ: Mapping[str, str]) -> Options:
     given, unknown = _of_words(lines.words, to_the_end=True)
     given = _merged(given, _of_environment(environ))
     off = {name: line for name, line in lines.off.items() if name not in given}
-    return Options(given=given, unknown=unknown + lines.refused, late=lines.late, near=lines.near, off=off)
+    return Options(
+        given=given,
+        unknown=unknown + lines.refused,
+        late=lines.late,
+        near=lines.near,
+        heterogeneous=lines.heterogeneous,
+        off=off,
+    )
 
 
 def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options:
@@ -107,6 +117,7 @@ def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options
         complete=bool(submission.line and submission.script),
         late=lines.late,
         near=lines.near,
+        heterogeneous=lines.heterogeneous,
     )
 
 
@@ -131,6 +142,7 @@ class _Lines(Record):
     late: tuple[int, ...]
     near: tuple[int, ...]
     off: dict[str, int]
+    heterogeneous: bool
 
 
 def _lines(script: str) -> _Lines:
@@ -160,7 +172,14 @@ def _lines(script: str) -> _Lines:
                 found_words, wrong = _arguments(_COMPONENTS.split(text)[0])
                 words += found_words
                 refused += wrong
-    return _Lines(words=tuple(words), refused=tuple(refused), late=tuple(late), near=tuple(near), off=off)
+    return _Lines(
+        words=tuple(words),
+        refused=tuple(refused),
+        late=tuple(late),
+        near=tuple(near),
+        off=off,
+        heterogeneous=apart,
+    )
 
 
 _NEAR = re.compile(

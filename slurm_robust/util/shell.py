@@ -9,13 +9,16 @@ from typing import NamedTuple
 # What a shell replaces as a whole: $(…) and <(…) with two more levels of parentheses, ${…}, `…`.
 _EXPANSION = r"[$<>]\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\{[^}\n]{0,200}\}|`[^`]*`"
 # A quote that does not end is a letter of its word.
+_QUOTED = (
+    rf"""{_EXPANSION}|"(?:{_EXPANSION}|\\[\s\S]|[^"\\$`]|\$(?![({{]))*"|"""
+    r"""\$'(?:\\[\s\S]|[^'\\])*'|'[^']*'|\\[\s\S]"""
+)
 _TOKEN = re.compile(
     r"(?P<blank>(?:[^\S\n]|\\\n)+)"
     r"|(?P<comment>(?<![^\s;&|()])#.*)"
     rf"|(?P<redirection>(?:(?<![^\s;&|()])\d+)?(?:<<<|<<-?|<>|[<>]&|>>|>\||[<>])(?!\()|&>>?)"
     r"|(?P<end>\n|;;&|;;|;&|&&|\|\||\|&|[;&|()])"
-    rf"""|(?P<word>(?:{_EXPANSION}|"(?:{_EXPANSION}|\\[\s\S]|[^"\\$`]|\$(?![({{]))*"|'[^']*'|\\[\s\S]"""
-    r"|[^\s;&|()<>])+)"
+    rf"|(?P<word>(?:{_QUOTED}|[^\s;&|()<>])+)"
     r"|(?P<other>[\s\S])"
 )
 
@@ -43,6 +46,9 @@ class Script(NamedTuple):
     comments: frozenset[int]
     """The numbers of lines that a comment begins in: none inside of a string or a here-document."""
 
+    open_quote: int | None = None
+    """The number of the line with a quote that does not end; None also where parentheses hide it."""
+
 
 def parse(text: str) -> Script:
     """Simple commands in the order in which they stand, empty ones left out but for their operators."""
@@ -52,18 +58,23 @@ def parse(text: str) -> Script:
     words: list[str] = []
     awaited: list[tuple[str, bool]] = []
     operator, at, line, depth, documents = "", 0, 1, 0, 0
+    open_quote: int | None = None
+    nested = False
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:  # pragma: no cover  any character is a token
+        match = _TOKEN.match(text, at)
+        if match is None:  # pragma: no cover  any character is a token
             break
-        kind, token = found.lastgroup, found[0]
-        at = found.end()
+        kind, token = match.lastgroup, match[0]
+        at = match.end()
         if kind == "comment":
             comments.add(line)
         elif kind == "redirection":
             operator = token
         elif kind == "word" or kind == "other":
             word = token.replace("\\\n", "")
+            nested = nested or (token.endswith("$") and text.startswith("(", at))
+            if open_quote is None and any(text.find(q, at) < 0 for q in _quotes(token)):
+                open_quote = line
             if operator.startswith("<<") and operator != "<<<":
                 awaited.append((re.sub(r"[\\'\"]", "", word), operator == "<<-"))
             elif not operator:
@@ -82,7 +93,13 @@ def parse(text: str) -> Script:
                 documents += 1
             awaited = []
     commands.append(Command(tuple(words), "\n", depth))
-    return Script(tuple(c for c in commands if c.words or c.end != "\n"), frozenset(comments))
+    found = tuple(command for command in commands if command.words or command.end != "\n")
+    return Script(found, frozenset(comments), None if nested else open_quote)
+
+
+def _quotes(token: str) -> frozenset[str]:
+    """The quotes in it that do not end there."""
+    return frozenset(re.sub(_QUOTED, "", token)) & {'"', "'"} if '"' in token or "'" in token else frozenset()
 
 
 def _behind(text: str, start: int, delimiter: str, *, tabs: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, Unseen, known
 from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rules.settings import CONFIGURATION, sizes_in
 from slurm_robust.slurm.records import SlurmVersion
 
 _STRICT = SlurmVersion(major=26, minor=5)
@@ -34,6 +35,20 @@ def _one_node(facts: Facts) -> str:
     if nodes is None or not tasks or tasks >= nodes:
         return ""
     return f"--nodes={facts.option('nodes')} with --ntasks={tasks}: the job gets {tasks} of {nodes} nodes"
+
+
+def _heterogeneous(facts: Facts) -> str:
+    several = known(facts.options, "sbatch's options").heterogeneous
+    return "the job is heterogeneous: it has several components (#SBATCH hetjob)" if several else ""
+
+
+def _too_few(facts: Facts) -> str:
+    sizes, nodes = sizes_in(facts), known(facts.nodes, "the number of nodes")
+    if 1 <= sizes.slots <= nodes:
+        return ""
+    asked = f"--nodes {facts.config.nodes} " if facts.config.nodes is not None else ""
+    needs = max(1, sizes.slots) + facts.config.spares
+    return f"srobust run {asked}--spares {facts.config.spares} needs {needs} nodes, the job asks for {nodes}"
 
 
 def _segment(facts: Facts) -> str:
@@ -87,6 +102,24 @@ def _outer_job(facts: Facts) -> str:
 
 
 RULES = (
+    Rule(
+        name="job.heterogeneous",
+        level=Level.BAD,
+        needs=("options",),
+        why="srobust run ends with 71: its agents need one step on all nodes",
+        fix="submit a job of one component",
+        source="docs/exit-codes.md; sbatch(1), HETEROGENEOUS JOBS",
+        judge=_heterogeneous,
+    ),
+    Rule(
+        name="job.too_few_nodes",
+        level=Level.BAD,
+        needs=("nodes", "configured"),
+        why="the job ends with 71 as soon as it has started",
+        fix="submit with more --nodes, or with fewer spares",
+        source=f"docs/exit-codes.md; {CONFIGURATION}, spares",
+        judge=_too_few,
+    ),
     Rule(
         name="job.one_node",
         level=Level.BAD,

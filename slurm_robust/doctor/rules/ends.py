@@ -52,7 +52,7 @@ def _warning(facts: Facts) -> str:
         signal = parse_signal(asked) if asked is not None else None
     except (Unseen, SlurmError):
         return ""
-    if signal is None or signal.name != "USR1":
+    if signal is None or signal.name != "USR1" or not signal.to_batch:
         return ""
     return f"{signal.before_s} s (--signal={asked}), then "
 

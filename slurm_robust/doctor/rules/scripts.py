@@ -42,6 +42,11 @@ def _unheard(facts: Facts) -> str:
     return f"--signal={asked} goes to the shell of the script, which has no trap for it"
 
 
+def _open_quote(facts: Facts) -> str:
+    line = _shape(facts).open_quote
+    return f"the quote in line {line} does not end" if line is not None else ""
+
+
 def _restart_count(facts: Facts) -> str:
     try:
         if facts.release >= _COUNTED:
@@ -52,6 +57,15 @@ def _restart_count(facts: Facts) -> str:
 
 
 RULES = (
+    Rule(
+        name="job.open_quote",
+        level=Level.BAD,
+        needs=("shape",),
+        why="all that follows is one string, which the shell refuses: srobust run does not start",
+        fix="close the quote, or write \\ before an apostrophe",
+        source="bash(1), QUOTING",
+        judge=_open_quote,
+    ),
     Rule(
         name="job.exit_code",
         level=Level.NOTE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, known
 from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.policy.resharding import Sizes, sizes_of
 
 PROCESS_GROUP_S = 600
 """The default of ``init_process_group(timeout=…)`` with NCCL."""
@@ -51,7 +52,23 @@ def _reservation(facts: Facts) -> str:
     return f"there is no reservation {name} that this user may see (companions.reservation)"
 
 
-_CONFIGURATION = "docs/configuration.md"
+CONFIGURATION = "docs/configuration.md"
+
+
+def sizes_in(facts: Facts) -> Sizes:
+    """Slots and spares of a first run of the job."""
+    nodes, config = known(facts.nodes, "the number of nodes"), facts.config
+    return sizes_of(nodes, nodes=config.nodes, spares=config.spares, before=None, later_run=False)
+
+
+def _spares(facts: Facts) -> str:
+    spares = known(facts.configured, "a configuration").spares
+    if not spares:
+        return "spares is 0"
+    if facts.nodes is None or (sizes := sizes_in(facts)).spares >= spares or sizes.slots < 1:
+        return ""
+    return f"of {facts.nodes} nodes {sizes.slots} train, so {sizes.spares} of {spares} spares are left"
+
 
 RULES = (
     Rule(
@@ -78,7 +95,7 @@ RULES = (
         level=Level.NOTE,
         why="two late heartbeats are enough to declare a node dead",
         fix="set timings.node_dead_s to five heartbeats",
-        source=f"{_CONFIGURATION}, timings.node_dead_s",
+        source=f"{CONFIGURATION}, timings.node_dead_s",
         judge=_beats,
     ),
     Rule(
@@ -87,7 +104,7 @@ RULES = (
         needs=("refused",),
         why="the job ends as soon as it has started",
         fix="correct it in the batch script",
-        source=f"{_CONFIGURATION}; srobust run --help",
+        source=f"{CONFIGURATION}; srobust run --help",
         judge=lambda facts: f"srobust run says: {facts.refused}" if facts.refused else "",
     ),
     Rule(
@@ -96,8 +113,8 @@ RULES = (
         needs=("configured",),
         why="every lost node costs a requeue, or the wait for a node",
         fix="ask for one node more than train, and set spares to 1",
-        source=f"{_CONFIGURATION}, spares",
-        judge=lambda facts: "" if known(facts.configured, "a configuration").spares else "spares is 0",
+        source=f"{CONFIGURATION}, spares",
+        judge=_spares,
     ),
     Rule(
         name="settings.reservation",
@@ -112,7 +129,7 @@ RULES = (
         level=Level.NOTE,
         why="a recovery loses all steps since the last checkpoint on storage",
         fix="set checkpoint.memory to true",
-        source=f"{_CONFIGURATION}, checkpoint.memory",
+        source=f"{CONFIGURATION}, checkpoint.memory",
         judge=lambda facts: "" if facts.config.checkpoint.memory else "checkpoint.memory is false",
     ),
     Rule(
@@ -120,7 +137,7 @@ RULES = (
         level=Level.NOTE,
         why="the loss of a node costs all steps since the last checkpoint on storage",
         fix="set checkpoint.peers to true",
-        source=f"{_CONFIGURATION}, checkpoint.peers",
+        source=f"{CONFIGURATION}, checkpoint.peers",
         judge=_peers,
     ),
     Rule(
@@ -128,7 +145,7 @@ RULES = (
         level=Level.NOTE,
         why="a hang ends only by torch's own timeout, without stacks",
         fix="set detect.hang to true",
-        source=f"{_CONFIGURATION}, detect.hang",
+        source=f"{CONFIGURATION}, detect.hang",
         judge=lambda facts: "" if facts.config.detect.hang else "detect.hang is false",
     ),
     Rule(
@@ -136,7 +153,7 @@ RULES = (
         level=Level.BAD,
         why="the job ends when its allocation cannot be saved, instead of going on in another",
         fix="set slurm.requeue to true",
-        source=f"{_CONFIGURATION}, slurm.requeue",
+        source=f"{CONFIGURATION}, slurm.requeue",
         judge=lambda facts: "" if facts.config.slurm.requeue else "slurm.requeue is false",
     ),
     Rule(
@@ -144,7 +161,7 @@ RULES = (
         level=Level.BAD,
         why="nothing is recovered: what would be done is only printed",
         fix="set mode to act",
-        source=f"{_CONFIGURATION}, mode",
+        source=f"{CONFIGURATION}, mode",
         judge=lambda facts: "mode is observe" if facts.config.mode == "observe" else "",
     ),
 )

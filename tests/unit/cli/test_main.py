@@ -118,6 +118,11 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         (["config", "check", "/nowhere/job.yaml"], ExitCode.NO_INPUT, "cannot be read"),
         (["status", ""], ExitCode.USAGE, "JOB is empty"),
         *(
+            ([*words, nodes], ExitCode.USAGE, f"{nodes!r} names no node")
+            for nodes in ("", " ", "(null)")
+            for words in (["admin", "repair"], ["admin", "quarantine"], ["nodes"], ["diagnose", "--nodes"])
+        ),
+        *(
             (["nodes", "--days", days], ExitCode.USAGE, f"'{days}' is not a number above 0")
             for days in ("nan", "inf", "-1", "0", "1e300")
         ),

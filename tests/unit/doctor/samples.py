@@ -234,6 +234,11 @@ BAD: dict[str, tuple[Change, ...]] = {
     "job.mem_update": (options(mem_update="20@10"),),
     "job.mem": (options(mem=None),),
     "job.one_node": (options(nodes="4", ntasks="1"), options(nodes="4-8", ntasks="3")),
+    "job.heterogeneous": (fact(options=Options(given=OPTIONS, heterogeneous=True)),),
+    "job.too_few_nodes": (
+        lambda facts: config(spares=2)(fact(nodes=2)(facts)),
+        lambda facts: config(nodes=5, spares=1)(fact(nodes=4)(facts)),
+    ),
     "job.segment": (options(nodes="18", segment="16"), options(nodes="5", segment="4")),
     "job.gpu_options": (
         options(gres="gpu:8", gpus_per_node="8"),
@@ -243,6 +248,7 @@ BAD: dict[str, tuple[Change, ...]] = {
     ),
     "job.gpus_in_all": (options(gpus="32"),),
     "job.outer_job": (environ(SLURM_NTASKS="1", SLURM_JOB_ID="7"),),
+    "job.open_quote": (fact(shape=Shape(open_quote=7)),),
     "job.exit_code": (fact(shape=Shape(hides="'|| true' behind it", code=0)),),
     "job.exit_requeued": (
         fact(shape=Shape(hides="exit 75", code=75)),
@@ -258,7 +264,10 @@ BAD: dict[str, tuple[Change, ...]] = {
     "timeouts.node_dead": (config("timings", node_dead_s=2.0),),
     "job.exec": (fact(hears=False),),
     "settings.refused": (fact(refused="unknown arguments: --spare; fix: see srobust run --help"),),
-    "settings.spares": (config(spares=0),),
+    "settings.spares": (
+        config(spares=0),
+        lambda facts: config(nodes=4, spares=1)(fact(nodes=4)(facts)),
+    ),
     "settings.reservation": (
         lambda facts: config("companions", reservation="spare")(fact(reservations=("spares",))(facts)),
     ),

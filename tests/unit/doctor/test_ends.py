@@ -25,6 +25,12 @@ def test_each_end_has_its_time() -> None:
     assert found["preemption"].startswith("the GraceTime of its QOS ('sacctmgr show qos'); without one, 55 s")
 
 
+@pytest.mark.parametrize("asked", ["USR1@120", "R:USR1@120", "B:TERM@120", "USR2"])
+def test_a_signal_that_srobust_does_not_get_gives_no_time(asked: str) -> None:
+    found = lines(fact(options=Options(given={"signal": asked}))(GOOD))
+    assert found["time limit"] == "25 s after SIGTERM (KillWait=30)"
+
+
 @pytest.mark.parametrize(
     ("terms", "said"),
     [

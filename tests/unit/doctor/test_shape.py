@@ -179,6 +179,26 @@ def test_within_one_segment_earlier_releases_refuse() -> None:
     assert apply(BY_NAME["job.segment"], facts).level is Level.BAD
 
 
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        (f'echo unterminated "string\nexec {RUN}', 3),
+        (f"echo it's\nexec {RUN}", 3),
+        (f"{RUN}\necho 'a\nb", 4),
+        ('x="$(date) and', 3),
+        (f'echo "a\nb"\nexec {RUN}', None),
+        ("echo it\\'s # don't", None),
+        ("cat <<EOF\nit's\nEOF", None),
+        ('x="$(a $(b $(c $(d "e"))))"', None),
+        ("""echo "it's" 'a "quote'""", None),
+        ("x=${y//\\'/}", None),
+        ("echo $'it\\'s'", None),
+    ],
+)
+def test_a_quote_that_does_not_end(lines: str, line: int | None) -> None:
+    assert shape(lines).open_quote == line
+
+
 def test_a_script_for_no_shell_has_no_shape() -> None:
     assert shape_of("#!/usr/bin/env python3\nimport os\n") is None
 

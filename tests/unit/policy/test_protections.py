@@ -17,7 +17,7 @@ from slurm_robust.policy.protections import protections, told
 
 ALL = (
     "protected: restarts, hangs, faults of nodes, spare nodes, requeue, takeover of the controller, "
-    "saved steps in memory, saved steps on a second node"
+    "steps that the script saves, in memory, steps that the script saves, on a second node"
 )
 
 
@@ -48,13 +48,13 @@ def test_a_usual_job_has_them_all() -> None:
         (
             {"checkpoint": CheckpointConfig(memory=False)},
             {
-                "saved steps in memory": "checkpoint.memory is false",
-                "saved steps on a second node": "checkpoint.memory is false",
+                "steps that the script saves, in memory": "checkpoint.memory is false",
+                "steps that the script saves, on a second node": "checkpoint.memory is false",
             },
         ),
         (
             {"checkpoint": CheckpointConfig(peers=False)},
-            {"saved steps on a second node": "checkpoint.peers is false"},
+            {"steps that the script saves, on a second node": "checkpoint.peers is false"},
         ),
     ],
 )
@@ -66,19 +66,22 @@ def test_one_node_has_nobody_else() -> None:
     assert lacking(slots=1, spares=0).keys() == {
         "spare nodes",
         "takeover of the controller",
-        "saved steps on a second node",
+        "steps that the script saves, on a second node",
     }
-    assert lacking(slots=1, spares=1) == {"saved steps on a second node": "training on one node"}
+    assert lacking(slots=1, spares=1) == {
+        "steps that the script saves, on a second node": "training on one node"
+    }
 
 
 def test_observe_mode_does_nothing_and_still_saves() -> None:
     found = protections(JobConfig(mode="observe"), 4, 1)
     assert [one.name for one in found if not one.lacking] == [
-        "saved steps in memory",
-        "saved steps on a second node",
+        "steps that the script saves, in memory",
+        "steps that the script saves, on a second node",
     ]
     assert told(found).startswith(
-        "protected: saved steps in memory, saved steps on a second node; not: restarts ("
+        "protected: steps that the script saves, in memory, steps that the script saves, on a second node; "
+        "not: restarts ("
     )
 
 

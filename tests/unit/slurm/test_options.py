@@ -63,6 +63,7 @@ def test_what_is_no_option_ends_nothing(words: str, given: dict[str, str], unkno
     assert options.unknown == unknown
     assert options.given.items() >= given.items()
     assert ("time" in options.given) is not words.startswith("hetjob")
+    assert options.heterogeneous is words.startswith("hetjob")
 
 
 HERE = """#!/bin/bash
