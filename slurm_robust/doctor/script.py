@@ -148,11 +148,7 @@ def _passed_on(commands: Sequence[Command], index: int) -> bool | None:
     after = commands[index + 1 :]
     if not traps or not any("wait" in c.words[:4] for c in after):
         return False
-    action = unquoted(traps[-1][1])
-    kills = (
-        [*_of_function(commands, action)] if re.fullmatch(r"\w+", action) else [*shell.parse(action).commands]
-    )
-    for kill in kills:
+    for kill in commands_of(commands, unquoted(traps[-1][1])):
         target = _killed(kill.words)
         if target is None:
             continue
@@ -165,6 +161,12 @@ def _passed_on(commands: Sequence[Command], index: int) -> bool | None:
             return not any(c.end == "&" for c in after)
         return name[1] in _pid_variables(after)
     return False
+
+
+def commands_of(commands: Sequence[Command], action: str) -> tuple[Command, ...]:
+    """The commands of a trap's action: those of a function of the script that it names, or its own."""
+    named = re.fullmatch(r"\w+", action)
+    return (*(_of_function(commands, action) if named else ()), *shell.parse(action).commands)
 
 
 def _of_function(commands: Sequence[Command], name: str) -> Iterator[Command]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from slurm_robust.doctor.script import start_of, unquoted
+from slurm_robust.doctor.script import commands_of, start_of, unquoted
 from slurm_robust.model.record import Record
 from slurm_robust.util import shell
 from slurm_robust.util.shell import Command
 
 _CLOSERS = frozenset({"fi", "done", "esac", "}", ")"})
 _CONDITIONS = frozenset({"if", "elif", "while", "until", "!"})
+_LOOPS = frozenset({"while", "until", "for"})
+_PSEUDO = frozenset({"EXIT", "0", "ERR", "DEBUG", "RETURN"})
 _COMPARES = frozenset({"-eq", "-ne", "-gt", "-ge", "-lt", "-le"})
 _RESTARTS = re.compile(r"\$(?:SLURM_RESTART_COUNT\b|\{SLURM_RESTART_COUNT\})")
 
@@ -30,6 +32,9 @@ class Shape(Record):
 
     traps: frozenset[str] = frozenset()
     """Signals for which it has a ``trap``, without ``SIG``."""
+
+    waits_once: str = ""
+    """The one ``wait`` for what it started in the background, which ends when a trap has run; "" for none."""
 
     replaced: bool = False
     """The shell waits for nothing: a program takes its place (``exec``), or there is none."""
@@ -69,6 +74,7 @@ def shape_of(script: str) -> Shape | None:
         hides=hides,
         code=code,
         traps=frozenset(traps),
+        waits_once=_waits_once(commands),
         replaced=not commands
         or any(_plain(command)[:1] == ("exec",) and len(_plain(command)) > 1 for command in commands),
         gres=_line(gres),
@@ -76,6 +82,31 @@ def shape_of(script: str) -> Shape | None:
         open_quote=parsed.open_quote,
         restarts=_restarts(commands),
     )
+
+
+def _waits_once(commands: Sequence[Command]) -> str:
+    """Bash ends a ``wait`` for a trapped signal, runs the trap and goes on behind it."""
+    traps = [words for c in commands if (words := _without_dashes(c.words))[:1] == ("trap",)]
+    actions = [
+        commands_of(commands, unquoted(words[1]))
+        for words in traps
+        if len(words) > 2 and unquoted(words[1]) not in ("", "-") and not _PSEUDO.issuperset(words[2:])
+    ]
+    # One that ends the script, or waits itself, means what it does.
+    if not any(not any({"wait", "exit"} & set(c.words[:3]) for c in action) for action in actions):
+        return ""
+    behind = next((i for i in range(len(commands) - 1, -1, -1) if commands[i].end == "&"), len(commands))
+    waits = [at for at in range(behind + 1, len(commands)) if "wait" in commands[at].words[:4]]
+    if len(waits) != 1 or commands[waits[0]].end == "||":
+        return ""
+    loops = [at for at, c in enumerate(commands) if _LOOPS & set(c.words[:2])]
+    ends = [at for at, c in enumerate(commands) if c.words[:1] == ("done",)]
+    is_open = sum(at <= waits[0] for at in loops) > sum(at < waits[0] for at in ends)
+    return "" if is_open or any(at > waits[0] for at in loops) else _line([_plain(commands[waits[0]])])
+
+
+def _without_dashes(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word for word in words if word != "--")
 
 
 def _line(found: Sequence[Sequence[str]]) -> str:

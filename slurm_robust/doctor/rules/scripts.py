@@ -47,6 +47,11 @@ def _open_quote(facts: Facts) -> str:
     return f"the quote in line {line} does not end" if line is not None else ""
 
 
+def _trap_wait(facts: Facts) -> str:
+    once = _shape(facts).waits_once
+    return f"there is a trap, and a single '{once}' for what runs in the background" if once else ""
+
+
 def _restart_count(facts: Facts) -> str:
     try:
         if facts.release >= _COUNTED:
@@ -94,6 +99,17 @@ RULES = (
         fix="write exec srobust run, or a trap that passes the signal on and waits",
         source="sbatch(1) --signal; bash(1), SIGNALS",
         judge=_unheard,
+    ),
+    Rule(
+        name="job.trap_wait",
+        level=Level.BAD,
+        needs=("shape",),
+        why="a signal ends the wait; behind its trap the script goes on to its end, and Slurm kills steps "
+        "and programs that still save",
+        fix="wait again: while kill -0 $pid; do wait $pid; done, or a wait in the trap; or write "
+        "exec srobust run",
+        source="bash(1), SIGNALS; sbatch(1): the job ends with its script",
+        judge=_trap_wait,
     ),
     Rule(
         name="job.restart_count",

@@ -255,6 +255,7 @@ BAD: dict[str, tuple[Change, ...]] = {
         lambda facts: slurm(RequeueExitHold="99")(fact(shape=Shape(hides="exit 99", code=99))(facts)),
     ),
     "job.signal_unheard": (fact(shape=Shape(protected=False)),),
+    "job.trap_wait": (fact(shape=Shape(waits_once="wait $pid")),),
     "job.restart_count": (fact(shape=Shape(restarts="[ $SLURM_RESTART_COUNT -gt 0 ]")),),
     "timeouts.process_group": (config("detect", hang_floor_s=900.0),),
     "timeouts.nccl_heartbeat": (

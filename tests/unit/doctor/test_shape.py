@@ -226,3 +226,36 @@ def test_scripts_of_users(name: str, rules: set[str]) -> None:
     facts = slurm(RequeueExit="99", SlurmctldParameters="")(change(GOOD))
     found = {rule.name for rule in RULES if rule.name.startswith("job.") and apply(rule, facts).text}
     assert {name for name in found if apply(BY_NAME[name], facts).level is not Level.UNKNOWN} == rules
+
+
+TRAP = "trap 'kill -USR1 $p' USR1\n"
+FUNCTION = "pass() {\n  kill -USR1 $p\n}\ntrap pass USR1 TERM\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "wait"),
+    [
+        (f"{TRAP}srun x & p=$!; wait $p", "wait $p"),
+        (f"{TRAP}srun x &\np=$!\nwait", "wait"),
+        (f"{TRAP}srun x &\np=$!\nwait $p\ncode=$?\nexit $code", "wait $p"),
+        (f"srun x &\np=$!\n{TRAP}wait ${{p}}", "wait ${p}"),
+        (f"{FUNCTION}srun x &\np=$!\nwait $p", "wait $p"),
+        ("trap -- 'kill $p' SIGTERM\nfor i in 1 2; do\n  srun x &\n  p=$!\ndone\nwait", "wait"),
+        (f"{TRAP}{RUN} & p=$!\nwait $p", "wait $p"),
+        (f"{TRAP}srun x & p=$!; wait $p; wait $p", ""),
+        (f"{TRAP}srun x & p=$!\nwait $p || wait $p", ""),
+        (f"{TRAP}srun x & p=$!\nwhile kill -0 $p; do wait $p; done", ""),
+        (f"{TRAP}srun x & p=$!\nuntil wait $p; do :; done", ""),
+        (f"{TRAP}srun x & p=$!\nwait $p\nwhile kill -0 $p; do sleep 1; done", ""),
+        ("trap 'kill -USR1 $p; wait $p' USR1\nsrun x & p=$!; wait $p", ""),
+        ("pass() {\n  kill -USR1 $p\n  wait $p\n}\ntrap pass USR1\nsrun x & p=$!\nwait $p", ""),
+        ("trap 'kill $p; exit 1' TERM\nsrun x & p=$!; wait $p", ""),
+        ("trap 'rm -f x' EXIT\nsrun x & p=$!; wait $p", ""),
+        ("trap '' USR1\nsrun x & p=$!; wait $p", ""),
+        ("trap - USR1\nsrun x & wait", ""),
+        (f"{TRAP}srun x", ""),
+        ("srun x & wait", ""),
+    ],
+)
+def test_a_wait_ends_with_the_trap(lines: str, wait: str) -> None:
+    assert shape(lines).waits_once == wait
