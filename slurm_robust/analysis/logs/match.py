@@ -35,6 +35,10 @@ _XID = re.compile(
     re.IGNORECASE,
 )
 
+# How the driver tells what a GPU needs, and the times that may stand in front of it.
+_NEEDS = "GPU recovery action changed"
+_TIMES = re.compile(r"\d+(?:[-:/.,T ]\d+)+")
+
 _NUMBER = re.compile(r"[0-9]+")
 
 # Too little for a verdict, and enough to tell a healthy training from a log that nobody understands.
@@ -174,6 +178,17 @@ def _event(message: str) -> xid.Xid | None:
     return xid.parse(f"NVRM: Xid (0000:00:00): {retold[1]}, {message[retold.end() :].lstrip(' ,:')}")
 
 
+def _needs(text: str) -> tuple[str, xid.Severity]:
+    """The GPU of XID 154, with all but times that stands in front of it, and what it needs; "" for none."""
+    message = xid.without_prefix(text)
+    found = xid.parse(message)
+    if found is None or found.code != xid.RECOVERY_ACTION:
+        return "", xid.Severity.PLAIN
+    # Hosts give their GPUs the same addresses.
+    before = _TIMES.sub("", text[: len(text) - len(message)])
+    return f"{''.join(before.split())} {found.address}", found.severity
+
+
 def _shape(text: str) -> str:
     """In lower case, and each number is 0: a literal in a line is also in the line's shape."""
     return _NUMBER.sub("0", text.lower())
@@ -220,11 +235,18 @@ class _Log:
         self._texts: dict[int, str] = {}
 
     def text(self, at: int) -> str:
-        """What rules read of a line: one spelling for all releases, and nothing that it only guesses."""
+        """What rules read of a line: one spelling for all releases, no guess, nothing that is over."""
         if at not in self._texts:
-            guess = is_guess(self.lines, at)
-            self._texts[at] = "" if guess else without_guess(canonical(self.lines[at].text))
+            is_void = at in self._over or is_guess(self.lines, at)
+            self._texts[at] = "" if is_void else without_guess(canonical(self.lines[at].text))
         return self._texts[at]
+
+    @cached_property
+    def _over(self) -> set[int]:
+        """The lines with what a GPU needed until the driver said of the same one that it needs nothing."""
+        found = [(at, _needs(self.lines[at].text)) for at in self.having(_NEEDS)]
+        last = {gpu: at for at, (gpu, needs) in found if gpu and needs is xid.Severity.NONE}
+        return {at for at, (gpu, needs) in found if needs is not xid.Severity.NONE and at < last.get(gpu, -1)}
 
     @cached_property
     def _by_last(self) -> _Shapes:

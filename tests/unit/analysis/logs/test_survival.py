@@ -141,3 +141,57 @@ def test_what_was_survived_stays_visible() -> None:
     found = read(f"{RETRY}\n{RESTORED}\n{STEPS}")
     assert [line for _, line in found.context] == [RETRY]
     assert found.advice.startswith("survived")
+
+
+def needs(to: str, *, gpu: str = "1b", before: str = "[ 17.5] ") -> str:
+    changed = "GPU recovery action changed from 0x9 (Other) to"
+    return f"{before}NVRM: Xid (PCI:0000:{gpu}:00): 154, {changed} {to}"
+
+
+RESET_NEEDED, NOTHING = "0x1 (GPU Reset Required)", "0x0 (None)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "stands"),
+    [
+        ([needs(RESET_NEEDED), needs(NOTHING)], False),
+        ([needs(RESET_NEEDED), needs("0x2 (Node Reboot Required)"), needs(NOTHING)], False),
+        ([needs(RESET_NEEDED, before="[  1.25] "), needs(NOTHING, before="[123456.5] ")], False),
+        (
+            [
+                needs(RESET_NEEDED, before="Nov 29 07:00:01 n1 kernel: "),
+                needs(NOTHING, before="Nov 29 08:00:01 n1 kernel: "),
+            ],
+            False,
+        ),
+        ([needs(NOTHING), needs(RESET_NEEDED)], True),
+        ([needs(RESET_NEEDED), needs(NOTHING), needs(RESET_NEEDED)], True),
+        ([needs(RESET_NEEDED), needs(NOTHING, gpu="3b")], True),
+        ([needs(RESET_NEEDED), needs(NOTHING)[:-9]], True),
+        ([needs(RESET_NEEDED), needs(NOTHING)[:-11]], True),
+        (
+            [
+                needs(RESET_NEEDED, before="Nov 29 07:00:01 n1 kernel: "),
+                needs(NOTHING, before="Nov 29 07:00:01 n2 kernel: "),
+            ],
+            True,
+        ),
+    ],
+    ids=[
+        "none after", "two before", "seconds", "dates", "order", "again", "another GPU",
+        "cut before the number", "cut before the action", "another host",
+    ],
+)  # fmt: skip
+def test_a_gpu_that_needs_nothing_any_more_takes_back_what_it_needed(lines: list[str], stands: bool) -> None:
+    found = classify("\n".join(lines), "kernel")
+    assert (found.action is Remedy.EVICT) is stands
+    assert (found.symptom == "healthy_noise") is not stands
+
+
+def test_a_gpu_that_needs_nothing_any_more_takes_back_no_other_error() -> None:
+    gsp = (
+        "NVRM: Xid (PCI:0000:1b:00): 119, pid=77, Timeout after 6s of waiting for RPC response from GPU0 GSP!"
+    )
+    found = classify("\n".join([gsp, needs(RESET_NEEDED), needs(NOTHING)]), "kernel")
+    assert found == classify("\n".join([gsp, needs(NOTHING)]), "kernel")
+    assert found.symptom == "driver_error"
