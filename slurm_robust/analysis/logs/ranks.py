@@ -43,6 +43,12 @@ _DEVICES = (
 
 _OF_OTHERS = ("secondary", "network_error")
 
+_COMPLAINS = 2
+"""The distance of a worker that complains about a peer from the cause."""
+
+_MOST_NAMING = 64
+"""The most workers of which is read whom they name: each takes milliseconds."""
+
 # The signals by which Slurm and people end a whole job.
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -156,7 +162,7 @@ def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
     """The least one is the root. A rank that only ended comes before one that complains about a peer."""
     if of_another:
         return max(_ROOTS.index(Tier.EFFECT), _ROOTS.index(reading.tier or Tier.NOISE)), -reading.weight
-    if reading.tier is Tier.CAUSE and reading.verdict.symptom in _DEVICES:
+    if _shows_device(reading):
         return -1, -reading.weight
     if reading.tier is Tier.SUMMARY and reading.verdict.action is Remedy.NONE:
         return len(_ROOTS), -reading.weight  # ended together with the others
@@ -179,25 +185,29 @@ def _time(line: str) -> float | None:
 
 def blames_peer(exit: WorkerExit, rules: RuleSet | None = None) -> bool:
     """Whether this worker failed because another one, or the network to it, had gone."""
-    return _complaint(exit, rules) is not None
+    return _may_complain(exit) and _complains(exit, read_exit(exit, rules))
 
 
-def _complaint(exit: WorkerExit, rules: RuleSet | None) -> Reading | None:
-    """What a worker says that failed because of another one; None for any other end."""
+def _may_complain(exit: WorkerExit) -> bool:
     # A library that gives up on a peer aborts; any other signal came from outside.
-    if not exit.failed or (exit.error is None and exit.signal not in (None, signal.SIGABRT)):
-        return None
-    found = read_exit(exit, rules)
-    is_one = found.tier is Tier.EFFECT or found.verdict.symptom in _OF_OTHERS
-    return found if is_one else None
+    return exit.failed and (exit.error is not None or exit.signal in (None, signal.SIGABRT))
+
+
+def _complains(exit: WorkerExit, found: Reading) -> bool:
+    return _may_complain(exit) and (found.tier is Tier.EFFECT or found.verdict.symptom in _OF_OTHERS)
+
+
+def _shows_device(reading: Reading) -> bool:
+    return reading.tier is Tier.CAUSE and reading.verdict.symptom in _DEVICES
 
 
 def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeExit | None:
     """The failed exit that explains the others; None when no worker failed.
 
-    A worker killed by a signal or stopped by an exception of its own comes before one that was asked to
-    end, that before one that waited in vain for a peer, and that before those whose connection to a peer was
-    lost; among equals the earliest one (largest ``age_s``) wins.
+    The order is that of :func:`first_causes`: who shows a failure of a device comes first, then a worker
+    killed by a signal or stopped by an exception of its own, one that was asked to end, one that waited in
+    vain for a peer, and those whose connection to a peer was lost. Of workers that only complain about peers
+    the one that most of their messages name comes first. Among equals the earliest (largest ``age_s``) wins.
     """
     failed = sorted((e for e in exits if e.exit.failed), key=lambda e: (-e.exit.age_s, e.exit.rank))
     if len(failed) < 2:
@@ -206,14 +216,27 @@ def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeEx
     earliest: dict[object, NodeExit] = {}
     for each in failed:
         earliest.setdefault(_said(each.exit), each)
-    best: tuple[int, NodeExit] | None = None
-    for each in earliest.values():
-        distance = _distance(each.exit, rules)
-        if distance == 0:
-            return each
-        if best is None or distance < best[0]:
-            best = distance, each
-    return best[1] if best is not None else None
+    readings = {said: read_exit(each.exit, rules) for said, each in earliest.items()}
+    distance = {said: _distance(each.exit, readings[said]) for said, each in earliest.items()}
+    nearest = min(distance, key=lambda said: distance[said])
+    named = None
+    if distance[nearest] >= _COMPLAINS:
+        naming = [e for e in failed if (found := readings[_said(e.exit)]).named or found.told_of]
+        named = _named_by_most(failed, naming[:_MOST_NAMING], rules)
+    return named or earliest[nearest]
+
+
+def _named_by_most(
+    failed: Sequence[NodeExit], naming: Iterable[NodeExit], rules: RuleSet | None
+) -> NodeExit | None:
+    """The worker that more messages of others name than any other; None where they contradict each other."""
+    ranks = {each.exit.rank for each in failed}
+    counts: Counter[int] = Counter()
+    for each in naming:
+        reading = read_exit(each.exit, rules)
+        counts.update({*reading.named, *reading.told_of} & ranks - {each.exit.rank})
+    (first, times), (_, next_times), *_ = [*counts.most_common(2), (-1, 0), (-1, 0)]
+    return next((e for e in failed if e.exit.rank == first), None) if times > next_times else None
 
 
 def _said(exit: WorkerExit) -> object:
@@ -222,9 +245,10 @@ def _said(exit: WorkerExit) -> object:
     return exit.code, exit.signal, _NUMBER.sub("0", text)
 
 
-def _distance(exit: WorkerExit, rules: RuleSet | None) -> int:
-    complaint = _complaint(exit, rules)
-    if complaint is not None:
+def _distance(exit: WorkerExit, reading: Reading) -> int:
+    if _complains(exit, reading):
         # A connection is closed by the end of a peer; who gave up waiting for one may be that peer.
-        return 3 if complaint.verdict.symptom in _OF_OTHERS else 2
+        return _COMPLAINS + (reading.verdict.symptom in _OF_OTHERS)
+    if _shows_device(reading):
+        return -1
     return 1 if exit.signal in _ASKED_TO_END else 0

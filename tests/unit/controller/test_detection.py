@@ -10,11 +10,13 @@ from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.config.job import DetectConfig, JobConfig, Limits, ReplayConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
+from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
 from slurm_robust.model.incident import Diagnosis, Symptom
 from slurm_robust.model.progress import Traffic
 from slurm_robust.report.incident_text import timeline
 from slurm_robust.report.incidents import incident_reports
+from slurm_robust.wire.messages import Phase
 from tests.unit.controller.fake_job import Job, doing
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -409,3 +411,30 @@ def test_a_crash_that_comes_again_is_tested_for() -> None:
     crashing.until(lambda: crashing.core.state.generation == 3, 20)
     assert len(crashing.tested) == 1
     assert evicted(crashing) == {"n2"}
+
+
+LOST = "Connection closed by peer [10.0.0.1]:3"
+
+
+def root_of_lost_connections(named: Mapping[int, int]) -> int:
+    """The root of four ranks that lost connections, rank 3 first; some name one that is unreachable."""
+    ending = job()
+    for rank, node in enumerate(NODES):
+        message = f"{LOST}, rank {named[rank]} is unreachable" if rank in named else LOST
+        error = WorkerError(type="RuntimeError", message=message)
+        exits = (WorkerExit(rank=rank, code=1, age_s=1.0 + rank / 10, error=error),)
+        ending.tell(node, exits=exits, phase=Phase.ENDED)
+    ending.tick()
+    ending.until(lambda: ending.core.state.generation == 2, 30)
+    assert evicted(ending) == set()
+    return ending.events(ev.GenerationEnded)[0].root
+
+
+def test_of_ranks_that_lost_their_peers_the_one_that_they_name_is_the_root() -> None:
+    assert root_of_lost_connections({}) == 3
+    assert root_of_lost_connections({3: 1, 2: 1}) == 1
+
+
+def test_names_that_contradict_each_other_or_nobody_has_leave_the_first_in_time_the_root() -> None:
+    assert root_of_lost_connections({3: 1, 2: 0}) == 3
+    assert root_of_lost_connections({3: 9, 2: 9}) == 3

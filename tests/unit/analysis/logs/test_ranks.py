@@ -195,3 +195,34 @@ def test_among_equals_the_earliest_is_the_root() -> None:
 
 def test_ranks_that_ended_well_are_no_failure() -> None:
     assert root_exit([NodeExit(node="n1", exit=WorkerExit(rank=0, code=0))]) is None
+
+
+def complaint(rank: int, *named: int, age_s: float = 1.0) -> NodeExit:
+    gone = "".join(f", rank {other} is unreachable" for other in named)
+    return exit_of(rank, age_s=age_s, message=f"{CLOSED}{gone}")
+
+
+def test_of_workers_that_only_complain_the_one_that_is_named_is_the_root() -> None:
+    first, named = complaint(0, 3, age_s=9), exit_of(3, age_s=1, message=CLOSED)
+    assert root_exit([first, complaint(1, 3), named]) == named
+
+
+@pytest.mark.parametrize("others", [(), (7,), (0,)], ids=["nobody", "a rank that did not fail", "itself"])
+def test_without_a_failed_worker_that_is_named_the_first_in_time_counts(others: tuple[int, ...]) -> None:
+    first, late = complaint(0, *others, age_s=9), exit_of(1, age_s=1, message=CLOSED)
+    assert root_exit([late, first]) == first
+
+
+def test_names_that_contradict_each_other_count_only_by_their_number() -> None:
+    said = [complaint(0, 3, age_s=9), complaint(1, 4, age_s=8)]
+    named = [exit_of(3, age_s=2, message=CLOSED), exit_of(4, age_s=1, message=CLOSED)]
+    assert root_exit([*said, *named]) == said[0]
+    assert root_exit([*said, *named, complaint(2, 4)]) == named[1]
+
+
+def test_a_cause_of_ones_own_comes_before_a_named_peer_and_a_device_before_both() -> None:
+    said = [complaint(0, 3, age_s=9), exit_of(3, age_s=5, message=CLOSED)]
+    own = exit_of(1, age_s=4, message="loss is wrong")
+    device = exit_of(2, age_s=1, message="CUDA error: uncorrectable ECC error encountered")
+    assert root_exit([*said, own]) == own
+    assert root_exit([*said, own, device]) == device
