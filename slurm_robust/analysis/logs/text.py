@@ -25,9 +25,17 @@ class Line(NamedTuple):
 # NCCL from 2.30.7 on names the function as well: "FILE:LINE (function) NCCL WARN TEXT".
 _NCCL_FUNCTION = re.compile(r"(:\d+) \(\S{1,160}\) (?=NCCL WARN )")
 
+# Counters of monitors: "nvlink_crc_errors=0".
+_ZERO = re.compile(
+    r"\b\w{0,40}(?:err|fail|fatal|correct|crc|down|lost|drop|timeout|retired)\w{0,40}=0(?:\.0{1,6})?(?![\w.])",
+    re.IGNORECASE,
+)
+
 
 def canonical(text: str) -> str:
-    """The line as all releases of its program would write it: one spelling for the rules."""
+    """The line as all releases of its program would write it, without the failures that it counts as none."""
+    if "=0" in text:
+        text = _ZERO.sub("", text)
     return _NCCL_FUNCTION.sub(r"\1 ", text, count=1) if ") NCCL WARN " in text else text
 
 
