@@ -23,10 +23,10 @@ from rich.table import Table
 from benchmarks import common
 from benchmarks.samples import Summary
 from slurm_robust.config.node import Drain, NodeConfig, Paths
+from slurm_robust.hooks import drainer
+from slurm_robust.hooks.hook import Hook, is_refused
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.check import Context
-from slurm_robust.nodes.hooks import drainer
-from slurm_robust.nodes.hooks.hook import Hook, is_refused
 from slurm_robust.nodes.verdict import Conclusion, Report
 from slurm_robust.testing.clock import FakeClock, VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster

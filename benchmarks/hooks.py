@@ -24,8 +24,8 @@ from rich.table import Table
 from benchmarks import common
 from slurm_robust.admin.items import Layout, scripts
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.nodes.check import Context
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.runner import all_checks, choose
 
 REPS = 100
@@ -36,7 +36,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 LAUNCHER = """#!{python} -IS
 import sys
 sys.path[:0] = {paths!r}
-from slurm_robust.nodes.hooks.command import program
+from slurm_robust.hooks.command import program
 program()
 """
 # Each process of a hook ends by os._exit(); this one notes before what it has imported.
@@ -50,7 +50,7 @@ def end(code):
         file.write("\\n".join([*found, ""]))
     leave(code)
 os._exit = end
-from slurm_robust.nodes.hooks.command import program
+from slurm_robust.hooks.command import program
 program()
 """
 # As many checks as the published figure of 101 ms has, as far as they fit any machine.

@@ -18,9 +18,7 @@ from benchmarks.scale_agents import NPROC
 from slurm_robust.analysis.logs import shipped
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.config.job import JobConfig, MetricsConfig, ReplayConfig, Timings
-from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
-from slurm_robust.controller.core import Core, Stage
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.metrics import About, MetricsServer
@@ -28,11 +26,13 @@ from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
-from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.tester import Tester
-from slurm_robust.controller.transitions import ToGathering, Transition
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.replay.steps import ReplayCommand
+from slurm_robust.engine import effects as fx
+from slurm_robust.engine.core import Core, Stage
+from slurm_robust.engine.stages.table import build
+from slurm_robust.engine.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import CommandKind, JobDirectory

@@ -19,6 +19,7 @@ from rich.table import Table
 from benchmarks import common
 from benchmarks.samples import Summary
 from slurm_robust.analysis.stacks import localise, vote
+from slurm_robust.evidence import stacks as report_stacks
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import (
     Collective,
@@ -29,7 +30,6 @@ from slurm_robust.model.stacks import (
     RankStacks,
     ThreadStack,
 )
-from slurm_robust.report import stacks as report_stacks
 
 REPS = 10
 LAYOUT = ParallelLayout.fit(9600, 8, {"tp": 8, "pp": 8}, "tp-pp-dp")

@@ -27,11 +27,11 @@ from rich.table import Table
 
 from benchmarks import common
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller import transitions as to
-from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now
 from slurm_robust.controller.moment import Moments, Storage, picture
-from slurm_robust.controller.stages.table import build
+from slurm_robust.engine import transitions as to
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import Now
+from slurm_robust.engine.stages.table import build
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.job import JobDirectory

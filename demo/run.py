@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from slurm_robust.evidence.incident_text import IncidentRow, incident_rows
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.state import JobState
-from slurm_robust.report.incident_text import IncidentRow, incident_rows
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -98,7 +98,7 @@ stage() {
     modules
     interpreter
     launcher srobust slurm_robust.cli.__main__ program
-    launcher srobust-node slurm_robust.nodes.hooks.command program
+    launcher srobust-node slurm_robust.hooks.command program
     (cd "$LIB" && PYTHONPATH=. "$PYTHON" -s -c '
 import sys
 from slurm_robust.admin.items import Layout, package_items, unit, UNIT_FILES

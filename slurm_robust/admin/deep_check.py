@@ -16,10 +16,10 @@ import msgspec
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
+from slurm_robust.hooks.record import Cause, DrainFile, OwnDrain, has_passed
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import Context
-from slurm_robust.nodes.hooks.record import Cause, DrainFile, OwnDrain, has_passed
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.reasons import TAG, as_one_part
 from slurm_robust.nodes.runner import inspect

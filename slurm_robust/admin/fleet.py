@@ -9,10 +9,10 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.fleet.collect import Collected
 from slurm_robust.fleet.collect import collect as collect_from
 from slurm_robust.fleet.opening import open_index
-from slurm_robust.nodes.hooks.summaries import spool_folder
-from slurm_robust.report.console import show
+from slurm_robust.hooks.summaries import spool_folder
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.terminal.console import show
 from slurm_robust.util.text import count, one_line
 
 COLLECT_PATIENCE_S = 120.0

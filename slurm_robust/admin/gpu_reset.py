@@ -13,10 +13,10 @@ import msgspec
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.gpus.facts import NVIDIA, Gpu, GpuFacts
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.recovery import Recovery
 from slurm_robust.util.isolate import call
 from slurm_robust.util.text import ascii_line
 

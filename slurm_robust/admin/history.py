@@ -18,10 +18,10 @@ from slurm_robust.config.node import DrainReason
 from slurm_robust.fleet.opening import open_index
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
-from slurm_robust.report.console import Bar, show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
+from slurm_robust.terminal.console import Bar, show
 from slurm_robust.util.text import date_and_time, one_line
 
 DAY_S = 86400.0

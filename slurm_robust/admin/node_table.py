@@ -18,10 +18,10 @@ from slurm_robust.fleet.opening import open_index
 from slurm_robust.fleet.view import rate_cells
 from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import Measured
-from slurm_robust.report.console import show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
 from slurm_robust.slurm.records import Node, NodeEvent
+from slurm_robust.terminal.console import show
 from slurm_robust.util.text import count, one_line
 
 NOT_ASKED = "?"

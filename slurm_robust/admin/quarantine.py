@@ -24,18 +24,18 @@ import msgspec
 
 from slurm_robust.admin.deep_check import Examination
 from slurm_robust.admin.reservations import end_reservation
+from slurm_robust.hooks.drain import untouchable
+from slurm_robust.hooks.log import EventLog, Log
+from slurm_robust.hooks.record import Cause, causes_of, has_passed
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.hooks.drain import untouchable
-from slurm_robust.nodes.hooks.log import EventLog, Log
-from slurm_robust.nodes.hooks.record import Cause, causes_of, has_passed
 from slurm_robust.nodes.reasons import TAG, has_ours, of_others
-from slurm_robust.report.console import Bar, show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ReservationExists, SlurmCommandError
 from slurm_robust.slurm.records import Node
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
+from slurm_robust.terminal.console import Bar, show
 from slurm_robust.util.text import ascii_line, one_line
 
 PREFIX = "srobust-quarantine-"

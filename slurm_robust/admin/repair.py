@@ -22,14 +22,14 @@ import msgspec
 from slurm_robust.admin.deep_check import Examination
 from slurm_robust.admin.quarantine import Quarantine, Result, job_test, obstacle_of, paragraph
 from slurm_robust.config.node import NodeConfig, Repair
+from slurm_robust.hooks.log import EventLog, Log
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.nodes.hooks.log import EventLog, Log
 from slurm_robust.nodes.reasons import has_ours, is_ours, of_others, parts
-from slurm_robust.report.console import Bar, show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmCommandError
 from slurm_robust.slurm.records import Node
+from slurm_robust.terminal.console import Bar, show
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.text import ascii_line, date_and_time, one_line
 

@@ -26,10 +26,10 @@ from slurm_robust.policy.spares import (
     plan,
     rate_to_use,
 )
-from slurm_robust.report.console import facts_table, section, show
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
 from slurm_robust.slurm.records import Node
+from slurm_robust.terminal.console import facts_table, section, show
 from slurm_robust.util.hostlist import InvalidHostlist, expand, fold
 from slurm_robust.util.text import one_line
 

@@ -23,7 +23,6 @@ from slurm_robust.admin.spare_plan import Wanted, known_fleet, plan_for, rate_te
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import Plan
-from slurm_robust.report.console import facts_table, section, show
 from slurm_robust.slurm import commands
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import (
@@ -40,6 +39,7 @@ from slurm_robust.slurm.errors import (
 )
 from slurm_robust.slurm.records import OF_RESERVATION, Job, Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest
+from slurm_robust.terminal.console import facts_table, section, show
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import date_and_time, one_line
 

@@ -18,9 +18,8 @@ from slurm_robust.admin.files import FileAction, Tree
 from slurm_robust.admin.site import Site, is_packaged
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import HEALTH_CHECK_LIMIT_S, NodeConfig
-from slurm_robust.model.record import Record
-from slurm_robust.nodes.hooks.allocation import log_file
-from slurm_robust.nodes.hooks.times import (
+from slurm_robust.hooks.allocation import log_file
+from slurm_robust.hooks.times import (
     HookTimes,
     is_near,
     meets_prologs,
@@ -28,16 +27,17 @@ from slurm_robust.nodes.hooks.times import (
     read_times,
     said,
 )
-from slurm_robust.nodes.hooks.turn import try_turn
-from slurm_robust.nodes.host import Host
+from slurm_robust.hooks.turn import try_turn
+from slurm_robust.kernel.host import Host
+from slurm_robust.model.record import Record
 from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.runner import node_name
 from slurm_robust.nodes.site import checks
-from slurm_robust.report.console import Bar
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused
 from slurm_robust.slurm.errors import ControllerUnreachable, InvalidNode, SlurmCommandError, SlurmTimeout
 from slurm_robust.slurm.values import NEVER_S, PROLOG_AT_ALLOCATION, parse_number, parse_words
+from slurm_robust.terminal.console import Bar
 from slurm_robust.util.text import one_line
 from slurm_robust.util.trust import distrust
 

@@ -18,12 +18,12 @@ from slurm_robust.agent.liveness import Liveness
 from slurm_robust.agent.loop import Agent, Setup
 from slurm_robust.agent.network import NoAddress, PortHolder, address_in
 from slurm_robust.agent.stacks.taker import StackTaker
+from slurm_robust.inspector.inspection import Inspection
+from slurm_robust.inspector.inspector import Inspector
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import decoded
-from slurm_robust.nodes.live.inspection import Inspection
-from slurm_robust.nodes.live.inspector import Inspector
 from slurm_robust.util.ours import NotOurs, check_own_folder, read_ours
 from slurm_robust.util.process import raise_file_limit
 from slurm_robust.wire.keys import load_client

@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
+from slurm_robust.kernel.host import Host
 from slurm_robust.nodes.gpus.facts import GpuProcess, Use
 from slurm_robust.nodes.gpus.nvidia import read_use
 from slurm_robust.nodes.gpus.nvml import LIBRARY, DriverError, Nvml
-from slurm_robust.nodes.host import Host
 from slurm_robust.util.process import die_with_parent
 
 FREE, NO_GPUS = "free", "no GPUs"

@@ -61,8 +61,8 @@ from slurm_robust.agent.stimuli import (
     WatchGpus,
 )
 from slurm_robust.agent.takeover import TakeoverWatch
+from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
-from slurm_robust.nodes.live.inspection import Inspection
 from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.util.process import file_shortage
 from slurm_robust.util.wakeup import WakeUp

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping, MutableMapping
 from importlib import metadata
 from pathlib import Path
 
+from slurm_robust.kernel import pci
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.record import Record
-from slurm_robust.nodes import pci
-from slurm_robust.nodes.host import Host
 from slurm_robust.slurm.companion import settings_of_borrower
 from slurm_robust.util.text import version_numbers
 from slurm_robust.wire.messages import Launch

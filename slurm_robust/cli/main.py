@@ -73,7 +73,7 @@ class VisibleStream:
     """A stream that writes :func:`visible` text only, and what its encoding lacks as ``\\u2026``.
 
     rich has to control the terminal: it finds the stream behind this one by its own attribute and writes
-    there. :class:`~slurm_robust.report.console.Screen` cleans what rich is given.
+    there. :class:`~slurm_robust.terminal.console.Screen` cleans what rich is given.
     """
 
     def __init__(self, stream: TextIO) -> None:

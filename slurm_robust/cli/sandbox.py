@@ -130,7 +130,7 @@ def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
     if not sys.stderr.isatty():
         # Several threads report, and print() would write text and line end apart.
         return nullcontext(), lambda phase: print(f"starting {phase}\n", end="", file=sys.stderr, flush=True)
-    from slurm_robust.report.console import Bar
+    from slurm_robust.terminal.console import Bar
 
     bar = Bar("starting")
     return bar, lambda phase: bar.say(f"starting {phase}")
@@ -145,10 +145,10 @@ def _register_down(commands: Commands) -> None:
 
 
 def _down(args: argparse.Namespace) -> int:
-    from slurm_robust.report.console import Bar
     from slurm_robust.sandbox.database import remove_cache
     from slurm_robust.sandbox.sandbox import check_root, sandbox_names
     from slurm_robust.sandbox.teardown import take_down
+    from slurm_robust.terminal.console import Bar
 
     check_root()
     for name in sandbox_names() if args.all else (args.name,):

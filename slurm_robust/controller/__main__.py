@@ -25,7 +25,6 @@ from slurm_robust.controller.addresses import of_controller
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.conclusion import CONCLUDE_S, HURRY_S, conclude
-from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.moment_file import MomentFile
@@ -33,13 +32,14 @@ from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
-from slurm_robust.controller.stages.table import begin, build
 from slurm_robust.controller.supervisor import report_end, storage_error
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.places import SlurmPlace
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.stages.table import begin, build
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode, SrobustError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from slurm_robust.controller import effects as fx
 from slurm_robust.controller.background import Errands
 from slurm_robust.controller.borrower import Borrower
+from slurm_robust.engine import effects as fx
 from slurm_robust.model.companion import Source
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout

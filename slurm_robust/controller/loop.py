@@ -12,12 +12,10 @@ from functools import partial
 
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.background import Background, Errands
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.companion_hands import CompanionHands
-from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.output import say
@@ -28,6 +26,8 @@ from slurm_robust.controller.storage_hands import StorageHands
 from slurm_robust.controller.supervisor import AT_ONCE, Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import ClockWatch, Hold, Turns
+from slurm_robust.engine import effects as fx
+from slurm_robust.engine.core import Core
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd

@@ -16,7 +16,6 @@ from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import preflight, supervisor
-from slurm_robust.controller.checkpoints import layout_of
 from slurm_robust.controller.continuing import NOTHING, Wish, check_still_ours, start
 from slurm_robust.controller.holding import Asked, take_alone
 from slurm_robust.controller.output import say
@@ -27,19 +26,20 @@ from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.doctor.facts import Facts
 from slurm_robust.doctor.rule import Level, apply
 from slurm_robust.doctor.rules.site import TIMES
+from slurm_robust.engine.units.checkpoints import layout_of
 from slurm_robust.model import journal
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import Chapter, TrainingDirectory
 from slurm_robust.policy.continuing import other_training, unheard
-from slurm_robust.report.console import show
 from slurm_robust.report.diagnosis import Code, code_of_replay, render_replay
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
+from slurm_robust.terminal.console import show
 from slurm_robust.util.alone import Alone
 
 

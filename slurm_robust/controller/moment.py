@@ -13,9 +13,10 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from slurm_robust.controller import transitions as to
-from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now
+from slurm_robust.engine import transitions as to
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import Now
+from slurm_robust.evidence.moment import MOST_TEXT, IncidentFollower, of_state
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.summary import Summary
 from slurm_robust.ledger.totals import Tally
@@ -32,7 +33,6 @@ from slurm_robust.model.moment import (
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
-from slurm_robust.report.moment import MOST_TEXT, IncidentFollower, of_state
 from slurm_robust.util.text import count, one_line
 from slurm_robust.wire.messages import Heartbeat, Phase
 
@@ -60,7 +60,7 @@ _STATES = {
 
 
 class AgentPicture(NamedTuple):
-    """One agent, as :class:`~slurm_robust.controller.fleet.AgentView` has it at this moment."""
+    """One agent, as :class:`~slurm_robust.engine.units.fleet.AgentView` has it at this moment."""
 
     heartbeat: Heartbeat
     heard: float

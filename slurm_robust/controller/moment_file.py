@@ -7,11 +7,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from slurm_robust.controller.core import Core
-from slurm_robust.controller.effects import Now
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.moment import Moments, Picture, Storage, picture
 from slurm_robust.controller.output import say
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import Now
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.job import JobDirectory, check_in_place

@@ -17,7 +17,7 @@ from slurm_robust.analysis.logs import RuleSet, shipped, with_site_rules
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import jobfolder
-from slurm_robust.controller.checkpoints import layout_of
+from slurm_robust.engine.units.checkpoints import layout_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.events import AnyEvent

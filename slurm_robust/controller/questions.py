@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.asking import Asking
 from slurm_robust.controller.background import Errands
 from slurm_robust.controller.requeue import without_term
 from slurm_robust.controller.turns import ClockWatch
+from slurm_robust.engine import effects as fx
 from slurm_robust.model.exits import Witness
 from slurm_robust.policy.leaving import Sentence
 from slurm_robust.slurm.client import SlurmClient

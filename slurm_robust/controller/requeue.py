@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.output import say
+from slurm_robust.engine.effects import RequeueAnswer, Said
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment

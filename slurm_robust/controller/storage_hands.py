@@ -7,15 +7,15 @@ from functools import partial
 
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import CheckpointConfig
-from slurm_robust.controller import effects as fx
 from slurm_robust.controller import jobfolder
 from slurm_robust.controller.background import Errands
 from slurm_robust.controller.conclusion import save_summary
 from slurm_robust.controller.journal import Journal
+from slurm_robust.engine import effects as fx
+from slurm_robust.evidence import bundle
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.policy.restore import retained
-from slurm_robust.report import bundle
 
 
 class StorageHands(Errands):

@@ -27,8 +27,8 @@ from typing import TypeVar
 
 from slurm_robust.controller.notifier import Notifier
 from slurm_robust.controller.output import say
-from slurm_robust.controller.over import code_of, end_of
 from slurm_robust.controller.preflight import PreflightError
+from slurm_robust.engine.over import code_of, end_of
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import signal_name
 from slurm_robust.model.job import JobDirectory

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.output import say, settle
 from slurm_robust.controller.preflight import Plan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.supervisor import Others, supervise
+from slurm_robust.engine.effects import RequeueAnswer, Said
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState

@@ -11,8 +11,8 @@ from typing import TypeVar
 from slurm_robust.checkpoint.budget import Room
 from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.shape import Shape
+from slurm_robust.hooks.times import HookTimes
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.hooks.times import HookTimes
 from slurm_robust.slurm.options import Options
 from slurm_robust.slurm.records import Job, SlurmVersion, Terms
 from slurm_robust.slurm.values import parse_number, parse_version, parse_words

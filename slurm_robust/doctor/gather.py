@@ -17,12 +17,12 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.doctor.facts import Facts, Node, Software, Unseen, Version
 from slurm_robust.doctor.shape import shape_of
+from slurm_robust.hooks.times import HookTimes, read_times
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.checks import clock
 from slurm_robust.nodes.checks.infiniband import SYSFS as HCAS
-from slurm_robust.nodes.hooks.times import HookTimes, read_times
-from slurm_robust.nodes.host import Host
 from slurm_robust.slurm import options
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset

@@ -25,7 +25,7 @@ from slurm_robust.fleet.answers import (
 from slurm_robust.fleet.opening import open_index
 from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import Measured
-from slurm_robust.report.console import facts_table, seconds, section, show
+from slurm_robust.terminal.console import facts_table, seconds, section, show
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 
 UNKNOWN = "(not known)"

@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 from msgspec import structs
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.host import Host
 
 F = TypeVar("F", bound=Record)
 

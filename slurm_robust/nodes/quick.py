@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterable, Sequence
 
 from slurm_robust.config.nodefile import load
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import Context
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.runner import inspect
 from slurm_robust.nodes.verdict import conclude
 

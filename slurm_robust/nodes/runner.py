@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from slurm_robust.config.node import CheckRule, NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import AnyCheck, AnySource, Context, Sample, View
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.together import together
 from slurm_robust.nodes.verdict import OUT_OF_TIME, Report, overridden, rule_of, subject_key

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from slurm_robust.config.node import NodeConfig, SiteCheck
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import AnyCheck, Check, Context, Hang, Probe, Source, View
-from slurm_robust.nodes.host import Host
 from slurm_robust.util.text import one_line
 from slurm_robust.util.trust import distrust
 

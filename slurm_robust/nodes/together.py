@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from slurm_robust.kernel.shapes import POST_RX, SHAPES
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.gpus.links import LINK_STATE, NVLINK
-from slurm_robust.nodes.kernel.shapes import POST_RX, SHAPES
 
 
 def together(findings: Sequence[Finding]) -> list[Finding]:

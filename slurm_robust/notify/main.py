@@ -25,8 +25,8 @@ from slurm_robust.notify.channels import make_channel
 from slurm_robust.notify.message import Message, Subject, compose
 from slurm_robust.notify.sender import attempt
 from slurm_robust.notify.state import load
-from slurm_robust.report.console import show
 from slurm_robust.report.find import find
+from slurm_robust.terminal.console import show
 from slurm_robust.util.text import count, date_and_time, one_line
 
 FAILED = 1

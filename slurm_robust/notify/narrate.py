@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from slurm_robust.evidence.incident_text import actions_text
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, GiveUp, Requeue, finds_out_more
 from slurm_robust.model.notice import Kind, Notice, Severity
 from slurm_robust.model.state import JobState, apply
-from slurm_robust.report.incident_text import actions_text
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, duration, one_line
 

@@ -13,7 +13,7 @@ from slurm_robust.ledger.summary import Summary
 from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import Chapter
-from slurm_robust.report.console import told_table
+from slurm_robust.terminal.console import told_table
 from slurm_robust.util.text import date_and_time, duration, one_line
 
 

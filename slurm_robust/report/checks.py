@@ -17,16 +17,16 @@ from rich.text import Text
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
+from slurm_robust.hooks.jobs import no_other_job
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import AnyCheck, Context
-from slurm_robust.nodes.hooks.jobs import no_other_job
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import Memory, record_baseline
 from slurm_robust.nodes.runner import all_checks, baseline_facts, contexts_of, failing_runs, inspect
 from slurm_robust.nodes.verdict import Conclusion, Report, conclude, rule_of
-from slurm_robust.report.console import STYLES, Bar, show
+from slurm_robust.terminal.console import STYLES, Bar, show
 from slurm_robust.util.text import count, one_line
 
 BUDGET_S = 60.0

@@ -22,7 +22,7 @@ from slurm_robust.analysis.logs.text import HEAD, TAIL
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Cause, Remedy
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.report.console import show, track
+from slurm_robust.terminal.console import show, track
 
 STDIN = "-"
 

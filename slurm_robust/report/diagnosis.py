@@ -21,9 +21,9 @@ from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
-from slurm_robust.report.console import STYLES, show
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
+from slurm_robust.terminal.console import STYLES, show
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import one_line
 

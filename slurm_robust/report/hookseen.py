@@ -12,7 +12,7 @@ from rich.text import Text
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.nodeseen import MOST_BYTES, HookSeen, NodeSeen
 from slurm_robust.model.record import UNREADABLE
-from slurm_robust.report.console import indented, section
+from slurm_robust.terminal.console import indented, section
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.ours import open_plain
 from slurm_robust.util.text import count, date_and_time, one_line

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from slurm_robust.evidence.bundle import folder_of
 from slurm_robust.ledger.accounting import AccountedRun, accounted
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
@@ -21,9 +22,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
-from slurm_robust.report.bundle import folder_of
 from slurm_robust.report.chapters import ChapterRow
-from slurm_robust.report.console import show
 from slurm_robust.report.curves import progress
 from slurm_robust.report.find import NoSuchJob, named, newest_job, unreadable, without_events
 from slurm_robust.report.hookseen import clique_notes, seen_of
@@ -36,6 +35,7 @@ from slurm_robust.report.training import Begun, begun, jobs_of, journals_after, 
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.terminal.console import show
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import open_plain
 from slurm_robust.util.text import clean_log, count, some_of

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from slurm_robust.evidence import incident_text
+from slurm_robust.evidence.incident_text import IncidentRow, ResultRow, TimelineEntry, restored_text
+from slurm_robust.evidence.incidents import IncidentReport, incident_reports
 from slurm_robust.ledger.accounting import AccountedRun
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger, ledger, times_of
@@ -11,11 +14,8 @@ from slurm_robust.ledger.summary import IncidentCost, Summary, summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import Record
-from slurm_robust.report import incident_text
 from slurm_robust.report.chapters import ChapterRow, ChapterState, chapter_row
 from slurm_robust.report.curves import EttrCurve, Progress, ettr_points, progress
-from slurm_robust.report.incident_text import IncidentRow, ResultRow, TimelineEntry, restored_text
-from slurm_robust.report.incidents import IncidentReport, incident_reports
 from slurm_robust.report.nodelines import NodeLine, node_lines
 from slurm_robust.report.status import REQUEUED, phase_of
 from slurm_robust.util.text import one_line
@@ -187,7 +187,7 @@ def job_report(
     """The report by a journal that has an event; ``evidence`` by incident, ``notes`` on how it was read.
 
     ``known``: its ledger, where it is known. ``later`` is as in
-    :func:`~slurm_robust.report.incidents.incident_reports`.
+    :func:`~slurm_robust.evidence.incidents.incident_reports`.
     """
     known = known or books_of(events, slurm)
     times, books = known.times, known.ledger

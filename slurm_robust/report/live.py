@@ -14,6 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.analysis.stacks import localise
+from slurm_robust.evidence import stacks as stack_text
+from slurm_robust.evidence.bundle import write
+from slurm_robust.evidence.stacks import StackGroup, flight
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold
@@ -21,14 +24,11 @@ from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.model.state import JobState
-from slurm_robust.report import stacks as stack_text
-from slurm_robust.report.bundle import write
-from slurm_robust.report.console import Screen, indented, show
 from slurm_robust.report.find import find, load_events
 from slurm_robust.report.slurmview import ask_slurm, make_slurm
-from slurm_robust.report.stacks import StackGroup, flight
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
+from slurm_robust.terminal.console import Screen, indented, show
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch

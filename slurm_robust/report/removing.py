@@ -22,7 +22,6 @@ from slurm_robust.policy.continuing import steps_text
 from slurm_robust.policy.removal import Stock, needed, prunable, removal
 from slurm_robust.report.chapters import ChapterRow, ChapterState
 from slurm_robust.report.checkpoints import friendly
-from slurm_robust.report.console import show
 from slurm_robust.report.earlier import earlier_job
 from slurm_robust.report.export import NoSuchCheckpoint
 from slurm_robust.report.find import load_events, named, newest_job
@@ -38,6 +37,7 @@ from slurm_robust.report.training import (
     storage,
 )
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.terminal.console import show
 from slurm_robust.util.text import count, one_line
 
 

@@ -10,17 +10,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slurm_robust.evidence.incident_text import restored_text
+from slurm_robust.evidence.incidents import IncidentReport, incident_reports
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.startup import START_PHASES, PhaseTimes
 from slurm_robust.report.chapters import place_text
-from slurm_robust.report.console import facts_table, section, show
 from slurm_robust.report.find import find, load_events, place_of
-from slurm_robust.report.incident_text import restored_text
-from slurm_robust.report.incidents import IncidentReport, incident_reports
 from slurm_robust.report.slurmview import make_slurm
+from slurm_robust.terminal.console import facts_table, section, show
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import date_and_time, fold_ranks, one_line
 

@@ -14,6 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from slurm_robust.evidence.incident_text import IncidentRow, incident_rows, restored_text
+from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
@@ -27,15 +29,13 @@ from slurm_robust.model.standby import STAGES, StandbyStage
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
 from slurm_robust.report.chapters import place_text
-from slurm_robust.report.console import LEAST_WIDE, Bar, ByWidth, Screen, facts_table, seconds, show
 from slurm_robust.report.find import find, load_events, place_of
-from slurm_robust.report.incident_text import IncidentRow, incident_rows, restored_text
-from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.interval import IntervalAdvice, advise
 from slurm_robust.report.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
 from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.report.waiting import Waiting
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.terminal.console import LEAST_WIDE, Bar, ByWidth, Screen, facts_table, seconds, show
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.ours import read_ours
 from slurm_robust.util.text import count, date_and_time, duration, first_sentence, one_line

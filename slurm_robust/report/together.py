@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from slurm_robust.evidence.incident_text import IncidentRow
+from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.ledger.account import Part, Span
 from slurm_robust.ledger.chapters import joined
 from slurm_robust.ledger.classes import TimeClass
@@ -15,8 +17,6 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 from slurm_robust.report.chapters import ChapterRow, ChapterState
 from slurm_robust.report.curves import ettr_points, progress
-from slurm_robust.report.incident_text import IncidentRow
-from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.job_report import (
     CHAPTER,
     MOST_NOTES,

@@ -17,7 +17,6 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, training_of, trainings
 from slurm_robust.report.chapters import ChapterRow, ChapterState, chapters_table
-from slurm_robust.report.console import facts_table, section, show, told_table, track
 from slurm_robust.report.find import (
     NoSuchJob,
     find,
@@ -41,6 +40,7 @@ from slurm_robust.report.training import (
     storage,
 )
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.terminal.console import facts_table, section, show, told_table, track
 from slurm_robust.util.text import count, duration, one_line
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_robust.nodes.mountinfo import is_below
+from slurm_robust.kernel.mountinfo import is_below
 from slurm_robust.sandbox.config import HEAD, INSIDE, SandboxConfig
 from slurm_robust.sandbox.errors import InvalidSandbox
 from slurm_robust.sandbox.gpus import STATE_FOLDER

@@ -12,10 +12,10 @@ from types import TracebackType
 
 import msgspec
 
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.mountinfo import without_room
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.record import UNREADABLE
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.mountinfo import without_room
 
 _MESSAGE_CHARS = 2_000
 _TRACEBACK_CHARS = 16_000

@@ -30,7 +30,7 @@ def installed(config: str, **programs: str) -> Iterator[Path]:
 
 def fill(folder: Path, config: str, **programs: str) -> None:
     """Write all that into a folder that exists."""
-    command = f"exec {sys.executable} -m slurm_robust.nodes.hooks.command $1 --config {folder}/config.yaml"
+    command = f"exec {sys.executable} -m slurm_robust.hooks.command $1 --config {folder}/config.yaml"
     files = {"srobust-node": f"#!/bin/sh\n{command}\n", **programs}
     for path in (ROOT / "prolog_epilog").glob("*.sh"):
         line = f"SROBUST_NODE={folder}/srobust-node"

@@ -28,8 +28,8 @@ READ = """
 import json
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.nodes.checks import pressure
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.jobgroups import jobs_here
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.jobgroups import jobs_here
 job = pressure.gather(Host(), NodeConfig()).job
 jobs = jobs_here(Host())
 print(json.dumps([None if jobs is None else sorted(jobs), job and [job.name, job.limit]]), flush=True)

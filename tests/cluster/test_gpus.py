@@ -18,7 +18,7 @@ GATHER = (
     "import msgspec\n"
     "from slurm_robust.config.node import NodeConfig\n"
     "from slurm_robust.nodes.gpus.gather import gather_gpus\n"
-    "from slurm_robust.nodes.host import Host\n"
+    "from slurm_robust.kernel.host import Host\n"
     "print(msgspec.json.encode(gather_gpus(Host(), NodeConfig())).decode())\n"
 )
 UUIDS = (

@@ -55,7 +55,7 @@ class Railed(ProtectedJob):
 
     def wait_inspected(self, node: str) -> None:
         """Until the inspector of ``node`` has begun, and has had the time of some looks."""
-        lanes = ["pgrep", "--count", "--full", "slurm_robust.nodes.live"]
+        lanes = ["pgrep", "--count", "--full", "slurm_robust.inspector"]
 
         def running() -> bool:
             return int(self.sandbox.exec(lanes, node=node, check=False).stdout) > 4

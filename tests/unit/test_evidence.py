@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.inspector.observation import sort
+from slurm_robust.kernel.catalog import RULES, Topic
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.shapes import SHAPES
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.nodes import runner
 from slurm_robust.nodes.check import CONFIRM, AnyCheck, Check, Context
 from slurm_robust.nodes.checks import disks
 from slurm_robust.nodes.checks.disks import DisksFacts, Space
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.kernel.catalog import RULES, Topic
-from slurm_robust.nodes.kernel.shapes import SHAPES
-from slurm_robust.nodes.live.observation import sort
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.verdict import Conclusion, Report, conclude

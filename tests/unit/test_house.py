@@ -154,13 +154,13 @@ def test_modules_import_each_other_in_no_circle() -> None:
 @pytest.mark.parametrize(
     "hidden",
     [
-        "if TYPE_CHECKING:\n    from slurm_robust.controller.core import Core",
-        "def work():\n    from slurm_robust.controller.core import Core",
-        "class Unit:\n    def work(self):\n        import slurm_robust.controller.core",
+        "if TYPE_CHECKING:\n    from slurm_robust.engine.core import Core",
+        "def work():\n    from slurm_robust.engine.core import Core",
+        "class Unit:\n    def work(self):\n        import slurm_robust.engine.core",
     ],
 )
 def test_a_hidden_way_back_is_a_circle(hidden: str) -> None:
-    core, unit = "slurm_robust.controller.core", "slurm_robust.controller.starts"
+    core, unit = "slurm_robust.engine.core", "slurm_robust.engine.units.starts"
     back = set(imports(ast.parse(hidden), at_run_time=False))
     assert circles({core: {unit}, unit: back}) == {core: [unit], unit: [core]}
 

@@ -16,7 +16,7 @@ from slurm_robust.analysis.logs.patterns import compiled, literals_of
 from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
 from slurm_robust.analysis.logs.survival import Sighting
 from slurm_robust.analysis.logs.text import Line, canonical
-from slurm_robust.nodes.kernel import shapes, xid
+from slurm_robust.kernel import shapes, xid
 
 MOST_LINES = 400
 """At most this many lines with one literal are read, half of them the first and half the last ones."""

@@ -20,8 +20,8 @@ from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, lit
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.reader import MOST_BYTES, Layers
 from slurm_robust.config.section import Contradiction, Section
+from slurm_robust.kernel import catalog, shapes
 from slurm_robust.model.incident import Cause, Remedy
-from slurm_robust.nodes.kernel import catalog, shapes
 from slurm_robust.util.files import read_regular
 
 NOISE = "healthy_noise"

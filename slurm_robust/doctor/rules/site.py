@@ -7,9 +7,9 @@ import re
 from slurm_robust.config.job import Timings
 from slurm_robust.doctor.facts import REQUEUE_DELAY_SINCE, Facts, known
 from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.hooks.times import HookTimes, is_near, meets_prologs, said
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import LEAVING_S
-from slurm_robust.nodes.hooks.times import HookTimes, is_near, meets_prologs, said
 from slurm_robust.policy.patience import MARGIN_S
 from slurm_robust.slurm.records import SlurmVersion
 from slurm_robust.slurm.values import NEVER_S, PROLOG_AT_ALLOCATION, parse_number

@@ -6,10 +6,10 @@ import struct
 from collections.abc import Iterator
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View, judged
-from slurm_robust.nodes.host import Host
 
 SOURCE_NAME = "adjtimex"
 

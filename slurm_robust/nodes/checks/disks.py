@@ -10,12 +10,12 @@ from functools import partial
 import msgspec
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.mountinfo import holding, mounted
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, grown, readings
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.mountinfo import holding, mounted
 from slurm_robust.util.isolate import call
 
 BLOCK, NVME, MDSTAT = "/sys/block", "/sys/class/nvme", "/proc/mdstat"

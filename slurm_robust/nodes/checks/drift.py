@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel import pci
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.mountinfo import matches
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes import pci
 from slurm_robust.nodes.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View, judged
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.mountinfo import matches
 
 CPU, DMI, DIMMS = "/sys/devices/system/cpu", "/sys/class/dmi/id", "/sys/firmware/dmi/entries"
 MODULES = ("mlx5_core", "ib_core", "amdgpu", "lustre", "ice", "bnxt_en")

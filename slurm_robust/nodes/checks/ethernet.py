@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Effect, Finding, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, readings
-from slurm_robust.nodes.host import Host
 
 SYSFS = "/sys/class/net"
 _ARPHRD_ETHER = 1

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import SETTLED_S, AnyCheck, Check, Context, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, lasts
-from slurm_robust.nodes.host import Host
 
 NAME = "gpu.imex"
 PROGRAM = "/usr/bin/nvidia-imex-ctl"

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
+from slurm_robust.kernel import pci
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes import pci
 from slurm_robust.nodes.check import EVERYWHERE, SETTLED_S, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, lasts, readings
-from slurm_robust.nodes.host import Host
 
 SYSFS = "/sys/class/infiniband"
 ACTIVE = "ACTIVE"

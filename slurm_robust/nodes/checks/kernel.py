@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterable, Iterator
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.events import BEGINS, SXID, XID, Happened, KernelEvent, summarise, with_earlier
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.kmsg import DEVICE, KernelLog, boot_time
+from slurm_robust.kernel.shapes import OF_GPUS, SHAPES, Shape
+from slurm_robust.kernel.xids import MANY_PROGRAMS, Node, switches, utc
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.kernel.events import BEGINS, SXID, XID, Happened, KernelEvent, summarise, with_earlier
-from slurm_robust.nodes.kernel.kmsg import DEVICE, KernelLog, boot_time
-from slurm_robust.nodes.kernel.shapes import OF_GPUS, SHAPES, Shape
-from slurm_robust.nodes.kernel.xids import MANY_PROGRAMS, Node, switches, utc
 
 DRIVER = "/proc/driver/nvidia/gpus"
 TAINTED = "/proc/sys/kernel/tainted"
@@ -89,7 +89,7 @@ def _owners(host: Host, events: tuple[KernelEvent, ...], boot_at: float) -> dict
     if not any(event.process for event in events):
         return {}
     # Logs of healthy nodes name none, and a prolog imports no more than it needs.
-    from slurm_robust.nodes.kernel.owners import owners
+    from slurm_robust.kernel.owners import owners
 
     return owners(host, events, boot_at)
 

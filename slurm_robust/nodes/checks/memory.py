@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, grown, readings
-from slurm_robust.nodes.host import Host
 
 MEMINFO, SHM, EDAC = "/proc/meminfo", "/dev/shm", "/sys/devices/system/edac/mc"
 

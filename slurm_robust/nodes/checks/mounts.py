@@ -11,11 +11,8 @@ import os
 from collections.abc import Callable, Iterator
 
 from slurm_robust.config.node import MOST_ANSWER_S, NodeConfig, StorageLimits
-from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
-from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View, judged
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.mountinfo import (
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.mountinfo import (
     NEVER_WRITABLE,
     Declared,
     Mounted,
@@ -25,6 +22,9 @@ from slurm_robust.nodes.mountinfo import (
     mounted,
     without_end,
 )
+from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
+from slurm_robust.model.record import Record
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View, judged
 from slurm_robust.util.isolate import Answer, call
 
 MOUNTINFO, FSTAB = "/proc/self/mountinfo", "/etc/fstab"

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.jobgroups import CGROUPS, JobGroup, group_of, own_job
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Context, Probe, Source, View
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.jobgroups import CGROUPS, JobGroup, group_of, own_job
 
 PSI, OWN = "/proc/pressure/memory", "/proc/self/cgroup"
 # As text: re compiles it when it is first needed, and every hook imports this.

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View, judged
-from slurm_robust.nodes.host import Host
 
 SYSTEMD = "/etc/systemd/system"
 SYSTEMD_RUNS = "/run/systemd/system"

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Literal
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View
 from slurm_robust.nodes.checks import processes
 from slurm_robust.nodes.checks.processes import ProcessFacts
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.unixsockets import connections
 
 # How programs and units call themselves, for those where it is not the same.

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.jobgroups import jobs_here
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.nodefolders import SHARED_MEMORY, parse_folder_name
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import NOT_LIVE, AnyCheck, Check, Probe, Source, View
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.jobgroups import jobs_here
 
 SHM = str(SHARED_MEMORY)
 

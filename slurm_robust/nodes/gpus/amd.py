@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from slurm_robust.kernel.host import Host
 from slurm_robust.nodes.gpus.facts import AMD, Gpu, GpuError, GpuFacts, Use, process
-from slurm_robust.nodes.host import Host
 
 VENDOR = "0x1002"
 DRM = "/sys/class/drm"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slurm_robust.config.node import GpuLimits, NodeConfig
+from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.gpus.facts import NVIDIA, Gpu
 from slurm_robust.nodes.gpus.judging import GpuView, answering, counted, finding, risen, twin
-from slurm_robust.nodes.recovery import Recovery
 
 ECC = "gpu.ecc"
 REMAP = "gpu.remap"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.recovery import Recovery
 
 NVIDIA = "nvidia"
 AMD = "amd"

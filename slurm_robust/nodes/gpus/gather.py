@@ -9,9 +9,9 @@ from types import FrameType
 import msgspec
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.nodes.gpus.facts import GpuFacts, GpuUse
 from slurm_robust.nodes.gpus.leftovers import is_held
-from slurm_robust.nodes.host import Host
 
 PATIENCE_S = 3.0
 """A driver that is awake answers within milliseconds; waking a GPU takes one or two seconds."""

@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from slurm_robust.nodes import pci
+from slurm_robust.kernel import pci
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.recovery import Recovery, recovery
 from slurm_robust.nodes.gpus.facts import (
     Gpu,
     GpuError,
@@ -17,8 +19,6 @@ from slurm_robust.nodes.gpus.facts import (
     process,
 )
 from slurm_robust.nodes.gpus.nvml import DriverError, Fields, Nvml
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.recovery import Recovery, recovery
 
 T = TypeVar("T")
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES, TimeClass
 from slurm_robust.ledger.summary import Lost
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.startup import START_PHASES
 from slurm_robust.report.chapters import ChapterRow, step_text
-from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.job_report import Generation, IncidentEntry, JobReport, PhaseFigures
 from slurm_robust.report.job_text import facts, headline, names_of
 from slurm_robust.report.nodelines import NodeLine

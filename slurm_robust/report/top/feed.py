@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from slurm_robust.evidence.incident_text import IncidentRow, incident_rows
+from slurm_robust.evidence.moment import IncidentFollower, of_state
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
@@ -26,8 +28,6 @@ from slurm_robust.model.moment import (
 )
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState, apply
-from slurm_robust.report.incident_text import IncidentRow, incident_rows
-from slurm_robust.report.moment import IncidentFollower, of_state
 from slurm_robust.report.slurmview import view_of
 from slurm_robust.report.status import phase_of
 from slurm_robust.slurm.client import SlurmClient

@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 from rich.cells import cell_len, set_cell_size
 
+from slurm_robust.evidence.incident_text import IncidentRow
+from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState
-from slurm_robust.report.incident_text import IncidentRow
-from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.top.feed import JobView
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 

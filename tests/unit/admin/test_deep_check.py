@@ -9,8 +9,8 @@ import pytest
 
 from slurm_robust.admin.deep_check import Examination, examine
 from slurm_robust.config.node import CheckRule, NodeConfig, Paths, SiteCheck
-from slurm_robust.nodes.hooks.record import Cause, DrainFile, OwnDrain
-from slurm_robust.nodes.host import Host
+from slurm_robust.hooks.record import Cause, DrainFile, OwnDrain
+from slurm_robust.kernel.host import Host
 
 
 @pytest.fixture

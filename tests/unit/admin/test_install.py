@@ -307,7 +307,7 @@ def test_a_module_of_a_user_is_refused_and_reported(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.apply()
-    module = machine.path("/opt/lib/slurm_robust/nodes/hooks/sweep.py")
+    module = machine.path("/opt/lib/slurm_robust/hooks/sweep.py")
     module.parent.mkdir(parents=True)
     module.write_text("")
     os.chown(module, 1000, 1000)

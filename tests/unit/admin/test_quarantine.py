@@ -21,16 +21,16 @@ from slurm_robust.admin.quarantine import (
     job_test,
     obstacle_of,
 )
+from slurm_robust.hooks.record import Cause
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import Context
-from slurm_robust.nodes.hooks.record import Cause
 from slurm_robust.nodes.verdict import Conclusion, Report
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import Node, Reservation
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.nodes.hooks.hook_node import Events
+from tests.unit.hooks.hook_node import Events
 from tests.users import as_another_user
 
 REASON = "srobust: gpu3 XID 79"

@@ -25,9 +25,9 @@ from slurm_robust.admin.repair import (
     plan,
 )
 from slurm_robust.config.node import Repair
+from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuFacts
-from slurm_robust.nodes.recovery import Recovery
 from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import Node

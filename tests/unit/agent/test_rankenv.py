@@ -17,9 +17,9 @@ from slurm_robust.agent.rankenv import (
     prepare_inherited,
     torch_release,
 )
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
-from slurm_robust.nodes.host import Host
 from slurm_robust.slurm.companion import OF_JOB, OF_NODES
 from slurm_robust.util import process
 from slurm_robust.wire.messages import Launch

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli.main import main
+from slurm_robust.evidence import bundle
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.report import bundle
 from tests.unit.report import incident_journal
 
 

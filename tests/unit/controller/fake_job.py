@@ -10,10 +10,10 @@ from msgspec import structs
 
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller import effects as fx
-from slurm_robust.controller.core import Core
-from slurm_robust.controller.stages.table import build
-from slurm_robust.controller.transitions import ToGathering, Transition
+from slurm_robust.engine import effects as fx
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.stages.table import build
+from slurm_robust.engine.transitions import ToGathering, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.exits import Witness, WorkerExit

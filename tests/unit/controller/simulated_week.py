@@ -14,7 +14,7 @@ from enum import Enum
 
 from msgspec import structs
 
-from slurm_robust.controller.transitions import ToGathering
+from slurm_robust.engine.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Alert, Party, Suggestion

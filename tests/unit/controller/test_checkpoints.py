@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, DetectConfig, JobConfig, ParallelConfig, Timings
-from slurm_robust.controller.effects import Now, Prune
-from slurm_robust.controller.scheduler import Tempo
-from slurm_robust.controller.transitions import ToGathering
+from slurm_robust.engine.effects import Now, Prune
+from slurm_robust.engine.transitions import ToGathering
+from slurm_robust.engine.units.scheduler import Tempo
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY, ExitCode

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import CompanionConfig, JobConfig, SlurmConfig
-from slurm_robust.controller import effects as fx
-from slurm_robust.controller.transitions import ToGathering, ToReconnecting
+from slurm_robust.engine import effects as fx
+from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion, Source
 from slurm_robust.model.exits import Witness

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, Limits, SlurmConfig
-from slurm_robust.controller.effects import RequeueAnswer, Said, Send
-from slurm_robust.controller.transitions import ToGathering, ToReconnecting
+from slurm_robust.engine.effects import RequeueAnswer, Said, Send
+from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode

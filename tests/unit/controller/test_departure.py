@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_robust.controller.departure import Departure
+from slurm_robust.engine.units.departure import Departure
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode

@@ -8,14 +8,14 @@ from msgspec import structs
 
 from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.config.job import DetectConfig, JobConfig, Limits, ReplayConfig
+from slurm_robust.evidence.incident_text import timeline
+from slurm_robust.evidence.incidents import incident_reports
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
 from slurm_robust.model.incident import Diagnosis, Symptom
 from slurm_robust.model.progress import Traffic
-from slurm_robust.report.incident_text import timeline
-from slurm_robust.report.incidents import incident_reports
 from slurm_robust.wire.messages import Phase
 from tests.unit.controller.fake_job import Job, doing
 

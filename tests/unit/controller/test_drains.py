@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import JobConfig, StandbyConfig
-from slurm_robust.controller.drains import EVERY_S
+from slurm_robust.engine.units.drains import EVERY_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from tests.unit.controller.fake_job import Job

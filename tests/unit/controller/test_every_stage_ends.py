@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from slurm_robust.config.job import CompanionConfig, DetectConfig, JobConfig, Timings
-from slurm_robust.controller.effects import RequeueAnswer, Said
+from slurm_robust.engine.effects import RequeueAnswer, Said
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.wire.messages import Phase

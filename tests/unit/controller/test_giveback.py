@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, SlurmConfig
-from slurm_robust.controller import effects as fx
-from slurm_robust.controller.context import RECONNECT_S
-from slurm_robust.controller.giveback import LONGEST_PAUSE_S, PAUSE_S
+from slurm_robust.engine import effects as fx
+from slurm_robust.engine.context import RECONNECT_S
+from slurm_robust.engine.units.giveback import LONGEST_PAUSE_S, PAUSE_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from tests.unit.controller.fake_job import Job

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from slurm_robust.controller import effects as fx
-from slurm_robust.controller.core import Core
-from slurm_robust.controller.over import code_of
-from slurm_robust.controller.stages.table import begin, build
-from slurm_robust.controller.transitions import Transition
+from slurm_robust.engine import effects as fx
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.over import code_of
+from slurm_robust.engine.stages.table import begin, build
+from slurm_robust.engine.transitions import Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit

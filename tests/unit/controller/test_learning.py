@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slurm_robust.config.job import JobConfig, StandbyConfig
-from slurm_robust.controller.learning import AT_ONCE, MOST_LEARNED, MOST_SENT
-from slurm_robust.controller.transitions import ToReconnecting
+from slurm_robust.engine.transitions import ToReconnecting
+from slurm_robust.engine.units.learning import AT_ONCE, MOST_LEARNED, MOST_SENT
 from slurm_robust.model import events as ev
 from slurm_robust.policy.standbys import SETTLED_S
 from slurm_robust.wire.messages import Load

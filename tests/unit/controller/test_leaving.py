@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.preflight import check_history
-from slurm_robust.controller.transitions import ToReconnecting
+from slurm_robust.engine.effects import RequeueAnswer, Said
+from slurm_robust.engine.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from slurm_robust.config.job import JobConfig, Timings
-from slurm_robust.controller.liveness import PROVING
+from slurm_robust.engine.units.liveness import PROVING
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes

@@ -16,21 +16,21 @@ import pytest
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import CheckpointConfig, JobConfig, ReplayConfig
-from slurm_robust.controller import effects as fx
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.background import Background
 from slurm_robust.controller.borrower import Borrower
-from slurm_robust.controller.core import Core
 from slurm_robust.controller.journal import Disk, Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
-from slurm_robust.controller.stages.table import build
 from slurm_robust.controller.tester import Tester
-from slurm_robust.controller.transitions import ToGathering
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.replay.steps import ReplayCommand
+from slurm_robust.engine import effects as fx
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.stages.table import build
+from slurm_robust.engine.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId, Tier

@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller import transitions as to
-from slurm_robust.controller.effects import Now
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.moment import AgentPicture, Moments, Picture, Storage, picture, why
 from slurm_robust.controller.moment_file import MomentFile
+from slurm_robust.engine import transitions as to
+from slurm_robust.engine.effects import Now
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Copy, Tier

@@ -10,9 +10,9 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.over import code_of, end_of
-from slurm_robust.controller.stages.table import begin
-from slurm_robust.controller.transitions import (
+from slurm_robust.engine.over import code_of, end_of
+from slurm_robust.engine.stages.table import begin
+from slurm_robust.engine.transitions import (
     ToEnding,
     ToGathering,
     ToReconnecting,

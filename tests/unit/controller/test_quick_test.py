@@ -7,9 +7,9 @@ from functools import partial
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, SlurmConfig
-from slurm_robust.controller.core import Core
-from slurm_robust.controller.giveback import _Return
-from slurm_robust.controller.transitions import ToDeciding, ToGathering
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.transitions import ToDeciding, ToGathering
+from slurm_robust.engine.units.giveback import _Return
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.findings import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import CompanionConfig, JobConfig, StandbyConfig
-from slurm_robust.controller.transitions import ToReconnecting
+from slurm_robust.engine.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 from slurm_robust.model.findings import Outcome

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.controller.requeue import Requeuer
-from slurm_robust.controller.stages.table import begin
-from slurm_robust.controller.transitions import ToRequeueing
+from slurm_robust.engine.effects import RequeueAnswer, Said
+from slurm_robust.engine.stages.table import begin
+from slurm_robust.engine.transitions import ToRequeueing
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
 from slurm_robust.policy.patience import ANSWER_COMES_S, GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from slurm_robust.controller.effects import Said
 from slurm_robust.controller.shrink import MOST_REFUSALS, SHED_S, Shrinker
+from slurm_robust.engine.effects import Said
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm

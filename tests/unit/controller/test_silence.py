@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller.transitions import ToGathering, ToReconnecting
+from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Evict
 from tests.unit.controller.fake_job import Job

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, ParallelConfig, Timings
-from slurm_robust.controller.transitions import ToGathering
+from slurm_robust.engine.transitions import ToGathering
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.errors import ExitCode

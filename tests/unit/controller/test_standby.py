@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.config.job import JobConfig, StandbyConfig
-from slurm_robust.controller.transitions import ToReconnecting
+from slurm_robust.engine.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Fault, Symptom

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.controller import effects as fx
+from slurm_robust.engine import effects as fx
+from slurm_robust.evidence.bundle import save_suspect
+from slurm_robust.hooks.suspects import EndedJob, judge
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.nodes.hooks.suspects import EndedJob, judge
-from slurm_robust.report.bundle import save_suspect
 from tests.unit.controller.fake_job import Job
 from tests.unit.controller.test_detection import alert
 

@@ -13,11 +13,11 @@ from msgspec import structs
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller import takeover
 from slurm_robust.controller.__main__ import Taken, _fenced, _write_start
-from slurm_robust.controller.effects import RequeueAnswer, Said
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.preflight import Plan, load_plan, save_plan
 from slurm_robust.controller.takeover import finish, take_over, watch
-from slurm_robust.controller.transitions import ToGathering, ToReconnecting
+from slurm_robust.engine.effects import RequeueAnswer, Said
+from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode

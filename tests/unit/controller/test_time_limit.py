@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slurm_robust.controller.transitions import ToGathering, ToRequeueing
+from slurm_robust.engine.transitions import ToGathering, ToRequeueing
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from tests.unit.controller.fake_job import Job

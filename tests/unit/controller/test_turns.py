@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.controller.effects import Now
 from slurm_robust.controller.turns import LONGEST_HOLD_S, REST_S, ClockWatch, Hold, Turns
+from slurm_robust.engine.effects import Now
 from slurm_robust.testing.clock import FakeClock
 
 

@@ -11,7 +11,7 @@ from slurm_robust.checkpoint.budget import NODE, Room
 from slurm_robust.config.job import JobConfig
 from slurm_robust.doctor.facts import Facts, Node, Software
 from slurm_robust.doctor.shape import Shape
-from slurm_robust.nodes.hooks.times import HookTimes
+from slurm_robust.hooks.times import HookTimes
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Job, Terms
 

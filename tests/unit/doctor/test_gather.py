@@ -12,7 +12,7 @@ from slurm_robust.config.job import CompanionConfig, JobConfig
 from slurm_robust.doctor.gather import Wanted, gather, hook_times, software
 from slurm_robust.doctor.rule import apply_all
 from slurm_robust.doctor.rules import RULES
-from slurm_robust.nodes.host import Host
+from slurm_robust.kernel.host import Host
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.records import Terms

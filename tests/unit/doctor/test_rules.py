@@ -20,7 +20,7 @@ from slurm_robust.doctor.rule import Level, Rule, apply, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.doctor.shape import Shape
-from slurm_robust.nodes.hooks.times import HookTimes
+from slurm_robust.hooks.times import HookTimes
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Terms
 from tests.unit.doctor.samples import BAD, GOOD, JOB, SLURM, Change, config, fact, node, slurm, software

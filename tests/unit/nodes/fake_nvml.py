@@ -24,7 +24,7 @@ import sys
 import msgspec
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.nodes.gpus.gather import gather_gpus, gather_use
-from slurm_robust.nodes.host import Host
+from slurm_robust.kernel.host import Host
 for line in sys.stdin:
     gather = {"gpus": gather_gpus, "use": gather_use}[line.strip()]
     print(msgspec.json.encode(gather(Host(), NodeConfig())).decode(), flush=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import Sample, View
-from slurm_robust.nodes.host import Host
 
 F = TypeVar("F", bound=Record)
 

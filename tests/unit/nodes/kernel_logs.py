@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.events import Happened, summarise
+from slurm_robust.kernel.kmsg import KernelRecord
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.nodes.check import Sample, View
 from slurm_robust.nodes.checks import kernel
 from slurm_robust.nodes.checks.kernel import KernelFacts, window_s
-from slurm_robust.nodes.kernel.events import Happened, summarise
-from slurm_robust.nodes.kernel.kmsg import KernelRecord
 
 BOOT = 1_700_000_000.0
 CONFIG = NodeConfig()

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from slurm_robust.config.node import GpuLimits, NodeConfig
+from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import View
 from slurm_robust.nodes.checks.gpu import CHECKS, GPUS
 from slurm_robust.nodes.gpus.facts import Gpu, GpuFacts
-from slurm_robust.nodes.recovery import Recovery
 
 FAIL, PASS, UNKNOWN = Outcome.FAIL, Outcome.PASS, Outcome.UNKNOWN
 NONE, MONITOR, RESET = Suggestion.NONE, Suggestion.MONITOR, Suggestion.RESET

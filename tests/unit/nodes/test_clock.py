@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import ClockLimits, NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks import clock
 from slurm_robust.nodes.checks.clock import ClockFacts
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import only, view
 
 CONFIG = NodeConfig()

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.config.node import NodeConfig, StorageLimits
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks.disks import (
     CHECKS,
@@ -22,7 +23,6 @@ from slurm_robust.nodes.checks.disks import (
     judge_smart,
     judge_space,
 )
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from slurm_robust.config.node import BaselineLimits, NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.checks.drift import (
     CHECKS,
@@ -15,7 +16,6 @@ from slurm_robust.nodes.checks.drift import (
     judge_settings,
     judge_software,
 )
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL = Outcome.PASS, Outcome.FAIL

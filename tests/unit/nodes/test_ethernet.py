@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome, Party, Suggestion
 from slurm_robust.nodes.checks.ethernet import (
     CHECKS,
@@ -22,7 +23,6 @@ from slurm_robust.nodes.checks.ethernet import (
     judge_speed,
     judge_state,
 )
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL = Outcome.PASS, Outcome.FAIL
@@ -189,7 +189,7 @@ def test_a_real_link_that_flaps_is_found() -> None:
         import subprocess
         from slurm_robust.config.node import NetworkLimits, NodeConfig
         from slurm_robust.nodes.checks.ethernet import gather, judge_flaps, judge_state
-        from slurm_robust.nodes.host import Host
+        from slurm_robust.kernel.host import Host
         from tests.unit.nodes.host_files import view
 
         def ip(words):

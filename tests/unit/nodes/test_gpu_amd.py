@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.nodes.gpus.facts import AMD, GpuError, GpuProcess, Use
 from slurm_robust.nodes.gpus.gather import gather_gpus, gather_use
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import plant
 
 CONFIG = NodeConfig()

@@ -15,7 +15,7 @@ from tests.unit.nodes.fake_nvml import start
 # Prints each event as it comes, for as long as standard input is open or half a minute.
 WATCHER = """
 import sys, msgspec
-from slurm_robust.nodes.live.gpuevents import XidEvents
+from slurm_robust.inspector.gpuevents import XidEvents
 with XidEvents() as events:
     print("ready", flush=True)
     for line in sys.stdin:

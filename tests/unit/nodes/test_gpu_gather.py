@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuProcess, Throttle, process
-from slurm_robust.nodes.recovery import Recovery
 from slurm_robust.sandbox.errors import SandboxError
 from slurm_robust.sandbox.gpus import Gpus
 from tests.unit.nodes.fake_nvml import Reader, environment, start
@@ -247,7 +247,7 @@ import sys, time
 from importlib.abc import MetaPathFinder
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.nodes.gpus import gather
-from slurm_robust.nodes.host import Host
+from slurm_robust.kernel.host import Host
 class Storage(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name == "{module}":
@@ -273,7 +273,7 @@ def test_a_bare_process_asks_no_pynvml_where_there_is_no_library() -> None:
     code = (
         "import sys\n"
         "from slurm_robust.nodes.gpus.gather import gather_gpus\n"
-        "from slurm_robust.nodes.host import Host\n"
+        "from slurm_robust.kernel.host import Host\n"
         "from slurm_robust.config.node import NodeConfig\n"
         "assert gather_gpus(Host(), NodeConfig()).gpus == ()\n"
         "print('pynvml' in sys.modules)\n"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.model.findings import Outcome
 from slurm_robust.nodes.check import Sample, View
 from slurm_robust.nodes.gpus.facts import GpuError, GpuFacts, Throttle
-from slurm_robust.nodes.recovery import Recovery
 from tests.unit.nodes.host_files import NOW, view
 from tests.unit.nodes.sample_gpus import (
     BUSY,

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome
 from slurm_robust.nodes.check import AnyCheck, Context
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.runner import inspect
 from slurm_robust.nodes.verdict import Report

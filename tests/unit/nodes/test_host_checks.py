@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import NodeConfig, ServiceLimits
+from slurm_robust.kernel import xid
+from slurm_robust.kernel.catalog import RULES
+from slurm_robust.kernel.events import summarise
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.kmsg import KernelLog, boot_time
+from slurm_robust.kernel.shapes import SHAPES
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import AnyCheck, Context, View
 from slurm_robust.nodes.checks import clock, kernel, memory, processes, services, snapshots
@@ -18,12 +24,6 @@ from slurm_robust.nodes.checks.memory import Controller, MemoryFacts
 from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.nodes.checks.services import MungeFacts
 from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.kernel import xid
-from slurm_robust.nodes.kernel.catalog import RULES
-from slurm_robust.nodes.kernel.events import summarise
-from slurm_robust.nodes.kernel.kmsg import KernelLog, boot_time
-from slurm_robust.nodes.kernel.shapes import SHAPES
 from slurm_robust.nodes.runner import baseline_facts, inspect
 from tests.unit.nodes.host_files import plant, view
 from tests.unit.nodes.kernel_logs import BOOT

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.check import Context
 from slurm_robust.nodes.checks import imex
 from slurm_robust.nodes.checks.imex import CHECKS, PROGRAM, SERVICES, ImexFacts, gather, judge
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.checks.infiniband import (
     CHECKS,
@@ -18,7 +19,6 @@ from slurm_robust.nodes.checks.infiniband import (
     judge_rate,
     judge_state,
 )
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.jobgroups import group_of, jobs_here
+from slurm_robust.kernel.shapes import recognise
 from slurm_robust.model.findings import Outcome
 from slurm_robust.nodes.checks import pressure, snapshots
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.jobgroups import group_of, jobs_here
-from slurm_robust.nodes.kernel.shapes import recognise
 from tests.unit.nodes.host_files import only, plant, view
 from tests.unit.nodes.test_processes import stat
 

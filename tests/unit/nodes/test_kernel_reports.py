@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.analysis.logs import classify
+from slurm_robust.inspector.gpuevents import XidEvent, findings_of
+from slurm_robust.kernel import xid
+from slurm_robust.kernel.owners import owners
 from slurm_robust.model.findings import Finding, Suggestion
 from slurm_robust.model.incident import Remedy
-from slurm_robust.nodes.kernel import xid
-from slurm_robust.nodes.kernel.owners import owners
-from slurm_robust.nodes.live.gpuevents import XidEvent, findings_of
 from tests.unit.nodes.host_files import plant
 from tests.unit.nodes.kernel_logs import failed, happened, view
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.config.node import KernelLimits, NodeConfig, StorageLimits
+from slurm_robust.kernel.events import BEGINS, MARK, Happened, summarise
+from slurm_robust.kernel.kmsg import parse
+from slurm_robust.kernel.shapes import SHAPES, recognise
 from slurm_robust.model.findings import Outcome, Party, Suggestion
 from slurm_robust.nodes.checks import kernel
 from slurm_robust.nodes.checks.kernel import gather
 from slurm_robust.nodes.checks.processes import COMM
-from slurm_robust.nodes.kernel.events import BEGINS, MARK, Happened, summarise
-from slurm_robust.nodes.kernel.kmsg import parse
-from slurm_robust.nodes.kernel.shapes import SHAPES, recognise
 from tests.unit.nodes.host_files import plant
 from tests.unit.nodes.kernel_logs import BOOT, failed, judged, view
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.node import GpuLimits, KernelLimits, NodeConfig
+from slurm_robust.kernel.events import MARK
 from slurm_robust.model.findings import Outcome, Party, Suggestion
-from slurm_robust.nodes.kernel.events import MARK
 from tests.unit.nodes.kernel_logs import failed, happened, judged, view
 
 GPUS = ("0000:1b:00.0", "0000:9b:00.0")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.kernel.kmsg import KERNEL, KernelLog, boot_time, parse
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.kmsg import KERNEL, KernelLog, boot_time, parse
 
 RECORDS = b"""\
 6,339,5140900,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import HISTORY, AnySource, Sample, Source
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import IN_A_ROW, Memory, ProcessMemory, Stored, joined, record_baseline
 from tests.alone import alone
 

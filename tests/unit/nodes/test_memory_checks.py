@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import MemoryLimits, NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks import memory
 from slurm_robust.nodes.checks.memory import Controller, MemoryFacts
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import only, plant, view
 
 CONFIG = NodeConfig()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.mountinfo import Declared, automatic, declared, holding, is_below, mounted, parse
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.mountinfo import Declared, automatic, declared, holding, is_below, mounted, parse
 from tests.unit.nodes.host_files import plant
 
 MOUNTINFO = r"""

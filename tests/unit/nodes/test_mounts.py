@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import NodeConfig, StorageLimits
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.mountinfo import Declared
 from slurm_robust.model.findings import Outcome, Party, Suggestion
 from slurm_robust.nodes.checks.mounts import (
     CHECKS,
@@ -19,8 +21,6 @@ from slurm_robust.nodes.checks.mounts import (
     judge_present,
     judge_readonly,
 )
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.mountinfo import Declared
 from tests.unit.nodes.host_files import only, plant, view
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
@@ -189,7 +189,7 @@ def test_a_dead_mount_is_found_in_time_and_a_live_one_beside_it_too() -> None:
         import subprocess, sys, tempfile, time
         from slurm_robust.config.node import NodeConfig, StorageLimits
         from slurm_robust.nodes.checks.mounts import gather
-        from slurm_robust.nodes.host import Host
+        from slurm_robust.kernel.host import Host
 
         config = NodeConfig(storage=StorageLimits(answer_s=0.5))
         words = [sys.executable, "-m", "tests.stand_ins.dead_mount"]

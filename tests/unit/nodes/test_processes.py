@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.config.node import MemoryLimits, NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks import processes
 from slurm_robust.nodes.checks.processes import ProcessFacts
-from slurm_robust.nodes.host import Host
 from slurm_robust.util.isolate import call
 from tests.unit.nodes.host_files import only, plant, view
 from tests.waiting import wait_for

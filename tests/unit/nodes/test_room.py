@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.nodes.host import Host
-from slurm_robust.nodes.mountinfo import without_room
+from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.mountinfo import without_room
 
 MORE_THAN_ANY = 2**62
 TABLE = """\

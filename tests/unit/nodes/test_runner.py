@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import CheckRule, NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import (
@@ -24,7 +25,6 @@ from slurm_robust.nodes.check import (
     Source,
     View,
 )
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.runner import choose, failing_runs, inspect
 from slurm_robust.nodes.verdict import Report

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import NodeConfig, ServiceLimits
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome, Party, Suggestion
 from slurm_robust.nodes.checks import processes, services
 from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.nodes.checks.services import MungeFacts, gather_munge, judge_munge, judge_running
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import only, plant, view
 from tests.waiting import wait_for
 

@@ -11,9 +11,9 @@ import pytest
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import NodeConfig, SiteCheck
 from slurm_robust.config.reader import Layers
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import AnyCheck, Context
-from slurm_robust.nodes.host import Host
 from slurm_robust.nodes.site import checks
 from slurm_robust.util.isolate import call
 from tests.unit.nodes.host_files import only, view

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome, Suggestion
 from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts, gather, judge_stale
-from slurm_robust.nodes.host import Host
 from tests.unit.nodes.host_files import NOW, only, plant, view
 
 CONFIG = NodeConfig()

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import NetworkLimits, NodeConfig
+from slurm_robust.inspector.probes import carried
 from slurm_robust.nodes.checks import ethernet, infiniband
 from slurm_robust.nodes.checks.ethernet import EthernetFacts, Interface
 from slurm_robust.nodes.checks.infiniband import InfinibandFacts, Port
-from slurm_robust.nodes.live.probes import carried
 from tests.unit.nodes.host_files import plant
 
 PORTS = InfinibandFacts(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_robust.kernel import xid
+from slurm_robust.kernel.catalog import RULES, Topic
+from slurm_robust.kernel.xid import Severity
 from slurm_robust.model.findings import Party, Suggestion
-from slurm_robust.nodes.kernel import xid
-from slurm_robust.nodes.kernel.catalog import RULES, Topic
-from slurm_robust.nodes.kernel.xid import Severity
 
 GPU = "NVRM: Xid (PCI:0000:9b:00): "
 ACTION = "GPU recovery action changed from 0x0 (None) to {}"

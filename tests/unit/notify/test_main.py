@@ -11,11 +11,11 @@ import pytest
 from slurm_robust.cli.main import main
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.notify import ChannelConfig, NotifyConfig
+from slurm_robust.evidence import bundle
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import ChannelState, Notified
-from slurm_robust.report import bundle
 from tests.unit.report import incident_journal
 from tests.unit.sample_plan import plan
 

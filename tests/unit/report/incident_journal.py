@@ -305,7 +305,7 @@ def write_logs(directory: JobDirectory, generation: int, ranks: range, text: str
 
 def bundle_of_all(path: Path) -> JobDirectory:
     """The journal and all folders, as the controller leaves them."""
-    from slurm_robust.report import bundle
+    from slurm_robust.evidence import bundle
 
     directory, events = JobDirectory(path), whole()
     write(directory, events)

@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_robust.evidence import bundle
+from slurm_robust.evidence.incidents import IncidentReport
+from slurm_robust.evidence.stacks import SavedStacks
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.stacks import Frame, Localisation, ProcessKind, ProcessStacks, RankStacks, ThreadStack
-from slurm_robust.report import bundle
-from slurm_robust.report.incidents import IncidentReport
-from slurm_robust.report.stacks import SavedStacks
 from tests.unit.report import incident_journal
 
 KILLED = [*incident_journal.start(), *incident_journal.rank_killed()]

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from slurm_robust.report import console
-from slurm_robust.report.console import BYTES, Bar, track
+from slurm_robust.terminal import console
+from slurm_robust.terminal.console import BYTES, Bar, track
 from tests.waiting import wait_for
 
 

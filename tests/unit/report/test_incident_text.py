@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_robust.evidence import stacks
+from slurm_robust.evidence.incident_text import actions_text, facts, result_rows, timeline
+from slurm_robust.evidence.incidents import incident_reports
+from slurm_robust.evidence.stacks import flight
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.companion import Source
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
-from slurm_robust.report import stacks
-from slurm_robust.report.incident_text import actions_text, facts, result_rows, timeline
-from slurm_robust.report.incidents import incident_reports
-from slurm_robust.report.stacks import flight
 from slurm_robust.util.text import MOST_TEXT, clean_log, one_line
 from tests.unit.report import incident_journal
 

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from slurm_robust.analysis.logs import root_exit
+from slurm_robust.evidence.incident_text import facts, outcome
+from slurm_robust.evidence.incidents import IncidentStatus, incident_reports
 from slurm_robust.ledger.totals import Tally
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Blame, NodeExit, Symptom
-from slurm_robust.report.incident_text import facts, outcome
-from slurm_robust.report.incidents import IncidentStatus, incident_reports
 from tests.unit.controller.fake_job import Job
 from tests.unit.report import incident_journal
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_robust.evidence.incident_text import incident_rows
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.incident import Symptom
-from slurm_robust.report.incident_text import incident_rows
 from slurm_robust.report.interval import advise, daly, young
 from tests.unit.sample_events import run_started
 

@@ -11,6 +11,7 @@ from msgspec import structs
 from rich.console import Console
 
 from slurm_robust.cli.main import main
+from slurm_robust.evidence.moment import of_state
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
@@ -21,7 +22,6 @@ from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.moment import encode
 from slurm_robust.model.standby import StandbyStage
-from slurm_robust.report.moment import of_state
 from slurm_robust.report.status import phase_of, render, status_at, status_of, watch
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm

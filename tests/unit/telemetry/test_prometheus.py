@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from slurm_robust.config.job import MetricsConfig
-from slurm_robust.controller.effects import Now
 from slurm_robust.controller.metrics import About, MetricsServer
 from slurm_robust.controller.moment import Moments, Storage, picture
+from slurm_robust.engine.effects import Now
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import JobMoment

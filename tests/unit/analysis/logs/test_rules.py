@@ -10,10 +10,10 @@ import pytest
 from slurm_robust.analysis.logs import classify, shipped, with_site_rules
 from slurm_robust.analysis.logs.rule import Symptom
 from slurm_robust.config.errors import InvalidSettings
+from slurm_robust.kernel.catalog import RULES, Topic
+from slurm_robust.kernel.shapes import SHAPES
 from slurm_robust.model.findings import Suggestion
 from slurm_robust.model.incident import Cause, Remedy
-from slurm_robust.nodes.kernel.catalog import RULES, Topic
-from slurm_robust.nodes.kernel.shapes import SHAPES
 
 RULE = "- name: ours\n  symptom: config_error\n  blame: user_config\n  action: reconfigure\n"
 JOBS = {

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from slurm_robust.analysis.stacks import fingerprint, localise
+from slurm_robust.evidence.stacks import group
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import RankStacks
-from slurm_robust.report.stacks import group
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "stacks"
 FOUR = ParallelLayout.fit(4, 2, {}, "dp")

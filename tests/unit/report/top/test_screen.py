@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from rich.cells import cell_len
 
+from slurm_robust.evidence.incident_text import IncidentRow
+from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.model.moment import (
     CompanionMoment,
     IncidentMoment,
@@ -17,8 +19,6 @@ from slurm_robust.model.moment import (
     NodeMoment,
     NodeState,
 )
-from slurm_robust.report.incident_text import IncidentRow
-from slurm_robust.report.incidents import IncidentStatus
 from slurm_robust.report.top.feed import JobView
 from slurm_robust.report.top.screen import (
     HELP,

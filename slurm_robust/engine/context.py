@@ -1,0 +1,132 @@
+"""What every part of the controller reads, and the few ways in which any of them acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from slurm_robust.analysis.logs import RuleSet
+from slurm_robust.config.job import JobConfig
+from slurm_robust.engine.effects import Effect, Now, Say, Send, Write
+from slurm_robust.engine.units.fleet import Fleet
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.progress import Progress
+from slurm_robust.model.state import JobState, apply
+from slurm_robust.policy import Rules
+from slurm_robust.util.hostlist import fold
+from slurm_robust.wire import messages as msg
+
+RECONNECT_S = 8.0
+"""Agents notice within about 3 s that their controller is gone, and search for the next one."""
+
+ORDERED_S = 4.0
+"""For agents to find a controller that is to end the run at once; most have by then."""
+
+
+class Context:
+    """The job as the controller knows it now.
+
+    The units of the core (agent starts, checkpoints, monitor …) and the stages share one. They read it; they
+    change the job only by :meth:`record`, and the world only by :meth:`emit` and :meth:`send`.
+    """
+
+    def __init__(
+        self, config: JobConfig, state: JobState, now: Now, log_rules: RuleSet | None = None
+    ) -> None:
+        self.config: Final = config
+        self.rules = Rules.of(config)
+        self.log_rules: Final = log_rules
+        """For the output of workers; None: those of this package."""
+        self.fleet: Final = Fleet()
+        self.started: Final = now.mono
+        """When this controller began."""
+        self._state = state
+        self._switches: dict[str, str] = {}
+        self.switches: Final[Mapping[str, str]] = MappingProxyType(self._switches)
+        """Leaf switch of each node, as far as Slurm says; only to be read."""
+        self._ending: str | None = None
+        order = state.stop_ordered  # to an earlier controller of this run
+        self._leaving: str | None = order.reason if order is not None else None
+        self._leaving_code = ExitCode(order.code) if order is not None else ExitCode.TERMINATED
+        self._effects: list[Effect] = []
+        self._notes: set[tuple[str, str]] = set()
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def state(self) -> JobState:
+        """The fold of the journal."""
+        return self._state
+
+    @property
+    def ending(self) -> str | None:
+        """Why the end of this run approaches, once it does."""
+        return self._ending
+
+    @property
+    def leaving(self) -> str | None:
+        """Why the controller was ordered to end at once, once it was."""
+        return self._leaving
+
+    @property
+    def leaving_code(self) -> ExitCode:
+        """The exit code where :attr:`leaving` ends the controller."""
+        return self._leaving_code
+
+    @property
+    def trains(self) -> bool:
+        """Whether this generation has made a step."""
+        return self.state.running and self.state.steps_here >= 0
+
+    def progress(self, now: Now) -> list[Progress]:
+        """Step records of all ranks of this generation that are known, as old as they are ``now``."""
+        return self.fleet.progress(self.state.slots, self.state.generation, now.mono)
+
+    def spent(self, now: Now) -> dict[str, float]:
+        """Seconds of this generation in phases and checkpoints, by name, rounded for the journal."""
+        found = self.fleet.spent(self.state.slots, self.state.generation, now.mono)
+        return {name: round(seconds, 3) for name, seconds in found.items() if seconds >= 0.0005}
+
+    def exits(self, now: Now) -> tuple[NodeExit, ...]:
+        """Workers of this generation that have ended."""
+        return tuple(self.fleet.exits(self.state.slots, self.state.generation, now.mono))
+
+    def is_progress(self, records: Sequence[Progress]) -> bool:
+        """Whether all ranks have completed a step with a finite loss, as far as losses are reported.
+
+        A job that ends in non-finite numbers again and again would otherwise get ahead each time, and meet
+        no bound.
+        """
+        if len(records) < self.state.placement.world_size or min(p.step for p in records) < 0:
+            return False
+        return not self.config.detect.non_finite or all(p.is_finite for p in records)
+
+    # -- ways to act -------------------------------------------------------------------------------
+
+    def record(self, event: ev.AnyEvent) -> None:
+        """Change the state by ``event`` and have it written; the only way in which it changes."""
+        self._state = apply(event, self._state)
+        self.emit(Write(event=event))
+
+    def emit(self, effect: Effect) -> None:
+        """Ask the loop for ``effect``, after those asked for before."""
+        self._effects.append(effect)
+
+    def send(self, node: str, message: msg.FromController) -> None:
+        """Send to one agent."""
+        self.emit(Send(node=node, message=message))
+
+    def note(self, text: str, node: str, now: Now) -> None:
+        """Write a fact once, however often it is reported."""
+        if (node, text) not in self._notes:
+            self._notes.add((node, text))
+            self.record(ev.Noted(t=now.wall, text=text, node=node))
+
+    def evidence_missing(self, asked: str, nodes: tuple[str, ...], why: str, now: Now) -> None:
+        """Record that requested evidence did not arrive; the decision goes on without it."""
+        number = self.state.incident.number if self.state.incident else 0
+        self.record(ev.Unanswered(t=now.wall, incident=number, asked=asked, nodes=nodes, why=why))
+        self.emit(Say(text=f"asked {fold(nodes)} for {asked}: {why}"))

@@ -1,0 +1,532 @@
+"""The controller without its hands: heartbeats, signals and ticks in, effects out.
+
+Nothing here reads a clock, a socket or a file, so a test or a simulation can drive years of a job
+in a second. The core holds the job's state (the fold of its journal), the fleet, and the stage in
+which the job is; each stage is a class of its own in :mod:`slurm_robust.engine.stages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from msgspec import structs
+
+from slurm_robust.analysis.logs import RuleSet
+from slurm_robust.config.job import JobConfig
+from slurm_robust.engine.context import Context
+from slurm_robust.engine.effects import (
+    BorrowAnswer,
+    Effect,
+    GiveBackAnswer,
+    Now,
+    ReplayTraining,
+    RequeueAnswer,
+    SaveSuspect,
+    Say,
+    Send,
+    TestNodes,
+)
+from slurm_robust.engine.transitions import Transition
+from slurm_robust.engine.units.checkpoints import Checkpoints
+from slurm_robust.engine.units.companions import Companions
+from slurm_robust.engine.units.departure import Departure
+from slurm_robust.engine.units.drains import Drains
+from slurm_robust.engine.units.fleet import Heard
+from slurm_robust.engine.units.giveback import GivingBack
+from slurm_robust.engine.units.incidents import Incidents
+from slurm_robust.engine.units.learning import Learning
+from slurm_robust.engine.units.liveness import Liveness
+from slurm_robust.engine.units.monitor import Monitor
+from slurm_robust.engine.units.passed_over import PassedOver
+from slurm_robust.engine.units.replenishing import Replenishing
+from slurm_robust.engine.units.stackbook import StackBook
+from slurm_robust.engine.units.standbys import Standbys
+from slurm_robust.engine.units.starts import AgentStarts, StartPhases
+from slurm_robust.engine.units.witnesses import GONE, Witnesses
+from slurm_robust.ledger.clock import LEAST_AHEAD_S
+from slurm_robust.model import events as ev
+from slurm_robust.model.companion import Source
+from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import StepEnd, Witness
+from slurm_robust.model.findings import MOST_EVIDENCE, MOST_TEXT, Suspect
+from slurm_robust.model.incident import Diagnosis
+from slurm_robust.model.progress import slowest
+from slurm_robust.model.state import JobState
+from slurm_robust.policy.leaving import WARNED_S, Sentence, approaching
+from slurm_robust.wire import messages as msg
+from slurm_robust.wire.probes import Answers
+from slurm_robust.wire.sockets import Knocked
+
+PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
+QUIET = 2.5  # heartbeats after which no order is expected to reach an agent
+TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
+
+
+class Stage(Protocol):
+    """One phase of a job's life.
+
+    ``enter`` is called once; ``step`` after every input and tick, and returns what comes next or
+    None to stay. A stage reads the core and acts only through its methods ``record``, ``send``, ``emit``,
+    ``note`` and those that the core and its units name for stages; it sets no attribute of theirs.
+    """
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Do what begins this stage."""
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """The next stage by the state and the fleet, or None to stay."""
+
+
+Table = Callable[[Transition], Stage]
+
+
+class Core(Context):
+    """The job, the units that follow it, and the stage in which it is.
+
+    A unit knows the context and owns its own state; only the core knows them all.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        state: JobState,
+        table: Table,
+        first: Transition,
+        now: Now,
+        log_rules: RuleSet | None = None,
+    ) -> None:
+        """``log_rules``: for the output of workers, without them those of this package."""
+        super().__init__(config, state, now, log_rules)
+        self.starts: Final = AgentStarts(self)
+        self.start_phases: Final = StartPhases(self, self.starts)
+        self.witnesses: Final = Witnesses(self)
+        self.drains: Final = Drains(self)
+        self.liveness: Final = Liveness(self)
+        self.departure: Final = Departure(self, now)
+        self.checkpoints: Final = Checkpoints(self, now)
+        self.passed_over: Final = PassedOver(self, self.checkpoints)
+        self.companions: Final = Companions(self, now)
+        self.giving_back: Final = GivingBack(self, self.checkpoints, self.companions)
+        self.monitor: Final = Monitor(self, now)
+        self.incidents: Final = Incidents(self)
+        self.standbys: Final = Standbys(self)
+        self.learning: Final = Learning(self)
+        self.replenishing: Final = Replenishing(self, self.companions)
+        self.stacks: Final = StackBook(config.detect.stacks_s)
+        self._table = table
+        self._held = False
+        self._ahead_s = 0.0  # this node's clock, of slurmctld's, as it was recorded
+        self._diagnosis: Diagnosis | None = None  # answer to the newest TestNodes or ReplayTraining
+        self._requeue: RequeueAnswer | None = None  # to the newest BeginRequeue
+        self._progress_at = self._watched_at = now.mono
+        self._came_by, self._stage_since = first, now.mono
+        self._stage = table(first)
+        self._stage.enter(self, now)
+
+    @property
+    def stage(self) -> Stage:
+        """In which the job is."""
+        return self._stage
+
+    @property
+    def came_by(self) -> Transition:
+        """What named the stage in which the job is, and so why."""
+        return self._came_by
+
+    @property
+    def stage_since(self) -> float:
+        """Monotonic time at which the job came to its stage."""
+        return self._stage_since
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing is decided, since the journal is behind."""
+        return self._held
+
+    # -- inputs ------------------------------------------------------------------------------------
+
+    def on_heartbeat(self, heartbeat: msg.Heartbeat, now: Now) -> None:
+        """An agent spoke. Nothing is concluded before :meth:`on_tick`.
+
+        After a stall of our own many heartbeats wait; judging anybody's silence before all of them are
+        read would declare healthy nodes dead.
+        """
+        if self.starts.dismissed(heartbeat, now):
+            return
+        before = self.fleet.heartbeat(heartbeat.node)
+        heard = self.fleet.hear(heartbeat, now.mono)
+        self.start_phases.hear(before, heartbeat, now)
+        if heard is not Heard.SAME:
+            self.record(
+                ev.AgentJoined(
+                    t=now.wall,
+                    node=heartbeat.node,
+                    agent=heartbeat.agent,
+                    address=heartbeat.address,
+                    port=heartbeat.data_port,
+                )
+            )
+            if heartbeat.node in self.state.evicted:
+                self.record(ev.NodeReturned(t=now.wall, node=heartbeat.node))
+        for text in heartbeat.notes:
+            self.note(text, heartbeat.node, now)
+        self._answer(heartbeat, heartbeat.seq)
+        self.learning.on_heartbeat(heartbeat, now)
+        self.checkpoints.on_heartbeat(heartbeat)
+        self._approach(self.departure.on_heartbeat(heartbeat, now), now)
+
+    def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
+        """An agent has nothing new to report."""
+        heartbeat = self.fleet.feel(pulse, now.mono)
+        if heartbeat is not None:
+            self._answer(heartbeat, pulse.seq)
+
+    def on_stall(self, seconds: float, now: Now) -> None:
+        """We ourselves did nothing for ``seconds`` (a slow disk, a stopped process): nobody was silent."""
+        self.fleet.forgive(seconds, younger=seconds < TOLD_STALL_S)
+        self.starts.forgive(seconds)
+        if seconds >= TOLD_STALL_S:
+            if self.state.running:
+                self.monitor.excuse(seconds, now)
+            text = (
+                f"the controller stood still for {seconds:.0f} s: the job was suspended (scontrol suspend), "
+                "or this node or the storage of the job's folder hung; no node counts as silent for it, and "
+                "if no step was done meanwhile, the time counts as suspended"
+            )
+            node = self.state.own_node
+            self.record(ev.Noted(t=now.wall, text=text, node=node, stood_still_s=round(seconds, 3)))
+            self.emit(Say(text=text))
+
+    def on_tick(self, now: Now) -> list[Effect]:
+        """Time has passed, or something else may have changed: go on as far as possible."""
+        if not self._held:
+            self._go_on(now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _go_on(self, now: Now) -> None:
+        if self.liveness.has_news:
+            nodes = (*self.state.slots, *self.state.spares)
+            self.liveness.step(now, self.starts.step_ended(nodes, now))
+        while (following := self._stage.step(self, now)) is not None:
+            self._came_by, self._stage_since = following, now.mono
+            self._stage = self._table(following)
+            self.incidents.stage(type(self._stage).__name__.lower(), now)
+            self._stage.enter(self, now)
+        self.departure.step(now)
+        self.starts.step(now)
+        self.standbys.yield_to_training(now)
+        self._send_for_stacks(now)
+        self.witnesses.step(now)
+        self.drains.step(now)
+
+    def hold(self, held: bool) -> None:
+        """Decide nothing while ``held``: storage has not taken what was decided before."""
+        self._held = held
+
+    def on_hold_over(self, seconds: float, now: Now) -> None:
+        """For ``seconds`` nothing was decided, and the clock stood still. Training may have stood, too."""
+        self.incidents.pass_over(seconds)
+        if seconds < TOLD_STALL_S:
+            return
+        if self.state.running:
+            self.monitor.excuse(seconds, now, stood_still=True)
+        text = (
+            f"the controller decided nothing for {seconds:.0f} s, since the storage of the job's folder "
+            "did not take the journal; it blames nobody for that, and ETTR counts it as training"
+        )
+        self.record(ev.Noted(t=now.wall, text=text))
+        self.emit(Say(text=text))
+
+    def on_clock(self, ahead_s: float, now: Now) -> None:
+        """This node's clock is ahead of slurmctld's by so much: it was compared, or was set since."""
+        if abs(ahead_s - self._ahead_s) >= LEAST_AHEAD_S:
+            self._ahead_s = ahead_s
+            self.record(ev.ClockCompared(t=now.wall, epoch=self.state.epoch, ahead_s=round(ahead_s, 3)))
+
+    def on_end_approaching(self, reason: str, now: Now) -> list[Effect]:
+        """The time limit or a preemption is near (USR1)."""
+        self._approach(reason, now)
+        return self.on_tick(now)
+
+    def _approach(self, reason: str, now: Now) -> None:
+        if not reason or self._ending is not None:
+            return
+        self._ending = reason
+        self.departure.warn(now)
+        what = "nothing trains now, so no checkpoint is taken"
+        if self.departure.termed:
+            what = "what memory has goes to storage first"
+        elif self.trains:
+            what = "taking a checkpoint first"
+        self.emit(Say(text=f"{reason}: {what}"))
+
+    def on_sentence(self, said: Sentence | None, now: Now) -> list[Effect]:
+        """Answer to AskAboutRun; None when slurmctld does not answer."""
+        before = self.departure.requeued
+        self._approach(self.departure.on_sentence(said, now), now)
+        if said is not None and said.preempted and self._ending is not None and self._leaving is None:
+            self._ending = approaching(said, WARNED_S)  # a warning alone does not say of what
+        if self.departure.requeued and not before and self.state.ended is not None:
+            self.emit(Say(text="the job is requeued: it goes on in its next run"))
+        return self.on_tick(now)
+
+    def on_kill_wait(self, seconds: float) -> None:
+        """slurm.conf says how long Slurm waits from SIGTERM to SIGKILL."""
+        self.departure.learn(seconds)
+
+    def on_leave(self, reason: str, now: Now, code: ExitCode = ExitCode.TERMINATED) -> list[Effect]:
+        """Slurm ends the job now (TERM), or the owner does (Ctrl-C). ``code``: what it ends with.
+
+        What only memory has is saved in the time that is left. However often the order comes, it is one.
+        """
+        self.departure.order(now)
+        if self._leaving is None:
+            self._leaving, self._leaving_code = reason, code
+            self.record(ev.StopOrdered(t=now.wall, reason=reason, code=code))
+        return self.on_tick(now)
+
+    def on_second_order(self, now: Now) -> list[Effect]:
+        """The supervisor says that the owner does not want to wait."""
+        if self._leaving is not None:
+            self.departure.hurry()
+        return self.on_tick(now)
+
+    def on_checkpoints(
+        self, generation: int, complete: Mapping[CheckpointId, Tier] | None, now: Now
+    ) -> list[Effect]:
+        """Answer to FindCheckpoint: all that are complete; None when storage does not answer."""
+        self.checkpoints.on_listed(generation, complete)
+        return self.on_tick(now)
+
+    def on_agents_gone(self, now: Now) -> list[Effect]:
+        """The step of the agents has ended."""
+        self.starts.on_all_ended()
+        return self.on_tick(now)
+
+    def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
+        """The agent of ``node`` could not begin; ``code``: what the job ends with where too many cannot."""
+        self.starts.on_refusal(node, text, code)
+
+    def on_step_end(self, end: StepEnd, now: Now) -> None:
+        """An srun of agents, or some of its tasks, ended. Nothing is concluded before :meth:`on_tick`."""
+        self.starts.on_end(end, now)
+
+    def on_knock(self, found: Knocked, now: Now) -> None:
+        """Answer to Knock. Nothing is concluded before :meth:`on_tick`."""
+        self.witnesses.on_knock(found, now)
+        for node in self.witnesses.gone(found, now):
+            is_new = node not in self.fleet.views and self.starts.waited_s(node, now) is not None
+            if not (is_new or self.liveness.hears(node) or self.starts.ended((node,))):
+                self.starts.on_end(StepEnd(nodes=(node,), code=-1, message=GONE, is_task=True), now)
+
+    def on_beacons(self, ages: Mapping[str, float]) -> None:
+        """Seconds since the newest beacon of each agent. Nothing is concluded before :meth:`on_tick`."""
+        self.liveness.on_beacons(ages)
+
+    def on_answers(self, number: int, answers: Answers | None, now: Now) -> list[Effect]:
+        """Answer to Probe ``number``; None: the probes could not be made."""
+        self.liveness.on_answers(number, answers, now)
+        return self.on_tick(now)
+
+    def on_observed(self, found: msg.NodesProbed, now: Now) -> None:
+        """An agent has probed other nodes. Nothing is concluded before :meth:`on_tick`."""
+        self.liveness.on_observed(found, now)
+
+    def on_switches(self, leaves: Mapping[str, str]) -> None:
+        """Slurm says behind which leaf switch each node is."""
+        self._switches.clear()
+        self._switches.update(leaves)
+        self.rules = structs.replace(self.rules, leaves=dict(leaves))
+
+    def on_stacks(self, answer: msg.StacksTaken) -> None:
+        """An agent sent the stacks that it was asked for. Nothing is concluded before :meth:`on_tick`."""
+        if answer.generation == self.state.generation:
+            self.stacks.hear(answer)
+
+    def on_tests(self, diagnosis: Diagnosis, now: Now) -> list[Effect]:
+        """Answer to TestNodes and ReplayTraining."""
+        self._diagnosis = diagnosis
+        return self.on_tick(now)
+
+    def on_standby_tested(self, number: int, found: Diagnosis, now: Now) -> list[Effect]:
+        """Answer to TestStandby ``number``."""
+        self.standbys.on_tested(number, found, now)
+        return self.on_tick(now)
+
+    def on_nodes(self, found: tuple[Witness, ...] | None, now: Now) -> list[Effect]:
+        """Answer to AskAboutNodes: Slurm's word on them; None when slurmctld does not answer."""
+        self.witnesses.on_slurm(found, now)
+        self.starts.on_witness(found)
+        return self.on_tick(now)
+
+    def on_drains(self, drained: Mapping[str, str], now: Now) -> list[Effect]:
+        """Answer to AskForDrains: those that are drained, each with who did it and why."""
+        self.drains.on_answer(drained, now)
+        return self.on_tick(now)
+
+    def on_companion(self, number: int, job_id: int, source: Source, now: Now) -> None:
+        """A companion was submitted for BorrowNodes ``number``."""
+        self.companions.on_companion(number, job_id, source, now)
+
+    def on_lent(self, number: int, answer: BorrowAnswer, now: Now) -> list[Effect]:
+        """Answer to BorrowNodes ``number``."""
+        self.starts.begin(self.companions.on_lent(number, answer, now), now)
+        return self.on_tick(now)
+
+    def on_requeue(self, answer: RequeueAnswer, now: Now) -> list[Effect]:
+        """What Slurm says to the requeue."""
+        self._requeue = answer
+        return self.on_tick(now)
+
+    def on_given_back(self, node: str, answer: GiveBackAnswer, now: Now) -> list[Effect]:
+        """Answer to GiveBack."""
+        self.giving_back.on_answer(node, answer, now)
+        return self.on_tick(now)
+
+    def on_stage_done(self, what: str, ok: bool, detail: str, now: Now) -> list[Effect]:
+        """Something longer that Slurm does for us got further."""
+        self.record(ev.StageDone(t=now.wall, what=what, ok=ok, detail=detail))
+        return self.on_tick(now)
+
+    def on_drill(self, drill: msg.Drill, now: Now) -> tuple[msg.DrillReply, list[Effect]]:
+        """The owner tries a fault on the own job."""
+        signals = {"kill-rank": 9, "stop-rank": 19}
+        world = self.state.placement.world_size
+        if drill.fault not in signals:
+            text = f"unknown fault '{drill.fault}'; possible: {', '.join(signals)}"
+            return msg.DrillReply(ok=False, text=text), []
+        if not self.state.running or not 0 <= drill.rank < world:
+            text = f"rank {drill.rank} does not run now; ranks are 0 to {world - 1}"
+            return msg.DrillReply(ok=False, text=text), []
+        node = self.state.placement.node_of(drill.rank)
+        view, quiet_s = self.fleet.views.get(node), QUIET * self.config.timings.heartbeat_s
+        if view is None or view.dead is not None or now.mono - view.heard > quiet_s:
+            text = f"node {node} does not respond; nothing was done to rank {drill.rank}"
+            return msg.DrillReply(ok=False, text=text), []
+        order = msg.Inject(epoch=self.state.epoch, rank=drill.rank, signal=signals[drill.fault])
+        self.emit(Send(node=node, message=order))
+        text = f"drill: {drill.fault} on rank {drill.rank} ({node}, generation {self.state.generation})"
+        self.record(ev.Noted(t=now.wall, text=text, node=node))
+        return msg.DrillReply(ok=True, text=text), self.on_tick(now)
+
+    def on_stacks_request(self, wish: msg.ShowStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
+        """The owner wants to see what all ranks do, whatever the policy thinks of it."""
+        state, book = self.state, self.stacks
+        if not state.running and not book.knows(wish):
+            return msg.StacksShown(error="no generation of workers runs now"), []
+        shown = book.show(wish, state.generation if state.running else 0, state.slots, now.mono)
+        self.note(f"stacks of generation {shown.generation} were requested by hand", "", now)
+        return shown, self.on_tick(now)
+
+    # -- what stages use ---------------------------------------------------------------------------
+
+    def ask_for_stacks(self, now: Now, native: tuple[int, ...] = ()) -> None:
+        """Have the stacks of all ranks taken; :attr:`stacks` has them when it is over."""
+        self.stacks.ask(self.state.generation, self.state.slots, now.mono, native)
+
+    def test(self, request: TestNodes | ReplayTraining) -> None:
+        """Have nodes tested; :attr:`diagnosis` has the answer when it comes."""
+        self._diagnosis = None
+        self.emit(request)
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The answer to :meth:`test`, None until it comes."""
+        return self._diagnosis
+
+    def take_requeue_answer(self) -> RequeueAnswer | None:
+        """What Slurm said to a requeue since this was last asked."""
+        answer, self._requeue = self._requeue, None
+        return answer
+
+    def evict(
+        self,
+        node: str,
+        reason: str,
+        now: Now,
+        incident: int = 0,
+        evidence: tuple[str, ...] = (),
+        *,
+        unproven: bool = False,
+    ) -> None:
+        """Use ``node`` no more in this job, and leave word why for who administers it.
+
+        ``unproven``: suspicion alone speaks against it.
+        """
+        self.record(
+            ev.NodeEvicted(t=now.wall, node=node, reason=reason, incident=incident, unproven=unproven)
+        )
+        if self.fleet.is_silent(node, QUIET * self.config.timings.heartbeat_s, now.mono, self.started):
+            self.starts.let_go(node)
+        cause = self.state.incident if incident else None
+        companion = self.state.lenders.get(node, 0)  # it ends when no copy on the node is needed
+        suspect = Suspect(
+            node=node,
+            job_id=companion or self.state.job_id,
+            t=now.wall,
+            reason=reason[:MOST_TEXT],
+            symptom=cause.symptom.value if cause else "",
+            evidence=tuple(line[:MOST_TEXT] for line in evidence[:MOST_EVIDENCE]),
+        )
+        self.emit(SaveSuspect(suspect=suspect))
+
+    def watch_progress(self, now: Now, *, force: bool = False) -> None:
+        """Write the newest step completed by all ranks every few seconds, and at ``force``."""
+        if not force and now.mono - self._watched_at < WATCH_EVERY_S:
+            return
+        self._watched_at = now.mono
+        records = self.progress(now)
+        if self.config.detect.non_finite:
+            records = [record.good for record in records]
+        if not self.is_progress(records):
+            return
+        self.checkpoints.on_published(min(p.checkpoint for p in records), now)
+        if not force and now.mono - self._progress_at < PROGRESS_EVERY_S:
+            return
+        self._progress_at = now.mono
+        last = slowest(records)
+        self.record(
+            ev.ProgressMade(
+                t=now.wall - last.age_s,
+                generation=self.state.generation,
+                step=last.step,
+                reported=all(p.reported for p in records),
+                spent=self.spent(now),
+                loss=last.loss,
+                grad_norm=last.grad_norm,
+            )
+        )
+
+    def _send_for_stacks(self, now: Now) -> None:
+        state, book = self.state, self.stacks
+        due = book.due(now.mono)
+        for node in due if state.running and book.generation == state.generation else ():
+            order = msg.TakeStacks(
+                epoch=state.epoch,
+                generation=state.generation,
+                number=book.number,
+                budget_s=book.budget_s,
+                native=book.native,
+            )
+            self.send(node, order)
+
+    def _answer(self, heartbeat: msg.Heartbeat, seq: int) -> None:
+        """Tell the agent that it was heard, and that workers of another generation than today's must end."""
+        self.send(heartbeat.node, msg.Ack(epoch=self.state.epoch, seq=seq))
+        self._stop_strays(heartbeat)
+
+    def _stop_strays(self, heartbeat: msg.Heartbeat) -> None:
+        """Workers of another generation than today's on a node that came back must end."""
+        busy = heartbeat.phase in (msg.Phase.FREEING, msg.Phase.STARTING, msg.Phase.RUNNING)
+        over = heartbeat.generation < self.state.generation or not self.state.running
+        stray = over or not self.state.placement.holds(heartbeat.node)
+        if busy and stray and heartbeat.generation:
+            order = msg.Stop(
+                epoch=self.state.epoch,
+                generation=max(heartbeat.generation, self.state.generation - 1),
+                grace_s=self.config.timings.stop_grace_s,
+            )
+            self.send(heartbeat.node, order)

@@ -1,0 +1,264 @@
+"""The last stage, and the two that only watch."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from slurm_robust.analysis.logs import root_exit
+from slurm_robust.engine.context import ORDERED_S, RECONNECT_S
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import Exit, Now, Say
+from slurm_robust.engine.stages.watch import (
+    all_done,
+    current_agents,
+    ended_with,
+    is_taken_host_lost,
+    leave,
+    with_cause,
+)
+from slurm_robust.engine.transitions import (
+    ToEnding,
+    ToObserving,
+    ToReconnecting,
+    ToRunning,
+    ToStopping,
+    Transition,
+)
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.incident import Fault, NodeExit, Symptom
+from slurm_robust.model.record import Record
+from slurm_robust.policy import decide
+from slurm_robust.wire.messages import Phase, Shutdown
+
+AT_ONCE_S = 1.0
+"""For the agents' end after a second order to leave."""
+
+
+class Fate(Record):
+    """How far a generation has come to its end."""
+
+    exits: tuple[NodeExit, ...]
+    lost: tuple[str, ...]
+    """Silent nodes."""
+    ended: bool
+    """The workers of all other nodes have ended."""
+    has_new_step: bool
+    """All ranks have completed a step since the incident began."""
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether a worker has failed."""
+        return any(exit.exit.failed for exit in self.exits)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether training goes on by itself, so that it is to be watched again."""
+        return not (self.ended or self.lost or self.has_failures) and self.has_new_step
+
+    def is_unclear(self, waited_s: float, dead_s: float) -> bool:
+        """Whether to wait before anything is said: a worker may have lost a peer whose node is silent soon.
+
+        ``waited_s``: since the fault was detected; ``dead_s``: silence that counts.
+        """
+        return self.has_failures and not (self.lost or self.ended) and waited_s <= dead_s
+
+
+def own_end(root: NodeExit | None) -> tuple[int, str]:
+    """The exit code and reason of a job whose training ended by itself, first with ``root``."""
+    if root is None:
+        return 1, "the workers ended without an exit that explains it"
+    code = root.exit.code if root.exit.code is not None else 128 + (root.exit.signal or 0)
+    return code, f"{root.exit.describe()} on {root.node}"
+
+
+def end_agents(core: Core, *, keep_copies: bool) -> None:
+    """Order all agents to end, with their copies or without.
+
+    What only memory holds stays for a run that may come back to these nodes. What storage has, too, is
+    removed: nobody could remove it from nodes that the job does not get again.
+    """
+    grace_s = 0.0 if core.departure.at_once else core.config.timings.stop_grace_s
+    order = Shutdown(epoch=core.state.epoch, grace_s=grace_s, keep_copies=keep_copies)
+    for node in core.fleet.views:
+        core.send(node, order)
+
+
+RESEND_S = 1.0
+
+
+class Ending:
+    """Ends the agents, bounded, and then the controller.
+
+    Where an earlier controller has begun with it, agents that were not told are waited for.
+    """
+
+    def __init__(self, begin: ToEnding) -> None:
+        self._begin = begin
+        self._since = self._sent = 0.0
+        self._awaited: frozenset[str] = frozenset()
+        self._is_said = self._done = False
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Order the agents to end, and say so in the journal."""
+        self._since = self._sent = now.mono
+        if now.mono == core.started:
+            self._awaited = frozenset(core.state.joined)
+        self._end_agents(core)
+        core.companions.end_all("the job leaves its nodes", now)
+        self._say(core, now)
+
+    def _say(self, core: Core, now: Now) -> None:
+        """Write down the end, and why; of an order that came from outside Slurm may yet say what it means."""
+        begin, reason = self._begin, self._begin.reason
+        is_ordered = reason == core.leaving and not begin.final
+        if is_ordered and core.state.ended is None and core.departure.awaits_word(now):
+            return
+        self._is_said = True
+        reason = core.departure.explained(reason) if is_ordered else reason
+        text = f"end, exit code {int(begin.code)}: {reason}"
+        if core.state.ended is not None:
+            text = f"this run is over, says the journal: {text}"
+        elif begin.code != ExitCode.REQUEUED:  # the next run goes on
+            core.record(
+                ev.RunEnded(
+                    t=now.wall,
+                    code=begin.code,
+                    reason=reason,
+                    final=begin.final,
+                    preempted=is_ordered and core.departure.preempted,
+                    requeued=is_ordered and core.departure.requeued,
+                )
+            )
+        core.emit(Say(text=text))
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Exit when the agents are gone or have had their time."""
+        waited = now.mono - self._since
+        if not self._is_said:
+            self._say(core, now)
+        if self._done or not self._is_said:
+            return None
+        if now.mono - self._sent > RESEND_S:
+            self._sent = now.mono
+            self._end_agents(core)
+        most_s = AT_ONCE_S if core.departure.at_once else core.config.timings.shutdown_s
+        if core.starts.all_ended or self._are_silent(core, now) or waited > most_s:
+            self._done = True
+            core.emit(Exit(code=int(self._begin.code)))
+        return None
+
+    def _end_agents(self, core: Core) -> None:
+        end_agents(core, keep_copies=not self._begin.final and core.checkpoints.need_memory())
+
+    def _are_silent(self, core: Core, now: Now) -> bool:
+        """Whether no agent is heard any more, and none is awaited."""
+        views, quiet = core.fleet.views, 2 * core.config.timings.heartbeat_s + 0.5
+        awaited = self._awaited - views.keys() - core.starts.ended(self._awaited).keys()
+        if awaited and now.mono - self._since <= RECONNECT_S:
+            return False
+        return all(now.mono - view.heard > quiet for view in views.values())
+
+
+class Observing:
+    """Observe mode: the policy is asked and its answer printed, but training is left to its fate.
+
+    If it goes on by itself, it is watched again.
+    """
+
+    def __init__(self, begin: ToObserving) -> None:
+        self._agents, self._fault = begin.agents, begin.fault
+        self._asked = False
+        self._since = 0.0
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Nothing is touched."""
+        self._since = now.mono
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """When every node's workers have ended or the node is silent: say, and end with their code."""
+        if core.leaving:
+            return ToStopping(reason=core.leaving)
+        fate = self._fate(core, now)
+        waited = now.mono - self._since
+        if not self._asked and not fate.is_unclear(waited, core.config.timings.node_dead_s):
+            self._asked = True
+            self._say_decision(core, fate, now)
+        if fate.goes_on:
+            return ToRunning(agents=self._agents)
+        if not fate.ended:
+            return None
+        code, why = own_end(root_exit(fate.exits, core.log_rules))
+        return ToEnding(code=code, reason=f"observe mode, nothing was done about it: {why}")
+
+    def _fate(self, core: Core, now: Now) -> Fate:
+        slots, limit = core.state.slots, core.config.timings.node_dead_s
+        lost = tuple(
+            n
+            for n in slots
+            if core.fleet.heartbeat(n) is None or core.fleet.is_silent(n, limit, now.mono, core.started)
+        )
+        ended = all(
+            n in lost or ((b := core.fleet.heartbeat(n)) is not None and b.phase in (Phase.ENDED, Phase.IDLE))
+            for n in slots
+        )
+        state, records = core.state, core.progress(now)
+        before = state.incident.step if state.incident is not None else -1
+        has_new_step = len(records) == state.placement.world_size and min(r.step for r in records) > before
+        return Fate(exits=core.exits(now), lost=lost, ended=ended, has_new_step=has_new_step)
+
+    def _say_decision(self, core: Core, fate: Fate, now: Now) -> None:
+        fault = with_cause(core, ended_with(core, self._fault, fate.exits, fate.lost, {}, now=now), now)
+        decided = structs.replace(decide(core.state, fault, now.wall, core.rules), carried_out=False)
+        core.record(decided)
+        core.emit(Say(text=f"observe mode, would do: {decided.reason}"))
+
+
+def _go_on_stopping(begun: ev.StopStarted) -> ToStopping:
+    """To where the controller before was, with what is known of the fault."""
+    fault = Fault(symptom=begun.symptom, detail=begun.reason) if begun.symptom is not None else None
+    return ToStopping(reason=begun.reason, fault=fault)
+
+
+class Reconnecting:
+    """A new controller finds the agents of a generation that runs; training never noticed.
+
+    One that has taken over from a dead host does not wait as long for that host's agent.
+    """
+
+    def __init__(self, begin: ToReconnecting) -> None:
+        self._since = 0.0
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Wait for the agents to find us."""
+        self._since = now.mono
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Running when every slot answers for the generation; after a while also when not.
+
+        Running then sees the silent nodes as lost and the rest goes its usual way.
+        """
+        state, waited_s = core.state, now.mono - self._since
+        heartbeats = core.fleet.heartbeats(state.slots)
+        if core.leaving and (waited_s > ORDERED_S or len(heartbeats) == len(state.slots)):
+            is_done = all_done(core, now)
+            return ToRunning(agents=current_agents(core)) if is_done else ToStopping(reason=core.leaving)
+        here = {n: b.agent for n, b in heartbeats.items() if b.generation == state.generation}
+        if state.stopping is not None and (len(here) == len(state.slots) or waited_s > RECONNECT_S):
+            return _go_on_stopping(state.stopping)
+        if len(here) == len(state.slots) or all_done(core, now):
+            core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
+            return ToRunning(agents=here)
+        taken = state.taken_from
+        missing = set(state.slots) - here.keys() - core.starts.ended(state.slots).keys()
+        if not missing:
+            return ToRunning(agents=here)  # where the agents that ended are seen
+        if missing == {taken} and is_taken_host_lost(core, taken, waited_s, now):
+            silent_s = max(waited_s, core.incidents.unwatched_s(now))
+            detail = f"{taken}, from which this controller took over, has not been heard for {silent_s:.0f} s"
+            fault = Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=silent_s)
+            return leave(core, {**here, taken: "gone"}, fault, now)
+        if waited_s > RECONNECT_S:
+            # An agent without our generation is another one than the launch saw.
+            return ToRunning(agents={n: here.get(n, "gone") for n in state.slots})
+        return None

@@ -1,0 +1,231 @@
+"""Waiting until the node of every slot has an agent that can start workers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from slurm_robust.engine.context import RECONNECT_S, Context
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.stages.stopping import before_the_end
+from slurm_robust.engine.stages.watch import conclude, is_taken_host_lost
+from slurm_robust.engine.transitions import (
+    ToDeciding,
+    ToEnding,
+    ToGathering,
+    ToLaunching,
+    ToStopping,
+    ToStoring,
+    Transition,
+)
+from slurm_robust.engine.units.starts import Unstarted
+from slurm_robust.model.incident import Fault, Symptom
+from slurm_robust.policy.beginning import RELIST_S, May
+from slurm_robust.policy.patience import Growth, patience_s
+from slurm_robust.policy.starting import IMPORT_S, STORAGE_S, is_everywhere, silence_s
+from slurm_robust.util.hostlist import fold
+from slurm_robust.wire.messages import Phase
+
+ROLL_CALL_S = 10.0
+"""Agents that start within this time are not worth a line."""
+
+
+class RollCall:
+    """Says which agents are waited for, ever more rarely."""
+
+    def __init__(self, now: Now) -> None:
+        self._since = now.mono
+        self._next_s = ROLL_CALL_S
+
+    def step(self, context: Context, now: Now) -> None:
+        """Say it when it is due."""
+        waited = now.mono - self._since
+        if waited < self._next_s:
+            return
+        self._next_s = 2 * waited
+        nodes = (*context.state.slots, *context.state.spares)
+        heartbeats = context.fleet.heartbeats(nodes)
+        away = [node for node in nodes if node not in heartbeats]
+        importing = [node for node, heartbeat in heartbeats.items() if not heartbeat.ready]
+        who = "agent has" if len(nodes) == 1 else "agents have"
+        joined = f"{len(nodes) - len(away):,} of {len(nodes):,} {who} joined after {waited:.0f} s"
+        missing = f"; not yet: {fold(away)}" if away else ""
+        imported = f"{len(nodes) - len(away) - len(importing):,} of {len(nodes):,} nodes have imported torch"
+        busy = f"; {imported}; importing: {fold(importing)}" if importing else ""
+        context.emit(Say(text=joined + missing + busy))
+
+
+class Gathering:
+    """Starts agents where none is expected, then waits for the slots' zygotes.
+
+    Agents of an earlier controller may still be there and come by themselves (``expected``); then
+    only those that do not are started anew.
+    """
+
+    def __init__(self, begin: ToGathering) -> None:
+        self._start = begin.start
+        self._expected = begin.expected
+        self._since = 0.0
+        self._roll_call: RollCall | None = None
+        self._ready = Growth()
+        self._is_waiting_said = False
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Start the agents, unless they are there or may come by themselves."""
+        self._since = now.mono
+        self._roll_call = RollCall(now)
+        if (core.state.sealed or core.state.unsealed) and core.checkpoints.asked != core.state.generation:
+            core.checkpoints.ask_storage(now)
+        if self._start and not self._expected:
+            core.starts.begin((*core.state.slots, *core.state.spares), now)
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Launch when all slots are ready; fail when one cannot become so in time."""
+        if core.leaving or core.ending:
+            return ToStopping(reason=core.leaving or core.ending or "")
+        slots = core.state.slots
+        if core.starts.refused and (refusal := self._refusal(core)) is not None:
+            return refusal
+        if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
+            if any(core.starts.may_yet_end(n, now) for n in slots):
+                return self._check_deadlines(core, now)
+            if self._can_choose(core, now):
+                return self._begin(core, now)
+            if now.mono - self._since > STORAGE_S:
+                return before_the_end(core, f"storage has not answered for {STORAGE_S:.0f} s", now)
+            return None
+        if self._roll_call is not None:
+            self._roll_call.step(core, now)
+        waited = now.mono - self._since
+        if self._expected and self._start and waited > RECONNECT_S:
+            self._expected = False
+            nodes = (*slots, *core.state.spares)
+            core.starts.begin(tuple(n for n in nodes if core.fleet.heartbeat(n) is None), now)
+        return self._check_deadlines(core, now)
+
+    def _begin(self, core: Core, now: Now) -> Transition | None:
+        """Launch, unless that would be step 0 of a training which has got further."""
+        core.checkpoints.seal_pending(now)
+        if core.checkpoints.goes_first(now) is not None:
+            return ToStoring()
+        found = core.checkpoints.beginning(now)
+        if found is None or found.may is May.BEGIN:
+            return ToLaunching()
+        if found.may is May.REFUSE or core.config.checkpoint.if_unusable == "end":
+            core.note(found.text, "", now)
+            return ToEnding(code=found.code, reason=found.text, final=False)
+        if not self._is_waiting_said:
+            self._is_waiting_said = True
+            core.note(found.waits, "", now)
+            core.emit(Say(text=found.waits))
+        if core.checkpoints.is_older(RELIST_S, now):
+            self._since = now.mono
+            core.checkpoints.ask_storage(now)
+        return None
+
+    def _can_choose(self, core: Core, now: Now) -> bool:
+        """Whether all that the choice of a checkpoint depends on has been reported."""
+        state, timings = core.state, core.config.timings
+        if not (state.sealed or state.unsealed):
+            return True
+        # Workers of a generation without a seal would go on replacing the copies that it is sealed with.
+        heartbeats = core.fleet.heartbeats(state.slots).values()
+        busy = any(b.phase not in (Phase.IDLE, Phase.ENDED) for b in heartbeats)
+        stopping_s = timings.stop_grace_s + timings.kill_wait_s
+        if state.unsealed and busy and now.mono - self._since < stopping_s:
+            return False
+        if core.checkpoints.listed is not None:
+            return True
+        if not (core.checkpoints.answered or core.checkpoints.is_overdue(now)):
+            return False
+        core.checkpoints.seal_pending(now)
+        if core.checkpoints.memory_suffices(now):
+            return True
+        if core.checkpoints.answered and core.checkpoints.is_older(RELIST_S, now):
+            core.checkpoints.ask_storage(now)
+        return False
+
+    def _refusal(self, core: Core) -> Transition | None:
+        """Too many nodes do not see the job directory: that is no fault of single nodes."""
+        refused = {node: text for node, text in core.starts.refused.items() if node in core.state.slots}
+        fit = [node for node in core.state.spares if node not in core.starts.refused]
+        if not is_everywhere(len(refused), len(fit), first=core.state.generation == 0):
+            return None
+        node, text = next(iter(refused.items()))
+        return ToEnding(
+            code=core.starts.refusal_code,
+            reason=f"agents cannot start on {fold(refused)}; {node} says: {text}",
+            final=False,
+        )
+
+    def _check_deadlines(self, core: Core, now: Now) -> Transition | None:
+        timings, refused, slots = core.config.timings, core.starts.refused, core.state.slots
+        waited = now.mono - self._since
+        ready = sum((b := core.fleet.heartbeat(node)) is not None and b.ready for node in slots)
+        limit_s = timings.agent_start_s + timings.launch_s
+        patience = patience_s(limit_s, IMPORT_S, self._ready.see(ready, now.mono))
+        silent_s = silence_s(timings.agent_start_s, timings.node_dead_s, first=self._start)
+        lost, unable = [], {node: refused[node] for node in slots if node in refused}
+        for node in slots:
+            heartbeat = core.fleet.heartbeat(node)
+            if is_taken_host_lost(core, node, waited, now):
+                lost.append(node)
+            if node in unable or heartbeat is None:
+                continue
+            if core.fleet.silence(node, now.mono, self._since) > silent_s:
+                if core.starts.step_ended((node,), now):
+                    core.starts.missed(node, now)  # it is started again, and the node is not at fault
+                else:
+                    lost.append(node)
+            elif heartbeat.fatal:
+                unable[node] = heartbeat.fatal
+            elif not heartbeat.ready and waited > patience:
+                unable[node] = f"its zygote is not ready after {waited:.0f} s"
+        missing = [n for n in slots if core.fleet.heartbeat(n) is None and n not in unable]
+        found = self._missing(core, missing, now)
+        over = (*lost, *found.down, *found.silent, *found.refused)
+        undecided = [n for n in slots if n not in over and n not in unable]
+        waiting = any((b := core.fleet.heartbeat(n)) is None or not (b.ready or b.fatal) for n in undecided)
+        if not (over or unable) or (waiting and not over):
+            return None
+        reasons = [f"the agent of {n} does not respond" for n in lost]
+        reasons += [
+            f"{n}: {text}" for n, text in (unable | found.down | found.silent | found.refused).items()
+        ]
+        returned = self._returned(core, found, over, unable)
+        fault = Fault(
+            symptom=Symptom.LAUNCH_FAILED,
+            detail="; ".join(reasons),
+            detect_s=waited,
+            generation=core.state.generation,
+            lost=(*lost, *returned),
+            unreachable=f"Slurm has ended what lent {fold(returned)}" if returned else "",
+            unable=unable,
+            alive=tuple(n for n in slots if n not in over),
+            named={node: why for node, why in found.down.items() if node not in returned},
+            unstarted=found.silent,
+            refused=found.refused,
+        )
+        core.incidents.open(fault, now)
+        return ToDeciding(fault=fault) if returned else conclude(core, fault, now)
+
+    def _returned(
+        self, core: Core, found: Unstarted, over: Collection[str], unable: Collection[str]
+    ) -> tuple[str, ...]:
+        """Nodes whose companions somebody has ended, where nothing else is wrong: they did nothing wrong."""
+        left = tuple(node for node in found.left if node in core.state.lenders)
+        return left if set(left) == {*over, *unable} else ()
+
+    def _missing(self, core: Core, nodes: list[str], now: Now) -> Unstarted:
+        """Of ``nodes`` without an agent those for which waiting is over."""
+        if self._expected and self._start:
+            return Unstarted()  # those of the controller before may come yet
+        found = core.starts.check(nodes, now)
+        if found.down:
+            # Whatever else is wrong, they may be why: the next check is without them.
+            return Unstarted(down=found.down, left=found.left)
+        if core.fleet.views:
+            return found
+        # Where not one agent comes, it is not the nodes; while some may yet come, nobody knows.
+        over = found.refused | found.silent
+        return Unstarted(refused=over if len(over) == len(nodes) else {})

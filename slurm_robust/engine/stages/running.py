@@ -1,0 +1,314 @@
+"""From the launch orders until something ends the generation."""
+
+from __future__ import annotations
+
+from slurm_robust.engine.context import Context
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.over import begun_by
+from slurm_robust.engine.stages.watch import (
+    current_agents,
+    find_fault,
+    last_exits,
+    leave,
+    watch_spares,
+)
+from slurm_robust.engine.transitions import (
+    ToCheckpointing,
+    ToEnding,
+    ToLaunching,
+    ToLocalising,
+    ToRunning,
+    ToSaving,
+    ToStopping,
+    Transition,
+)
+from slurm_robust.engine.units.incidents import REPEATING
+from slurm_robust.engine.units.scheduler import CheckpointScheduler
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Fault, Symptom
+from slurm_robust.model.progress import Progress, slowest
+from slurm_robust.policy.patience import WORKERS_LEAST_S, Growth, patience_s
+from slurm_robust.policy.restore import RestorePlan, format_source, format_tiers
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import count
+from slurm_robust.wire.messages import Heartbeat, Launch, Phase
+
+RESEND_S = 2.0
+# GPUs that are free within this time are not worth a line.
+FREEING_S = 3.0
+
+
+class Launching:
+    """Orders are out; waits until every rank of the new generation is alive."""
+
+    def __init__(self, begin: ToLaunching) -> None:
+        self._agents: dict[str, str] = {}
+        self._since = self._sent = 0.0
+        self._orders: dict[str, Launch] = {}
+        self._is_freeing_said = False
+        self._started = Growth()
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Choose the rendezvous and the checkpoint, and send the orders."""
+        core.checkpoints.seal_pending(now)
+        plan = core.checkpoints.choose(now)
+        self._say_missing(core, plan, now)
+        state = core.state
+        first = core.fleet.heartbeat(state.slots[0])
+        assert first is not None  # Gathering saw it
+        core.record(
+            ev.GenerationLaunched(
+                t=now.wall,
+                generation=state.next_generation,
+                slots=state.slots,
+                master=f"{first.address}:{first.rendezvous_port}",
+                restore=plan.ref if plan else None,
+                tiers=plan.tiers if plan else {},
+                layout=core.checkpoints.layout().identity(),
+            )
+        )
+        if plan is not None:
+            text = f"resumes from step {plan.ref.step}, from {format_tiers(plan.tiers)}"
+            if state.reports and (again := state.best_step - plan.ref.step) > 0:
+                text += f"; repeats {count(again, 'step')}"
+            core.emit(Say(text=f"generation {core.state.generation} {text}"))
+            if cut := core.checkpoints.cut_text(plan):
+                core.note(cut, "", now)
+                core.emit(Say(text=cut))
+        for line in core.passed_over.texts(plan.ref if plan else None):
+            core.emit(Say(text=line))
+        if plan is None and state.generation:
+            text = "starts again from step 0: no checkpoint can be reached"
+            begun = core.checkpoints.beginning(now)
+            if begun is not None and begun.reasons:
+                text += f" ({'; '.join(begun.reasons)})"
+            core.note(f"generation {core.state.generation} {text}", "", now)
+            core.emit(Say(text=f"generation {core.state.generation} {text}"))
+        self._write_orders(core, plan, first)
+        self._agents = current_agents(core)
+        self._since = now.mono
+        self._send(core, now)
+
+    def _say_missing(self, core: Core, plan: RestorePlan | None, now: Now) -> None:
+        """What nodes still hold of a newer checkpoint, before the new generation takes its place."""
+        missing = core.checkpoints.given_away(plan, now)
+        if missing is None:
+            return
+        older = format_source(plan.ref.step, plan.tiers) if plan is not None else "the beginning"
+        hint = core.checkpoints.new_parts.hint(missing)
+        text = f"{missing.describe()}: training goes on from {older}{hint}"
+        core.note(text, "", now)
+        core.emit(Say(text=text))
+
+    def _write_orders(self, core: Core, plan: RestorePlan | None, first: Heartbeat) -> None:
+        state, placement = core.state, core.state.placement
+        peers = core.checkpoints.peers()
+        for slot, node in enumerate(placement.slots):
+            self._orders[node] = Launch(
+                epoch=state.epoch,
+                generation=state.generation,
+                ranks=placement.ranks_of(node),
+                world_size=placement.world_size,
+                slot=slot,
+                slots=len(placement.slots),
+                master_addr=first.address,
+                master_port=first.rendezvous_port,
+                restore=state.restored,
+                restart_count=state.generation - 1,
+                layout=state.layouts[state.generation],
+                restore_layout=core.checkpoints.layout_to_cut(plan),
+                sources=plan.sources[node] if plan else (),
+                peers=peers.get(node, ()),
+                stride=state.stride,
+                announce_step=state.incident.step + 1 if state.incident else 0,
+            )
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Running when all are alive; fault as in Running; too late is a fault, too."""
+        if core.leaving or core.ending:
+            return ToStopping(reason=core.leaving or core.ending or "")
+        slots, generation = core.state.slots, core.state.generation
+        fault = find_fault(core, self._agents, self._since, now)
+        if fault is not None:
+            return leave(core, self._agents, fault, now)
+        if core.fleet.all_in(slots, generation, (Phase.RUNNING, Phase.ENDED)):
+            return ToRunning(agents=self._agents, launched=self._since)
+        waited = now.mono - self._since
+        started = sum(core.fleet.all_in([n], generation, (Phase.RUNNING, Phase.ENDED)) for n in slots)
+        grown_s = self._started.see(started, now.mono)
+        if waited > patience_s(core.config.timings.launch_s, WORKERS_LEAST_S, grown_s):
+            late = [n for n in slots if (b := core.fleet.heartbeat(n)) is None or b.generation < generation]
+            detail = f"{fold(late) or 'some ranks'} did not start workers within {waited:.0f} s"
+            late_fault = Fault(symptom=Symptom.LAUNCH_FAILED, detail=detail, detect_s=waited)
+            return leave(core, self._agents, late_fault, now)
+        if now.mono - self._sent > RESEND_S:
+            self._send(core, now)
+        if not self._is_freeing_said and waited > FREEING_S:
+            self._say_freeing(core)
+        return None
+
+    def _say_freeing(self, core: Core) -> None:
+        """Of whose GPUs launching waits."""
+        generation = core.state.generation
+        waiting = [n for n in core.state.slots if core.fleet.all_in([n], generation, (Phase.FREEING,))]
+        if waiting:
+            self._is_freeing_said = True
+            core.emit(
+                Say(text=f"generation {generation}: waiting for the GPUs of {fold(waiting)} to be free")
+            )
+
+    def _send(self, core: Core, now: Now) -> None:
+        self._sent = now.mono
+        for node, order in self._orders.items():
+            heartbeat = core.fleet.heartbeat(node)
+            if heartbeat is None or heartbeat.generation < order.generation:
+                core.send(node, order)
+
+
+PROGRESS_S = 600.0
+"""Between two lines that say how far training is."""
+
+
+_NOT_SAVED = (
+    "; not protected: its steps, as the script does not save them with Checkpointer; after a restart it "
+    "begins where it resumes by itself"
+)
+
+
+class Course:
+    """Says the first step of a generation and then, every ten minutes, how far training is."""
+
+    def __init__(self, launched: float | None, now: Now) -> None:
+        """``launched``: monotonic time of the launch, None where another controller launched it."""
+        self._launched = launched
+        self._said_at = now.mono
+        self._said_step: int | None = None
+
+    def first_step(self, context: Context, last: Progress, now: Now) -> None:
+        """``last``, of all ranks, has completed its first step; its age is as of ``now``."""
+        what = f"first step (step {last.step})" if last.reported else "first optimizer step"
+        after = ""
+        if self._launched is not None:
+            after = f", {max(0.0, now.mono - last.age_s - self._launched):.1f} s after the launch"
+        generation = context.state.generation
+        lacks = _NOT_SAVED if generation == 1 and not last.reported else ""
+        context.emit(Say(text=f"generation {generation}: {what} is done{after}{_loss(last)}{lacks}"))
+        self._said_at, self._said_step = now.mono, last.step
+
+    def step(self, context: Context, now: Now) -> None:
+        """Say how far training is when it is due."""
+        quiet_s = now.mono - self._said_at
+        if quiet_s < PROGRESS_S:
+            return
+        self._said_at = now.mono
+        records = context.progress(now)
+        if not context.is_progress(records):
+            context.emit(Say(text=f"generation {context.state.generation}: no step is done yet", ettr=True))
+            return
+        last = slowest(records)
+        done, before = last.step, self._said_step
+        self._said_step = done
+        if before is not None and done <= before:
+            text = f"no new step for {quiet_s:.0f} s; step {done} is done"
+        else:
+            pace = f", {quiet_s / (done - before):.3g} s a step" if before is not None else ""
+            text = f"step {done} is done{_loss(last)}{pace}"
+        context.emit(Say(text=text, ettr=True))
+
+
+def _loss(record: Progress) -> str:
+    return f", loss {record.loss:.4g}" if record.loss is not None else ""
+
+
+class Running:
+    """All ranks are alive."""
+
+    def __init__(self, begin: ToRunning) -> None:
+        self._agents = begin.agents
+        self._launched = begin.launched
+        self._since = 0.0
+        self._first_step_seen = False
+        self._scheduler: CheckpointScheduler | None = None
+        self._course: Course | None = None
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Remember since when silence counts."""
+        self._since = now.mono
+        self._first_step_seen = core.state.steps_here >= 0
+        self._scheduler = CheckpointScheduler(core, core.checkpoints, now)
+        self._course = Course(self._launched, now)
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Watch progress and fault; end when all ranks are done."""
+        self._watch_steps(core, now)
+        if self._course is not None:
+            self._course.step(core, now)
+        if (last := last_exits(core, now)).is_done:  # before an order to end, which came too late
+            core.watch_progress(now, force=True)
+            end = ToEnding(code=0, reason=last.reason)
+            core.record(begun_by(end, now.wall, saves=True))  # first: without it a next controller trains on
+            core.checkpoints.record_end(end.reason, now)
+            return ToSaving(then=end)
+        if core.leaving:
+            return ToStopping(reason=core.leaving)
+        if core.ending and core.departure.termed:
+            return ToStopping(reason=core.ending)  # the ranks were told to end, too: no newer step comes
+        fault = find_fault(core, self._agents, self._since, now)
+        if fault is not None:
+            return leave(core, self._agents, fault, now)
+        if core.departure.undecided(now):
+            return None
+        if core.ending:
+            # Before the first step there is nothing to checkpoint, and little time left.
+            return ToCheckpointing(agents=self._agents) if core.trains else ToStopping(reason=core.ending)
+        fault = core.monitor.check(now)
+        if fault is not None:
+            return self._on_detected(core, fault, now)
+        watch_spares(core, now)
+        core.standbys.step(now)
+        core.learning.step(now)
+        if core.trains and core.state.incident is None and core.config.mode == "act":
+            core.giving_back.step(now)
+            core.replenishing.step(now)
+        return None
+
+    def _watch_steps(self, core: Core, now: Now) -> None:
+        state = core.state
+        records = core.progress(now)
+        if not core.is_progress(records):
+            return
+        last = slowest(records)
+        reported = all(p.reported for p in records)
+        if not self._first_step_seen:
+            self._first_step_seen = True
+            if self._course is not None:
+                self._course.first_step(core, last, now)
+            core.record(
+                ev.FirstStep(
+                    t=now.wall - last.age_s,
+                    generation=state.generation,
+                    step=last.step,
+                    reported=reported,
+                    spent=core.spent(now),
+                )
+            )
+            took_s = None if self._launched is None else max(0.0, now.mono - last.age_s - self._launched)
+            core.start_phases.record(now, took_s)
+            core.incidents.stage(REPEATING, now)
+        incident = state.incident
+        # Without step reports nobody knows which step is new; the first of the new generation counts.
+        if incident is not None and (not reported or last.step > incident.step):
+            core.watch_progress(now, force=True)
+            core.incidents.close(last.step, last.age_s, now)
+        core.watch_progress(now)
+        if self._scheduler is not None:
+            self._scheduler.step(records, last, now)
+
+    def _on_detected(self, core: Core, fault: Fault, now: Now) -> Transition:
+        if fault.symptom is Symptom.HANG and not fault.low_confidence:
+            core.watch_progress(now, force=True)
+            core.incidents.open(fault, now)
+        if fault.symptom in (Symptom.HANG, Symptom.SLOW):
+            return ToLocalising(agents=self._agents, fault=fault)
+        return leave(core, self._agents, fault, now)

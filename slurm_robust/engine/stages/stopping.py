@@ -1,0 +1,261 @@
+"""Ending a generation: TERM, then KILL, and never waiting for a node that is gone."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from slurm_robust.analysis.logs import root_exit
+from slurm_robust.analysis.progress.metrics import where_it_began
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.stages.watch import conclude, current_agents, ended_with
+from slurm_robust.engine.transitions import (
+    ToEnding,
+    ToRequeueing,
+    ToSaving,
+    ToStopping,
+    Transition,
+)
+from slurm_robust.model import events as ev
+from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.incident import Fault, NodeExit, Requeue, Symptom
+from slurm_robust.model.job import LEAVING_S
+from slurm_robust.policy import at_the_end
+from slurm_robust.policy.finishing import LastExits, judge
+from slurm_robust.policy.patience import MARGIN_S, is_stuck
+from slurm_robust.util.hostlist import fold
+from slurm_robust.wire.messages import Phase, Stop
+
+RESEND_S = 1.0
+# The job's log reports workers that take longer to die than this.
+SLOW_S = 10.0
+
+
+class Stopping:
+    """Stops the workers, seals the generation's newest checkpoint, and says what happened.
+
+    Serves failures, the approaching end and an order to leave alike; they differ in what follows.
+    """
+
+    def __init__(self, begin: ToStopping) -> None:
+        self._reason, self._fault, self._waited = begin.reason, begin.fault, begin.waited
+        self._since = self._sent = 0.0
+        self._agents: dict[str, str] = {}
+        self._exits: tuple[NodeExit, ...] = ()
+        self._last = LastExits(is_done=False)
+        self._lost: list[str] = []
+        self._stuck: list[str] = []
+        self._stopped = self._is_slow_said = False
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Send the orders. Exits seen from now on may be our own doing, so they are taken here."""
+        self._since = now.mono
+        self._agents = current_agents(core)
+        begun = core.state.stopping
+        if begun is not None:  # by an earlier controller
+            self._since -= max(0.0, now.wall - begun.t)
+        elif core.state.running:
+            symptom = self._fault.symptom if self._fault is not None else None
+            begun = ev.StopStarted(
+                t=now.wall, generation=core.state.generation, reason=self._reason, symptom=symptom
+            )
+            core.record(begun)
+        before_s = now.mono - self._since
+        # What came before the last end of a generation is judged already.
+        exits = core.exits(now) if core.state.running else ()
+        self._exits = tuple(e for e in exits if e.exit.age_s >= before_s)
+        self._send(core, now)
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Wait for the workers, then for the checkpoint, then go where the reason leads."""
+        if core.leaving and core.departure.at_once:
+            return ToSaving(then=ToEnding(code=core.leaving_code, reason=core.leaving, final=False))
+        if not self._stopped and not self._wait_for_workers(core, now):
+            return None
+        if not self._stopped:
+            self._stopped = True
+            self._take_late_exits(core, now)
+            core.checkpoints.ask_storage(now)
+        if not (core.checkpoints.answered or core.checkpoints.is_overdue(now, in_a_hurry=bool(core.leaving))):
+            return None
+        if core.departure.asks(now) and not (core.leaving or core.ending):
+            return None
+        self._name_where_it_began(core, now)
+        self._record_end(core, now)
+        return self._follow(core, now)
+
+    def _name_where_it_began(self, core: Core, now: Now) -> None:
+        """After a loss or gradient norm that is not finite: name the rank that had the first one.
+
+        The last records of all ranks say which, whatever rank was heard first.
+        """
+        fault = self._fault
+        if fault is None or fault.symptom is not Symptom.NON_FINITE:
+            return
+        if (detail := where_it_began(core.progress(now))) and detail != fault.detail:
+            self._fault = structs.replace(fault, detail=detail)
+            self._reason = detail if self._reason == fault.detail else self._reason
+
+    def _take_late_exits(self, core: Core, now: Now) -> None:
+        """Add exits from before the orders that are reported only now; one of them may explain the others."""
+        waited_s, known = now.mono - self._since, {e.exit.rank for e in self._exits}
+        exits = core.exits(now) if core.state.running else ()
+        # A script may answer TERM by an exit with code 0, which is no end of a training.
+        ended_before = (e for e in exits if e.exit.age_s > waited_s)
+        self._last = judge(ended_before, core.progress(now), core.state.placement.world_size)
+        late = (e for e in exits if e.exit.rank not in known and e.exit.age_s > waited_s)
+        as_before = (
+            structs.replace(e, exit=structs.replace(e.exit, age_s=e.exit.age_s - waited_s)) for e in late
+        )
+        self._exits = (*self._exits, *as_before)
+
+    def _send(self, core: Core, now: Now) -> None:
+        self._sent = now.mono
+        order = Stop(
+            epoch=core.state.epoch,
+            generation=core.state.generation,
+            grace_s=core.config.timings.stop_grace_s,
+        )
+        for node in core.state.slots:
+            if not self._is_stopped(core, node):
+                core.send(node, order)
+
+    def _is_stopped(self, core: Core, node: str) -> bool:
+        heartbeat = core.fleet.heartbeat(node)
+        if heartbeat is None or heartbeat.agent != self._agents.get(node):
+            return True  # no agent, or a new one: whatever ran there ended with the old one
+        return heartbeat.generation >= core.state.generation and heartbeat.phase in (Phase.ENDED, Phase.IDLE)
+
+    def _wait_for_workers(self, core: Core, now: Now) -> bool:
+        """True when every node has stopped, is lost, or cannot stop its workers."""
+        core.watch_progress(now)
+        timings = core.config.timings
+        waited = now.mono - self._since
+        most_s = min(timings.kill_wait_s, LEAVING_S) if core.leaving else timings.kill_wait_s
+        done = True
+        self._stuck = []  # anew: what stood still may move again while others are waited for
+        for node in core.state.slots:
+            if node in self._lost:
+                continue
+            heartbeat = core.fleet.heartbeat(node)
+            if heartbeat is None or heartbeat.agent != self._agents.get(node):
+                if core.state.running:  # the agent that launched there is gone
+                    self._lost.append(node)
+            elif self._is_stopped(core, node):
+                continue
+            elif core.fleet.is_silent(node, timings.node_dead_s, now.mono, self._since):
+                self._lost.append(node)
+            elif not core.leaving and core.starts.ended((node,)):
+                self._lost.append(node)  # its workers die with the agent
+            elif is_stuck(waited - timings.stop_grace_s - MARGIN_S, heartbeat.still_s, most_s):
+                self._stuck.append(node)
+            else:
+                done = False
+        if not done and now.mono - self._sent > RESEND_S:
+            self._send(core, now)
+        if not done and not self._is_slow_said and waited > timings.stop_grace_s + SLOW_S:
+            self._is_slow_said = True
+            self._say_slow(core, most_s, now)
+        return done
+
+    def _say_slow(self, core: Core, most_s: float, now: Now) -> None:
+        over = (*self._lost, *self._stuck)
+        slow = [n for n in core.state.slots if n not in over and not self._is_stopped(core, n)]
+        text = (
+            f"killed workers on {fold(slow)} are still there: waiting up to {most_s:.0f} s, as long as their "
+            "memory is being freed"
+        )
+        core.note(text, "", now)
+        core.emit(Say(text=text))
+
+    def _record_end(self, core: Core, now: Now) -> None:
+        generation = core.state.generation
+        if not core.state.running:
+            return  # nothing was launched since the last end
+        core.watch_progress(now, force=True)
+        if core.state.steps_here < 0:
+            core.start_phases.record(now)
+        # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
+        silent = tuple(
+            n
+            for n in self._lost
+            if (b := core.fleet.heartbeat(n)) is None or b.agent == self._agents.get(b.node)
+        )
+        root = root_exit(self._exits, core.log_rules)
+        good_step = self._good_step(core, now)
+        step, shared = core.checkpoints.seal(generation, silent, now, good_step)
+        # What is in the memory of nodes that lost only their agents, the next agents report.
+        gone = core.starts.step_ended(silent, now) | core.starts.ended(silent)
+        lives_on = set(silent) >= set(core.state.slots) or bool(gone)
+        missing = core.checkpoints.missing(silent, now, good_step) if silent else None
+        if missing is not None:
+            text = f"{missing.describe()}, which {_does(missing.nodes)} not answer: without them "
+            text += core.checkpoints.new_parts.instead(missing, core.checkpoints.left(silent, now))
+            core.note(text, "", now)
+            core.emit(Say(text=text))
+        core.record(
+            ev.GenerationEnded(
+                t=now.wall,
+                generation=generation,
+                reason=self._reason,
+                exits=tuple(e for e in self._exits if e.exit.failed),
+                sealed_step=step,
+                # Nodes that are silent may come back with the parts that are missing.
+                pending=core.checkpoints.listed is None or lives_on or missing is not None,
+                shared=shared,
+                good_step=good_step,
+                stored=core.checkpoints.is_stored(generation, step),
+                root=root.exit.rank if root is not None else -1,
+            )
+        )
+        core.passed_over.judge_restored(self._exits, now, good_step)
+
+    def _good_step(self, core: Core, now: Now) -> int | None:
+        """As in :class:`~slurm_robust.model.events.GenerationEnded`.
+
+        The rank that was spoiled first may be the last to be heard: its gradients spoil the others.
+        """
+        seen = self._fault.good_step if self._fault is not None else None
+        if seen is None:
+            return None
+        records = core.progress(now)
+        good = min([seen, *(record.bad_step - 1 for record in records if record.bad_step >= 0)])
+        return good if good > core.state.restored_step else -1
+
+    def _follow(self, core: Core, now: Now) -> Transition:
+        if self._last.is_done:  # the order came too late to change that
+            return ToSaving(then=ToEnding(code=0, reason=self._last.reason))
+        if core.leaving:
+            return ToSaving(then=ToEnding(code=core.leaving_code, reason=core.leaving, final=False))
+        is_well = not any(e.exit.failed for e in self._exits) and not self._lost
+        ending = core.ending or (self._reason if self._fault is None and not self._waited else None)
+        if ending and (is_well or core.departure.termed):
+            return before_the_end(core, ending, now, warned=True)
+        return conclude(core, self._ended_with(core, now), now, waited=self._waited)
+
+    def _ended_with(self, core: Core, now: Now) -> Fault:
+        root = root_exit(self._exits, core.log_rules)
+        if root is not None and (lines := _last_lines(root.exit)):
+            core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{lines}"))
+        heartbeats = core.fleet.heartbeats(core.state.slots)
+        unable = {n: b.fatal for n, b in heartbeats.items() if b.fatal and n not in self._lost}
+        lost, stuck = tuple(self._lost), tuple(self._stuck)
+        return ended_with(core, self._fault, self._exits, lost, unable, stuck, now=now)
+
+
+def _does(nodes: tuple[str, ...]) -> str:
+    return "does" if len(nodes) == 1 else "do"
+
+
+def _last_lines(exit: WorkerExit) -> str:
+    """The last lines of a failed rank for the job's own output."""
+    lines = exit.tail or (exit.error.traceback.splitlines()[-12:] if exit.error else ())
+    return "\n".join(f"  rank {exit.rank} | {line}" for line in lines)
+
+
+def before_the_end(core: Core, reason: str, now: Now, *, warned: bool = False) -> Transition:
+    """Where the policy leads when this run ends for ``reason`` and the job is not done."""
+    action = at_the_end(core.state, reason, now.wall, core.rules, warned=warned)
+    if isinstance(action, Requeue):
+        return ToSaving(then=ToRequeueing(exclude=action.exclude, reason=action.reason, failure=False))
+    return ToSaving(then=ToEnding(code=action.code, reason=action.reason))

@@ -1,0 +1,175 @@
+"""Many nodes are silent at once, or all that we cannot hear: nothing is touched until that is over."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import AskAboutNodes, Now, Say
+from slurm_robust.engine.stages.watch import standbys_heard, unexplained_silence
+from slurm_robust.engine.transitions import (
+    ToDeciding,
+    ToRunning,
+    ToStopping,
+    ToUnreachable,
+    Transition,
+)
+from slurm_robust.policy.silence import enough_waited, is_settled
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import clock, count
+
+ASK_EVERY_S = 5.0
+PATIENT_S = 2.0
+"""A shorter wait is not worth a line."""
+
+
+class Unreachable:
+    """Waits for the nodes to be heard again, bounded by ``timings.unreachable_s``.
+
+    Training may well go on meanwhile: it needs no controller. Going on without the nodes comes before the
+    bound where standbys are heard, or where Slurm itself has given the nodes up. Standbys that are missing
+    for that are asked of the reservation, and end if the nodes come back.
+    """
+
+    def __init__(self, begin: ToUnreachable) -> None:
+        self._begin = begin
+        self._since = 0.0
+        self._asked_at = 0.0
+        self._silent: tuple[str, ...] = ()
+        self._shrunk_at: float | None = None
+        self._companions: frozenset[int] | None = None  # those there were before others were asked for
+        self._asked = 0  # how many standbys the reservation was asked for
+        self._is_patience_said = False
+        self._is_missing_said = False
+
+    def enter(self, core: Core, now: Now) -> None:
+        """Ask Slurm, the second witness."""
+        self._since = now.mono
+        self._ask(core, now)
+
+    def step(self, core: Core, now: Now) -> Transition | None:
+        """Go on training when the nodes are back; go on without them when waiting is over."""
+        if core.leaving or core.ending:  # no time is left to wait: what follows must not lead here again
+            return ToStopping(reason=core.leaving or core.ending or "", waited=True)
+        # Nodes that this controller has never heard, after a takeover, were silent when the stage began.
+        found = unexplained_silence(core, self._since - 2 * core.config.timings.node_dead_s, now)
+        silent = tuple(n for n in found.nodes if n in core.state.slots) if found is not None else ()
+        if len(silent) < len(self._silent):
+            self._shrunk_at = now.mono
+        self._silent = silent
+        if found is None or not silent:
+            ended = core.starts.step_ended(core.state.slots, now)
+            why = f"the step of the agents on {fold(ended)} ended" if ended else "all nodes are heard again"
+            return self._go_on(core, why, now)
+        if not found.cause:
+            if self._is_settled(core, now):
+                return self._go_on(core, f"only {fold(silent)} does not respond", now)
+        elif why := self._is_over(core, silent, now):
+            return self._go_without(core, why, now)
+        else:
+            self._fetch_standbys(core, silent, now)
+        if silent and not self._is_missing_said and now.mono - self._since > PATIENT_S:
+            self._say_missing(core, silent, now)
+        if now.mono - self._asked_at > ASK_EVERY_S:
+            self._ask(core, now)
+        return None
+
+    def _say_missing(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
+        """What only these nodes have, until when they are waited for, and what then."""
+        self._is_missing_said = True
+        missing = core.checkpoints.missing(silent, now)
+        until = clock(now.wall + self._since + core.config.timings.unreachable_s - now.mono)
+        what = missing.describe() if missing is not None else f"{fold(silent)} does not answer"
+        if missing is None and len(silent) > 1:
+            what = f"{fold(silent)} do not answer"
+        them = "them" if len(missing.nodes if missing is not None else silent) > 1 else "it"
+        without = core.checkpoints.new_parts.instead(missing, core.checkpoints.left(silent, now))
+        text = f"{what}: waiting for {them} until {until}, else {without}"
+        core.note(text, "", now)
+        core.emit(Say(text=text))
+
+    def _fetch_standbys(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
+        """Ask the reservation for as many as are missing to go on without ``silent``.
+
+        Not where no other node is heard: then this node itself may be the one that is cut off.
+        """
+        reserved = tuple(source for source in core.rules.sources if source.reservation)
+        if core.config.mode != "act" or core.companions.fetches or not reserved:
+            return
+        standbys = standbys_heard(core, now)
+        missing = len(silent) - len(standbys)
+        is_alone = not standbys and {*core.state.slots} - {*silent} <= {core.state.own_node}
+        if is_alone or missing <= self._asked:
+            return
+        if self._companions is None:
+            self._companions = frozenset(core.state.companions)
+        core.companions.fetch(reserved, missing - self._asked, (*core.state.evicted, *silent), some=False)
+        self._asked = missing
+
+    def _give_back_standbys(self, core: Core, now: Now) -> None:
+        """End the companions that were asked for in vain."""
+        if self._companions is not None:
+            core.companions.give_up_fetching()
+            fetched = core.state.companions.keys() - self._companions
+            core.companions.end(sorted(fetched), "the nodes that were silent are heard again", now)
+
+    def _go_on(self, core: Core, why: str, now: Now) -> Transition:
+        """As if nothing had happened: a node that is still silent is judged by itself."""
+        core.note(why, "", now)
+        core.emit(Say(text=why))
+        if not self._silent:
+            self._give_back_standbys(core, now)
+        fault = self._begin.fault
+        if not self._begin.ended:
+            core.monitor.excuse(now.mono - self._since, now)
+            return ToRunning(agents=self._begin.agents)
+        step_ended = core.starts.step_ended((*fault.lost, *core.state.spares), now)
+        ended = core.starts.ended(fault.lost)
+        away = {*self._silent, *step_ended, *ended}
+        fault = structs.replace(
+            fault,
+            lost=tuple(node for node in fault.lost if node in away),
+            alive=tuple(node for node in core.state.slots if node not in away),
+            unreachable="",
+            step_ended=step_ended,
+            ended=ended,
+        )
+        return ToDeciding(fault=fault)
+
+    def _go_without(self, core: Core, why: str, now: Now) -> Transition:
+        core.emit(Say(text=why))
+        if self._begin.ended:
+            return ToDeciding(fault=self._begin.fault)
+        return ToStopping(reason=why, fault=self._begin.fault, waited=True)
+
+    def _ask(self, core: Core, now: Now) -> None:
+        self._asked_at = now.mono
+        core.emit(AskAboutNodes(nodes=core.state.slots))
+
+    def _is_settled(self, core: Core, now: Now) -> bool:
+        since_s = None if self._shrunk_at is None else now.mono - self._shrunk_at
+        return is_settled(since_s, core.config.timings.node_dead_s)
+
+    def _is_over(self, core: Core, silent: tuple[str, ...], now: Now) -> str:
+        """Why the nodes are waited for no longer, "" while they are."""
+        # While some come back, others may, too.
+        standbys = len(standbys_heard(core, now)) if self._is_settled(core, now) else 0
+        steps = core.checkpoints.repeated(silent, now) if standbys >= len(silent) else 0
+        pace = core.monitor.pace
+        repeated_s = steps * (pace.p50_s or pace.p99_s)
+        if repeated_s > PATIENT_S and not self._is_patience_said:
+            self._is_patience_said = True
+            text = (
+                f"there are standbys enough, but only {fold(silent)} have the newest copies: waiting for "
+                f"{repeated_s:.0f} s, as long as it would take to repeat {count(steps, 'step')}"
+            )
+            core.note(text, "", now)
+            core.emit(Say(text=text))
+        return enough_waited(
+            silent,
+            now.mono - self._since,
+            core.config.timings.unreachable_s,
+            standbys=standbys,
+            given_up=core.witnesses.gave_up(silent),
+            repeated_s=repeated_s,
+        )

@@ -1,0 +1,268 @@
+"""What stages ask after each input: is training still productive, and can a slot still get a standby?"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from slurm_robust.analysis.logs import blames_peer, classify_exit, root_exit
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.effects import Now, SaveAlerts, Say
+from slurm_robust.engine.transitions import (
+    ToDeciding,
+    ToObserving,
+    ToStopping,
+    ToUnreachable,
+    Transition,
+)
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Fault, NodeExit, Symptom
+from slurm_robust.model.state import OpenIncident
+from slurm_robust.policy import finishing
+from slurm_robust.policy.finishing import LastExits
+from slurm_robust.policy.silence import TOGETHER, Silence
+from slurm_robust.policy.standbys import failed_tests
+from slurm_robust.util.hostlist import fold
+
+# The agent of a host from which this controller has taken over, if it lives; others agree that it does not.
+TAKEN_S = 4.0
+
+
+def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fault | None:
+    """The first reason to stop the generation, or None while all is well.
+
+    ``agents``: the agent (its id) that each slot's node had when the generation began; ``since``:
+    monotonic time from which silence counts for nodes not heard of yet.
+    """
+    state = core.state
+    if core.departure.undecided(now):
+        return None  # Slurm may be ending the run: that is no fault of anybody's
+    if ended := core.starts.ended(state.slots):
+        detail = "; ".join(f"the agent on {node} ended ({message})" for node, message in ended.items())
+        silent_s = max(core.fleet.silence(node, now.mono, since) for node in ended)
+        return Fault(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
+    exits = core.exits(now)
+    root = root_exit(exits, core.log_rules)
+    if root is not None and not (last := last_exits(core, now)).is_done and not last.waits:
+        error = root.exit.error
+        user = error is not None and error.file and not blames_peer(root.exit, core.log_rules)
+        symptom = Symptom.USER_EXCEPTION if user else Symptom.WORKER_EXIT
+        detail = f"{root.exit.describe()} on {root.node} (generation {state.generation})"
+        return Fault(symptom=symptom, detail=detail, detect_s=root.exit.age_s)
+    if (fault := _silence(core, since, now)) is not None:
+        return fault
+    for node, heartbeat in core.fleet.heartbeats(state.slots).items():
+        if heartbeat.agent != agents.get(node, heartbeat.agent):
+            detail = f"{node} has a new agent: the old one and its workers are gone"
+            return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=0.0)
+        if heartbeat.fatal:
+            return Fault(symptom=Symptom.LAUNCH_FAILED, detail=f"{node}: {heartbeat.fatal}", detect_s=0.0)
+    return None
+
+
+def _silence(core: Core, since: float, now: Now) -> Fault | None:
+    """Fault of nodes of the placement that are silent: of one, of the network between, or of their step."""
+    ended = core.starts.step_ended(core.state.slots, now)
+    silent_s = max((core.fleet.silence(node, now.mono, since) for node in ended), default=0.0)
+    if silent_s > core.config.timings.node_dead_s:
+        detail = f"the step of the agents on {fold(ended)} ended ({next(iter(ended.values()))})"
+        return Fault(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
+    found = unexplained_silence(core, since, now)
+    silent = [node for node in core.state.slots if found is not None and node in found.nodes]
+    if found is None or not silent:
+        return None
+    if deaths := core.fleet.deaths(silent):
+        longest = max(now.mono - dead_since for _, dead_since in deaths.values())
+        detail = "; ".join(why for why, _ in deaths.values())
+        return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=longest)
+    longest = max(core.fleet.silence(node, now.mono, since) for node in silent)
+    if found.cause:
+        return Fault(symptom=Symptom.UNREACHABLE, detail=found.cause, detect_s=longest)
+    detail = f"{fold(silent)} has not responded for {longest:.1f} s"
+    return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=longest)
+
+
+def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
+    """The silence of nodes, but for agents that are known to have ended."""
+    nodes = (*core.state.slots, *core.state.spares)
+    explained = core.starts.step_ended(nodes, now) | core.starts.ended(nodes)
+    return core.witnesses.silence(now, since, explained)
+
+
+def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool:
+    """Whether ``node``, not heard for ``waited_s``, is a dead host from which this controller has taken over.
+
+    Only where there is a standby for it: without one a return is sooner than a requeue.
+    """
+    is_taken = node == core.state.taken_from and core.fleet.heartbeat(node) is None
+    return is_taken and waited_s > TAKEN_S and bool(standbys_heard(core, now))
+
+
+def standbys_heard(core: Core, now: Now) -> list[str]:
+    """Standbys that were heard so lately that they are not among those that fall silent together."""
+    timings, views = core.config.timings, core.fleet.views
+    limit = max(timings.heartbeat_s, timings.node_dead_s - TOGETHER * timings.heartbeat_s)
+    return [
+        n
+        for n in core.state.spares
+        if n in views and views[n].dead is None and now.mono - views[n].heard <= limit
+    ]
+
+
+def silent_nodes(core: Core, now: Now) -> tuple[str, ...]:
+    """Nodes of the allocation whose agents do not answer; not the controller's own, which is alive."""
+    dead_s, fleet = core.config.timings.node_dead_s, core.fleet
+    others = (node for node in core.state.held if node != core.state.own_node)
+    return tuple(node for node in others if fleet.is_silent(node, dead_s, now.mono, core.started))
+
+
+def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:
+    """Training is not productive any more: write it down, and stop it or, in observe mode, only watch."""
+    incident = core.state.incident
+    core.watch_progress(now, force=True)
+    if incident is None or incident.symptom is not fault.symptom or _is_another(core, incident, fault):
+        core.incidents.open(fault, now)
+    seen = {node: view.heartbeat.alerts for node, view in core.fleet.views.items() if view.heartbeat.alerts}
+    if seen and core.state.incident is not None:
+        core.emit(SaveAlerts(number=core.state.incident.number, alerts=seen, t=now.wall))
+    if core.config.mode == "observe":
+        return ToObserving(agents=agents, fault=fault)
+    if fault.symptom is Symptom.UNREACHABLE:
+        return ToUnreachable(agents=agents, fault=fault)
+    return ToStopping(reason=fault.detail, fault=fault)
+
+
+def _is_another(core: Core, incident: OpenIncident, fault: Fault) -> bool:
+    """Whether a loss of the same kind came after a restart: the lost node or agent is another one."""
+    is_loss = fault.symptom in (Symptom.NODE_LOST, Symptom.AGENTS_LOST)
+    return is_loss and core.state.generation > max(incident.signed, incident.generation)
+
+
+def ended_with(
+    core: Core,
+    fault: Fault | None,
+    exits: tuple[NodeExit, ...],
+    lost: tuple[str, ...],
+    unable: dict[str, str],
+    stuck: tuple[str, ...] = (),
+    *,
+    now: Now,
+) -> Fault:
+    """``fault`` with all that is known of the end of this generation, for the policy."""
+    state = core.state
+    root = root_exit(exits, core.log_rules)
+    return structs.replace(
+        fault or Fault(),
+        generation=state.generation,
+        root=root,
+        exits=exits,
+        lost=lost,
+        unable=unable,
+        stuck=stuck,
+        alive=tuple(n for n in state.slots if n not in lost),
+        restore=state.restored,
+        all_restored=_all_restored(core, now),
+        ended=core.starts.ended(lost),
+        step_ended=core.starts.step_ended((*lost, *state.spares), now),
+        oom=core.starts.out_of_memory(lost),
+        cause=classify_exit(root.exit, core.log_rules) if root is not None else None,
+        blames_peer=root is not None and blames_peer(root.exit, core.log_rules),
+    )
+
+
+def _all_restored(core: Core, now: Now) -> bool:
+    restored = {record.rank for record in core.progress(now) if record.restored}
+    return len(restored) == core.state.placement.world_size
+
+
+def conclude(core: Core, fault: Fault, now: Now, *, waited: bool = False) -> Transition:
+    """Ask the policy, unless nodes fell silent together and may come back: then wait first, once."""
+    fault = with_cause(core, fault, now)
+    if fault.unreachable and not waited and len(standbys_heard(core, now)) < len(fault.lost):
+        return ToUnreachable(fault=fault, ended=True)
+    return ToDeciding(fault=fault)
+
+
+def with_cause(core: Core, fault: Fault, now: Now) -> Fault:
+    """``fault`` with what the silence of all lost nodes has in common, if that is anything."""
+    silence = unexplained_silence(core, core.started, now)
+    unexplained = set(fault.lost) - fault.step_ended.keys() - fault.ended.keys()
+    if silence is None or not unexplained or not unexplained <= set(silence.nodes):
+        return fault
+    return structs.replace(fault, unreachable=silence.cause)
+
+
+def last_exits(core: Core, now: Now) -> LastExits:
+    """What the exits of this generation say of the end of the training."""
+    return finishing.judge(core.exits(now), core.progress(now), core.state.placement.world_size)
+
+
+def all_done(core: Core, now: Now) -> bool:
+    """Whether every rank of the generation has ended, with code 0 or after its work."""
+    return last_exits(core, now).is_done
+
+
+def current_agents(core: Core) -> dict[str, str]:
+    """Id of the agent of each slot's node as known now."""
+    return {node: heartbeat.agent for node, heartbeat in core.fleet.heartbeats(core.state.slots).items()}
+
+
+# -- standbys, before a slot needs one of them ------------------------------------------------------
+
+DRAINED = "drained by"
+_NOT_YET = "it has not joined yet"
+
+
+def watch_spares(core: Core, now: Now) -> None:
+    """Drop those that their node's inspection names (not in observe mode); set aside the silent ones."""
+    acts = core.config.mode == "act"
+    failed = failed_tests(core.state, now.wall) if acts else {}
+    tested = {node: f"its quick test failed: {why}" for node, why in failed.items()}
+    unfit = tested | (core.monitor.unfit_spares() if acts else {})
+    for node, why in unfit.items():
+        reason = f"spare {node} is not fit: {why}"
+        core.evict(node, reason, now, evidence=(failed[node],) if node in failed else ())
+        core.emit(Say(text=f"{reason}: it is not used any more"))
+    deaths = core.fleet.deaths(core.state.spares)
+    for node in core.state.spares:
+        if core.fleet.is_silent(node, core.config.timings.node_dead_s, now.mono, now.mono):
+            silent = core.fleet.silence(node, now.mono, now.mono)
+            core.starts.let_go(node)
+            core.starts.missed(node, now)
+            why = "its node is dead" if node in deaths else f"silent for {silent:.1f} s"
+            _set_aside(core, node, why, node not in deaths, now)
+    missing = tuple(node for node in core.state.spares if core.fleet.heartbeat(node) is None)
+    found = core.starts.check(missing, now)
+    over = found.down | found.silent | found.refused
+    ended = {node: core.state.lenders[node] for node in found.left if node in core.state.lenders}
+    for node, companion in ended.items():
+        core.companions.end((companion,), f"Slurm has ended it, and has {node} back", now)
+    for node in core.state.spares:
+        heartbeat = core.fleet.heartbeat(node)
+        if heartbeat is not None and heartbeat.fatal:
+            _set_aside(core, node, heartbeat.fatal, False, now)
+        elif heartbeat is not None and node in core.state.drained:
+            _set_aside(core, node, f"{DRAINED} {core.state.drained[node]}", False, now)
+        elif heartbeat is not None:
+            _count_on(core, node, now)
+        elif why := over.get(node) or core.starts.failed(node):
+            _set_aside(core, node, why, False, now)
+        elif node not in core.state.aside:
+            _set_aside(core, node, _NOT_YET, True, now)
+
+
+def _set_aside(core: Core, node: str, why: str, usable: bool, now: Now) -> None:
+    known = core.state.aside.get(node)
+    if known is not None and known.usable == usable:
+        return
+    core.record(ev.SpareSetAside(t=now.wall, node=node, reason=why, usable=usable))
+    if why != _NOT_YET and not why.startswith(DRAINED):
+        core.emit(Say(text=f"standby {node} is set aside until it answers: {why}"))
+
+
+def _count_on(core: Core, node: str, now: Now) -> None:
+    known = core.state.aside.get(node)
+    if known is None:
+        return
+    core.record(ev.SpareAnswers(t=now.wall, node=node))
+    if known.reason != _NOT_YET and not known.reason.startswith(DRAINED):
+        core.emit(Say(text=f"standby {node} answers"))

@@ -1,0 +1,1 @@
+"""What the core keeps of one concern each: checkpoints, starts, standbys, liveness …"""

@@ -1,0 +1,175 @@
+"""The core's unit for a run that is ended from outside: how much time is left, and which agents stay.
+
+Slurm signals all processes of a step, so at an order to end the ranks are dead and the agents are about to
+follow. The agents are needed: they hold what only memory has. So they are told to stay, by short leases.
+Where Slurm has signalled the agents alone (a preemption with ``GraceTime``, ``--signal`` without ``B:``, or
+``scancel`` of their step), it is asked what that means before anybody is blamed.
+"""
+
+from __future__ import annotations
+
+from signal import SIGTERM
+
+from slurm_robust.engine.context import Context
+from slurm_robust.engine.effects import AskAboutRun, Now
+from slurm_robust.policy.leaving import (
+    ASKING_S,
+    KILL_WAIT_S,
+    TERM_NEWS_S,
+    WARNED_S,
+    WORD_S,
+    Sentence,
+    approaching,
+    explain,
+    leave_s,
+)
+from slurm_robust.wire.messages import Heartbeat, Stay
+
+LEASE_S = 8.0
+"""An agent stays so long after the newest order to stay: a dead controller must not keep nodes."""
+
+RESEND_S = 1.0
+
+
+class Departure:
+    """How long this run has, and why."""
+
+    def __init__(self, context: Context, now: Now) -> None:
+        self._context = context
+        self._kill_wait_s = KILL_WAIT_S
+        order = context.state.stop_ordered  # to an earlier controller of this run
+        self._ordered = now.mono - max(0.0, now.wall - order.t) if order is not None else None
+        self._is_at_once = False
+        self._is_preempted = self._is_requeued = False  # as Slurm says
+        self._is_asked = self._is_told = False  # what the order means; Slurm has had its say on it
+        self._ends: float | None = None  # when the run's time is over, by Slurm
+        self._termed: set[str] = set()  # agents that Slurm has told to end
+        self._warned: set[str] = set()  # agents that Slurm has warned of the end
+        self._asking: float | None = None  # since when Slurm is asked about them
+        self._asked = 0.0
+        self._sent = -RESEND_S
+        self._seen = (-1, 0.0)  # of which generation a rank that SIGTERM ended was seen, and since when
+
+    # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def kill_wait_s(self) -> float:
+        """``KillWait``: Slurm's time from SIGTERM to SIGKILL."""
+        return self._kill_wait_s
+
+    @property
+    def at_once(self) -> bool:
+        """A second order to end has come: nothing is waited for any more."""
+        return self._is_at_once
+
+    @property
+    def preempted(self) -> bool:
+        """Whether Slurm takes the nodes of this run for another job, as far as it has said so."""
+        return self._is_preempted
+
+    @property
+    def requeued(self) -> bool:
+        """Whether Slurm has queued the job again."""
+        return self._is_requeued
+
+    def explained(self, order: str) -> str:
+        """Why the run ends to which ``order`` came, by what Slurm has said of it."""
+        return explain(order, preempted=self._is_preempted, requeued=self._is_requeued)
+
+    def awaits_word(self, now: Now) -> bool:
+        """Whether Slurm may yet say what an order means."""
+        is_due = self._ordered is not None and now.mono - self._ordered < WORD_S
+        return is_due and not (self._is_told or self._is_at_once)
+
+    @property
+    def termed(self) -> bool:
+        """Whether Slurm has told agents of this run to end; their ranks have been told, too."""
+        return bool(self._termed & {view.heartbeat.agent for view in self._context.fleet.views.values()})
+
+    def left_s(self, now: Now) -> float | None:
+        """Seconds until all has to be done: after an order by KillWait, else by the run's end."""
+        if self._ordered is not None:
+            return self._ordered + leave_s(self._kill_wait_s) - now.mono
+        return None if self._ends is None else self._ends - now.mono
+
+    def asks(self, now: Now) -> bool:
+        """Whether Slurm's answer is awaited as to why it has told agents to end."""
+        return self._asking is not None and now.mono - self._asking < ASKING_S
+
+    def undecided(self, now: Now) -> bool:
+        """Whether ranks may have ended by an order of Slurm's that is not understood yet: blame nobody."""
+        if self.asks(now):
+            return True
+        generation = self._context.state.generation
+        if self._seen[0] != generation and any(e.exit.signal == SIGTERM for e in self._context.exits(now)):
+            self._seen = generation, now.mono
+        return self._seen[0] == generation and now.mono - self._seen[1] < TERM_NEWS_S
+
+    # -- inputs ------------------------------------------------------------------------------------
+
+    def learn(self, kill_wait_s: float) -> None:
+        """slurm.conf says so."""
+        self._kill_wait_s = kill_wait_s
+
+    def order(self, now: Now) -> None:
+        """SIGTERM or Ctrl-C came, from Slurm, or passed on once more; what it means, Slurm is asked once."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._context.emit(AskAboutRun())
+        if self._ordered is None:
+            self._ordered = now.mono
+
+    def hurry(self) -> None:
+        """A second order came, says the supervisor."""
+        self._is_at_once = True
+
+    def warn(self, now: Now) -> None:
+        """The end of this run is near; how near, Slurm is asked."""
+        if self._ends is None:
+            self._ask(now)
+
+    def on_heartbeat(self, heartbeat: Heartbeat, now: Now) -> str:
+        """Take in what Slurm has told an agent; a reason if that alone says that the run's end is near."""
+        if heartbeat.warned and heartbeat.agent not in self._warned:
+            self._warned.add(heartbeat.agent)
+            return "the end of this run is near (USR1 to its steps)"
+        if heartbeat.termed and heartbeat.agent not in self._termed:
+            self._termed.add(heartbeat.agent)
+            if not (self._context.leaving or self._context.ending or self._asking is not None):
+                self._asking = now.mono
+                self._ask(now)
+        return ""
+
+    def on_sentence(self, said: Sentence | None, now: Now) -> str:
+        """Slurm's answer; a reason if the run's end is near for one that was not known."""
+        if said is not None:
+            self._is_told = said.certain
+            self._is_preempted = self._is_preempted or said.preempted
+            self._is_requeued = self._is_requeued or said.requeued
+        if said is not None and said.left_s is not None and (said.preempted or said.left_s <= WARNED_S):
+            self._ends = now.mono + said.left_s
+        if self._asking is None:
+            return ""
+        self._asking = None
+        return approaching(said, WARNED_S)
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def step(self, now: Now) -> None:
+        """Have agents stay that Slurm has told to end, as long as they are needed."""
+        context = self._context
+        if self._asking is not None and now.mono - self._asking >= ASKING_S:
+            self._asking = None
+        saves = (context.leaving is not None or (context.ending is not None and self.termed)) and not (
+            self._is_at_once
+        )
+        if not (saves or self._asking is not None) or now.mono - self._sent < RESEND_S:
+            return
+        self._sent = now.mono
+        for node in context.fleet.views:
+            context.send(node, Stay(epoch=context.state.epoch, for_s=LEASE_S))
+
+    def _ask(self, now: Now) -> None:
+        if not self._asked or now.mono - self._asked > RESEND_S:
+            self._asked = now.mono
+            self._context.emit(AskAboutRun())

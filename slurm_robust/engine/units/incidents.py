@@ -1,0 +1,146 @@
+"""The open incident: its symptoms, its end, and how long it takes."""
+
+from __future__ import annotations
+
+from slurm_robust.engine.context import Context
+from slurm_robust.engine.effects import Now, SaveEvidence, Say
+from slurm_robust.model import events as ev
+from slurm_robust.model.incident import Fault
+from slurm_robust.model.state import OpenIncident
+
+DETECTING, REPEATING = "detecting", "repeating"
+"""What an incident's time goes into beside stages: until it is seen, and between first step and new step."""
+
+
+class _Clock:
+    """Times of one incident by the monotonic clock; lost with the controller."""
+
+    def __init__(self, number: int, detected: float, detect_s: float) -> None:
+        self.number = number
+        self.detected = detected
+        self.decided: float | None = None
+        self._stages = {DETECTING: detect_s}
+        self._stage, self._since = DETECTING, detected
+
+    def enter(self, stage: str, now: float) -> None:
+        """What was done until ``now`` is over, and ``stage`` begins."""
+        self._stages[self._stage] = self._stages.get(self._stage, 0.0) + max(0.0, now - self._since)
+        self._stage, self._since = stage, now
+
+    def pass_over(self, seconds: float) -> None:
+        """The core's clock stood still for ``seconds``: people waited all the same."""
+        self.detected -= seconds
+        self._since -= seconds
+        if self.decided is not None:
+            self.decided -= seconds
+
+    def stages(self, end: float) -> dict[str, float]:
+        """What the time went into until ``end``, in the order in which it first did."""
+        self.enter("", end)
+        return {stage: round(seconds, 3) for stage, seconds in self._stages.items() if seconds >= 0.0005}
+
+
+class Incidents:
+    """Opens, times and closes incidents; across controllers it has only wall clocks to go by."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._clock: _Clock | None = None
+
+    @property
+    def number(self) -> int:
+        """Of the open incident, else of the last one."""
+        state = self._context.state
+        return state.incident.number if state.incident else state.incidents
+
+    def unwatched_s(self, now: Now) -> float:
+        """Seconds since the controller before was last heard, whose host this one has never heard; else 0.
+
+        Nobody could detect the fault before this controller came.
+        """
+        state, fleet = self._context.state, self._context.fleet
+        is_open = state.taken_from in state.slots and fleet.heartbeat(state.taken_from) is None
+        return max(0.0, now.wall - state.silent_since) if is_open and state.silent_since else 0.0
+
+    def open(self, fault: Fault, now: Now) -> None:
+        """Training stopped being productive; in an open incident the fault is one more symptom."""
+        context, state = self._context, self._context.state
+        assert fault.symptom is not None  # it was detected
+        symptom, detail = fault.symptom, fault.detail
+        detect_s = max(0.0, fault.detect_s, self.unwatched_s(now))
+        if state.incident is not None:
+            number = state.incident.number
+            context.record(ev.SymptomAdded(t=now.wall, incident=number, symptom=symptom, detail=detail))
+        else:
+            number = state.incidents + 1
+            self._clock = _Clock(number, now.mono, detect_s)
+            context.record(
+                ev.IncidentOpened(
+                    t=now.wall,
+                    incident=number,
+                    generation=state.generation,
+                    symptom=symptom,
+                    detail=detail,
+                    detect_s=detect_s,
+                    best_step=state.best_step,
+                )
+            )
+        context.emit(Say(text=f"incident {number}: {detail} (detected after {detect_s:.2f} s)"))
+
+    def detected_s(self, now: Now) -> float:
+        """Seconds since the open incident was detected; 0 without one, or where another controller did."""
+        return now.mono - self._clock.detected if self._clock is not None else 0.0
+
+    def decided(self, now: Now) -> None:
+        """It is decided what to do; only the first decision of an incident counts."""
+        if self._clock is not None and self._clock.decided is None:
+            self._clock.decided = now.mono
+
+    def stage(self, stage: str, now: Now) -> None:
+        """The job comes to ``stage``."""
+        if self._clock is not None:
+            self._clock.enter(stage, now.mono)
+
+    def pass_over(self, seconds: float) -> None:
+        """See :meth:`_Clock.pass_over`."""
+        if self._clock is not None:
+            self._clock.pass_over(seconds)
+
+    def close(self, step: int, age_s: float, now: Now) -> None:
+        """The first new step was completed ``age_s`` seconds ago."""
+        context, incident = self._context, self._context.state.incident
+        assert incident is not None
+        by_itself = incident.decided is None
+        clock = self._clock if self._clock is not None and self._clock.number == incident.number else None
+        if clock is not None:
+            # It may have been completed before the first sign, and heard of after a silence.
+            age_s = min(age_s, max(0.0, now.mono - clock.detected))
+        recover_s = self._recovery_s(incident, age_s, now)
+        stages = clock.stages(now.mono - age_s) if clock is not None else {}
+        self._clock = None
+        context.record(
+            ev.IncidentClosed(
+                t=now.wall - age_s,
+                incident=incident.number,
+                generation=context.state.generation,
+                step=step,
+                recover_s=recover_s,
+                stages=stages,
+            )
+        )
+        context.emit(SaveEvidence(number=incident.number))
+        took = f" (recovery took {recover_s:.2f} s)" if recover_s is not None else ""
+        how = "; training went on by itself" if by_itself else took
+        context.emit(Say(text=f"incident {incident.number}: over, step {step} is done{how}"))
+
+    def _recovery_s(self, incident: OpenIncident, age_s: float, now: Now) -> float | None:
+        """From the decision to a step completed ``age_s`` ago; None without one, or if nobody knows."""
+        clock = self._clock
+        if clock is not None and clock.number == incident.number and clock.decided is not None:
+            return max(0.0, now.mono - age_s - clock.decided)
+        if incident.decided is None:
+            return None
+        recover_s = now.wall - age_s - incident.decided
+        known = "by wall clocks, since another controller decided" if recover_s > 0 else "unknown"
+        self._context.note(f"incident {incident.number}: recover_s is {known}", "", now)
+        return recover_s if recover_s > 0 else None

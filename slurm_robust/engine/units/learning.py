@@ -1,0 +1,76 @@
+"""Modules that the job was seen to import, and the agents that are to import them before the next start."""
+
+from __future__ import annotations
+
+from slurm_robust.engine.context import Context
+from slurm_robust.engine.effects import Now
+from slurm_robust.model import events as ev
+from slurm_robust.policy.standbys import SETTLED_S
+from slurm_robust.util.modules import clean_names
+from slurm_robust.wire.messages import Heartbeat, Load
+
+RESEND_S = 5.0
+MOST_SENT = 5
+"""Orders to one agent that it does not take: another version of it, or it cannot."""
+AT_ONCE = 16
+"""Agents that import at a time, beside the training and from the same storage: standbys first."""
+MOST_LEARNED = 20
+"""A job that imports something else each time is not followed for ever."""
+
+
+class Learning:
+    """Called while training runs. A load is no matter of life and death: what is lost comes again."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._generation = 0
+        self._since = 0.0  # when this generation was first seen to train
+        # By node: to which agent, which number, how often, when last.
+        self._sent: dict[str, tuple[str, int, int, float]] = {}
+
+    def on_heartbeat(self, heartbeat: Heartbeat, now: Now) -> None:
+        """Write down what is new of what rank 0 has imported."""
+        context, known = self._context, self._context.state.learned
+        if not heartbeat.learned or not self._is_wanted or heartbeat.node not in context.state.slots:
+            return
+        before = known.modules if known is not None else ()
+        modules = clean_names((*before, *heartbeat.learned))
+        number = known.number + 1 if known is not None else 1
+        if set(modules) <= set(before) or number > MOST_LEARNED:
+            return
+        context.record(ev.ModulesLearned(t=now.wall, number=number, modules=modules, node=heartbeat.node))
+
+    @property
+    def _is_wanted(self) -> bool:
+        config = self._context.config
+        return config.standby.learn and config.mode == "act"
+
+    def step(self, now: Now) -> None:
+        """Order the agents to import what was learned, when training has settled."""
+        context, state = self._context, self._context.state
+        if not context.trains or context.leaving or context.ending or state.incident is not None:
+            self._generation = 0
+            return
+        if self._generation != state.generation:
+            self._generation, self._since = state.generation, now.mono
+        if state.learned is None or not self._is_wanted or now.mono - self._since < SETTLED_S:
+            return
+        waiting = 0
+        for node, heartbeat in context.fleet.heartbeats((*state.spares, *state.slots)).items():
+            if heartbeat.loaded >= state.learned.number or not heartbeat.ready or node in state.aside:
+                continue
+            waiting += self._order(node, heartbeat.agent, state.learned, now)
+            if waiting >= AT_ONCE:
+                return
+
+    def _order(self, node: str, agent: str, learned: ev.ModulesLearned, now: Now) -> bool:
+        """Whether an answer is waited for."""
+        known, number, times, at = self._sent.get(node, ("", 0, 0, 0.0))
+        if (known, number) != (agent, learned.number):
+            times = 0
+        if times < MOST_SENT and (times == 0 or now.mono - at >= RESEND_S):
+            self._sent[node] = agent, learned.number, times + 1, now.mono
+            order = Load(epoch=self._context.state.epoch, number=learned.number, modules=learned.modules)
+            self._context.send(node, order)
+            return True
+        return times < MOST_SENT

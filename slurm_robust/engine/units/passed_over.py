@@ -1,0 +1,52 @@
+"""What this job passes over: checkpoints from which no generation is to begin again."""
+
+from __future__ import annotations
+
+from slurm_robust.engine.context import Context
+from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.units.checkpoints import Checkpoints
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.incident import Fault, NodeExit, Verdict
+from slurm_robust.policy import restore
+
+
+class PassedOver:
+    """Judges the checkpoint with which a generation began by how that ended."""
+
+    def __init__(self, context: Context, checkpoints: Checkpoints) -> None:
+        self._context, self._checkpoints = context, checkpoints
+
+    def judge_restored(self, exits: tuple[NodeExit, ...], now: Now, good_step: int | None) -> None:
+        """Ban the checkpoint that the generation began with, if its exits or numbers speak against it."""
+        self._ban(restore.against(self._context.state, [e.exit for e in exits], good_step=good_step), now)
+
+    def judge_failure(self, fault: Fault, verdict: Verdict | None, now: Now) -> None:
+        """Ban that checkpoint, if what is to be decided of ``fault`` speaks against it."""
+        if verdict is not None and restore.spoils(fault, verdict, self._context.state):
+            self._ban("training failed with it twice before a new step was done", now)
+
+    def _ban(self, reason: str, now: Now) -> None:
+        """Unless it is the last one that is left."""
+        state = self._context.state
+        restored = state.restored
+        if not reason or restored is None or restored in state.banned:
+            return
+        if self._checkpoints.choose(now, also_banned=restored) is not None:
+            self._context.record(ev.CheckpointBanned(t=now.wall, checkpoint=restored, reason=reason))
+            self._context.emit(Say(text=f"checkpoint {restored} is passed over in this job: {reason}"))
+
+    def texts(self, chosen: CheckpointId | None) -> tuple[str, ...]:
+        """What is newer than ``chosen`` and counts but for a ban, a line for each, newest first."""
+        state = self._context.state
+        found = sorted((ref for ref in state.banned if chosen is None or ref > chosen), reverse=True)
+        return tuple(
+            f"step {ref.step} of generation {ref.generation} is passed over in this job: "
+            f"{state.banned[ref]}; to take it again, submit a new job with: {self._again(ref)}"
+            for ref in found
+        )
+
+    def _again(self, ref: CheckpointId) -> str:
+        state = self._context.state
+        whence = f"--training {state.training}" if state.training else f"--from {state.job_id}"
+        return f"srobust run {whence} --step {ref.step}"

@@ -1,0 +1,157 @@
+"""The checkpoint scheduler: while training runs, which steps go to peers, and when one goes to storage."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+
+from slurm_robust.engine.context import Context
+from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.units.checkpoints import Checkpoints
+from slurm_robust.model import events as ev
+from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, is_late, next_stride, step_to_store
+from slurm_robust.util.hostlist import fold
+from slurm_robust.wire.messages import Flush, Pace, Progress
+
+RESEND_S = 3.0
+# Between two changes of the stride the lag must be measured anew.
+SETTLE_S = 5.0
+_WINDOW = 8
+
+
+class Tempo:
+    """Seconds per step, from the times at which the slowest rank completed its last steps."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+
+    def see(self, slowest: Progress, now: Now) -> None:
+        """Take in the progress of the slowest rank, as old as it is ``now``."""
+        if not self._seen or slowest.step > self._seen[-1][0]:
+            self._seen.append((slowest.step, now.mono - slowest.age_s))
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean over the last steps, 0 while unknown."""
+        if len(self._seen) < 2:
+            return 0.0
+        (first, begun), (last, ended) = self._seen[0], self._seen[-1]
+        return max(0.0, ended - begun) / (last - first)
+
+    def completed(self, step: int) -> float:
+        """When all ranks had completed ``step``, which is the newest seen or not long before it."""
+        last, at = self._seen[-1]
+        return at - (last - step) * self.seconds_per_step
+
+    @property
+    def fastest(self) -> float:
+        """The shortest of the last steps, 0 while unknown; what seems far too short is a clock's doing."""
+        pairs = pairwise(self._seen)
+        shortest = min(((b - a) / (after - before) for (before, a), (after, b) in pairs), default=0.0)
+        return max(shortest, self.seconds_per_step / 2)
+
+
+class CheckpointScheduler:
+    """Serves one generation. Does nothing where training keeps no checkpoints in memory."""
+
+    def __init__(self, context: Context, checkpoints: Checkpoints, now: Now) -> None:
+        self._context = context
+        self._checkpoints = checkpoints
+        self._tempo = Tempo()
+        self._paced = self._changed = now.mono
+        self._flush = -1  # step that is on its way to storage
+        self._sent = 0.0
+        self._reached: float | None = None  # when all ranks had completed that step
+        self._is_failing = False  # the newest try did not get there
+
+    def step(self, records: list[Progress], slowest: Progress, now: Now) -> None:
+        """Take in the progress of all ranks; ``slowest`` is as old as it is ``now``."""
+        if not self._context.config.checkpoint.memory or not all(p.reported for p in records):
+            return
+        self._tempo.see(slowest, now)
+        self._set_stride(now)
+        if self._flush >= 0:
+            self._follow_flush(records, now)
+        elif self._tempo.seconds_per_step > 0:
+            self._begin_flush(records, now)
+
+    def _set_stride(self, now: Now) -> None:
+        context, state = self._context, self._context.state
+        heartbeats = context.fleet.heartbeats(state.slots).values()
+        lag = max((b.lag_s for b in heartbeats if b.generation == state.generation), default=0.0)
+        speed = self._tempo.seconds_per_step
+        stride = next_stride(state.stride, speed, lag)
+        if stride != state.stride and now.mono - self._changed > SETTLE_S:
+            self._changed = now.mono
+            context.record(
+                ev.StrideChanged(
+                    t=now.wall, generation=state.generation, stride=stride, seconds_per_step=speed, lag_s=lag
+                )
+            )
+            self._send_pace(now)
+        elif now.mono - self._paced > RESEND_S:
+            self._send_pace(now)
+
+    def _send_pace(self, now: Now) -> None:
+        self._paced, state = now.mono, self._context.state
+        for node in state.slots:
+            order = Pace(epoch=state.epoch, generation=state.generation, stride=state.stride)
+            self._context.send(node, order)
+
+    def _begin_flush(self, records: list[Progress], now: Now) -> None:
+        """Choose a step that is still to come, when one is due."""
+        config = self._context.config
+        newest = max(p.step for p in records)
+        lead_s = max(LEAD_S, 2 * config.timings.heartbeat_s)
+        agreed = agreed_step(newest, self._tempo.fastest, lead_s)
+        step = step_to_store(newest, agreed, self._checkpoints.stored_s(now), config.checkpoint)
+        if step is not None:
+            self._flush, self._reached = step, None
+            self._send_flush(now)
+
+    def _send_flush(self, now: Now) -> None:
+        self._sent, state = now.mono, self._context.state
+        for node in state.slots:
+            order = Flush(epoch=state.epoch, generation=state.generation, step=self._flush)
+            self._context.send(node, order)
+
+    def _follow_flush(self, records: list[Progress], now: Now) -> None:
+        context, state, step = self._context, self._context.state, self._flush
+        if self._reached is None and min(p.step for p in records) >= step:
+            self._reached = self._tempo.completed(step)
+        waited_s = now.mono - self._reached if self._reached is not None else None
+        heartbeats = context.fleet.heartbeats(state.slots)
+        there = {n for n, b in heartbeats.items() if b.generation == state.generation and b.flushed >= step}
+        if there.issuperset(state.slots):
+            context.record(
+                ev.StorageWritten(t=now.wall, generation=state.generation, step=step, seconds=waited_s or 0.0)
+            )
+            self._checkpoints.prune()
+            if self._is_failing:
+                context.emit(Say(text=f"storage takes checkpoints again: step {step} is there"))
+            self._is_failing = False
+        else:
+            why = {n: b.unflushed for n, b in heartbeats.items() if b.unflushed.startswith(f"step {step}: ")}
+            is_over = is_late(waited_s, context.config.checkpoint, refused=bool(why))
+            if why or is_over:
+                self._say_failed(why, [node for node in state.slots if node not in there], now)
+            if not is_over:
+                if now.mono - self._sent > RESEND_S:
+                    self._send_flush(now)
+                return
+        self._flush = -1
+        self._checkpoints.on_stored(now)
+
+    def _say_failed(self, why: dict[str, str], late: list[str], now: Now) -> None:
+        """In the job's log once, until a checkpoint gets there again."""
+        context = self._context
+        text = f"step {self._flush} did not get onto storage in time: {fold(late)}"
+        if why:
+            nodes = sorted(why)
+            text = f"could not be put on storage by {fold(nodes)}: {why[nodes[0]]}"
+        context.note(text, "", now)
+        if not self._is_failing:
+            stored = self._checkpoints.newest_stored()
+            newer = f"what is newer than step {stored}" if stored >= 0 else "all steps"
+            context.emit(Say(text=f"{text}; training goes on, only the nodes' memory has {newer}"))
+        self._is_failing = True

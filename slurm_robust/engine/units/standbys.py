@@ -1,0 +1,240 @@
+"""Standbys on their way to be fit: follows how far each is, has them tested, and has them rehearse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_robust.engine.context import Context
+from slurm_robust.engine.effects import EndStandbyTest, Now, Say, TestStandby
+from slurm_robust.model import events as ev
+from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis
+from slurm_robust.model.standby import Rehearsal, RehearsalState, StandbyStage
+from slurm_robust.nodes.quick import quick_answers
+from slurm_robust.policy.standbys import SETTLED_S, failed_alike, tests_fail_alike
+from slurm_robust.util.text import one_line
+from slurm_robust.wire.messages import Heartbeat, Rehearse
+
+RESEND_S = 2.0
+MOST_SENT = 5
+"""Orders to one agent that it does not take: another version of it, or it cannot."""
+
+MOST_TESTS = 3
+"""Of one standby: those that were ended since the node was needed, or the training had to start."""
+
+MARGIN_S = 30.0
+"""Beyond the quick test's own limit, for steps to begin and end."""
+
+_REHEARSED = {
+    RehearsalState.RUNNING: StandbyStage.REHEARSING,
+    RehearsalState.PASSED: StandbyStage.REHEARSED,
+    RehearsalState.FAILED: StandbyStage.REHEARSAL_FAILED,
+}
+_TESTED = {
+    Outcome.PASS: StandbyStage.TESTED,
+    Outcome.FAIL: StandbyStage.TEST_FAILED,
+    Outcome.UNKNOWN: StandbyStage.TEST_UNANSWERED,
+}
+_MOST_CHARS = 300
+
+
+@dataclass
+class _Test:
+    """The quick test that runs."""
+
+    number: int
+    node: str
+    began: float
+
+
+class Standbys:
+    """Called while training runs. Nothing here is a matter of life and death: what is lost comes again."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._generation = 0
+        self._since = 0.0  # when this generation was first seen to train
+        self._sent: dict[str, tuple[str, int, float]] = {}  # by node: to which agent, how often, when last
+        self._told: set[str] = set()
+        self._test: _Test | None = None
+        self._tests = 0  # so many were begun
+        self._tried: dict[str, int] = {}  # by node: how often its quick test was begun
+
+    def step(self, now: Now) -> None:
+        """Write down what has changed, and order the next rehearsal when it is due."""
+        context, state = self._context, self._context.state
+        heartbeats = context.fleet.heartbeats(state.spares)
+        changes = [self._follow(node, heartbeat, now) for node, heartbeat in heartbeats.items()]
+        for node in state.spares:
+            if node not in heartbeats:
+                self._forget_what_it_did(node, now)
+        if any(changes):
+            self._tell_if_alike("rehearsals", failed_alike(context.state), now)
+        if not self._may_run():
+            self._generation = 0
+            return
+        if self._generation != state.generation:
+            self._generation, self._since = state.generation, now.mono
+        if context.config.mode != "act" or now.mono - self._since < SETTLED_S:
+            return
+        if self._test is None:
+            self._begin_test(heartbeats, now)
+        if context.config.standby.rehearse:
+            self._order(heartbeats, now)
+
+    # -- quick tests -------------------------------------------------------------------------------
+
+    def yield_to_training(self, now: Now) -> None:
+        """End the quick test when its node may be needed, or its time is over. Called at each turn."""
+        context, test = self._context, self._test
+        if test is None:
+            return
+        if test.node not in context.state.spares or not self._may_run():
+            self._test = None
+            self._generation = 0  # training has to settle again
+            context.emit(EndStandbyTest(number=test.number))
+        elif now.mono - test.began > context.config.standby.test_s + MARGIN_S:
+            context.emit(EndStandbyTest(number=test.number))
+            self.on_tested(test.number, Diagnosis(reason="no answer in time"), now)
+
+    def on_tested(self, number: int, found: Diagnosis, now: Now) -> None:
+        """The answer to test ``number``."""
+        context, test = self._context, self._test
+        if test is None or test.number != number:
+            return  # it was ended, and says nothing
+        self._test = None
+        (answer,) = quick_answers((test.node,), found.results)
+        text = answer.text
+        if answer.outcome is Outcome.UNKNOWN:
+            text = "; ".join(f"{name}: {why}" for name, why in found.left_out.items()) or found.reason or text
+        text, took_s = one_line(text, _MOST_CHARS), round(now.mono - test.began, 1)
+        context.record(
+            ev.StandbyTested(t=now.wall, node=test.node, outcome=answer.outcome, text=text, took_s=took_s)
+        )
+        said = {
+            Outcome.PASS: f"passed its quick test in {took_s:.0f} s",
+            Outcome.FAIL: f"failed its quick test ({text})",
+            Outcome.UNKNOWN: f"is taken last: its quick test gave no answer ({text})",
+        }
+        context.emit(Say(text=f"standby {test.node} {said[answer.outcome]}"))
+        self._tell_if_alike("quick tests", tests_fail_alike(context.state), now)
+
+    def _may_run(self) -> bool:
+        """Whether training goes on, and nothing needs a standby."""
+        context = self._context
+        is_over = bool(context.leaving or context.ending)
+        return context.trains and not is_over and context.state.incident is None
+
+    def _begin_test(self, heartbeats: dict[str, Heartbeat], now: Now) -> None:
+        """One at a time. What its inspection finds wrong has been evicted before."""
+        for node, heartbeat in heartbeats.items():
+            if self._is_to_be_tested(node) and heartbeat.ready and not _rehearses(heartbeat):
+                self._tests += 1
+                self._tried[node] = self._tried.get(node, 0) + 1
+                self._test = _Test(self._tests, node, now.mono)
+                budget_s = self._context.config.standby.test_s
+                self._context.emit(Say(text=f"standby {node} runs its quick test"))
+                self._context.emit(TestStandby(number=self._tests, node=node, budget_s=budget_s))
+                self._follow(node, heartbeat, now)
+                return
+
+    def _is_to_be_tested(self, node: str) -> bool:
+        context = self._context
+        if not context.config.standby.test_s or node in context.state.aside:
+            return False
+        return node not in context.state.standby_tests and self._tried.get(node, 0) < MOST_TESTS
+
+    # -- how far each is ---------------------------------------------------------------------------
+
+    def _follow(self, node: str, heartbeat: Heartbeat, now: Now) -> bool:
+        """Whether anything has changed."""
+        found = self._seen(node, heartbeat, now)
+        known = self._context.state.standbys.get(node)
+        if known is not None and _shown(known) == _shown(found):
+            return False
+        self._context.record(found)
+        if known is not None and known.stage is found.stage:
+            return True
+        if found.stage is StandbyStage.REHEARSED:
+            self._context.emit(Say(text=f"standby {node} has rehearsed in {found.took_s:.0f} s"))
+        elif found.stage is StandbyStage.REHEARSAL_FAILED:
+            text = f"standby {node} is taken last: its rehearsal failed after {found.took_s:.0f} s "
+            self._context.emit(Say(text=f"{text}({found.reason})"))
+        return True
+
+    def _forget_what_it_did(self, node: str, now: Now) -> None:
+        """Its agent is gone: nothing that it was doing goes on."""
+        known = self._context.state.standbys.get(node)
+        if known is not None and known.stage in (StandbyStage.TESTING, StandbyStage.REHEARSING):
+            self._context.record(ev.StandbyChanged(t=now.wall, node=node, stage=StandbyStage.STARTING))
+
+    def _seen(self, node: str, heartbeat: Heartbeat, now: Now) -> ev.StandbyChanged:
+        """How far it is."""
+        rehearsal = heartbeat.rehearsal or Rehearsal(number=0, state=RehearsalState.ENDED)
+        test = self._context.state.standby_tests.get(node)
+        reason, took_s = rehearsal.reason, rehearsal.took_s
+        if not heartbeat.ready:
+            stage = StandbyStage.LOADING
+        elif rehearsal.state in _REHEARSED:
+            stage = _REHEARSED[rehearsal.state]
+        elif self._test is not None and self._test.node == node:
+            stage = StandbyStage.TESTING
+        elif test is not None:
+            stage = _TESTED[test.outcome]
+            if test.outcome is not Outcome.PASS:
+                reason, took_s = test.text, test.took_s
+        else:
+            stage = StandbyStage.LOADED
+        return ev.StandbyChanged(
+            t=now.wall, node=node, stage=stage, reason=reason, took_s=took_s, loaded=heartbeat.loaded
+        )
+
+    def _tell_if_alike(self, what: str, reason: str, now: Now) -> None:
+        if reason and what not in self._told:
+            text = f"{what} fail alike on all standbys, so it is not the nodes ({reason})"
+            self._context.note(text, "", now)
+            self._context.emit(Say(text=f"{text}; standbys are taken in their usual order"))
+        (self._told.add if reason else self._told.discard)(what)
+
+    # -- rehearsals --------------------------------------------------------------------------------
+
+    def _order(self, heartbeats: dict[str, Heartbeat], now: Now) -> None:
+        """One at a time: they read the same storage as the training."""
+        rehearsals = {n: h.rehearsal for n, h in heartbeats.items() if h.rehearsal is not None}
+        if any(map(_rehearses, heartbeats.values())):
+            return
+        for node, heartbeat in heartbeats.items():
+            last = rehearsals.get(node)
+            is_due = last is None or last.state is RehearsalState.ENDED
+            if not is_due or not heartbeat.ready or node in self._context.state.aside:
+                continue
+            if self._is_to_be_tested(node) or (self._test is not None and self._test.node == node):
+                continue
+            agent, times, at = self._sent.get(node, ("", 0, 0.0))
+            times = times if agent == heartbeat.agent else 0
+            if times >= MOST_SENT:
+                continue
+            if times == 0 or now.mono - at >= RESEND_S:
+                self._sent[node] = heartbeat.agent, times + 1, now.mono
+                self._context.send(node, self._make(last.number + 1 if last is not None else 1))
+            return
+
+    def _make(self, number: int) -> Rehearse:
+        state, config = self._context.state, self._context.config.standby
+        return Rehearse(
+            epoch=state.epoch,
+            number=number,
+            slots=len(state.slots),
+            steps=config.rehearse_steps,
+            limit_s=config.rehearse_s,
+            writes=config.rehearse_writes,
+        )
+
+
+def _shown(event: ev.StandbyChanged) -> tuple[StandbyStage, str, int]:
+    """What is written down when it changes."""
+    return event.stage, event.reason, event.loaded
+
+
+def _rehearses(heartbeat: Heartbeat) -> bool:
+    return heartbeat.rehearsal is not None and heartbeat.rehearsal.state is RehearsalState.RUNNING

@@ -1,0 +1,332 @@
+"""The starts of agents: which were made, what Slurm said of them, and what to do where no agent came."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from slurm_robust.engine.context import Context
+from slurm_robust.engine.effects import AskAboutNodes, LetGo, Now, Say, StartAgents
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import Outlook, StepEnd, Witness
+from slurm_robust.model.startup import AGENT, ZYGOTE, phase_times
+from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
+from slurm_robust.policy.starting import (
+    ASK_AGAIN_S,
+    GRACE_S,
+    Answer,
+    Start,
+    apart,
+    format_start,
+    judge,
+    may_yet_end,
+    went_with_step,
+)
+from slurm_robust.util.hostlist import fold
+from slurm_robust.wire.messages import Heartbeat, Shutdown
+
+
+@dataclass
+class _NodeStart:
+    """The newest start on one node; times are monotonic seconds."""
+
+    first: float
+    at: float
+    times: int = 1
+    end: StepEnd | None = None
+    ended: float = 0.0
+    asked: float | None = None
+    witness: Witness | None = None
+    failed: str = ""  # why the start before this one came to nothing
+    unsettled: bool = False  # one before it failed because slurmctld was away
+    missed: bool = False  # nothing was started: the agent that was there is silent
+    ask_next: float = 0.0  # about a node that was missed
+
+
+@dataclass
+class Unstarted:
+    """Nodes without an agent for which waiting is over, with the reason."""
+
+    down: dict[str, str] = field(default_factory=dict)
+    """Slurm says that the node is not there."""
+    silent: dict[str, str] = field(default_factory=dict)
+    """Nothing says why."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Slurm does not start the agent."""
+    left: tuple[str, ...] = ()
+    """Of ``down``, those that are up and that Slurm has taken from the job."""
+
+
+class AgentStarts:
+    """Starts by node, of nodes whose agent is wanted."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._nodes: dict[str, _NodeStart] = {}
+        self._refused: dict[str, str] = {}
+        self.refused: Final[Mapping[str, str]] = MappingProxyType(self._refused)
+        """Why the agent of a node could not begin; only to be read."""
+        self._refusal_code: int = ExitCode.JOB_DIR
+        self._all_ended = False
+        self._let_go: dict[str, bool] = {}  # silent since their newest start; whether that is done
+
+    @property
+    def refusal_code(self) -> int:
+        """The exit code of the job where too many agents are refused."""
+        return self._refusal_code
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether the step of the agents has ended since the last start."""
+        return self._all_ended
+
+    def begin(self, nodes: tuple[str, ...], now: Now) -> None:
+        """Start agents on ``nodes``: nothing that was before counts."""
+        for node in nodes:
+            self._nodes[node] = _NodeStart(first=now.mono, at=now.mono)
+            self._context.fleet.forget(node)
+            self._refused.pop(node, None)
+            self._let_go.pop(node, None)
+        if nodes:
+            self._all_ended = False
+            self._context.emit(Say(text=f"starting agents on {fold(nodes)}"))
+            self._context.emit(StartAgents(nodes=nodes))
+
+    def forgive(self, seconds: float) -> None:
+        """Do not count the last ``seconds``: agents that ended before them were not heard after them."""
+        for start in self._nodes.values():
+            start.ended += seconds
+
+    def waited_s(self, node: str, now: Now) -> float | None:
+        """Seconds since the newest start on ``node``; None where another controller made it."""
+        start = self._nodes.get(node)
+        return None if start is None else now.mono - start.at
+
+    def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
+        """The agent of ``node`` could not begin (its own message, from the step's output)."""
+        self._refused.setdefault(node, text)
+        self._refusal_code = code
+
+    def on_all_ended(self) -> None:
+        """The step of the agents has ended."""
+        self._all_ended = True
+
+    def on_end(self, end: StepEnd, now: Now) -> None:
+        """An srun, or some of its tasks, ended: an agent that is still there is heard again at once."""
+        context = self._context
+        is_over = context.state.ended is not None or context.state.requeueing is not None
+        if end.code and not (context.leaving or is_over):
+            context.note(f"agents on {fold(end.nodes)} ended: {end.message}", "", now)
+        for node in end.nodes:
+            if not context.state.running:
+                context.fleet.forget(node)
+            start = self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
+            if start.end is None or node not in start.end.named:
+                start.end, start.ended = end, now.mono
+
+    def on_witness(self, found: Iterable[Witness] | None) -> None:
+        """Slurm's word on nodes that it was asked about; None: it has none, and is waited for no longer."""
+        if found is None:
+            for asked in self._nodes.values():
+                asked.asked = asked.asked and -math.inf
+        for witness in found or ():
+            if (start := self._nodes.get(witness.node)) is not None:
+                start.witness = witness
+
+    def dismissed(self, heartbeat: Heartbeat, now: Now) -> bool:
+        """End the second agent of a node on which one was started twice, and both came."""
+        context = self._context
+        known, start = context.fleet.views.get(heartbeat.node), self._nodes.get(heartbeat.node)
+        if known is None or known.heartbeat.agent == heartbeat.agent or start is None or start.times < 2:
+            return False
+        if now.mono - known.heard > context.config.timings.node_dead_s:
+            return False
+        context.send(heartbeat.agent, Shutdown(epoch=context.state.epoch, grace_s=0.0, keep_copies=True))
+        return True
+
+    def check(self, nodes: Iterable[str], now: Now) -> Unstarted:
+        """Of ``nodes``, none of which has an agent: ask, start again; those for which waiting is over."""
+        context, missing = self._context, tuple(nodes)
+        for node in missing:  # an agent may come by itself, and has the time of a start
+            self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
+        starts = {node: self._seen(node, now) for node in missing}
+        joined_s = context.fleet.joined_s(now.mono)
+        patience = patience_s(context.config.timings.agent_start_s, AGENT_LEAST_S, joined_s)
+        answers = {node: judge(start, patience) for node, start in starts.items()}
+        if asked := _nodes_of(answers, Answer.ASK):
+            for node in asked:
+                start = self._nodes[node]
+                start.asked, start.ask_next = now.mono, now.mono + max(ASK_AGAIN_S, now.mono - start.first)
+            context.emit(AskAboutNodes(nodes=asked))
+        found = {answer: {n: self._why(starts[n]) for n in _nodes_of(answers, answer)} for answer in _TOLD}
+        if again := found[Answer.AGAIN]:
+            self._start_again(again, now)
+        down = found[Answer.DOWN]
+        left = tuple(node for node in down if (word := starts[node].witness) is not None and word.left)
+        return Unstarted(down, found[Answer.UNSTARTED], found[Answer.REFUSED], left)
+
+    def missed(self, node: str, now: Now) -> None:
+        """The agent of ``node``, which had joined, is silent: it may come back as if it were started now."""
+        known = self._context.fleet.forget(node)
+        heard = known.heard if known is not None else -math.inf
+        old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
+        times = 1 if known is not None else old.times  # the newest start led to an agent
+        new = _NodeStart(first=now.mono, at=now.mono, times=times, missed=True)
+        if old.ended >= heard or went_with_step(old.end, node, heard - old.ended):
+            new.end, new.ended = old.end, old.ended
+        self._nodes[node] = new
+
+    def let_go(self, node: str) -> None:
+        """``node`` is silent, and may be dead: when it is back, no agent elsewhere is to end for it."""
+        self._let_go.setdefault(node, False)
+
+    def step(self, now: Now) -> None:
+        """Let silent nodes go as soon as no agent is awaited, which may be of the same srun."""
+        waiting = [node for node, is_done in self._let_go.items() if not is_done]
+        if waiting and not any(self._awaits(node, now) for node in self._nodes):
+            self._let_go.update(dict.fromkeys(waiting, True))
+            for node in waiting:
+                self._context.emit(LetGo(node=node))
+
+    def _awaits(self, node: str, now: Now) -> bool:
+        """Whether an agent may yet come to ``node`` for the first time since its newest start."""
+        start, view = self._nodes[node], self._context.fleet.views.get(node)
+        has_come = view is not None or start.missed or node in self._let_go or start.end is not None
+        return not has_come and now.mono - start.at <= self._context.config.timings.agent_start_s
+
+    def out_of_memory(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Of ``nodes`` those whose agent Slurm says ended for want of memory, with its message."""
+        ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
+        return {
+            node: end.message for node, end in ends.items() if end is not None and _OOM.search(end.message)
+        }
+
+    def ended(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Of ``nodes`` those whose agent Slurm says ended and was not heard since, with its message."""
+        found: dict[str, str] = {}
+        for node in nodes:
+            start, view = self._nodes.get(node), self._context.fleet.views.get(node)
+            if start is None or start.end is None or not start.end.is_task:
+                continue
+            if view is None or view.heard <= start.ended:
+                found[node] = start.end.message
+        return found
+
+    def step_ended(self, nodes: Iterable[str], now: Now) -> dict[str, str]:
+        """Of ``nodes`` those that are silent since the step of their agents ended, with srun's message."""
+        found: dict[str, str] = {}
+        for node in nodes:
+            start, view = self._nodes.get(node), self._context.fleet.views.get(node)
+            if start is None or start.end is None:
+                continue
+            heard = view.heard if view is not None else -math.inf
+            went = went_with_step(start.end, node, heard - start.ended)
+            if went and now.mono - heard > GRACE_S:
+                found[node] = start.end.message or f"srun ended with exit code {start.end.code}"
+        return found
+
+    def may_yet_end(self, node: str, now: Now) -> bool:
+        """Whether the agent of ``node``, which is heard, may end soon, since its step has."""
+        start, view = self._nodes.get(node), self._context.fleet.views.get(node)
+        if start is None or start.end is None or view is None:
+            return False
+        return may_yet_end(start.end, node, view.heard - start.ended)
+
+    def failed(self, node: str) -> str:
+        """Why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""
+        start = self._nodes.get(node)
+        return start.failed if start is not None else ""
+
+    def _why(self, start: Start) -> str:
+        refusal = self.refused.get(start.node)
+        fix = f"; fix: {start.end.fix}" if start.end is not None and start.end.fix else ""
+        return (f"{refusal}; " if refusal else "") + format_start(start) + fix
+
+    def _seen(self, node: str, now: Now) -> Start:
+        start = self._nodes[node]
+        return Start(
+            node=node,
+            times=start.times,
+            waited_s=now.mono - start.at,
+            tried_s=now.mono - start.first,
+            end=start.end,
+            end_s=now.mono - start.ended,
+            asked_s=None if start.asked is None else now.mono - start.asked,
+            witness=start.witness,
+            unsettled=start.unsettled,
+            came_before=self._context.state.generation > 0 and not self._context.fleet.views,
+            missed=start.missed,
+            asks_again=start.missed and now.mono >= start.ask_next,
+        )
+
+    def _start_again(self, why: dict[str, str], now: Now) -> None:
+        ends = {node: self._nodes[node].end for node in why}
+        for node, failed in why.items():
+            old = self._nodes[node]
+            was_away = old.end is not None and old.end.outlook is Outlook.PASSES
+            self._nodes[node] = _NodeStart(
+                first=old.first,
+                at=now.mono,
+                times=old.times + 1,
+                failed=failed,
+                unsettled=old.unsettled or was_away,
+            )
+            self._refused.pop(node, None)
+            self._let_go.pop(node, None)
+        self._all_ended = False
+        text = f"starting the agents on {fold(why)} again: {next(iter(why.values()))}"
+        self._context.note(text, "", now)
+        self._context.emit(Say(text=text))
+        self._context.emit(StartAgents(nodes=tuple(why), apart=apart(ends)))
+
+
+_OOM = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
+_TOLD = (Answer.AGAIN, Answer.DOWN, Answer.UNSTARTED, Answer.REFUSED)
+
+
+def _nodes_of(answers: dict[str, Answer], wanted: Answer) -> tuple[str, ...]:
+    """Those for which the answer is ``wanted``."""
+    return tuple(node for node, answer in answers.items() if answer is wanted)
+
+
+class StartPhases:
+    """How long each node took for the start of a generation, phase by phase.
+
+    Nodes measure their phases; which agents and zygotes the start waited for is known here.
+    """
+
+    def __init__(self, context: Context, starts: AgentStarts) -> None:
+        self._context = context
+        self._starts = starts
+        self._agents: dict[str, float] = {}
+        self._zygotes: set[str] = set()
+
+    def hear(self, before: Heartbeat | None, heartbeat: Heartbeat, now: Now) -> None:
+        """A heartbeat came after ``before``. While a generation runs, nothing waits for agents."""
+        if self._context.state.running:
+            return
+        node, is_same = heartbeat.node, before is not None and before.agent == heartbeat.agent
+        if not is_same and (waited_s := self._starts.waited_s(node, now)) is not None:
+            self._agents[node] = waited_s
+        if heartbeat.ready and not (is_same and before is not None and before.ready):
+            self._zygotes.add(node)
+
+    def record(self, now: Now, took_s: float | None = None) -> None:
+        """Write down the phases of this generation that are over; ``took_s``: launch to first step."""
+        state, found = self._context.state, {}
+        for node, heartbeat in self._context.fleet.heartbeats(state.slots).items():
+            if heartbeat.generation != state.generation:
+                continue
+            found[node] = {p: s for p, s in heartbeat.timings.items() if p != ZYGOTE or node in self._zygotes}
+            if node in self._agents:
+                found[node][AGENT] = self._agents[node]
+        self._agents.clear()
+        self._zygotes.clear()
+        if phases := phase_times(found):
+            event = ev.StartMeasured(t=now.wall, generation=state.generation, phases=phases, took_s=took_s)
+            self._context.record(event)

@@ -1,0 +1,435 @@
+"""The text of an incident: the facts in a few lines, the timeline, the deciding lines, the tests. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from slurm_robust.analysis.logs import blames_peer
+from slurm_robust.evidence.incidents import IncidentReport, IncidentStatus, incident_reports
+from slurm_robust.model import events as ev
+from slurm_robust.model import incident as inc
+from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import TestResult
+from slurm_robust.model.record import Record
+from slurm_robust.policy import restore
+from slurm_robust.util.hostlist import fold
+from slurm_robust.util.text import clean_log, count, one_line
+
+MOST_LINES = 20
+"""Last lines of the first failed worker that are shown."""
+
+MOST_ALIKE = 8
+"""Entries of one kind that are shown in a row: a thousand nodes may say the same."""
+
+RUNGS = {  # of the recovery ladder, by the evidence that each decides from
+    1: "what was observed",
+    2: "network alerts",
+    3: "the exception or exit of a rank",
+    4: "stacks",
+    5: "tests",
+    6: "the end of the workers alone",
+    7: "what was tried before",
+    8: "a replay of the training",
+}
+
+
+class TimelineEntry(Record):
+    """One line of the timeline."""
+
+    t: float
+    after_s: float
+    """Seconds since the first sign, by the controller's wall clock."""
+    what: str
+    text: str
+
+
+class IncidentRow(Record):
+    """One incident as a row of a table. Durations in seconds; None: not yet known."""
+
+    number: int
+    t: float
+    status: IncidentStatus
+    symptom: str
+    signs: tuple[str, ...]
+    """What was seen, in order."""
+    blamed: str
+    suspects: tuple[str, ...]
+    done: str
+    outcome: str
+    detect_s: float
+    localise_s: float | None
+    recover_s: float | None
+    steps_repeated: int | None
+    """None where the script does not number its steps."""
+    job: str = ""
+    """Of which it is one among those of several jobs, else ""."""
+    of_job: int = 0
+    """Its number there."""
+
+    @property
+    def name(self) -> str:
+        """By which a person asks for it: ``3``, or ``4711/3`` among those of several jobs."""
+        return one_line(f"{self.job}/{self.of_job}") if self.job else str(self.number)
+
+
+class ResultRow(Record):
+    """Equal results of one test."""
+
+    test: str
+    nodes: str
+    """As a hostlist."""
+    outcome: Outcome
+    text: str
+    value: str
+    limit: str
+    took_s: float
+
+
+def _nodes(names: Sequence[str]) -> str:
+    return f"node{'s' if len(set(names)) > 1 else ''} {fold(names)}"
+
+
+# -- the incident in a few lines -------------------------------------------------------------------
+
+
+def incident_rows(
+    events: Sequence[ev.AnyEvent],
+    *,
+    is_over: bool = False,
+    later: Iterable[Sequence[ev.AnyEvent]] = (),
+) -> tuple[IncidentRow, ...]:
+    """A row for each incident of a journal, in order; as :func:`incident_reports`."""
+    return tuple(map(incident_row, incident_reports(events, is_over=is_over, later=later)))
+
+
+def incident_row(report: IncidentReport) -> IncidentRow:
+    """The row of one incident."""
+    return IncidentRow(
+        number=report.number,
+        t=report.t,
+        status=report.status,
+        symptom=report.symptom,
+        signs=report.signs,
+        blamed=blamed(report),
+        suspects=report.suspects,
+        done=done(report),
+        outcome=outcome(report),
+        detect_s=report.detect_s,
+        localise_s=report.localise_s,
+        recover_s=report.recover_s,
+        steps_repeated=report.steps_repeated,
+    )
+
+
+def facts(report: IncidentReport) -> list[tuple[str, str]]:
+    """The main facts, by name."""
+    sure = f" ({_evidence(report.verdict)})" if report.verdict is not None and not report.testing else ""
+    others = "; ".join(verdict.reason for verdict in report.others)
+    return [
+        ("seen", one_line(f"{report.symptom}: {report.signs[0]}")),
+        ("blamed", blamed(report) + sure),
+        *([("other faults", one_line(others))] if others else []),
+        ("done", done(report) or "nothing yet"),
+        ("outcome", outcome(report)),
+        ("times", times(report)),
+    ]
+
+
+def blamed(report: IncidentReport) -> str:
+    """What is to blame, in short."""
+    verdict = report.verdict
+    if report.testing and report.status is IncidentStatus.OPEN:
+        return "not known yet"
+    match report.blame:
+        case inc.Blame.NODE if verdict is not None:
+            return _nodes(verdict.suspects)
+        case inc.Blame.CODE if verdict is not None:
+            return one_line(f"the code ({verdict.signature})")
+        case inc.Blame.NOBODY:
+            return "nobody"
+    return "-"
+
+
+def _evidence(verdict: inc.Verdict) -> str:
+    # The nodes that are unreachable were seen to be; there need be no alert.
+    rung = 1 if verdict.signature.kind is inc.FaultKind.UNREACHABLE else verdict.rung
+    return f"by {RUNGS.get(rung, 'unknown')}, {verdict.confidence:.0%} sure"
+
+
+def done(report: IncidentReport) -> str:
+    """All actions that were decided, in order."""
+    return "; then ".join(actions_text(e) for e in report.events if isinstance(e, ev.Decided))
+
+
+def outcome(report: IncidentReport) -> str:
+    """How it ended, or its present state."""
+    last = report.events[-1]
+    if isinstance(last, ev.IncidentClosed):
+        took = last.t - report.t
+        return f"training continues: step {last.step} was completed {took:.1f} s after the first sign"
+    if isinstance(last, ev.RunEnded):
+        return one_line(f"the job ended with exit code {last.code}: {last.reason}")
+    if report.status is IncidentStatus.ENDED:
+        return "Slurm ended the job before training went on"
+    if not report.carried_out:
+        return "only observed: no action was taken"
+    return "open: " + _how_far(report)
+
+
+def _how_far(report: IncidentReport) -> str:
+    if report.testing:
+        return "nodes are held for tests"
+    for event in reversed(report.events):
+        match event:
+            case ev.FirstStep():
+                return f"generation {event.generation} runs, but has made no new step yet"
+            case ev.GenerationLaunched():
+                return f"generation {event.generation} was launched and has completed no step yet"
+            case ev.AllocationTaken():
+                return f"run {event.restart_count} of the Slurm job has not launched yet"
+            case ev.RequeueStarted():
+                return "the job is being requeued"
+            case ev.Decided():
+                return "decided, not launched yet"
+    return "not decided yet"
+
+
+def times(report: IncidentReport) -> str:
+    """The three durations, and how many steps were repeated."""
+    durations = [("detect", report.detect_s), ("localise", report.localise_s), ("recover", report.recover_s)]
+    text = ", ".join(f"{name} {'-' if value is None else f'{value:.1f} s'}" for name, value in durations)
+    if report.steps_repeated is None:
+        return text
+    return f"{text}; {count(report.steps_repeated, 'step')} repeated"
+
+
+def deciding_lines(report: IncidentReport) -> tuple[str, list[str]]:
+    """The exit that explains the others, and its last lines; ``("", [])`` when no worker failed."""
+    if report.root is None:
+        return "", []
+    exit = report.root.exit
+    text = exit.error.traceback if exit.error is not None else ""
+    lines = clean_log(text).rstrip().split("\n") if text else [clean_log(line) for line in exit.tail]
+    return one_line(f"{exit.describe()} on {report.root.node}"), lines[-MOST_LINES:]
+
+
+def actions_text(decided: ev.Decided) -> str:
+    """The actions of one decision: ``evict n3, n5 takes its slot, restart``."""
+    evicted = [a.node for a in decided.actions if isinstance(a, inc.Evict)]
+    standbys = [a.standby for a in decided.actions if isinstance(a, inc.Replace)]
+    parts = [f"evict {fold(evicted)}"] if evicted else []
+    moved = [a.node for a in decided.actions if isinstance(a, inc.Replace) and a.node not in evicted]
+    parts += [_moved(moved, decided.verdict)] if moved else []
+    if standbys:
+        parts.append(
+            f"{fold(standbys)} takes its slot" if len(standbys) == 1 else f"{fold(standbys)} take their slots"
+        )
+    parts += [text for action in decided.actions if (text := _action(action))]
+    text = ", ".join(parts)
+    return text if decided.carried_out else f"observed only: {text}"
+
+
+def _moved(nodes: Sequence[str], verdict: inc.Verdict | None) -> str:
+    """What becomes of nodes whose slots others take, though they are not evicted."""
+    if verdict is not None and verdict.signature.kind is inc.FaultKind.UNREACHABLE:
+        return f"go on without {fold(nodes)}"
+    return f"{fold(nodes)} {'stands' if len(nodes) == 1 else 'stand'} by"
+
+
+def _action(action: inc.Action) -> str:
+    match action:
+        case inc.Swap(first=first, second=second):
+            return f"{first} and {second} exchange their slots"
+        case inc.StartAgents(nodes=nodes):
+            return f"start agents again on {fold(nodes)}"
+        case inc.Restart():
+            return "restart"
+        case inc.Borrow(nodes=nodes):
+            return f"ask for {count(nodes, 'node')} from outside the allocation"
+        case inc.QuickTest(nodes=nodes):
+            return f"test {fold(nodes)} quickly"
+        case inc.Requeue(exclude=exclude):
+            return f"requeue without {fold(exclude)}" if exclude else "requeue"
+        case inc.Replay():
+            return "replay the training in small groups"
+        case inc.Diagnose(bitwise=bitwise):
+            return "test the nodes" + (", also bitwise" if bitwise else "")
+        case inc.GiveUp(code=code):
+            return f"give up (exit code {code})"
+    return ""
+
+
+# -- the timeline ----------------------------------------------------------------------------------
+
+
+def timeline(report: IncidentReport) -> list[TimelineEntry]:
+    """What happened, in the order in which the controller learned of it."""
+    every = (
+        TimelineEntry(t=event.t, after_s=event.t - report.t, what=what, text=one_line(text))
+        for event in report.events
+        for what, text in _entry(event, report)
+    )
+    found = []
+    for _, alike in itertools.groupby(every, key=lambda entry: entry.what):
+        run = list(alike)
+        found += run[:MOST_ALIKE]
+        if len(run) > MOST_ALIKE:
+            found.append(msgspec.structs.replace(run[-1], text=f"and {len(run) - MOST_ALIKE} more"))
+    return found
+
+
+def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, str]]:
+    match event:
+        case ev.IncidentOpened():
+            yield "first sign", f"{event.symptom.value}: {event.detail}"
+        case ev.SymptomAdded():
+            yield "also seen", f"{event.symptom.value}: {event.detail}"
+        case ev.GenerationEnded():
+            yield "stopped", _end(event, report)
+        case ev.Decided():
+            yield "verdict", _verdict(event)
+            yield "done", actions_text(event)
+        case ev.NodesTested():
+            yield "tests", _tests(event)
+        case ev.QuickTested():
+            yield "quick test", format_quick(event)
+        case ev.Unanswered():
+            yield "no answer", f"asked {fold(event.nodes)} for {event.asked}: {event.why}"
+        case ev.IncidentClosed():
+            yield "over", f"step {event.step} is the first new one (generation {event.generation})"
+        case _:
+            yield from _entry_of_the_job(event, report)
+
+
+def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, str]]:
+    match event:
+        case ev.NodeEvicted() if event.node not in report.suspects:
+            yield "evicted", f"{event.node}: {event.reason}"
+        case ev.NodeDrained():
+            yield "drained", f"{event.node} by {event.reason}"
+        case ev.NodeUndrained():
+            yield "drained", f"{event.node} no more"
+        case ev.SpareSetAside():
+            yield "set aside", f"standby {event.node}: {event.reason}"
+        case ev.CompanionSubmitted() | ev.CompanionStarted() | ev.CompanionEnded() | ev.NotLent():
+            yield "companion", _companion(event)
+        case ev.NodeReturned():
+            yield "returned", f"{event.node} answers again; it is not used"
+        case ev.NodeGivenBack():
+            yield "given back", f"{event.node}: {event.how}"
+        case ev.CheckpointBanned():
+            yield "passed over", f"checkpoint {event.checkpoint}, in this job: {event.reason}"
+        case ev.StorageWritten():
+            yield "stored", f"the checkpoint of step {event.step} is on storage"
+        case ev.SavingStarted():
+            yield "saving", f"step {event.step} goes from memory to storage, within {event.most_s:.0f} s"
+        case ev.GenerationLaunched():
+            yield "launched", f"generation {event.generation} from {restored_text(event) or 'the beginning'}"
+        case ev.FirstStep():
+            yield "first step", f"step {event.step}" if event.reported else "done"
+        case ev.ControllerStarted():
+            taken = f", taken over from {event.taken_from}: {event.reason}" if event.taken_from else ""
+            yield "controller", f"started on {event.host}{taken}"
+        case ev.RequeueStarted():
+            yield "requeue", event.reason
+        case ev.AllocationTaken():
+            yield "new run", f"run {event.restart_count} of the Slurm job on {fold(event.nodes)}"
+        case ev.StageDone():
+            how = event.detail if event.ok else f"failed: {event.detail}"
+            yield "stage", f"{event.what}: {how or 'done'}"
+        case ev.RunEnded():
+            yield "job ended", f"exit code {event.code}: {event.reason}"
+        case ev.Noted():
+            yield "note", f"{event.node}: {event.text}" if event.node else event.text
+
+
+def _companion(
+    event: ev.CompanionSubmitted | ev.CompanionStarted | ev.CompanionEnded | ev.NotLent,
+) -> str:
+    match event:
+        case ev.CompanionSubmitted():
+            return f"companion {event.job_id} was submitted, to lend a node from {event.source}"
+        case ev.CompanionStarted():
+            return f"companion {event.job_id} lends {event.node}"
+        case ev.CompanionEnded():
+            return f"companion {event.job_id} ends: {event.reason}"
+        case ev.NotLent():
+            return f"no node from {event.source}: {event.reason}"
+
+
+def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:
+    parts = [f"generation {event.generation}"]
+    if event.exits:
+        parts.append(f"{count(len(event.exits), 'rank')} failed")
+    if event.generation == report.generations[0] and report.root is not None:
+        # One that complains about a peer explains nothing: whoever failed first did not tell.
+        label = "heard first" if blames_peer(report.root.exit) else "root cause"
+        parts.append(f"{label}: {report.root.exit.describe()} on {report.root.node}")
+    if event.sealed_step >= 0:
+        parts.append(f"newest usable checkpoint: step {event.sealed_step}")
+    return "; ".join(parts)
+
+
+def _verdict(event: ev.Decided) -> str:
+    verdict = event.verdict
+    if verdict is None:
+        return event.reason
+    at_fault = "nobody is at fault" if verdict.blame is inc.Blame.NOBODY else "the code is at fault"
+    if verdict.blame is inc.Blame.NODE:
+        at_fault = f"{_nodes(verdict.suspects)} at fault"
+    if inc.finds_out_more(event.actions):
+        at_fault = "not known yet"
+    # What follows the verdict's own reason are the actions, which have their line.
+    has_actions = event.reason.startswith(f"{verdict.reason}: ")
+    reason = verdict.reason if has_actions else event.reason
+    return f"{at_fault} ({_evidence(verdict)}): {reason}"
+
+
+def format_quick(event: ev.QuickTested) -> str:
+    """What became of each node, worst first."""
+    parts = [f"{node} failed: {why}" for node, why in event.failed.items()]
+    parts += [f"{node} gave no answer ({why}) and is not used" for node, why in event.silent.items()]
+    parts += [f"{fold(event.passed)} passed and may be used"] if event.passed else []
+    return f"{'; '.join(parts) or 'no node'} ({event.took_s:.1f} s)"
+
+
+def _tests(event: ev.NodesTested) -> str:
+    failed = f"failed: {fold(event.suspects)}" if event.suspects else "no node failed by itself"
+    nodes = {result.node for result in event.results}
+    left_out = "".join(f"; left out: {name} ({why})" for name, why in event.left_out.items())
+    return f"{count(len(nodes), 'node')} in {event.took_s:.1f} s; {failed}; {event.reason}{left_out}"
+
+
+def restored_text(launched: ev.GenerationLaunched) -> str:
+    """``step 98 from memory (6 parts), peer (2)``; "" for a generation that began with nothing."""
+    return (
+        restore.format_source(launched.restore_step, launched.tiers) if launched.restore is not None else ""
+    )
+
+
+# -- tests -----------------------------------------------------------------------------------------
+
+
+def result_rows(results: Iterable[TestResult]) -> list[ResultRow]:
+    """Results, failures first; equal results of one test are one row."""
+    groups: dict[tuple[str, Outcome, str], list[TestResult]] = defaultdict(list)
+    for result in results:
+        groups[result.test, result.outcome, result.text].append(result)
+    return [
+        ResultRow(
+            test=test,
+            nodes=fold(result.node for result in alike),
+            outcome=outcome,
+            text=one_line(text),
+            value=one_line(alike[0].value) if len({result.value for result in alike}) == 1 else "",
+            limit=one_line(alike[0].limit),
+            took_s=max(result.took_s for result in alike),
+        )
+        for (test, outcome, text), alike in sorted(
+            groups.items(), key=lambda item: (item[0][1].order, item[0][0])
+        )
+    ]

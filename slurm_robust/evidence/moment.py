@@ -1,0 +1,77 @@
+"""What of a moment follows from the journal alone: the job's state, and the incident that is open."""
+
+from __future__ import annotations
+
+from slurm_robust.evidence.incident_text import actions_text
+from slurm_robust.model import events as ev
+from slurm_robust.model.moment import FORMAT, CompanionMoment, IncidentMoment, JobMoment
+from slurm_robust.model.state import JobState
+from slurm_robust.util.text import one_line
+
+MOST_TEXT = 300
+"""Characters of each text; the journal has all of it."""
+
+
+def of_state(state: JobState, now: float) -> JobMoment:
+    """What ``state`` knows of a job at wall-clock time ``now``; nothing of its nodes."""
+    return JobMoment(
+        format=FORMAT,
+        t=now,
+        job_id=state.job_id,
+        run_id=state.run_id,
+        run=max(0, state.restart_count),
+        epoch=state.epoch,
+        host=state.own_node,
+        generation=state.generation,
+        world=state.placement.world_size,
+        best_step=state.best_step,
+        reports=state.reports,
+        usual_step_s=state.pace.p50_s or None,
+        restored_step=state.restored_step,
+        companions=tuple(
+            CompanionMoment(job_id=job_id, source=one_line(str(one.source), MOST_TEXT), node=one.node)
+            for job_id, one in state.companions.items()
+        ),
+        opened=state.incidents,
+        closed=state.incidents - (state.incident is not None),
+        left_s=None if state.time_limit_s is None else state.allocated + state.time_limit_s - now,
+        code=state.ended.code if state.ended is not None else None,
+    )
+
+
+class IncidentFollower:
+    """Remembers the first sign and the newest decision."""
+
+    def __init__(self) -> None:
+        self._opened: ev.IncidentOpened | None = None
+        self._decided: ev.Decided | None = None
+
+    def read(self, event: ev.AnyEvent) -> None:
+        """The next event of the journal."""
+        if isinstance(event, ev.IncidentOpened):
+            self._opened, self._decided = event, None
+        elif isinstance(event, ev.Decided):
+            self._decided = event
+
+    def at(self, state: JobState, now: float) -> IncidentMoment | None:
+        """The incident that is open in ``state`` at wall-clock time ``now``; None without one."""
+        found, opened, decided = state.incident, self._opened, self._decided
+        if found is None:
+            return None
+        if opened is not None and opened.incident != found.number:
+            opened = None
+        if decided is not None and decided.incident != found.number:
+            decided = None
+        verdict = decided.verdict if decided is not None else None
+        return IncidentMoment(
+            number=found.number,
+            symptom=found.symptom.value,
+            sign=one_line(opened.detail, MOST_TEXT) if opened is not None else "",
+            age_s=max(0.0, now - opened.t) if opened is not None else 0.0,
+            step=found.step,
+            reason=one_line(decided.reason, MOST_TEXT) if decided is not None else "",
+            actions=one_line(actions_text(decided), MOST_TEXT) if decided is not None else "",
+            blame=verdict.blame.value if verdict is not None else "",
+            suspects=verdict.suspects if verdict is not None else (),
+            carried_out=decided.carried_out if decided is not None else True,
+        )

@@ -1,0 +1,1 @@
+"""What all commands share to write to a terminal."""
