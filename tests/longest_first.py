@@ -64,7 +64,7 @@ LONGEST = (
     "tests/unit/agent/test_copies_faults.py",
     "tests/unit/util/test_isolate.py",
     "tests/unit/benchmarks/test_drain_storm.py",
-    "tests/unit/controller/test_detection.py",
+    "tests/unit/engine/test_detection.py",
     "tests/unit/agent/test_launcher.py",
     "tests/unit/report/test_live.py",
     "tests/unit/worker/test_dump.py",

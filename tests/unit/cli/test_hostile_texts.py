@@ -49,7 +49,7 @@ from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply
 from slurm_robust.wire.sockets import ControllerSocket
 from tests.contracts.replayer import run as replayed
-from tests.unit.controller.fake_job import Job, doing
+from tests.unit.engine.fake_job import Job, doing
 from tests.unit.report import incident_journal, test_live
 from tests.unit.report.test_logs import STARTED
 from tests.unit.sample_moment import job_moment

@@ -12,7 +12,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold
 from slurm_robust.report.status import status_at
-from tests.unit.controller.fake_job import Job, doing
+from tests.unit.engine.fake_job import Job, doing
 
 KILL_WAIT_S = 30.0
 """Slurm's default, from TERM to KILL."""

@@ -24,7 +24,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState, encode, read
 from slurm_robust.model.state import JobState
 from slurm_robust.wire.messages import Heartbeat, Phase, Progress
-from tests.unit.controller.fake_job import Job
+from tests.unit.engine.fake_job import Job
 from tests.waiting import wait_for
 
 

@@ -17,7 +17,7 @@ from slurm_robust.controller.__main__ import introduction
 from slurm_robust.controller.preflight import Plan
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory
-from tests.unit.controller.fake_job import Job
+from tests.unit.engine.fake_job import Job
 from tests.waiting import wait_for
 
 

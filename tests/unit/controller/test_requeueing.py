@@ -22,7 +22,7 @@ from slurm_robust.report.status import status_at
 from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.controller.fake_job import Job
+from tests.unit.engine.fake_job import Job
 
 SILENT = RequeueAnswer(said=Said.NOTHING, detail="Unable to contact slurm controller")
 TAKEN, DONE = RequeueAnswer(said=Said.TAKEN), RequeueAnswer(said=Said.DONE)

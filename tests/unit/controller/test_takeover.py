@@ -31,7 +31,7 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import EpochRecord
 from slurm_robust.wire.messages import Phase
-from tests.unit.controller.fake_job import Job
+from tests.unit.engine.fake_job import Job
 
 
 @pytest.fixture

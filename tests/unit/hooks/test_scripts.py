@@ -13,7 +13,7 @@ import pytest
 
 from slurm_robust.admin.items import WATCH, Layout, scripts, unit
 
-SCRIPTS = Path(__file__).resolve().parents[4] / "prolog_epilog"
+SCRIPTS = Path(__file__).resolve().parents[3] / "prolog_epilog"
 HOOKS = {"prolog.sh": "prolog", "epilog.sh": "epilog", "healthcheck.sh": "periodic"}
 FOLDERS = ("plain", "with two  blanks", "an administrator's", 'a "$HOME" & 5% `id`; \\ #')
 RECORDS = {"prolog_slurmctld.sh": "prolog_slurmctld", "epilog_slurmctld.sh": "epilog_slurmctld"}

@@ -25,10 +25,10 @@ from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.nodes.checks.services import MungeFacts
 from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts
 from slurm_robust.nodes.runner import baseline_facts, inspect
+from tests.unit.kernel.test_kernel_shapes import KNOWN
 from tests.unit.nodes.host_files import plant, view
 from tests.unit.nodes.kernel_logs import BOOT
 from tests.unit.nodes.kernel_logs import view as log_view
-from tests.unit.nodes.test_kernel_shapes import KNOWN
 
 CHECKS: tuple[AnyCheck, ...] = (
     *memory.CHECKS,

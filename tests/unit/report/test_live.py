@@ -26,7 +26,7 @@ from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import ShowStacks, StacksShown
 from slurm_robust.wire.sockets import ControllerSocket
-from tests.unit.controller.fake_job import Job, doing
+from tests.unit.engine.fake_job import Job, doing
 from tests.unit.report.test_logs import ENDED, STARTED
 
 SLOTS = ("n1", "n2", "n3", "n4")

@@ -23,7 +23,7 @@ from slurm_robust.engine.effects import Now
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import JobMoment
-from tests.unit.controller.fake_job import Job
+from tests.unit.engine.fake_job import Job
 from tests.unit.telemetry.monitoring import MONITORING, expressions
 from tests.waiting import wait_for
 

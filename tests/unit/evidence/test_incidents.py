@@ -1,0 +1,201 @@
+"""What belongs to the report of an incident."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slurm_robust.analysis.logs import root_exit
+from slurm_robust.evidence.incident_text import facts, outcome
+from slurm_robust.evidence.incidents import IncidentStatus, incident_reports
+from slurm_robust.ledger.totals import Tally
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.exits import WorkerError, WorkerExit
+from slurm_robust.model.incident import Blame, NodeExit, Symptom
+from tests.unit.engine.fake_job import Job
+from tests.unit.report import incident_journal
+
+
+def launched(generation: int, restore_step: int) -> ev.GenerationLaunched:
+    return ev.GenerationLaunched(
+        t=0.0, generation=generation, slots=("n1",), master="n1:1",
+        restore=CheckpointId(generation=1, step=restore_step) if restore_step >= 0 else None,
+    )  # fmt: skip
+
+
+def step(generation: int, number: int, reported: bool = True) -> ev.ProgressMade:
+    return ev.ProgressMade(t=0.0, generation=generation, step=number, reported=reported)
+
+
+def opened(number: int = 1, t: float = 100.0) -> ev.IncidentOpened:
+    return ev.IncidentOpened(
+        t=t, incident=number, generation=1, symptom=Symptom.HANG, detail="", detect_s=5.0, best_step=1
+    )
+
+
+def closed(number: int = 1) -> ev.IncidentClosed:
+    return ev.IncidentClosed(t=110.0, incident=number, generation=2, step=51, recover_s=1.0)
+
+
+def test_each_incident_of_a_job_has_its_own_report() -> None:
+    found = incident_reports(incident_journal.whole())
+    assert [report.number for report in found] == [1, 2, 3, 4, 5, 6]
+    assert [report.status for report in found] == [*[IncidentStatus.OVER] * 5, IncidentStatus.ENDED]
+    assert [report.suspects for report in found] == [(), ("n2",), ("n3",), ("n4",), ("n6",), ()]
+    assert [report.blame for report in found] == [
+        Blame.NOBODY, Blame.NODE, Blame.NODE, Blame.NODE, Blame.NODE, Blame.CODE
+    ]  # fmt: skip
+    assert found[5].generations == (6, 7)
+    assert found[1].placements[2].slots == ("n1", "n2", "n3", "n4")
+    assert found[1].placements[3].slots == ("n1", "n5", "n3", "n4")
+
+
+def test_the_root_is_who_failed_first_by_cause() -> None:
+    killed = incident_reports(incident_journal.whole())[0]
+    assert killed.root is not None
+    assert (killed.root.exit.rank, len(killed.failed)) == (3, 2)
+
+
+@pytest.mark.parametrize("cause", [None, 30])
+def test_the_root_of_many_is_that_of_all_of_them(cause: int | None) -> None:
+    def gone(rank: int) -> NodeExit:
+        error = WorkerError(type="RuntimeError", message=f"Connection closed by peer [10.0.0.{rank}]:{rank}")
+        return NodeExit(node="n1", exit=WorkerExit(rank=rank, code=1, age_s=rank / 100, error=error))
+
+    exits = [gone(rank) for rank in range(40)]
+    if cause is not None:
+        own = WorkerError(type="ValueError", message="bad token", file="train.py", line=8)
+        exits[cause] = NodeExit(node="n1", exit=WorkerExit(rank=cause, code=1, age_s=0.0, error=own))
+    assert root_exit(exits) == exits[39 if cause is None else cause]
+
+
+def test_a_node_that_was_silent_while_slow_training_was_sampled_is_in_the_report() -> None:
+    silent = ev.Unanswered(t=94.0, incident=0, asked="stacks", nodes=("n1",), why="no answer within 6 s")
+    (report,) = incident_reports([silent, opened(t=100.0), closed()])
+    assert report.events[0] == silent
+
+
+def test_while_nodes_are_tested_nobody_is_blamed() -> None:
+    until_tested = incident_journal.not_a_number()[:3]
+    report = incident_reports([*incident_journal.start(), *until_tested])[0]
+    assert (report.testing, report.blame, report.verdict) == (True, None, None)
+    assert report.status is IncidentStatus.OPEN
+
+
+@pytest.mark.parametrize(
+    ("own", "steps"),
+    [
+        ([launched(2, 40), step(2, 51)], 10),
+        ([step(1, 52), launched(2, 40), step(2, 53)], 12),  # the failed generation was further than seen
+        ([launched(2, -1), step(2, 51)], 51),  # from the beginning
+        ([launched(2, 50), step(2, 51)], 0),
+        ([launched(2, 40), step(2, 45)], 5),  # up to now
+        ([launched(2, 40), step(2, 44), launched(3, 42), step(3, 51)], 12),  # a second failure in between
+        ([launched(2, 40)], 0),
+        ([launched(2, 40), step(2, 3, reported=False)], None),
+    ],
+)
+def test_steps_that_were_done_again(own: list[ev.AnyEvent], steps: int | None) -> None:
+    (report,) = incident_reports([launched(1, -1), step(1, 50), opened(), *own])
+    assert report.steps_repeated == steps
+
+
+def went_on(best_step: int) -> ev.Continued:
+    return ev.Continued(t=3.0, from_job=1, from_folder="1", generation=1, best_step=best_step, reports=True)
+
+
+@pytest.mark.parametrize(
+    ("later", "steps"),
+    [
+        ([[went_on(50), launched(2, 40), step(2, 45), step(2, 60)]], 10),
+        ([[went_on(50), launched(2, 40), step(2, 45)], [went_on(50), launched(3, 44), step(3, 70)]], 11),
+        ([[went_on(50), launched(2, 40), step(2, 45), opened(2), launched(3, 40), step(3, 60)]], 5),
+        ([[went_on(50), launched(2, 40)], [launched(3, -1), step(3, 60)]], 0),  # a person began anew
+        ([[went_on(30), launched(2, 30), step(2, 60)]], 0),  # a person chose an older step
+        ([], 0),
+    ],
+)
+def test_an_incident_that_ended_its_job_costs_steps_in_the_next_one(
+    later: list[list[ev.AnyEvent]], steps: int
+) -> None:
+    own = [launched(1, -1), step(1, 50), opened(), ev.RunEnded(t=20.0, code=1, reason="")]
+    (report,) = incident_reports(own, later=later)
+    assert report.steps_repeated == steps
+    (over,) = incident_reports([*own[:3], launched(2, 50), step(2, 51), closed()], later=later)
+    assert over.steps_repeated == 0
+
+
+def test_a_drill_shortly_before_belongs_to_the_report_and_an_older_note_does_not() -> None:
+    journal = [
+        ev.Noted(t=10.0, text="long ago"),
+        ev.Noted(t=94.0, text="drill: kill-rank"),
+        opened(),
+        ev.Noted(t=101.0, text="within"),
+        closed(),
+        ev.Noted(t=111.0, text="after"),
+        opened(2, t=112.0),
+    ]
+    first, second = incident_reports(journal)
+    texts = [[e.text for e in report.events if isinstance(e, ev.Noted)] for report in (first, second)]
+    assert texts == [["drill: kill-rank", "within"], ["after"]]
+
+
+def test_an_incident_that_was_never_closed_ends_where_the_next_begins() -> None:
+    first, second = incident_reports([opened(), opened(2), closed(2)])
+    assert (first.status, second.status) == (IncidentStatus.OPEN, IncidentStatus.OVER)
+    assert len(first.events) == 1
+
+
+def test_a_report_survives_the_way_through_json() -> None:
+    report = incident_reports(incident_journal.whole())[3]
+    assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report
+
+
+def test_a_job_that_slurm_has_ended_leaves_no_incident_open() -> None:
+    until_decided = [*incident_journal.start(), *incident_journal.rank_killed()[:3]]
+    (report,) = incident_reports(until_decided)
+    assert report.status is IncidentStatus.OPEN
+    (report,) = incident_reports(until_decided, is_over=True)
+    assert report.status is IncidentStatus.ENDED
+    assert outcome(report) == "Slurm ended the job before training went on"
+    (over,) = incident_reports([*incident_journal.start(), *incident_journal.rank_killed()], is_over=True)
+    assert over.status is IncidentStatus.OVER
+
+
+def test_a_lost_agent_is_named_before_the_rank_that_missed_it() -> None:
+    begun = ev.IncidentOpened(
+        t=100.0, incident=1, generation=1, symptom=Symptom.WORKER_EXIT, detail="rank 0: connection reset",
+        detect_s=0.1, best_step=1,
+    )  # fmt: skip
+    lost = ev.SymptomAdded(t=102.0, incident=1, symptom=Symptom.AGENTS_LOST, detail="the agent on n2 ended")
+    decided = ev.Decided(t=102.0, incident=1, actions=(), reason="start the agent again")
+    (report,) = incident_reports([begun, lost, decided, closed()])
+    assert report.symptom == Symptom.AGENTS_LOST.value
+    assert report.signs == ("the agent on n2 ended", "rank 0: connection reset")
+    (report,) = incident_reports([begun, decided, lost, closed()])  # lost in the recovery from another fault
+    assert report.signs == ("rank 0: connection reset", "the agent on n2 ended")
+
+
+def test_a_fault_that_comes_before_an_incident_is_over_is_told_and_changes_no_blame() -> None:
+    """Another node dies, then a rank crashes, before the first new step."""
+    job = Job(("n1", "n2", "n3"), ("n4", "n5"))
+    job.train_to(5)
+    job.power_cut("n2")
+    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running")
+    job.power_cut("n3")
+    job.until(lambda: job.core.state.generation == 3 and job.stage == "Running")
+    job.kill_rank(0, signal=11)
+    job.until(lambda: job.core.state.generation == 4 and job.stage == "Running")
+    job.train_to(9)
+    (report,) = incident_reports(job.journal)
+    assert [sign.split(" ")[0] for sign in report.signs] == ["n2", "n3", "rank"]
+    assert report.verdict is not None
+    assert (report.verdict.blame, report.verdict.suspects) == (Blame.NODE, ("n2",))
+    assert [verdict.suspects for verdict in report.others] == [("n3",), ()]
+    assert report.suspects == ("n2", "n3")
+    assert dict(facts(report))["blamed"].startswith("node n2 (")
+    assert dict(facts(report))["other faults"].startswith("n3 ")
+    totals = Tally()
+    totals.see(job.journal)
+    assert [mark.blame for mark in totals.totals({}).marks] == ["node"]
