@@ -23,7 +23,6 @@ from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.metrics import About, MetricsServer
 from slurm_robust.controller.moment_file import MomentFile
-from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.tester import Tester
@@ -38,6 +37,7 @@ from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.policy.liveness import overdue_s
+from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_diagnoser import FakeDiagnoser

@@ -16,7 +16,6 @@ from slurm_robust.agent.folders import RuntimeFolder
 from slurm_robust.agent.launcher import ZygoteLauncher
 from slurm_robust.agent.liveness import Liveness
 from slurm_robust.agent.loop import Agent, Setup
-from slurm_robust.agent.network import NoAddress, PortHolder, address_in
 from slurm_robust.agent.stacks.taker import StackTaker
 from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.inspector.inspector import Inspector
@@ -27,6 +26,7 @@ from slurm_robust.model.record import decoded
 from slurm_robust.util.ours import NotOurs, check_own_folder, read_ours
 from slurm_robust.util.process import raise_file_limit
 from slurm_robust.wire.keys import load_client
+from slurm_robust.wire.network import NoAddress, PortHolder, address_in
 from slurm_robust.worker.lookup import missing
 from slurm_robust.worker.spawning import Prepare
 

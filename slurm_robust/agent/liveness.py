@@ -6,10 +6,10 @@ import socket
 from collections.abc import Iterable
 from functools import partial
 
-from slurm_robust.agent.network import bind_free
 from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.wire.beacons import BeaconSender
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes
+from slurm_robust.wire.network import bind_free
 from slurm_robust.wire.probes import probe
 
 

@@ -23,7 +23,6 @@ from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver
 from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.liveness import Liveness
-from slurm_robust.agent.network import PortHolder, local_address, taken_by
 from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.rehearsal import POLL_S, Rehearsals, free_share
@@ -63,6 +62,7 @@ from slurm_robust.agent.stimuli import (
 from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.probes import Place
 from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.util.process import file_shortage
 from slurm_robust.util.wakeup import WakeUp
@@ -78,9 +78,10 @@ from slurm_robust.wire.messages import (
     ProbeNodes,
     StacksShown,
 )
-from slurm_robust.wire.probes import Place
+from slurm_robust.wire.network import PortHolder, local_address, taken_by
 from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.imports import read_names
+from slurm_robust.worker.rendezvous import BACKLOG
 from slurm_robust.worker.spawning import Exited, SpawnFailed
 
 # Slurm's KillWait, after which it kills the step, is 30 s by default.
@@ -456,7 +457,8 @@ class Agent:
         spec, job = self._setup.spec, self._setup.job
         self._master_port = launch.master_port
         # For rank 0, which listens there; the next one is held when the order is under way.
-        listener = self._ports.open() if launch.master_port == self._ports.port and launch.slot == 0 else None
+        is_ours = launch.master_port == self._ports.port and launch.slot == 0
+        listener = self._ports.open(BACKLOG) if is_ours else None
         order = rankenv.build_spawn(spec, job, launch, folder, self._copies.memory)
         self._modules = next((Path(worker.modules) for worker in order.workers if worker.modules), None)
         self._launcher.spawn(order, listener)

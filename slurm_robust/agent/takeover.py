@@ -15,8 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.model.job import JobDirectory, JobSpec, make_in_job
+from slurm_robust.jobdir.place import make_in_job
+from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import JournalDamaged, fold, read
+from slurm_robust.model.probes import Answers, Place
 from slurm_robust.model.record import UNREADABLE
 from slurm_robust.policy import takeover as policy
 from slurm_robust.policy.takeover import Vote
@@ -27,7 +29,7 @@ from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.files import names_in, publish_once, read_regular, write_atomically
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
-from slurm_robust.wire.probes import Answers, Place, probe
+from slurm_robust.wire.probes import probe
 
 GUARD_S = 2 * 3600.0
 """An agent that ends stays for the controller that it has started: where Slurm tracks processes by cgroups,

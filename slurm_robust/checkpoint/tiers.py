@@ -20,8 +20,8 @@ from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.jobdir.place import make_in_job
 from slurm_robust.model.copies import CheckpointId, Copy, Tier
-from slurm_robust.model.job import make_in_job
 
 if TYPE_CHECKING:
     from slurm_robust.checkpoint.state import Snapshot, Training

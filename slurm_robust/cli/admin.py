@@ -65,13 +65,13 @@ def _register_check(commands: Commands) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from slurm_robust.report import checks
+    from slurm_robust.admin import node_checks
 
     if args.explain is not None:
-        return checks.explain(args.explain, json=args.json, config_file=args.config)
+        return node_checks.explain(args.explain, json=args.json, config_file=args.config)
     if args.record_baseline:
-        return checks.record(json=args.json, config_file=args.config)
-    return checks.main(only=args.only, deep=args.deep, json=args.json, config_file=args.config)
+        return node_checks.record(json=args.json, config_file=args.config)
+    return node_checks.main(only=args.only, deep=args.deep, json=args.json, config_file=args.config)
 
 
 def _register_diagnose(commands: Commands) -> None:
@@ -103,9 +103,9 @@ def _register_diagnose(commands: Commands) -> None:
 
 
 def _diagnose(args: argparse.Namespace) -> int:
-    from slurm_robust.report import diagnosis
+    from slurm_robust.diagnostics import command
 
-    return diagnosis.main(
+    return command.main(
         nodes=args.nodes,
         tests=tuple(filter(None, args.tests.split(","))),
         bitwise=args.bitwise,

@@ -45,12 +45,12 @@ def _check(args: argparse.Namespace) -> int:
 
 def _check_file(path: Path) -> str:
     """Return how much the file sets. Raises InvalidSettings, PreflightError."""
+    from slurm_robust.analysis.logs.site_rules import check_log_rules
     from slurm_robust.config import nodefile
     from slurm_robust.config.errors import Problem
     from slurm_robust.config.job import JobConfig
     from slurm_robust.config.node import NodeConfig
     from slurm_robust.config.reader import Layers, read_file, schema_keys
-    from slurm_robust.controller.preflight import check_log_rules
 
     content = read_file(path)
     if is_node_file(content):

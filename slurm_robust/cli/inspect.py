@@ -368,7 +368,7 @@ def _register_stacks(commands: Commands) -> None:
 
 
 def _stacks(args: argparse.Namespace) -> int:
-    from slurm_robust.report import live
+    from slurm_robust.diagnostics import live
 
     return live.stacks(
         args.job, json=args.json, raw=args.raw, ranks=args.rank, save=args.save, job_dir=args.job_dir
@@ -387,7 +387,7 @@ def _register_drill(commands: Commands) -> None:
 
 
 def _drill(args: argparse.Namespace) -> int:
-    from slurm_robust.report import live
+    from slurm_robust.diagnostics import live
 
     return live.drill(args.job, args.fault, args.rank, job_dir=args.job_dir)
 
@@ -430,8 +430,8 @@ def _classify(args: argparse.Namespace) -> int:
         raise UsageError(
             "neither log files nor --jsonl were given, or both", fix="give log files, or --jsonl IN --out OUT"
         )
-    from slurm_robust.report import classification
+    from slurm_robust.analysis.logs import command
 
     if args.jsonl is not None:
-        return classification.answer_file(args.jsonl, args.out, rules=args.rules)
-    return classification.main(args.files, stream=args.stream, rules=args.rules, json=args.json)
+        return command.answer_file(args.jsonl, args.out, rules=args.rules)
+    return command.main(args.files, stream=args.stream, rules=args.rules, json=args.json)

@@ -152,8 +152,8 @@ def _run(args: argparse.Namespace) -> int:
     from slurm_robust.controller.requeue import ending_for_good
 
     def run_once() -> int:
-        from slurm_robust.controller.continuing import Wish
-        from slurm_robust.controller.main import run
+        from slurm_robust.run.command import run
+        from slurm_robust.run.continuing import Wish
 
         kind, options = checked(args)
         config = _configured(args, kind, options)
@@ -182,7 +182,8 @@ def _configured(args: argparse.Namespace, kind: CommandKind, options: Layers[Job
     """
     from slurm_robust.config.errors import Problem
     from slurm_robust.config.jobfile import collect
-    from slurm_robust.controller.preflight import PreflightError, check_command
+    from slurm_robust.model.errors import PreflightError
+    from slurm_robust.run.preflight import check_command
 
     layers = collect(args.config, os.environ, options)
     try:
@@ -233,7 +234,7 @@ def register_replay(commands: Commands) -> None:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from slurm_robust.controller.main import replay
+    from slurm_robust.run.command import replay
 
     kind = _kind_of(args, REPLAY_USAGE)
     if kind is CommandKind.EXEC:

@@ -20,7 +20,9 @@ import msgspec
 
 from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
+from slurm_robust.analysis.logs.site_rules import load_log_rules
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
+from slurm_robust.config.plan import Plan, load_plan
 from slurm_robust.controller.addresses import of_controller
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.borrower import Borrower
@@ -28,8 +30,6 @@ from slurm_robust.controller.conclusion import CONCLUDE_S, HURRY_S, conclude
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.moment_file import MomentFile
-from slurm_robust.controller.output import say, settle
-from slurm_robust.controller.preflight import Plan, load_log_rules, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.supervisor import report_end, storage_error
@@ -40,24 +40,17 @@ from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.stages.table import begin, build
+from slurm_robust.jobdir.place import make_in_job
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.model.job import (
-    JOBS_FOLDER,
-    CommandKind,
-    CopySpec,
-    InspectionSpec,
-    JobDirectory,
-    JobSpec,
-    make_in_job,
-)
+from slurm_robust.model.job import JOBS_FOLDER, CommandKind, CopySpec, InspectionSpec, JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import is_shared
-from slurm_robust.nodes.quick import TESTS
 from slurm_robust.policy.liveness import beacon_interval, overdue_s
 from slurm_robust.policy.protections import protections, told
+from slurm_robust.policy.quick_test import TESTS
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.environment import allocation_from_environment
@@ -68,6 +61,7 @@ from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.hostlist import fold as fold_nodes
+from slurm_robust.util.output import say, settle
 from slurm_robust.util.process import file_shortage, raise_file_limit
 from slurm_robust.util.text import count
 from slurm_robust.util.trust import user_name
@@ -152,7 +146,8 @@ def control(directory: JobDirectory, plan: Plan, taken: Taken = NOT_TAKEN) -> in
             stack.enter_context(closing(beacons))
         rules = _log_rules(journal, plan)
         allocation = _allocation(slurm, plan)
-        first = begin(journal, plan)
+        news, first = begin(journal.events, plan, time.time())
+        journal.append(*news)
         state = fold(journal.events)
         lent = Lent(allocation, state.lenders)
         steps = AgentSteps(slurm, allocation, _agent_command(directory, plan), directory.agents, lent)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from slurm_robust.controller.output import say
 from slurm_robust.engine import effects as fx
 from slurm_robust.engine.core import Core
+from slurm_robust.util.output import say
 from slurm_robust.util.wakeup import Inbox
 
 Work: TypeAlias = Callable[[], Callable[[], None]]

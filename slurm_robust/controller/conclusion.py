@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Sequence
 
-from slurm_robust.controller.output import say
-from slurm_robust.fleet.summarise import COMMENT_TAG, comment_of, save, summary_of_job
+from slurm_robust.ledger.summarise import COMMENT_TAG, comment_of, save, summary_of_job
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.util.output import say
 
 CONCLUDE_S = 4.0
 """Slurm kills the batch script half a minute after its TERM, and the journal may need 10 s of that."""

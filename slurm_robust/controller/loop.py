@@ -18,7 +18,6 @@ from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.companion_hands import CompanionHands
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.moment_file import MomentFile
-from slurm_robust.controller.output import say
 from slurm_robust.controller.questions import Questions
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
@@ -28,13 +27,15 @@ from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import ClockWatch, Hold, Turns
 from slurm_robust.engine import effects as fx
 from slurm_robust.engine.core import Core
+from slurm_robust.jobdir.place import FolderGone, check_in_place
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd
 from slurm_robust.model.incident import Diagnosis
-from slurm_robust.model.job import FolderGone, JobDirectory, check_in_place
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.util.output import say
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import newest_epoch

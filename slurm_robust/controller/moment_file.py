@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.moment import Moments, Picture, Storage, picture
-from slurm_robust.controller.output import say
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Now
+from slurm_robust.jobdir.place import check_in_place
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model.events import AnyEvent
-from slurm_robust.model.job import JobDirectory, check_in_place
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import JobMoment, encode
 from slurm_robust.util.files import names_in, write_atomically
+from slurm_robust.util.output import say
 
 SHARE = 100.0
 """The loop takes no picture, and nobody computes the ledger, for more than this part of the time."""

@@ -13,9 +13,9 @@ import sys
 import time
 from contextlib import suppress
 
-from slurm_robust.controller.output import say
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.util.child import kill_group
+from slurm_robust.util.output import say
 
 FINISH_S = 17.0
 """More than the process takes for its last messages."""

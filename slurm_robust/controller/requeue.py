@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.controller.output import say
 from slurm_robust.engine.effects import RequeueAnswer, Said
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.client import SlurmClient
@@ -22,6 +21,7 @@ from slurm_robust.slurm.requeue_plan import waiting_advice, wanted_of
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
 from slurm_robust.util.hostlist import fold
+from slurm_robust.util.output import say
 
 Report = Callable[[str, bool, str], None]
 Answer = Callable[[RequeueAnswer], None]

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from slurm_robust.engine.effects import GiveBackAnswer, Said
+from slurm_robust.model.probes import Knocked
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmError, SlurmTimeout, UpdateUnavailable
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.records import Job, Node
 from slurm_robust.slurm.requeue import Clock, SystemClock
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.sockets import Knocked, knock
+from slurm_robust.wire.sockets import knock
 
 Knock = Callable[[Mapping[str, tuple[str, int]]], Knocked]
 Report = Callable[[str, bool, str], None]

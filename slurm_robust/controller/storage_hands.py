@@ -7,12 +7,12 @@ from functools import partial
 
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import CheckpointConfig
-from slurm_robust.controller import jobfolder
 from slurm_robust.controller.background import Errands
 from slurm_robust.controller.conclusion import save_summary
 from slurm_robust.controller.journal import Journal
 from slurm_robust.engine import effects as fx
 from slurm_robust.evidence import bundle
+from slurm_robust.jobdir import owner
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.policy.restore import retained
@@ -106,7 +106,7 @@ class StorageHands(Errands):
             # An epilog knows its job's id only: neither which job has borrowed the node nor a run's name.
             folder = self._directory.path.with_name(str(effect.suspect.job_id))
             if folder != self._directory.path:
-                jobfolder.make(folder)
+                owner.make(folder)
             bundle.save_suspect(JobDirectory(folder), effect.suspect)
 
         self._save("suspect", f"the suspect of {effect.suspect.node}", save)

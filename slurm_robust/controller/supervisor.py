@@ -26,16 +26,15 @@ from types import FrameType
 from typing import TypeVar
 
 from slurm_robust.controller.notifier import Notifier
-from slurm_robust.controller.output import say
-from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.engine.over import code_of, end_of
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.exits import signal_name
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import JournalDamaged, fold, read
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.leaving import Orders
 from slurm_robust.util import proc
+from slurm_robust.util.output import say
 from slurm_robust.util.process import raise_file_limit
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from slurm_robust.controller.output import say, settle
-from slurm_robust.controller.preflight import Plan, load_plan
+from slurm_robust.config.plan import Plan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.supervisor import Others, supervise
 from slurm_robust.engine.effects import RequeueAnswer, Said
@@ -30,6 +29,7 @@ from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.select import make_client
+from slurm_robust.util.output import say, settle
 
 WARN_S = 120.0
 """Before the time limit, of which Slurm warns the batch script only."""

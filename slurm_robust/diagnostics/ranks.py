@@ -14,10 +14,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from slurm_robust.agent.network import local_address
 from slurm_robust.diagnostics.devices import name_of
 from slurm_robust.diagnostics.part import Measurement, Part, failed, in_children, late, unknown, worst
 from slurm_robust.model.record import Record
+from slurm_robust.wire.network import local_address
 
 _GIVE_UP_S = 3.0  # before the time is over, so that what went wrong can still be reported
 _LATE = 0.9

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 
-from slurm_robust.agent.network import speeds
 from slurm_robust.checkpoint import budget
 from slurm_robust.config import nodefile
 from slurm_robust.config.errors import InvalidSettings
@@ -32,6 +31,7 @@ from slurm_robust.slurm.errors import (
     SlurmError,
 )
 from slurm_robust.slurm.records import Job, Terms
+from slurm_robust.wire.network import speeds
 
 DRIVER = "/proc/driver/nvidia/version"
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")

@@ -16,9 +16,9 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.model.events import StorageWritten
 from slurm_robust.model.journal import JournalDamaged, read
 from slurm_robust.model.record import Record
-from slurm_robust.report.find import NoSuchJob, find
 from slurm_robust.slurm.select import make_client
 from slurm_robust.terminal.console import show
+from slurm_robust.trainings.find import NoSuchJob, find
 from slurm_robust.util.text import one_line
 
 FOUND = 1

@@ -44,20 +44,19 @@ from slurm_robust.engine.units.stackbook import StackBook
 from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
 from slurm_robust.engine.units.witnesses import GONE, Witnesses
-from slurm_robust.ledger.clock import LEAST_AHEAD_S
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.events import LEAST_AHEAD_S
 from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.findings import MOST_EVIDENCE, MOST_TEXT, Suspect
 from slurm_robust.model.incident import Diagnosis
+from slurm_robust.model.probes import Answers, Knocked
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.leaving import WARNED_S, Sentence, approaching
 from slurm_robust.wire import messages as msg
-from slurm_robust.wire.probes import Answers
-from slurm_robust.wire.sockets import Knocked
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
 QUIET = 2.5  # heartbeats after which no order is expected to reach an agent

@@ -9,10 +9,10 @@ from slurm_robust.model.companion import Source
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.findings import Alert, Suspect
 from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.probes import Place
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.wire.messages import FromController
-from slurm_robust.wire.probes import Place
 
 
 class Now(Record):

@@ -16,6 +16,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.record import Record
 from slurm_robust.policy import restore
+from slurm_robust.policy.quick_test import format_quick
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import clean_log, count, one_line
 
@@ -387,14 +388,6 @@ def _verdict(event: ev.Decided) -> str:
     has_actions = event.reason.startswith(f"{verdict.reason}: ")
     reason = verdict.reason if has_actions else event.reason
     return f"{at_fault} ({_evidence(verdict)}): {reason}"
-
-
-def format_quick(event: ev.QuickTested) -> str:
-    """What became of each node, worst first."""
-    parts = [f"{node} failed: {why}" for node, why in event.failed.items()]
-    parts += [f"{node} gave no answer ({why}) and is not used" for node, why in event.silent.items()]
-    parts += [f"{fold(event.passed)} passed and may be used"] if event.passed else []
-    return f"{'; '.join(parts) or 'no node'} ({event.took_s:.1f} s)"
 
 
 def _tests(event: ev.NodesTested) -> str:

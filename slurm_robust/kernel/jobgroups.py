@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from slurm_robust.kernel.host import Host
-from slurm_robust.nodes.checks.processes import listed
+from slurm_robust.kernel.processes import listed
 
 CGROUPS = "/sys/fs/cgroup"
 

@@ -1,7 +1,8 @@
 """The times of a journal by one clock: slurmctld's, where it is known.
 
 Controllers of one job run on several nodes, one after the other, and clocks of nodes differ or are set. A
-controller records by how much its own is ahead of slurmctld's where that is more than :data:`LEAST_AHEAD_S`
+controller records by how much its own is ahead of slurmctld's where that is more than
+:data:`~slurm_robust.model.events.LEAST_AHEAD_S`
 (:class:`~slurm_robust.model.events.ClockCompared`). What still goes backwards is pulled forward to what the
 journal has before it.
 """
@@ -11,9 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slurm_robust.model import events as ev
-
-LEAST_AHEAD_S = 2.0
-"""slurmctld tells its time in whole seconds."""
 
 # Their time is that of a step, which their writer learned of later.
 _BACKDATED = (ev.FirstStep, ev.ProgressMade, ev.IncidentClosed)

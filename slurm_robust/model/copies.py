@@ -102,3 +102,16 @@ class Peer(Record):
     node: str
     address: str
     port: int
+
+
+# -- how long a transfer may take -------------------------------------------------------------------
+
+WORK_BYTES_S = 100e6
+"""What the other side may need per byte for reserving memory, or for its sums, at the very worst."""
+
+_TRANSFER_S = 60.0
+
+
+def transfer_s(nbytes: int) -> float:
+    """Seconds that fetching an image of ``nbytes`` may take in all, as long as bytes arrive."""
+    return _TRANSFER_S + nbytes / WORK_BYTES_S

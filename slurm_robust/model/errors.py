@@ -116,3 +116,12 @@ class SrobustError(Exception):
     def in_full(self) -> str:
         """The message, and the fix where the message does not hold it."""
         return f"{self}\n  fix: {self.fix}" if self.fix and self.fix not in str(self) else str(self)
+
+
+class PreflightError(SrobustError):
+    """The job cannot be started as asked."""
+
+    def __init__(self, text: str, *, fix: str, code: ExitCode) -> None:
+        super().__init__(text)
+        self.fix = fix
+        self.exit_code = code

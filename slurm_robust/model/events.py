@@ -124,6 +124,10 @@ class ControllerStarted(Event):
     """The start of ``srobust run`` that it serves, which controllers of other hosts share; "" if unknown."""
 
 
+LEAST_AHEAD_S = 2.0
+"""A difference of clocks that counts: slurmctld tells its time in whole seconds."""
+
+
 class ClockCompared(Event):
     """The clock of this controller's node differs from slurmctld's, or was set.
 

@@ -17,8 +17,7 @@ import time
 import traceback
 from pathlib import Path
 
-from slurm_robust.controller.output import say, settle
-from slurm_robust.controller.preflight import Plan, load_plan
+from slurm_robust.config.plan import Plan, load_plan
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import Notified
@@ -29,6 +28,7 @@ from slurm_robust.notify.message import Subject
 from slurm_robust.notify.narrate import Narrator, supervisor_ended
 from slurm_robust.notify.sender import Sender
 from slurm_robust.notify.state import load, save
+from slurm_robust.util.output import say, settle
 from slurm_robust.util.process import set_name
 from slurm_robust.util.text import count
 from slurm_robust.wire.epochs import newest_epoch

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.notify import ChannelConfig, NotifyConfig
-from slurm_robust.controller.preflight import load_plan
+from slurm_robust.config.plan import load_plan
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import ChannelState, Kind, Notice, Severity
@@ -25,8 +25,8 @@ from slurm_robust.notify.channels import make_channel
 from slurm_robust.notify.message import Message, Subject, compose
 from slurm_robust.notify.sender import attempt
 from slurm_robust.notify.state import load
-from slurm_robust.report.find import find
 from slurm_robust.terminal.console import show
+from slurm_robust.trainings.find import find
 from slurm_robust.util.text import count, date_and_time, one_line
 
 FAILED = 1

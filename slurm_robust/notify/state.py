@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from slurm_robust.model.job import JobDirectory, check_in_place
+from slurm_robust.jobdir.place import check_in_place
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import NOTIFIED, Notified
 from slurm_robust.model.record import UNREADABLE
 from slurm_robust.util.files import write_atomically

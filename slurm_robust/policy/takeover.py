@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from slurm_robust.model.probes import Place
 from slurm_robust.model.record import Record
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.probes import Place
 
 VOTERS = 7
 """Nodes that are asked: enough for some to live, few enough for storage."""

@@ -36,10 +36,10 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX, TrainingDirectory, storage_of
 from slurm_robust.policy import restore
-from slurm_robust.report.find import NoSuchJob, Place, load_events, named, newest_job, place_of
-from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.report.training import disk_use, free_on, newest_of, size_text
 from slurm_robust.terminal.console import BYTES, Bar, show, track
+from slurm_robust.trainings.find import NoSuchJob, Place, load_events, named, newest_job, place_of
+from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.text import count, named_ranks, one_line
 from slurm_robust.wire.keys import load_client
 

@@ -15,10 +15,10 @@ from slurm_robust.model.events import RunEnded, decode_event
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
-from slurm_robust.report.find import NoSuchJob, NotBegun, find, load_events
-from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
+from slurm_robust.trainings.find import NoSuchJob, NotBegun, find, load_events
+from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.text import as_json, fold_ranks, one_line, settled, visible, without_escapes
 
 POLL_S = 0.5

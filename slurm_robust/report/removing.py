@@ -22,10 +22,7 @@ from slurm_robust.policy.continuing import steps_text
 from slurm_robust.policy.removal import Stock, needed, prunable, removal
 from slurm_robust.report.chapters import ChapterRow, ChapterState
 from slurm_robust.report.checkpoints import friendly
-from slurm_robust.report.earlier import earlier_job
 from slurm_robust.report.export import NoSuchCheckpoint
-from slurm_robust.report.find import load_events, named, newest_job
-from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.report.training import (
     Begun,
     Now,
@@ -38,6 +35,9 @@ from slurm_robust.report.training import (
 )
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import show
+from slurm_robust.trainings.earlier import earlier_job
+from slurm_robust.trainings.find import load_events, named, newest_job
+from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.text import count, one_line
 
 

@@ -18,9 +18,9 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.startup import START_PHASES, PhaseTimes
 from slurm_robust.report.chapters import place_text
-from slurm_robust.report.find import find, load_events, place_of
-from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.terminal.console import facts_table, section, show
+from slurm_robust.trainings.find import find, load_events, place_of
+from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import date_and_time, fold_ranks, one_line
 

@@ -29,13 +29,13 @@ from slurm_robust.model.standby import STAGES, StandbyStage
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
 from slurm_robust.report.chapters import place_text
-from slurm_robust.report.find import find, load_events, place_of
 from slurm_robust.report.interval import IntervalAdvice, advise
-from slurm_robust.report.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
 from slurm_robust.report.startup import GenerationStart, start_of
-from slurm_robust.report.waiting import Waiting
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import LEAST_WIDE, Bar, ByWidth, Screen, facts_table, seconds, show
+from slurm_robust.trainings.find import find, load_events, place_of
+from slurm_robust.trainings.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
+from slurm_robust.trainings.waiting import Waiting
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.ours import read_ours
 from slurm_robust.util.text import count, date_and_time, duration, first_sentence, one_line

@@ -18,10 +18,10 @@ from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.training import Chapter, TrainingDirectory, storage_of, training_of
 from slurm_robust.policy.holding import Hold, end_of, judge
 from slurm_robust.report.chapters import ChapterRow, ChapterState, without_journal
-from slurm_robust.report.find import NoSuchJob, chapter_folder, load_events, unreadable
-from slurm_robust.report.slurmview import SlurmView, ask_slurm, view_of
 from slurm_robust.report.status import REQUEUED, phase_of
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.trainings.find import NoSuchJob, chapter_folder, load_events, unreadable
+from slurm_robust.trainings.slurmview import SlurmView, ask_slurm, view_of
 
 
 class Begun(Record):

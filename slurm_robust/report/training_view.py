@@ -17,18 +17,7 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, training_of, trainings
 from slurm_robust.report.chapters import ChapterRow, ChapterState, chapters_table
-from slurm_robust.report.find import (
-    NoSuchJob,
-    find,
-    find_training,
-    load_events,
-    moved_aside,
-    no_such_training,
-    root_of,
-    unreadable,
-)
 from slurm_robust.report.job_main import of_training
-from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.report.training import (
     Now,
     begun,
@@ -41,6 +30,17 @@ from slurm_robust.report.training import (
 )
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import facts_table, section, show, told_table, track
+from slurm_robust.trainings.find import (
+    NoSuchJob,
+    find,
+    find_training,
+    load_events,
+    moved_aside,
+    no_such_training,
+    root_of,
+    unreadable,
+)
+from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.text import count, duration, one_line
 
 

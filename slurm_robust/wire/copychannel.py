@@ -36,7 +36,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.copies import WORK_BYTES_S, CheckpointId
 from slurm_robust.model.record import Record, decoded
 
 HANDSHAKE_S = 5.0
@@ -57,9 +57,6 @@ _DIGEST = 32
 _LENGTH = struct.Struct("<I")
 _MAX_FRAME = 64 * 1024
 _PIECE = 16 * 2**20
-# What the other side may need per byte for reserving memory, or for its sums, at the very worst.
-_WORK_BYTES_S = 100e6
-_TRANSFER_S = 60.0
 _TRY_S = 0.25
 
 
@@ -121,11 +118,6 @@ def answer_in(frame: bytes) -> CopyAnswer:
     return decoded(
         _answers, frame, lambda why: ChannelError(f"it sends something else than an answer: {why}")
     )
-
-
-def transfer_s(nbytes: int) -> float:
-    """Seconds that fetching an image of ``nbytes`` may take in all, as long as bytes arrive."""
-    return _TRANSFER_S + nbytes / _WORK_BYTES_S
 
 
 def derive_key(secret: str) -> bytes:
@@ -232,7 +224,7 @@ class Channel:
 
     def answer(self, work_bytes: int = 0) -> CopyAnswer:
         """The answer, for which the other side may have to go over ``work_bytes``. Raises ``OSError``."""
-        return answer_in(self._frame(PROGRESS_S + work_bytes / _WORK_BYTES_S))
+        return answer_in(self._frame(PROGRESS_S + work_bytes / WORK_BYTES_S))
 
     def send_file(self, file: int, total: int, pace: Callable[[int], None] | None, piece: int = 0) -> None:
         """Send bytes 8 to ``total`` of an image's file.

@@ -17,12 +17,12 @@ import msgspec
 from slurm_robust.model.copies import CheckpointId, Copy, Peer, Source
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Alert
+from slurm_robust.model.probes import Place
 from slurm_robust.model.progress import Progress as Progress
 from slurm_robust.model.progress import Traffic
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.model.standby import Rehearsal
-from slurm_robust.wire.probes import Place
 
 
 class Phase(str, Enum):

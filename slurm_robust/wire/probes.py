@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TypeAlias
 
-from slurm_robust.model.record import Record
+from slurm_robust.model.probes import Answers, Place
 
 EVERY_S = 0.1
 """Between two probes of one node: each is new, since a lost one is repeated by TCP only after a second."""
@@ -29,29 +29,6 @@ _ECHO = struct.Struct("!BBHHH")
 _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 # A connection that is refused, or reset, or taken was answered by the other kernel.
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
-
-
-class Place(Record):
-    """Where a node's kernel is probed."""
-
-    addresses: tuple[str, ...]
-    """All under which the node is known: one that answers is enough."""
-    port: int
-    """TCP, on which nobody listens; 0 for none."""
-
-
-class Answers(Record):
-    """What probes have brought: seconds until the first answer by node, for each kind of probe."""
-
-    tcp: dict[str, float] = {}
-    icmp: dict[str, float] = {}
-    asked: frozenset[str] = frozenset()
-    """Nodes to which at least one probe was sent: without a name or a route nothing is asked."""
-
-    @property
-    def nodes(self) -> frozenset[str]:
-        """Whose kernel has answered."""
-        return frozenset(self.tcp) | frozenset(self.icmp)
 
 
 def probe(places: Mapping[str, Place], for_s: float, *, each_kind: bool = False) -> Answers:

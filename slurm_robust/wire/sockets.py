@@ -9,12 +9,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import zmq
 from zmq.utils import z85
 
 from slurm_robust.model.errors import SrobustError
+from slurm_robust.model.probes import Knocked
 from slurm_robust.wire import messages
 from slurm_robust.wire.gate import Attendant, Gate, listen
 from slurm_robust.wire.keys import ClientKeys, ServerKeys
@@ -354,15 +355,6 @@ class _Doorkeeper(Attendant):
         code, text = (b"200", b"OK") if known else (b"400", b"not a key of this job")
         identifier = request[1] if len(request) > 1 else b""
         self.source.send_multipart([b"1.0", identifier, code, text, b"", b""])
-
-
-class Knocked(NamedTuple):
-    """What kernels made of a connection, by the names of the places."""
-
-    taken: frozenset[str]
-    """Somebody listens there, though it may be stalled."""
-    refused: frozenset[str]
-    """Nobody listens there any more."""
 
 
 def knock(places: Mapping[str, tuple[str, int]], timeout_s: float = 1.0) -> Knocked:

@@ -22,9 +22,8 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Snapshot, Training
 from slurm_robust.checkpoint.tiers import NodeTier, kept_tiers
 from slurm_robust.checkpoint.tree import keys_of, tensor_in, unflatten
-from slurm_robust.model.copies import SHARED, CheckpointId, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Tier, transfer_s
 from slurm_robust.util.ours import read_ours
-from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 
 # How often to check whether the agent has fetched a part.

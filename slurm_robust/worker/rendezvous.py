@@ -1,6 +1,6 @@
 """Where ranks meet: rank 0 on a socket that listens already, the others as soon as it does.
 
-The port is held for rank 0 before it starts (:mod:`slurm_robust.agent.network`), so that nobody else on the
+The port is held for rank 0 before it starts (:mod:`slurm_robust.wire.network`), so that nobody else on the
 node can take it.
 
 After a restart all ranks reach ``init_process_group`` within milliseconds of each other, so some come

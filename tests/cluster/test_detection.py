@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_robust.diagnostics.live import NOT_ALL, StackSample
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, Symptom
-from slurm_robust.report.live import NOT_ALL, StackSample
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
 from tests.cluster.undisturbed import undisturbed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller.preflight import Plan
+from slurm_robust.config.plan import Plan
 from slurm_robust.model.job import CommandKind
 
 

@@ -27,11 +27,12 @@ from slurm_robust.checkpoint.part import PartItem, Sidecar, encode_sidecar, read
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of, unflatten
-from slurm_robust.controller.preflight import PreflightError, load_plan
+from slurm_robust.config.plan import load_plan
 from slurm_robust.hooks.suspects import EndedJob, judge
 from slurm_robust.kernel.kmsg import parse as parse_kernel_record
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.errors import PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.jobsummary import SummaryRefused, decode_spooled, decode_summary, encode
 from slurm_robust.model.journal import JournalDamaged, parse

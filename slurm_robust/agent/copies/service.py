@@ -17,7 +17,6 @@ from slurm_robust.agent.copies.sender import Generation, PeerSender, RateLimit
 from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
 from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.agent.copies.watch import SnapshotWatch
-from slurm_robust.agent.network import bind_free, interface_of, speed_of
 from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import Image
@@ -32,6 +31,7 @@ from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.copychannel import derive_key
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import Launch, Phase, Save
+from slurm_robust.wire.network import bind_free, interface_of, speed_of
 
 PEER_SHARE = 0.25
 """Of what an interface can carry. Heartbeats, Slurm and often the shared storage share it with the copies."""

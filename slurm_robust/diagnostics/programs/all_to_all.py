@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from slurm_robust.agent.network import PortHolder
 from slurm_robust.diagnostics.devices import gpus_of
 from slurm_robust.diagnostics.part import Measurement, NotHere, Part
 from slurm_robust.diagnostics.ranks import Ranks, best_rate, judged, pattern, run_ranks
+from slurm_robust.wire.network import PortHolder
 
 _CPU_WORDS = 1 << 19  # 2 MiB to each
 _GPU_WORDS = 1 << 25  # 128 MiB to each

@@ -19,7 +19,6 @@ import msgspec
 import xxhash
 
 from slurm_robust.agent.folders import read_tail
-from slurm_robust.agent.network import PortHolder, local_address
 from slurm_robust.agent.rankenv import prepare_inherited, torch_release, torchrun
 from slurm_robust.analysis.logs.ranks import root_exit
 from slurm_robust.analysis.replay import GroupRun
@@ -28,6 +27,7 @@ from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
 from slurm_robust.util.hostlist import fold
+from slurm_robust.wire.network import PortHolder, local_address
 from slurm_robust.worker.environment import OF_A_RUN
 from slurm_robust.worker.replay import (
     ENVIRONMENT,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.preflight import Plan
+from slurm_robust.config.plan import Plan
 from slurm_robust.engine import transitions as to
 from slurm_robust.engine.core import Stage
 from slurm_robust.engine.over import bound
@@ -62,59 +60,58 @@ def build(transition: to.Transition) -> Stage:
     return STAGES[type(transition)](transition)
 
 
-def begin(journal: Journal, plan: Plan) -> Transition:
-    """Bring the journal to the present and say with which stage to begin."""
-    state = fold(journal.events)
+def begin(events: Sequence[ev.AnyEvent], plan: Plan, now: float) -> tuple[list[ev.AnyEvent], Transition]:
+    """What brings a journal of ``events`` to the present, and with which stage to begin. Pure.
+
+    ``now``: seconds since 1970.
+    """
+    state = fold(events)
     if (end := bound(state)) is not None:
-        if state.running:
-            _end_generation(journal, state)
+        news = [_end_of_generation(state, now)] if state.running else []
         if state.restart_count == plan.restart_count:
-            return end
-        _new_run(journal, plan, fold(journal.events))
-        return end.then if isinstance(end, ToSaving) else end  # no memory of these nodes has anything
+            return news, end
+        news += _new_run(fold([*events, *news]), plan, now)
+        return news, end.then if isinstance(end, ToSaving) else end  # no memory of these nodes has anything
     if state.restart_count != plan.restart_count:
-        _new_run(journal, plan, state)
-        return ToGathering(start=True)
+        return _new_run(state, plan, now), ToGathering(start=True)
     if state.running:
-        return ToReconnecting()
+        return [], ToReconnecting()
     if (begun := state.requeueing) is not None:
-        return ToRequeueing(
+        return [], ToRequeueing(
             exclude=begun.exclude, reason=begun.reason, failure=begun.failure, holders=begun.holders
         )
-    return ToGathering(start=True, expected=True)
+    return [], ToGathering(start=True, expected=True)
 
 
-def _end_generation(journal: Journal, state: JobState) -> None:
+def _end_of_generation(state: JobState, now: float) -> ev.AnyEvent:
     """The controller that decided on the end could not write that its generation had ended before."""
     reason = state.end_started.reason if state.end_started is not None else "the run was ordered to end"
-    end = ev.GenerationEnded(t=time.time(), generation=state.generation, reason=reason, pending=True)
-    journal.append(end)
+    return ev.GenerationEnded(t=now, generation=state.generation, reason=reason, pending=True)
 
 
-def _new_run(journal: Journal, plan: Plan, state: JobState) -> None:
-    now = time.time()
+def _new_run(state: JobState, plan: Plan, now: float) -> list[ev.AnyEvent]:
+    news: list[ev.AnyEvent] = []
     if state.running:
         # The last run ended without a record (its batch host died, say). What counts of it is known when
         # storage and the nodes that came back have reported what they have.
         reason = "the run of the Slurm job ended"
-        journal.append(ev.GenerationEnded(t=now, generation=state.generation, reason=reason, pending=True))
+        news.append(ev.GenerationEnded(t=now, generation=state.generation, reason=reason, pending=True))
     slots, spares = assign(plan.nodes, plan.slots, state.evicted, state.slots)
     for node in slots:
         if node in state.evicted:
             text = f"{node} was evicted before and is used again: the allocation has no other node"
-            journal.append(ev.Noted(t=now, text=text, node=node))
-    journal.append(
-        ev.AllocationTaken(
-            t=now,
-            restart_count=plan.restart_count,
-            nodes=plan.nodes,
-            slots=slots,
-            spares=spares,
-            submitted=plan.submitted,
-            time_limit_s=plan.time_limit_s,
-            queued_s=plan.queued_s,
-            eligible=plan.eligible,
-            required=plan.required,
-            gpus=plan.gpus,
-        )
+            news.append(ev.Noted(t=now, text=text, node=node))
+    taken = ev.AllocationTaken(
+        t=now,
+        restart_count=plan.restart_count,
+        nodes=plan.nodes,
+        slots=slots,
+        spares=spares,
+        submitted=plan.submitted,
+        time_limit_s=plan.time_limit_s,
+        queued_s=plan.queued_s,
+        eligible=plan.eligible,
+        required=plan.required,
+        gpus=plan.gpus,
     )
+    return [*news, taken]

@@ -7,12 +7,11 @@ from msgspec import structs
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Now, ReplayTraining, Say, TestNodes
 from slurm_robust.engine.transitions import ToDeciding, ToStopping, ToTesting, Transition
-from slurm_robust.evidence.incident_text import format_quick
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnose, Diagnosis, QuickTest, Replay
-from slurm_robust.nodes.quick import quick_answers
 from slurm_robust.policy.ladder import no_answer
+from slurm_robust.policy.quick_test import format_quick, quick_answers
 from slurm_robust.util.text import count
 
 MARGIN_S = 30.0

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 
 from msgspec import structs
 
-from slurm_robust.checkpoint.peers import peer_slots
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine.context import RECONNECT_S, Context
 from slurm_robust.engine.effects import FindCheckpoint, Now, Prune
@@ -19,6 +18,7 @@ from slurm_robust.policy import resharding, restore
 from slurm_robust.policy.beginning import Beginning, beginning
 from slurm_robust.policy.checkpoints import LISTING_HURRY_S, LISTING_S
 from slurm_robust.policy.missing_parts import MissingParts, missing_parts
+from slurm_robust.policy.peers import peer_slots
 from slurm_robust.policy.resharding import Way
 from slurm_robust.policy.restore import Holding, RestorePlan, ToStore
 from slurm_robust.util.text import count

@@ -11,6 +11,7 @@ from msgspec import structs
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Now, Probe, Say
 from slurm_robust.engine.units.fleet import AgentView
+from slurm_robust.model.probes import Answers, Place
 from slurm_robust.policy.liveness import (
     PROVE_EVERY_S,
     PROVEN_S,
@@ -25,7 +26,6 @@ from slurm_robust.policy.liveness import (
 from slurm_robust.policy.silence import STALLED_S, TOGETHER, judge
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes
-from slurm_robust.wire.probes import Answers, Place
 
 PROVING = 0
 """Number of the probes of nodes that live."""

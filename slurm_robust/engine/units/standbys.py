@@ -10,7 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.standby import Rehearsal, RehearsalState, StandbyStage
-from slurm_robust.nodes.quick import quick_answers
+from slurm_robust.policy.quick_test import quick_answers
 from slurm_robust.policy.standbys import SETTLED_S, failed_alike, tests_fail_alike
 from slurm_robust.util.text import one_line
 from slurm_robust.wire.messages import Heartbeat, Rehearse

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import AskAboutNodes, Knock, Now, Say
 from slurm_robust.model.exits import Witness
+from slurm_robust.model.probes import Knocked
 from slurm_robust.policy.silence import FRESH_S, MOST_WITNESSED, STALLED_S, TOGETHER, Silence, judge
 from slurm_robust.util.hostlist import fold
-from slurm_robust.wire.sockets import Knocked
 
 LOOK_EVERY_S = 0.25
 EVERY_S = 1.5

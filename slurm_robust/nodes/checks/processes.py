@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.processes import Process, listed
 from slurm_robust.model.findings import Finding, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View, judged
@@ -25,12 +25,6 @@ _MOST = 256
 COMM = 15
 """How many bytes of a program's name the kernel keeps."""
 
-# Kernel threads have this flag; some of them sleep uninterruptibly all their life.
-_KERNEL_THREAD = 0x00200000
-_PARENT_OF_THREADS = "2"
-# Places in /proc/PID/stat, counted from the tenth field on: the time of the start, signals that are pending.
-_START, _PENDING = 12, 21
-_SIGKILL = 1 << 8
 # systemd's DynamicUser and nobody: no users.
 _SYSTEM_UIDS = range(61184, 65536)
 
@@ -68,23 +62,6 @@ class ProcessFacts(Record):
 
     units: frozenset[str] = frozenset()
     """Services that systemd starts at boot."""
-
-
-class Process(NamedTuple):
-    """One process."""
-
-    pid: int
-    name: str
-    state: bytes
-    """Its letter."""
-
-    parent: int
-    start: int
-    """0 unless it waits uninterruptibly."""
-
-    uid: int
-    killed: bool = False
-    """It waits uninterruptibly although it was sent SIGKILL."""
 
 
 def gather(host: Host, config: NodeConfig) -> ProcessFacts:
@@ -149,65 +126,6 @@ def _units(host: Host) -> frozenset[str]:
     wants = (name for name in host.names(SYSTEMD) if name.endswith(".wants"))
     units = (unit for folder in wants for unit in host.names(f"{SYSTEMD}/{folder}"))
     return frozenset(unit.removesuffix(".service") for unit in units if unit.endswith(".service"))
-
-
-def listed(host: Host) -> Iterator[Process]:
-    """All but threads of the kernel. One that ends meanwhile is left out."""
-    # There may be thousands: this reads a file in a third of the time that pathlib takes.
-    folder = os.open(host.path("/proc"), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        threads = _kernel_threads(host, folder)
-        for name in os.listdir(folder):
-            if name[0] in "123456789" and name not in threads:
-                try:
-                    process = _process(folder, name)
-                except (OSError, ValueError, IndexError):
-                    continue
-                if process:
-                    yield process
-    finally:
-        os.close(folder)
-
-
-def _kernel_threads(host: Host, folder: int) -> frozenset[str]:
-    """Those that the kernel lists in one file, where it is built to: a large node has thousands."""
-    try:
-        if _process(folder, _PARENT_OF_THREADS) is not None:
-            return frozenset()  # in a container it is any process
-    except (OSError, ValueError, IndexError):
-        return frozenset()
-    return frozenset(host.read_or(f"/proc/{_PARENT_OF_THREADS}/task/{_PARENT_OF_THREADS}/children").split())
-
-
-def _process(folder: int, name: str) -> Process | None:
-    file = os.open(f"{name}/stat", os.O_RDONLY, dir_fd=folder)
-    try:
-        data = os.read(file, 1024)
-    finally:
-        os.close(file)
-    # A program may have blanks and brackets in its name: the last bracket ends it.
-    end = data.rindex(b")")
-    fields = data[end + 2 :].split(b" ", 7)
-    if int(fields[6]) & _KERNEL_THREAD:
-        return None
-    state = fields[0]
-    # From the place after the parent's faults on (proc(5), fields 10 and up).
-    rest = fields[7].split(b" ", 22) if state == b"D" else []
-    return Process(
-        pid=int(name),
-        name=_printable(data[data.index(b"(") + 1 : end]),
-        state=state,
-        parent=int(fields[1]),
-        start=int(rest[_START]) if rest else 0,
-        # The files of a process belong to root when it may not be traced; its folder never does.
-        uid=os.stat(name, dir_fd=folder).st_uid,
-        killed=len(rest) > _PENDING and bool(int(rest[_PENDING]) & _SIGKILL),
-    )
-
-
-def _printable(name: bytes) -> str:
-    text = name.decode("ascii", errors="replace")
-    return text if text.isprintable() and text.isascii() else ascii(text)[1:-1]
 
 
 def _cpus(host: Host) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
-from slurm_robust.report.find import NoSuchJob, find
-from slurm_robust.report.slurmview import make_slurm
 from slurm_robust.report.top.feed import JobFeed, JobView
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import show as print_json
+from slurm_robust.trainings.find import NoSuchJob, find
+from slurm_robust.trainings.slurmview import make_slurm
 
 MOST_JOBS = 200
 """Of a folder, those whose journal has changed last."""

@@ -10,8 +10,9 @@ from contextlib import closing
 import pytest
 
 from slurm_robust.agent.liveness import Liveness
+from slurm_robust.model.probes import Place
 from slurm_robust.wire.messages import ProbeNodes
-from slurm_robust.wire.probes import Place, probe
+from slurm_robust.wire.probes import probe
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.agent.copies.service import PEER_SHARE
-from slurm_robust.agent.network import NoAddress, address_in, interface_of, speed_of
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.wire.network import NoAddress, address_in, interface_of, speed_of
 from tests.unit.agent.copy_nodes import MIB, MakeNode, keys_in
 from tests.waiting import wait_for
 
@@ -23,7 +23,7 @@ HEARTBEATS, COPIES = "10.191.1", "10.191.2"
 NODE = """
 import sys, time
 from pathlib import Path
-from slurm_robust.agent.network import address_in
+from slurm_robust.wire.network import address_in
 from slurm_robust.model.copies import Peer
 from tests.unit.agent.copy_nodes import MIB, Node, keys_in
 

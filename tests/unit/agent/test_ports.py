@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from slurm_robust.agent.network import PortHolder, bind_free, local_address, taken_by
+from slurm_robust.wire.network import PortHolder, bind_free, local_address, taken_by
 from tests.forked_python import run_python
 from tests.unit.agent.local_job import rival
 from tests.users import run_as

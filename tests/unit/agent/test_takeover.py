@@ -12,10 +12,10 @@ import pytest
 from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.probes import Answers, Place
 from slurm_robust.policy.takeover import AGAIN_S, FRESH_S, MOST, TURN_S, UNANSWERED_S
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
-from slurm_robust.wire.probes import Answers, Place
 from tests.unit.sample_events import run_started
 from tests.waiting import wait_for
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.checkpoint.peers import Links, peer_slots
 from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.policy.peers import Links, peer_slots
 
 ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-dp-tp-cp-ep")
 PAPER = ParallelLayout.fit(16, 2, {"tp": 2, "cp": 1, "ep": 1, "pp": 4}, "tp-cp-ep-dp-pp")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_robust.analysis.logs.command import bounded
 from slurm_robust.cli.main import main
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.report.classification import bounded
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 CLOSED = "RuntimeError: Connection closed by peer [10.0.0.1]:3"

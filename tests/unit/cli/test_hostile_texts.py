@@ -25,8 +25,7 @@ from slurm_robust.admin.spare_plan import Fleet, Wanted, plan_for, text_of
 from slurm_robust.admin.spares import pool_of
 from slurm_robust.cli.main import main, make_parser, visible_only
 from slurm_robust.config.node import Paths
-from slurm_robust.controller.output import say
-from slurm_robust.controller.preflight import open_directory
+from slurm_robust.diagnostics import diagnosis
 from slurm_robust.hooks.log import EventLog
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -36,7 +35,7 @@ from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.model.moment import encode
 from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
 from slurm_robust.notify import main as notify
-from slurm_robust.report import diagnosis
+from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.configuration import LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
@@ -44,6 +43,7 @@ from slurm_robust.terminal import console as report_console
 from slurm_robust.terminal.console import Screen
 from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.util.output import say
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.controller.holding import Asked, Clock
-from slurm_robust.controller.sources import Here
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
+from slurm_robust.run.holding import Asked, Clock
+from slurm_robust.run.sources import Here
 from slurm_robust.slurm.errors import ControllerUnreachable
 from slurm_robust.slurm.records import Job
 from slurm_robust.testing.fake_slurm import FakeSlurm

@@ -15,19 +15,19 @@ from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller.continuing import NOTHING, Started, Wish, check_still_ours, start
-from slurm_robust.controller.holding import ENDING_S, Clock, take_alone
-from slurm_robust.controller.main import _start_again
-from slurm_robust.controller.preflight import PreflightError, check_unbegun
-from slurm_robust.controller.sources import Here
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import TrainingDirectory, encoded, storage_of, trainings
 from slurm_robust.report.checkpoints import open_job
-from slurm_robust.report.find import NoSuchJob
+from slurm_robust.run.command import _start_again
+from slurm_robust.run.continuing import NOTHING, Started, Wish, check_still_ours, start
+from slurm_robust.run.holding import ENDING_S, Clock, take_alone
+from slurm_robust.run.preflight import check_unbegun
+from slurm_robust.run.sources import Here
+from slurm_robust.trainings.find import NoSuchJob
 from slurm_robust.util.alone import Alone
 from tests.unit.controller.earlier_jobs import Jobs, over, ran, ref
 from tests.users import run_as

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from slurm_robust.agent.__main__ import CannotBegin, read_spec
-from slurm_robust.controller import jobfolder, preflight
-from slurm_robust.controller.jobfolder import Folder, judge
-from slurm_robust.controller.preflight import PreflightError
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.jobdir import jobfolder
+from slurm_robust.jobdir.owner import Folder, judge
+from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.run import preflight
 from slurm_robust.wire.keys import KeysError, create_keys, load_client
 from tests.unit.sample_plan import plan
 from tests.users import run_as

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller.preflight import check_history
 from slurm_robust.engine.effects import RequeueAnswer, Said
 from slurm_robust.engine.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold
 from slurm_robust.report.status import status_at
+from slurm_robust.run.preflight import check_history
 from tests.unit.engine.fake_job import Job, doing
 
 KILL_WAIT_S = 30.0

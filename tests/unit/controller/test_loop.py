@@ -21,7 +21,6 @@ from slurm_robust.controller.background import Background
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.journal import Disk, Journal
 from slurm_robust.controller.loop import Loop
-from slurm_robust.controller.preflight import open_directory
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.tester import Tester
@@ -39,6 +38,7 @@ from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import JobState
+from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.records import Allocation, Switch
 from slurm_robust.slurm.requests import SubmitRequest

@@ -12,11 +12,11 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller import output
+from slurm_robust.config.plan import Plan
 from slurm_robust.controller.__main__ import introduction
-from slurm_robust.controller.preflight import Plan
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.util import output
 from tests.unit.engine.fake_job import Job
 from tests.waiting import wait_for
 
@@ -42,7 +42,7 @@ class Sink:
 def sink(monkeypatch: pytest.MonkeyPatch) -> Sink:
     sink = Sink()
     monkeypatch.setattr(output, "_output", output._Output())
-    monkeypatch.setattr("slurm_robust.controller.output.os.write", sink.write)
+    monkeypatch.setattr("slurm_robust.util.output.os.write", sink.write)
     return sink
 
 

@@ -55,7 +55,9 @@ def comes(
     journal.append(
         *TRAINING, *then, ev.ControllerStarted(t=9.0, epoch=2, host="n1", pid=2, port=2, start=start)
     )
-    return begin(journal, structs.replace(plan(), restart_count=restarts)), journal
+    news, first = begin(journal.events, structs.replace(plan(), restart_count=restarts), 10.0)
+    journal.append(*news)
+    return first, journal
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,17 @@ from msgspec import structs
 
 from slurm_robust.cli.main import main
 from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig
-from slurm_robust.controller import preflight
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.main import slurm_times
-from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.evidence.incidents import incident_reports
 from slurm_robust.model import events as ev
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import another_job, read
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.replacement import assign
 from slurm_robust.policy.resharding import Sizes
+from slurm_robust.run import preflight
+from slurm_robust.run.command import slurm_times
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.preflight import Plan
+from slurm_robust.config.plan import Plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.engine.effects import RequeueAnswer, Said
 from slurm_robust.engine.stages.table import begin
@@ -169,16 +168,14 @@ def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
     assert f"the job is requeued but does not start by itself: {advice}" in job.said
 
 
-def test_another_controller_goes_on_asking(tmp_path: Path) -> None:
+def test_another_controller_goes_on_asking() -> None:
     job = leaving(SILENT)
-    journal = Journal(tmp_path / "journal.jsonl")
-    for event in job.journal:
-        journal.append(event)
     plan = Plan(
         config=JobConfig(), job_id=7, restart_count=0, run_id="r", kind=CommandKind.SCRIPT,
         command=("train.py",), cwd="/", nodes=("n1", "n2"), slots=2, spares=0, nproc_per_node=1,
     )  # fmt: skip
-    begun = begin(journal, plan)
+    news, begun = begin(job.journal, plan, 10.0)
+    assert news == []
     assert begun == ToRequeueing(exclude=("n2",), reason=job.core.state.requeueing.reason, failure=True)
     assert Job(history=tuple(job.journal), first=begun).requeued == [("n2",)]
 

@@ -8,10 +8,10 @@ import pytest
 
 from slurm_robust.controller.shrink import MOST_REFUSALS, SHED_S, Shrinker
 from slurm_robust.engine.effects import Said
+from slurm_robust.model.probes import Knocked
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from slurm_robust.wire.sockets import Knocked
 
 NODES = ("n1", "n2", "n3")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.controller.preflight import PreflightError, load_plan
+from slurm_robust.config.plan import load_plan
 from slurm_robust.controller.supervisor import AT_ONCE, MOST_ENDS, storage_error
 from slurm_robust.model import events as ev
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.policy.leaving import AGAIN_S
 from slurm_robust.slurm.errors import SlurmError

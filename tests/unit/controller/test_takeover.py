@@ -11,10 +11,10 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
+from slurm_robust.config.plan import Plan, load_plan, save_plan
 from slurm_robust.controller import takeover
 from slurm_robust.controller.__main__ import Taken, _fenced, _write_start
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.preflight import Plan, load_plan, save_plan
 from slurm_robust.controller.takeover import finish, take_over, watch
 from slurm_robust.engine.effects import RequeueAnswer, Said
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting

@@ -20,8 +20,9 @@ from slurm_robust.model.exits import Witness, WorkerExit
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.journal import fold
+from slurm_robust.model.probes import Answers, Knocked
 from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
-from slurm_robust.nodes.quick import TESTS
+from slurm_robust.policy.quick_test import TESTS
 from slurm_robust.slurm.step_output import step_end, task_ends
 from slurm_robust.wire.messages import (
     Flush,
@@ -38,8 +39,6 @@ from slurm_robust.wire.messages import (
     Stop,
     TakeStacks,
 )
-from slurm_robust.wire.probes import Answers
-from slurm_robust.wire.sockets import Knocked
 from tests.unit.sample_events import run_started
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2

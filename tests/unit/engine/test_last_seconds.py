@@ -18,7 +18,6 @@ from slurm_robust.engine import effects as fx
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.over import code_of
 from slurm_robust.engine.stages.table import begin, build
-from slurm_robust.engine.transitions import Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit
@@ -43,16 +42,6 @@ WITHIN_S = 120.0
 
 ORDER = "ordered to end by SIGTERM"
 ERROR = WorkerError(type="ValueError", message="no", file="/home/u/train.py", line=12)
-
-
-class Paper:
-    """A journal in memory, as far as ``begin`` needs one."""
-
-    def __init__(self, events: list[ev.AnyEvent]) -> None:
-        self.events = events
-
-    def append(self, *events: ev.AnyEvent) -> None:
-        self.events.extend(events)
 
 
 class LastSeconds(Job):
@@ -105,7 +94,8 @@ class LastSeconds(Job):
                 t=self.wall, epoch=self.epoch, host="n1", pid=self.epoch, port=1, start=START
             )
         )
-        first: Transition = begin(Paper(self.journal), structs.replace(plan(), restart_count=0))  # type: ignore[arg-type]
+        news, first = begin(self.journal, structs.replace(plan(), restart_count=0), self.wall)
+        self.journal += news
         self.found_at = self.mono + FOUND_S
         self.core = Core(self.core.config, fold(self.journal), build, first, self.now())
         if self.pending:

@@ -10,9 +10,8 @@ from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.engine.units.liveness import PROVING
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
+from slurm_robust.model.probes import Answers, Knocked
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes
-from slurm_robust.wire.probes import Answers
-from slurm_robust.wire.sockets import Knocked
 from tests.unit.engine.fake_job import Job
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")  # n1 is the controller's

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import DetectConfig, JobConfig
+from slurm_robust.diagnostics.live import NotLive, Taken, take
 from slurm_robust.model import events as ev
-from slurm_robust.report.live import NotLive, Taken, take
 from slurm_robust.wire.messages import ShowStacks, StacksShown, TakeStacks
 from tests.unit.engine.fake_job import Job, doing
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slurm_robust.fleet import summarise
-from slurm_robust.fleet.summarise import comment_of, save, summary_of_job, work_of
+from slurm_robust.ledger import summarise
+from slurm_robust.ledger.summarise import comment_of, save, summary_of_job, work_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.jobsummary import MOST_BYTES, MOST_INCIDENTS, NodeWork, decode_summary, encode

@@ -17,8 +17,8 @@ import pytest
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.notify import ChannelConfig, NotifyConfig
+from slurm_robust.config.plan import Plan
 from slurm_robust.controller.notifier import Notifier
-from slurm_robust.controller.preflight import Plan
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import NOTIFIED, ChannelState, Notified

@@ -12,8 +12,8 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.stacks import Localisation
 from slurm_robust.model.state import JobState, apply
-from slurm_robust.nodes.quick import TESTS, quick_answers
 from slurm_robust.policy import Rules, decide
+from slurm_robust.policy.quick_test import TESTS, quick_answers
 
 SPARES, PARTITION = Source(reservation="spares"), Source()
 RULES = Rules(limits=Limits(), quick_test=True)

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from slurm_robust.admin.node_checks import Nagios, Whole, headline, nagios, render
 from slurm_robust.cli.main import main as srobust
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import Context
 from slurm_robust.nodes.verdict import Conclusion, Report, conclude
-from slurm_robust.report.checks import Nagios, Whole, headline, nagios, render
 
 LOST = Finding(
     check="gpu.present",

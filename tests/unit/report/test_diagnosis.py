@@ -9,10 +9,10 @@ from rich.console import Console
 
 from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.cli.main import main
+from slurm_robust.diagnostics.command import Code, code_of, code_of_replay, render, render_replay
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
-from slurm_robust.report.diagnosis import Code, code_of, code_of_replay, render, render_replay
 from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
 from tests.contracts.replayer import NODES, run
 

@@ -17,9 +17,9 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import JournalDamaged
 from slurm_robust.model.nodeseen import HookSeen, NodeSeen
 from slurm_robust.report import job_main
-from slurm_robust.report.find import NoSuchJob
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.trainings.find import NoSuchJob
 from tests.unit.ledger.journals import Journal, at
 from tests.unit.report.test_job_report import job
 

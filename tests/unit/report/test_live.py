@@ -14,12 +14,12 @@ import pytest
 
 from slurm_robust.cli.main import main
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.preflight import open_directory
+from slurm_robust.diagnostics.live import NotLive, StackSample, Taken, explain, unanswered
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
-from slurm_robust.report.live import NotLive, StackSample, Taken, explain, unanswered
+from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch

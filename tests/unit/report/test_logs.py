@@ -11,10 +11,10 @@ import pytest
 from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.report.find import NoSuchJob
 from slurm_robust.report.logs import End, Logs, Wanted, wait
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.trainings.find import NoSuchJob
 from tests.unit.sample_events import run_started
 
 STARTED = run_started(job_id=7, nproc_per_node=2)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from slurm_robust.model import events as ev
-from slurm_robust.report.slurmview import completing_advice, view_of
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.trainings.slurmview import completing_advice, view_of
 from tests.unit.sample_events import run_started
 
 

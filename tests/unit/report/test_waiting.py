@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from slurm_robust.report.waiting import Waiting, waiting
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.records import Job, Node
+from slurm_robust.trainings.waiting import Waiting, waiting
 
 NEED = Need(least=4, most=5)
 UPDATE = "scontrol update JobId=7 "

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.wire.probes import Place, probe
+from slurm_robust.model.probes import Place
+from slurm_robust.wire.probes import probe
 
 PING = Path("/proc/sys/net/ipv4/ping_group_range")
 

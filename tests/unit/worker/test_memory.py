@@ -32,9 +32,8 @@ from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
-from slurm_robust.model.copies import SHARED, CheckpointId
+from slurm_robust.model.copies import SHARED, CheckpointId, transfer_s
 from slurm_robust.model.progress import RESERVE
-from slurm_robust.wire.copychannel import transfer_s
 from slurm_robust.worker.environment import WorkerEnvironment
 from slurm_robust.worker.images import ImageReader
 from tests.ranks import run_ranks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.network import PortHolder
+from slurm_robust.wire.network import PortHolder
 from slurm_robust.worker.rendezvous import BACKLOG, patient, wait_until_listening
 from tests.forked_python import run_python
 from tests.forked_zygote import ForkedZygoteLauncher

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.analysis.logs import RuleSet, shipped
-from slurm_robust.report.classification import Answer, LogRecord, answer
+from slurm_robust.analysis.logs.command import Answer, LogRecord, answer
 
 DATA = Path(__file__).parents[3] / "data"
 FILES = {

@@ -24,11 +24,11 @@ from slurm_robust.model.layout import ParallelLayout, Placement
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.model.state import JobState
-from slurm_robust.report.find import find, load_events
-from slurm_robust.report.slurmview import ask_slurm, make_slurm
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.terminal.console import Screen, indented, show
+from slurm_robust.trainings.find import find, load_events
+from slurm_robust.trainings.slurmview import ask_slurm, make_slurm
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch

@@ -8,33 +8,26 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
-from slurm_robust.analysis.logs import RuleSet, shipped, with_site_rules
-from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller import jobfolder
+from slurm_robust.config.plan import Plan
 from slurm_robust.engine.units.checkpoints import layout_of
+from slurm_robust.jobdir import owner
 from slurm_robust.model import events as ev
-from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.job import JOBS_FOLDER, CommandKind, JobDirectory
 from slurm_robust.model.journal import fold, minute, read
 from slurm_robust.model.layout import DoesNotDivide
-from slurm_robust.model.record import Record, decoded
 from slurm_robust.model.state import JobState
-from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.policy.resharding import Sizes, fitting_nodes, sizes_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.records import Allocation, Job
-from slurm_robust.util.files import write_atomically
 from slurm_robust.util.hostlist import fold as fold_nodes
-from slurm_robust.util.ours import check_own_folder, read_ours
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
 from slurm_robust.wire.messages import Ping, Pong
@@ -42,65 +35,6 @@ from slurm_robust.wire.sockets import ask, knock
 from slurm_robust.worker.lookup import missing, missing_module, mode_of
 
 PING_TIMEOUT_S = 2.0
-
-
-class PreflightError(SrobustError):
-    """The job cannot be started as asked."""
-
-    def __init__(self, text: str, *, fix: str, code: ExitCode) -> None:
-        super().__init__(text)
-        self.fix = fix
-        self.exit_code = code
-
-
-class Plan(Record):
-    """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
-
-    ``cluster`` to ``required`` are as in :class:`~slurm_robust.model.events.RunStarted` and
-    ``AllocationTaken``.
-    """
-
-    run_id: str
-    job_id: int
-    kind: CommandKind
-    command: tuple[str, ...]
-    cwd: str
-    slots: int
-    spares: int
-    nproc_per_node: int
-    restart_count: int
-    nodes: tuple[str, ...]
-    """The allocation, in Slurm's order."""
-    config: JobConfig
-    cluster: str = ""
-    submitted: float | None = None
-    array_task: str = ""
-    time_limit_s: float | None = None
-    queued_s: float | None = None
-    eligible: float | None = None
-    gpus: int = 0
-    required: tuple[str, ...] | None = None
-    start: str = ""
-    """This start of ``srobust run``; controllers of other hosts that take over serve the same one."""
-    output: str = ""
-    """The job's own output, in which a controller on another node goes on; "" where that is no file."""
-    training: str = ""
-    """As in :class:`~slurm_robust.model.events.RunStarted`."""
-    continued: ev.Continued | None = None
-    """From where the job goes on; None for one that began anew."""
-
-    def storage(self, directory: JobDirectory) -> Path:
-        """Where the job's checkpoints on shared storage are; ``directory``: the job's."""
-        return checkpoints_of(self.config, self.training, directory, self.cwd)
-
-
-def checkpoints_of(config: JobConfig, training: str, directory: JobDirectory, cwd: str) -> Path:
-    """Where a job's checkpoints on storage are: as configured, else in its training's folder, or its own."""
-    if config.checkpoint.directory:
-        return Path(cwd, config.checkpoint.directory)
-    if training:
-        return TrainingDirectory.of(directory.path.parent, training).checkpoints
-    return directory.checkpoints
 
 
 def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> None:
@@ -209,10 +143,8 @@ def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_ru
     submitted = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
     warnings = []
     try:
-        jobfolder.mend(directory.path)
-        found = [
-            jobfolder.judge(folder, os.geteuid()) for folder in jobfolder.folders(directory.path, submitted)
-        ]
+        owner.mend(directory.path)
+        found = [owner.judge(folder, os.geteuid()) for folder in owner.folders(directory.path, submitted)]
     except OSError as error:
         raise _no_directory(directory, error) from error
     for one in filter(None, found):
@@ -225,7 +157,7 @@ def check_place(directory: JobDirectory, environ: Mapping[str, str], *, later_ru
 def make_directory(directory: JobDirectory) -> None:
     """Make the job directory, readable by its owner only. Raises PreflightError."""
     try:
-        jobfolder.make(directory.path)
+        owner.make(directory.path)
     except OSError as error:
         raise _no_directory(directory, error) from error
 
@@ -298,31 +230,6 @@ def check_history(state: JobState, events: list[AnyEvent], command: tuple[str, .
             code=ExitCode.USAGE,
         )
     return state.ended.code if state.ended is not None and state.ended.final else None
-
-
-def save_plan(directory: JobDirectory, plan: Plan) -> None:
-    """Write the plan for the controller, atomically. Raises ``OSError``."""
-    write_atomically(directory.path / "plan.json", msgspec.json.encode(plan), durable=False)
-
-
-def load_plan(directory: JobDirectory, run_id: str = "") -> Plan:
-    """The plan that :func:`save_plan` wrote, of this run unless it is "". Raises :class:`PreflightError`."""
-    path = directory.path / "plan.json"
-    try:
-        check_own_folder(directory.path)
-        plan = decoded(msgspec.json.Decoder(Plan), read_ours(path), lambda why: _no_plan(path, why))
-    except OSError as error:
-        raise _no_plan(path, str(error)) from error
-    if run_id not in ("", plan.run_id):
-        raise _no_plan(
-            path, f"it is of run {plan.run_id}, this is run {run_id}: somebody replaced the folder"
-        )
-    return plan
-
-
-def _no_plan(path: Path, why: str) -> PreflightError:
-    fix = "run 'srobust run' of the same slurm_robust with the same --job-dir, which writes it"
-    return PreflightError(f"cannot read {path}: {why}", fix=fix, code=ExitCode.JOB_DIR)
 
 
 def make_plan(
@@ -466,23 +373,3 @@ def move_aside(directory: JobDirectory, events: Sequence[ev.AnyEvent], how: str)
             code=ExitCode.JOB_DIR,
         ) from error
     return f"{directory.path} held another job with this id ({how}); that is now {target}"
-
-
-def check_log_rules(config: JobConfig, cwd: Path) -> None:
-    """All files must be there and right. Raises PreflightError with file and line."""
-    try:
-        with_site_rules(_log_rule_files(config, cwd))
-    except InvalidSettings as error:
-        raise PreflightError(f"detect.log_rules: {error}", fix=error.fix, code=ExitCode.CONFIG) from error
-
-
-def load_log_rules(config: JobConfig, cwd: Path) -> tuple[RuleSet, str]:
-    """Our rules and above them the site's; only ours, and why, if those cannot be used any more."""
-    try:
-        return with_site_rules(_log_rule_files(config, cwd)), ""
-    except InvalidSettings as error:
-        return shipped(), f"logs are read by the built-in rules only; detect.log_rules: {error}"
-
-
-def _log_rule_files(config: JobConfig, cwd: Path) -> Iterator[Path]:
-    return (cwd / name for name in config.detect.log_rules)

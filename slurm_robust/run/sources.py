@@ -11,17 +11,16 @@ from typing import NamedTuple
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.part import read_sidecar
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.controller.holding import Asked, await_free
-from slurm_robust.controller.preflight import PreflightError
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.layout import replicated
 from slurm_robust.model.training import Chapter, TrainingDirectory, is_name
 from slurm_robust.policy import continuing as policy
-from slurm_robust.report.earlier import Earlier, earlier_job, newest_of_script
-from slurm_robust.report.find import NoSuchJob, find
+from slurm_robust.run.holding import Asked, await_free
+from slurm_robust.trainings.earlier import Earlier, earlier_job, newest_of_script
+from slurm_robust.trainings.find import NoSuchJob, find
 from slurm_robust.util.files import names_in
 from slurm_robust.util.ours import check_own_folder
 

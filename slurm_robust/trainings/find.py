@@ -16,9 +16,9 @@ from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
 from slurm_robust.model.journal import parse, read_bytes
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, Chapter, TrainingDirectory, training_of, trainings
-from slurm_robust.report.slurmview import SlurmView, ask_slurm, make_slurm, newest_run, waits_for
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import BYTES, Bar
+from slurm_robust.trainings.slurmview import SlurmView, ask_slurm, make_slurm, newest_run, waits_for
 from slurm_robust.util.text import some_of
 
 _ID = re.compile(r"(?P<job>\d+)(?:_(?P<task>\d+))?")

@@ -13,7 +13,6 @@ import psutil
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.trust import user_name
-from slurm_robust.worker.rendezvous import BACKLOG
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 INTERFACES = Path("/sys/class/net")
@@ -106,10 +105,13 @@ class PortHolder:
         """The port held for the next launch."""
         return int(self._held.getsockname()[1])
 
-    def open(self) -> socket.socket | None:
-        """Workers are about to start: the socket for rank 0, None if rank 0 binds the port by itself."""
+    def open(self, backlog: int = socket.SOMAXCONN) -> socket.socket | None:
+        """Workers are about to start: the socket for rank 0, None if rank 0 binds the port by itself.
+
+        ``backlog``: connections that the kernel keeps until rank 0 accepts them.
+        """
         if self._hand_over:
-            self._held.listen(BACKLOG)
+            self._held.listen(backlog)
             return self._held
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         return None

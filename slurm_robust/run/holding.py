@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from slurm_robust.controller.output import say
-from slurm_robust.controller.preflight import PreflightError, check_alone
 from slurm_robust.model import events as ev
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import another_job, minute
 from slurm_robust.model.training import Chapter, TrainingDirectory
 from slurm_robust.policy.holding import ALIVE_S, COMPLETING_S, SILENT_S, Hold, judge, judge_elsewhere
-from slurm_robust.report.earlier import earlier_job
-from slurm_robust.report.slurmview import completing_advice
+from slurm_robust.run.preflight import check_alone
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
 from slurm_robust.slurm.records import Job
+from slurm_robust.trainings.earlier import earlier_job
+from slurm_robust.trainings.slurmview import completing_advice
 from slurm_robust.util.alone import Alone
+from slurm_robust.util.output import say
 
 ASK_EVERY_S = 2.0
 

@@ -16,10 +16,14 @@ from msgspec import structs
 
 from slurm_robust.checkpoint.adopting import adopt
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.controller.holding import REAL, Clock, await_free, await_kept, check_not_held, is_free
-from slurm_robust.controller.output import say
-from slurm_robust.controller.preflight import PreflightError
-from slurm_robust.controller.sources import (
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode, PreflightError
+from slurm_robust.model.journal import minute
+from slurm_robust.model.record import Record
+from slurm_robust.model.training import ASIDE, Chapter, TrainingDirectory, encoded, is_shared
+from slurm_robust.policy import continuing as policy
+from slurm_robust.run.holding import REAL, Clock, await_free, await_kept, check_not_held, is_free
+from slurm_robust.run.sources import (
     Here,
     Source,
     find_source,
@@ -31,15 +35,10 @@ from slurm_robust.controller.sources import (
     same,
     stored,
 )
-from slurm_robust.model import events as ev
-from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.journal import minute
-from slurm_robust.model.record import Record
-from slurm_robust.model.training import ASIDE, Chapter, TrainingDirectory, encoded, is_shared
-from slurm_robust.policy import continuing as policy
-from slurm_robust.report.earlier import jobs_of_script
+from slurm_robust.trainings.earlier import jobs_of_script
 from slurm_robust.util.files import publish_once
 from slurm_robust.util.ours import check_own_folder, make_own_folder
+from slurm_robust.util.output import say
 from slurm_robust.util.text import count
 
 

@@ -14,26 +14,28 @@ from pathlib import Path
 
 from msgspec import structs
 
+from slurm_robust.analysis.logs.site_rules import check_log_rules
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller import preflight, supervisor
-from slurm_robust.controller.continuing import NOTHING, Wish, check_still_ours, start
-from slurm_robust.controller.holding import Asked, take_alone
-from slurm_robust.controller.output import say
-from slurm_robust.controller.preflight import Plan, job_directory, sizes
-from slurm_robust.controller.sources import Here
+from slurm_robust.config.plan import Plan, checkpoints_of, save_plan
+from slurm_robust.controller import supervisor
 from slurm_robust.controller.takeover import watch
+from slurm_robust.diagnostics.command import Code, code_of_replay, render_replay
 from slurm_robust.diagnostics.replay.steps import ReplayCommand, StepReplayer
 from slurm_robust.doctor.facts import Facts
 from slurm_robust.doctor.rule import Level, apply
 from slurm_robust.doctor.rules.site import TIMES
 from slurm_robust.engine.units.checkpoints import layout_of
 from slurm_robust.model import journal
-from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import Chapter, TrainingDirectory
 from slurm_robust.policy.continuing import other_training, unheard
-from slurm_robust.report.diagnosis import Code, code_of_replay, render_replay
+from slurm_robust.run import preflight
+from slurm_robust.run.continuing import NOTHING, Wish, check_still_ours, start
+from slurm_robust.run.holding import Asked, take_alone
+from slurm_robust.run.preflight import job_directory, sizes
+from slurm_robust.run.sources import Here
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task
 from slurm_robust.slurm.errors import SlurmError
@@ -41,6 +43,7 @@ from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.select import make_client
 from slurm_robust.terminal.console import show
 from slurm_robust.util.alone import Alone
+from slurm_robust.util.output import say
 
 
 def run(
@@ -55,7 +58,7 @@ def run(
     wish.check()
     allocation = preflight.find_allocation(os.environ)
     preflight.check_slurm_commands(os.environ)
-    preflight.check_log_rules(config, Path.cwd())
+    check_log_rules(config, Path.cwd())
     directory = preflight.job_directory(config, os.environ, allocation.job_id, name)
     for text in preflight.check_place(directory, os.environ, later_run=allocation.restart_count > 0):
         say(f"warning: {text}")
@@ -98,7 +101,7 @@ def run(
             say(sized[0].text)
         plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job, sized)
         plan = structs.replace(plan, training=training, continued=continued)
-        preflight.save_plan(directory, plan)
+        save_plan(directory, plan)
         if job is not None:  # else Slurm does not answer now
             for text in slurm_times(slurm, config, allocation):
                 say(f"warning: {text}")
@@ -118,7 +121,7 @@ def _start_again(
         say(text)
     if text := other_training(wish.training, state.training, job):
         if wish.training and restart_count == state.restart_count:
-            raise preflight.PreflightError(
+            raise PreflightError(
                 f"{text}, and this start is for training {wish.training}; nothing was started",
                 fix=f"submit a new job for training {wish.training}, or add a --name of its own",
                 code=ExitCode.USAGE,
@@ -157,7 +160,7 @@ def _here(
     return Here(
         directory=directory,
         chapter=chapter,
-        storage=preflight.checkpoints_of(config, training, directory, cwd),
+        storage=checkpoints_of(config, training, directory, cwd),
         kind=kind,
         command=command,
         cwd=cwd,

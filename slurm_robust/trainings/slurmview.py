@@ -10,12 +10,12 @@ from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.journal import another_job, fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
-from slurm_robust.report.waiting import Waiting, waiting
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, JobNotFound, SlurmError, SlurmTimeout
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.records import TERMINAL_STATES, AccountingRow, Job
 from slurm_robust.slurm.select import make_client
+from slurm_robust.trainings.waiting import Waiting, waiting
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count
 

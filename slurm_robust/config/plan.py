@@ -1,0 +1,91 @@
+"""The plan of a run: what ``srobust run`` was asked for, checked; its controllers read it from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from slurm_robust.config.job import JobConfig
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode, PreflightError
+from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.training import TrainingDirectory
+from slurm_robust.util.files import write_atomically
+from slurm_robust.util.ours import check_own_folder, read_ours
+
+
+class Plan(Record):
+    """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
+
+    ``cluster`` to ``required`` are as in :class:`~slurm_robust.model.events.RunStarted` and
+    ``AllocationTaken``.
+    """
+
+    run_id: str
+    job_id: int
+    kind: CommandKind
+    command: tuple[str, ...]
+    cwd: str
+    slots: int
+    spares: int
+    nproc_per_node: int
+    restart_count: int
+    nodes: tuple[str, ...]
+    """The allocation, in Slurm's order."""
+    config: JobConfig
+    cluster: str = ""
+    submitted: float | None = None
+    array_task: str = ""
+    time_limit_s: float | None = None
+    queued_s: float | None = None
+    eligible: float | None = None
+    gpus: int = 0
+    required: tuple[str, ...] | None = None
+    start: str = ""
+    """This start of ``srobust run``; controllers of other hosts that take over serve the same one."""
+    output: str = ""
+    """The job's own output, in which a controller on another node goes on; "" where that is no file."""
+    training: str = ""
+    """As in :class:`~slurm_robust.model.events.RunStarted`."""
+    continued: ev.Continued | None = None
+    """From where the job goes on; None for one that began anew."""
+
+    def storage(self, directory: JobDirectory) -> Path:
+        """Where the job's checkpoints on shared storage are; ``directory``: the job's."""
+        return checkpoints_of(self.config, self.training, directory, self.cwd)
+
+
+def checkpoints_of(config: JobConfig, training: str, directory: JobDirectory, cwd: str) -> Path:
+    """Where a job's checkpoints on storage are: as configured, else in its training's folder, or its own."""
+    if config.checkpoint.directory:
+        return Path(cwd, config.checkpoint.directory)
+    if training:
+        return TrainingDirectory.of(directory.path.parent, training).checkpoints
+    return directory.checkpoints
+
+
+def save_plan(directory: JobDirectory, plan: Plan) -> None:
+    """Write the plan for the controller, atomically. Raises ``OSError``."""
+    write_atomically(directory.path / "plan.json", msgspec.json.encode(plan), durable=False)
+
+
+def load_plan(directory: JobDirectory, run_id: str = "") -> Plan:
+    """The plan that :func:`save_plan` wrote, of this run unless it is "". Raises :class:`PreflightError`."""
+    path = directory.path / "plan.json"
+    try:
+        check_own_folder(directory.path)
+        plan = decoded(msgspec.json.Decoder(Plan), read_ours(path), lambda why: _no_plan(path, why))
+    except OSError as error:
+        raise _no_plan(path, str(error)) from error
+    if run_id not in ("", plan.run_id):
+        raise _no_plan(
+            path, f"it is of run {plan.run_id}, this is run {run_id}: somebody replaced the folder"
+        )
+    return plan
+
+
+def _no_plan(path: Path, why: str) -> PreflightError:
+    fix = "run 'srobust run' of the same slurm_robust with the same --job-dir, which writes it"
+    return PreflightError(f"cannot read {path}: {why}", fix=fix, code=ExitCode.JOB_DIR)

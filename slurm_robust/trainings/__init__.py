@@ -1,0 +1,1 @@
+"""Trainings and their jobs, as their folders and Slurm tell of them."""
