@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, str] = {
     "evidence": "util model analysis policy",
     "trainings": "util model slurm terminal checkpoint policy",
     "diagnostics": "util model config slurm terminal wire analysis nodes worker agent evidence trainings",
-    "doctor": "util model config kernel slurm terminal wire checkpoint nodes policy trainings",
+    "doctor": "util model config kernel slurm terminal wire checkpoint nodes hooks policy trainings",
     "notify": "util model config jobdir terminal wire evidence trainings",
     "report": "util model slurm telemetry terminal wire checkpoint ledger policy evidence trainings",
     "fleet": "util model config slurm terminal ledger policy report",
