@@ -170,8 +170,6 @@ def _create(args: argparse.Namespace) -> int:
         raise UsageError(
             "nobody may use the spares", fix="name users (--users A,B) or accounts (--accounts A,B)"
         )
-    if not (args.count or args.nodes):
-        raise UsageError("--nodes names no node", fix="name nodes, or give their number with --count")
     request = spares.request_of(
         args.name,
         count=args.count,

@@ -252,7 +252,7 @@ def test_a_slurmctld_that_is_down(slurm: FakeSlurm) -> None:
     [
         (["--count", "2"], "nobody may use the spares"),
         (["--users", "a"], "one of the arguments --count --nodes is required"),
-        (["--nodes", ",", "--users", "a"], "--nodes names no node"),
+        (["--nodes", ",", "--users", "a"], "',' names no node"),
         (["--count", "0", "--users", "a"], "'0' is not a number from 1"),
         (["--count", "2", "--users", "a,-b"], "'-b' is not a valid name"),
         (["--count", "2", "--users", "a", "--name", "x y"], "'x y' is not a valid name"),

@@ -25,7 +25,7 @@ from slurm_robust.admin.spare_plan import Fleet, Wanted, plan_for, text_of
 from slurm_robust.admin.spares import pool_of
 from slurm_robust.cli.main import main, make_parser, visible_only
 from slurm_robust.config.node import Paths
-from slurm_robust.diagnostics import diagnosis
+from slurm_robust.diagnostics import command as diagnose
 from slurm_robust.hooks.log import EventLog
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -422,9 +422,9 @@ def test_diagnoses_and_replays(slurm: Answers, text: str) -> None:
     result = TestResult(test="gpu", node="n1", outcome=Outcome.FAIL, text="x", peers=("n2",), value="1")
     found = Diagnosis(results=(result,), suspects=("n1",), reason="x", left_out={"memory": "no time"})
     hostile = poisoned(found, text)
-    printed(lambda: Screen().print(diagnosis.render(hostile, [hostile.results[0].node])))
+    printed(lambda: Screen().print(diagnose.render(hostile, [hostile.results[0].node])))
     verdict = poisoned(replayed(FakeReplayer({"n5": Fault.CORRUPTS})), text)
-    printed(lambda: Screen().print(diagnosis.render_replay(verdict)))
+    printed(lambda: Screen().print(diagnose.render_replay(verdict)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")

@@ -56,7 +56,6 @@ def test_the_process_that_waits_for_the_hook_imports_next_to_nothing() -> None:
     names = done.stdout.split()
     assert [name for name in names if name.startswith("slurm_robust.")] == [
         "slurm_robust.version",
-        "slurm_robust.nodes",
         "slurm_robust.hooks",
         "slurm_robust.util",
         "slurm_robust.util.isolate",

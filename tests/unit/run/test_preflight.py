@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from slurm_robust.analysis.logs.site_rules import check_log_rules, load_log_rules
 from slurm_robust.cli.main import main
+from slurm_robust.config import plan as plan_file
 from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig
 from slurm_robust.controller.journal import Journal
 from slurm_robust.evidence.incidents import incident_reports
@@ -332,8 +334,8 @@ def test_the_plan_survives_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     plan = preflight.make_plan(
         JobConfig(spares=1, preload=("numpy",)), CommandKind.MODULE, ("m", "-x"), {}, ALLOCATION, "7-ab"
     )
-    preflight.save_plan(directory, plan)
-    assert preflight.load_plan(directory) == plan
+    plan_file.save_plan(directory, plan)
+    assert plan_file.load_plan(directory) == plan
 
 
 # -- A job id that comes again is another job; a requeue of the same job is not --------------------
@@ -454,9 +456,7 @@ def rules(tmp_path: Path) -> Path:
 
 def crashed(rules: Path | None = None) -> Job:
     """Two ranks have failed; the first to be seen only lost the other one."""
-    loaded, trouble = (
-        preflight.load_log_rules(config(rules.name), rules.parent) if rules is not None else (None, "")
-    )
+    loaded, trouble = load_log_rules(config(rules.name), rules.parent) if rules is not None else (None, "")
     assert not trouble
     job = Job(spares=("n3",), log_rules=loaded)
     job.train_to(7)
@@ -481,10 +481,10 @@ def test_the_controller_obeys_them(rules: Path) -> None:
 
 
 def test_a_broken_file_is_refused_with_its_line(rules: Path) -> None:
-    preflight.check_log_rules(config(rules.name), rules.parent)
+    check_log_rules(config(rules.name), rules.parent)
     rules.write_text(RULES.replace("action: evict", "action: explode"))
     with pytest.raises(PreflightError) as error:
-        preflight.check_log_rules(config(rules.name), rules.parent)
+        check_log_rules(config(rules.name), rules.parent)
     assert error.value.exit_code == ExitCode.CONFIG
     assert str(error.value).startswith(f"detect.log_rules: {rules}, line 5: rules[0].action must be one of")
     assert error.value.fix
@@ -506,7 +506,7 @@ def test_srobust_run_refuses_it_before_anything_is_made(
 
 def test_a_file_that_was_lost_meanwhile_costs_only_its_rules(rules: Path) -> None:
     rules.unlink()
-    known, trouble = preflight.load_log_rules(config(str(rules)), Path("/"))
+    known, trouble = load_log_rules(config(str(rules)), Path("/"))
     assert {rule.name for rule in known.rules}
     assert not any(rule.site for rule in known.rules)
     assert trouble.startswith("logs are read by the built-in rules only; detect.log_rules: ")

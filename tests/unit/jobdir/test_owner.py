@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from slurm_robust.agent.__main__ import CannotBegin, read_spec
-from slurm_robust.jobdir import jobfolder
+from slurm_robust.config import plan as plan_file
+from slurm_robust.jobdir import owner
 from slurm_robust.jobdir.owner import Folder, judge
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
@@ -70,13 +71,13 @@ def test_a_link_is_as_good_as_its_owner() -> None:
 def test_folders_are_checked_from_the_jobs_to_that_of_its_submission(tmp_path: Path) -> None:
     submitted = tmp_path / "project" / "mine"
     job = submitted / "srobust-jobs" / "7"
-    assert [f.path for f in jobfolder.folders(job, submitted)] == []
+    assert [f.path for f in owner.folders(job, submitted)] == []
     submitted.mkdir(parents=True)
-    jobfolder.make(job)
-    assert [f.path for f in jobfolder.folders(job, submitted)] == [job, job.parent, submitted]
+    owner.make(job)
+    assert [f.path for f in owner.folders(job, submitted)] == [job, job.parent, submitted]
     elsewhere = tmp_path / "scratch" / "jobs" / "7"
-    jobfolder.make(elsewhere)
-    assert [f.path for f in jobfolder.folders(elsewhere, submitted)] == [elsewhere, *elsewhere.parents[:2]]
+    owner.make(elsewhere)
+    assert [f.path for f in owner.folders(elsewhere, submitted)] == [elsewhere, *elsewhere.parents[:2]]
 
 
 def test_the_target_of_a_link_is_checked_too(tmp_path: Path) -> None:
@@ -85,8 +86,8 @@ def test_the_target_of_a_link_is_checked_too(tmp_path: Path) -> None:
     scratch.mkdir(parents=True)
     (submitted / "srobust-jobs").symlink_to(scratch)
     job = submitted / "srobust-jobs" / "7"
-    jobfolder.make(job)
-    found = {f.path: stat.S_ISLNK(f.mode) for f in jobfolder.folders(job, submitted)}
+    owner.make(job)
+    found = {f.path: stat.S_ISLNK(f.mode) for f in owner.folders(job, submitted)}
     assert found[job.parent] is True
     assert found[scratch / "7"] is found[scratch] is found[scratch.parent] is False
 
@@ -95,7 +96,7 @@ def test_the_target_of_a_link_is_checked_too(tmp_path: Path) -> None:
 def test_what_is_made_is_closed_whatever_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
-        jobfolder.make(tmp_path / "a" / "srobust-jobs" / "7")
+        owner.make(tmp_path / "a" / "srobust-jobs" / "7")
     finally:
         os.umask(before)
     made = [tmp_path / "a", tmp_path / "a/srobust-jobs", tmp_path / "a/srobust-jobs/7"]
@@ -187,7 +188,7 @@ def start(job: JobDirectory, submitted: Path) -> str:
     environ = {"SLURM_SUBMIT_DIR": str(submitted)}
     preflight.check_place(job, environ, later_run=False)
     preflight.open_directory(job)
-    preflight.save_plan(job, plan())
+    plan_file.save_plan(job, plan())
     job.spec.write_bytes(msgspec.json.encode(spec()))
     return "begun"
 
@@ -247,7 +248,7 @@ def test_what_stands_in_a_strangers_folder_is_not_run(scratch: Path) -> None:
     job.path.parent.chmod(0o777)
     assert run_as(OTHER, forge) == "None"
     assert f"belongs to uid {OTHER}" in run_as(ME, lambda: read_spec(job, "7-x"))
-    assert f"belongs to uid {OTHER}" in run_as(ME, lambda: preflight.load_plan(job, "7-x"))
+    assert f"belongs to uid {OTHER}" in run_as(ME, lambda: plan_file.load_plan(job, "7-x"))
     # In a folder of this user, but the files of somebody else, or links to them.
     shutil.copytree(job.path, scratch / "theirs", symlinks=True)
     for name in ("job.json", "plan.json"):
@@ -255,7 +256,7 @@ def test_what_stands_in_a_strangers_folder_is_not_run(scratch: Path) -> None:
     os.chown(scratch / "theirs", ME, ME)
     theirs = JobDirectory(scratch / "theirs")
     assert f"belongs to uid {OTHER}" in run_as(ME, lambda: read_spec(theirs))
-    assert f"belongs to uid {OTHER}" in run_as(ME, lambda: preflight.load_plan(theirs))
+    assert f"belongs to uid {OTHER}" in run_as(ME, lambda: plan_file.load_plan(theirs))
 
 
 def traps() -> list[tuple[str, Callable[[Path], None]]]:
@@ -279,7 +280,7 @@ def test_a_link_or_a_pipe_is_no_file_of_the_job(
     with pytest.raises(CannotBegin, match=text):
         read_spec(job)
     with pytest.raises(PreflightError, match=text):
-        preflight.load_plan(job)
+        plan_file.load_plan(job)
     with pytest.raises(KeysError, match=text):
         load_client(job.keys)
 
@@ -287,14 +288,14 @@ def test_a_link_or_a_pipe_is_no_file_of_the_job(
 def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     job = JobDirectory(tmp_path / "7")
     preflight.open_directory(job)
-    preflight.save_plan(job, plan("7-other"))
+    plan_file.save_plan(job, plan("7-other"))
     job.spec.write_bytes(msgspec.json.encode(spec("7-other")))
     assert read_spec(job, "7-other") == read_spec(job) == spec("7-other")
-    assert preflight.load_plan(job, "7-other") == preflight.load_plan(job)
+    assert plan_file.load_plan(job, "7-other") == plan_file.load_plan(job)
     with pytest.raises(CannotBegin, match="7-other"):
         read_spec(job, "7-mine")
     with pytest.raises(PreflightError, match="7-other"):
-        preflight.load_plan(job, "7-mine")
+        plan_file.load_plan(job, "7-mine")
 
 
 @as_root
