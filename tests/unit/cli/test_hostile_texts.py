@@ -39,7 +39,7 @@ from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.configuration import LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
-from slurm_robust.terminal import console as report_console
+from slurm_robust.terminal import console as console
 from slurm_robust.terminal.console import Screen
 from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -158,7 +158,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     # Where a long line is folded is chance; what is a line of its own is not.
-    monkeypatch.setattr(report_console, "WIDTH", 200_000)
+    monkeypatch.setattr(console, "WIDTH", 200_000)
     monkeypatch.chdir(tmp_path)
     return Answers(folder)
 
@@ -514,7 +514,11 @@ def test_every_command_is_fuzzed() -> None:
 def test_views_make_no_console_of_their_own_and_write_past_nobody() -> None:
     """What is written elsewhere would be cleaned by nobody."""
     package = Path(__file__).parents[3] / "slurm_robust"
-    files = [path for unit in ("report", "admin", "cli") for path in (package / unit).rglob("*.py")]
+    files = [
+        path
+        for unit in ("report", "terminal", "admin", "cli", "diagnostics", "trainings", "run")
+        for path in (package / unit).rglob("*.py")
+    ]
     bad = re.compile(r"\bConsole\(|std(out|err)\.buffer|__std(out|err)__|from_markup|\bmarkup=True")
     found = {path.name for path in files if bad.search(path.read_text())}
     assert found == {"deep_check.py", "gpu_reset.py"}  # both answer a program
@@ -526,7 +530,11 @@ def test_one_function_prints_json() -> None:
     The page of a report holds the data of its charts.
     """
     package = Path(__file__).parents[3] / "slurm_robust"
-    files = [path for unit in ("report", "admin", "cli") for path in (package / unit).rglob("*.py")]
+    files = [
+        path
+        for unit in ("report", "terminal", "admin", "cli", "diagnostics", "trainings", "run")
+        for path in (package / unit).rglob("*.py")
+    ]
     assert {path.name for path in files if "as_json(" in path.read_text()} == {
         "console.py",
         "logs.py",
