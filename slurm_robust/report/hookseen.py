@@ -79,21 +79,36 @@ def _read(directory: JobDirectory, name: str) -> NodeSeen | None:
 
 def lines(seen: NodeSeen) -> Iterator[str]:
     """All of one node, without its name."""
+    yield from (f"prolog: {line}" for line in before(seen))
+    yield from meanwhile(seen)
+    yield from (f"epilog: {line}" for line in after(seen))
+
+
+def before(seen: NodeSeen) -> Iterator[str]:
+    """What the prolog saw."""
     if seen.prolog is not None:
         if seen.prolog.skipped:
-            yield "the prolog tested nothing, as the job asked"
-        yield from _findings("prolog", seen.prolog)
+            yield "tested nothing, as the job asked"
+        yield from _findings(seen.prolog)
+
+
+def meanwhile(seen: NodeSeen) -> Iterator[str]:
+    """What happened while the job ran: errors of the driver, and counters that rose."""
     for error in seen.errors:
         times = f", {count(error.count, 'line')}" if error.count > 1 else ""
         yield f"{error.kind.upper()} {error.code} of {error.subject} at {date_and_time(error.at)}{times}"
     for device, rises in seen.grown.items():
         yield f"{device}: " + ", ".join(f"{name} +{rise}" for name, rise in rises.items())
-    yield from _findings("epilog", seen.epilog)
 
 
-def _findings(hook: str, seen: HookSeen) -> Iterator[str]:
+def after(seen: NodeSeen) -> Iterator[str]:
+    """What the epilog saw."""
+    yield from _findings(seen.epilog)
+
+
+def _findings(seen: HookSeen) -> Iterator[str]:
     for found in seen.findings:
-        yield f"{hook}: {found.check} {found.subject}: {found.text} ({found.suggestion.value})"
+        yield f"{found.check} {found.subject}: {found.text} ({found.suggestion.value})"
 
 
 def told(every: Sequence[NodeSeen], nodes: Collection[str] | None = None) -> tuple[RenderableType, ...]:

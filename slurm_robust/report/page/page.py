@@ -11,7 +11,7 @@ import base64
 import hashlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -21,8 +21,10 @@ from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES, TimeClass
 from slurm_robust.ledger.summary import Lost
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.startup import START_PHASES
 from slurm_robust.report.chapters import ChapterRow, step_text
+from slurm_robust.report.hookseen import after, before, meanwhile
 from slurm_robust.report.job_report import Generation, IncidentEntry, JobReport, PhaseFigures
 from slurm_robust.report.job_text import facts, headline, names_of
 from slurm_robust.report.nodelines import NodeLine
@@ -42,8 +44,11 @@ MOST_ENTRIES = 200
 MOST_NODES, MOST_GENERATIONS, MOST_MARKS = 600, 1000, 500
 """Rows of tables; ``--json`` and ``--csv`` have all."""
 
+MOST_SEEN, MOST_SEEN_LINES = 300, 20
+"""Nodes that the hooks told something of, the newest; and lines of each cell. ``--json`` has all."""
+
 LINE = 300
-"""Characters of a line that a worker wrote."""
+"""Characters of a line that a worker or a hook wrote."""
 
 _ASSETS = Path(__file__).parent / "assets"
 _DAY_S = 86_400.0
@@ -129,7 +134,7 @@ def _view(report: JobReport) -> dict[str, Any]:
     zone = time.localtime(report.end)
     shown = report.incidents[-MOST_INCIDENTS:]
     older = len(report.incidents) - len(shown)
-    left_out = len(report.nodes) - MOST_NODES
+    left_out, earlier = len(report.nodes) - MOST_NODES, len(report.seen) - MOST_SEEN
     return {
         "title": title,
         "subtitle": f"What its time went into. Made {date_and_time(report.made)}; times are {zone.tm_zone} "
@@ -149,6 +154,8 @@ def _view(report: JobReport) -> dict[str, Any]:
         "nodes": [_node(line, {e.row.number for e in shown}, names) for line in report.nodes[:MOST_NODES]],
         "node_count": sum(line.count for line in report.nodes),
         "nodes_left_out": f"{left_out} more rows are in --json and --csv." if left_out > 0 else "",
+        "seen": [_seen(one) for one in reversed(report.seen[-MOST_SEEN:])],
+        "seen_left_out": f"The {count(earlier, 'earlier row')} are in --json." if earlier > 0 else "",
         "phases": list(_phases(report.generations)),
         "generations": [
             _generation(one, {e.row.number for e in shown}, names)
@@ -284,6 +291,22 @@ def _node(line: NodeLine, shown: set[int], names: Mapping[int, str]) -> dict[str
         "lost": duration(line.lost.ms / 1000) if line.lost.ms else "-",
         "why": "; ".join(why),
     }
+
+
+def _seen(seen: NodeSeen) -> dict[str, object]:
+    return {
+        "node": one_line(seen.node),
+        "since": date_and_time(seen.prolog.at) if seen.prolog is not None else "not known",
+        "until": date_and_time(seen.epilog.at),
+        "told": [_few(found(seen)) for found in (before, meanwhile, after)],
+    }
+
+
+def _few(lines: Iterable[str]) -> list[str]:
+    every = list(lines)
+    more = len(every) - MOST_SEEN_LINES
+    shown = [one_line(line, LINE) for line in every[:MOST_SEEN_LINES]]
+    return [*shown, f"and {more} more in --json"] if more > 0 else shown
 
 
 def _phases(generations: Sequence[Generation]) -> Iterator[dict[str, object]]:

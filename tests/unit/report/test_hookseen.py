@@ -51,7 +51,7 @@ def test_nodes_with_something_to_tell_are_told_in_order(directory: JobDirectory)
     assert "XID 94 of 0000:1b:00.0 at " in text
     assert ", 3 lines" in text
     assert "epilog: gpu.xid gpu3: XID 94 (monitor)" in text
-    assert "the prolog tested nothing, as the job asked" in text
+    assert "prolog: tested nothing, as the job asked" in text
     assert told((SEEN,), ("n9",)) == told(()) == ()
 
 

@@ -9,16 +9,33 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.exits import WorkerExit
+from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.incident import NodeExit
+from slurm_robust.model.nodeseen import DriverError, HookSeen, NodeSeen
 from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, job_report
-from slurm_robust.report.page.page import page_of
+from slurm_robust.report.page.page import MOST_SEEN, MOST_SEEN_LINES, page_of
 from tests.unit.ledger.journals import Journal, at
 from tests.unit.report.test_job_report import job, report
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\x1b[2J\u202e\u2028'\"`"
+
+
+DOWN = Finding(
+    check="gpu.nvlink", outcome=Outcome.FAIL, subject="gpu3", text="16 of 18 NVLinks up",
+    suggestion=Suggestion.RESET,
+)  # fmt: skip
+SEEN = NodeSeen(
+    job_id=7,
+    node="n2",
+    prolog=HookSeen(at=at(60), findings=(replace(DOWN, check="nic.link", subject="mlx5_1/1", text="slow"),)),
+    epilog=HookSeen(at=at(161), findings=(DOWN,)),
+    errors=(DriverError(kind="xid", code=74, subject="0000:1b:00.0", at=at(118), count=3),),
+    grown={"mlx5_0/1": {"link_downed": 2, "symbol_error": 9}, "gpu3": {"link_errors": 40}},
+)
 
 
 class Elements(HTMLParser):
@@ -58,7 +75,12 @@ def hostile() -> JobReport:
     journal.add(ev.NodeEvicted(t=at(164), epoch=1, node=EVIL, reason=EVIL, incident=2))
     journal.add(ev.Noted(t=at(165), epoch=1, node=EVIL, text=EVIL + "y" * 1_000_000))
     evidence = {2: Evidence(folder=EVIL, files={EVIL: 3}, heads={"stacks.txt": EVIL})}
-    return job_report(journal.events, at(1000), SlurmFacts(state=EVIL, notes=(EVIL,)), evidence, (EVIL,))
+    found = job_report(journal.events, at(1000), SlurmFacts(state=EVIL, notes=(EVIL,)), evidence, (EVIL,))
+    finding = replace(DOWN, check=EVIL, subject=EVIL, text=EVIL + "z" * 100_000)
+    error = DriverError(kind=EVIL, code=1, subject=EVIL, at=at(99))
+    saw = HookSeen(at=at(200), findings=(finding,) * 64)
+    seen = NodeSeen(job_id=7, node=EVIL, epilog=saw, errors=(error,), grown={EVIL: {EVIL: 1}})
+    return replace(found, seen=(seen,))
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +128,41 @@ def test_no_text_of_a_job_is_more_than_text() -> None:
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)
     assert "alert(1)" in "".join(found.texts)
     assert len(page) < 300_000  # a line of a megabyte is cut
+
+
+def cells(page: str) -> list[str]:
+    """Of the table of what the hooks saw."""
+    _, _, after = page.partition('id="seen"')
+    return Elements(after.partition("</table>")[0]).texts
+
+
+def test_what_the_hooks_saw_is_a_table_that_names_who_saw_it() -> None:
+    page = page_of(replace(report(job()), seen=(SEEN, replace(SEEN, node="n9", prolog=None, errors=()))))
+    texts = cells(page)
+    for text in (
+        "gpu.nvlink gpu3: 16 of 18 NVLinks up (reset)",
+        "nic.link mlx5_1/1: slow (reset)",
+        "mlx5_0/1: link_downed +2, symbol_error +9",
+        "gpu3: link_errors +40",
+    ):
+        assert text in texts
+    xid = next(text for text in texts if text.startswith("XID 74 of 0000:1b:00.0 at "))
+    assert xid.endswith(", 3 lines")
+    assert texts.index("n9") < texts.index("not known") < texts.index("n2"), "the newest first"
+
+
+def test_a_page_of_nodes_of_which_there_is_nothing_to_tell_has_no_such_table(page: str) -> None:
+    assert 'id="seen"' not in page
+    assert "prolog" not in page
+
+
+def test_many_nodes_and_many_lines_are_cut_and_the_page_says_so() -> None:
+    ports = {f"mlx5_{number}/1": {"symbol_error": 1} for number in range(2 * MOST_SEEN_LINES)}
+    seen = [replace(SEEN, node=f"n{number}", grown=ports) for number in range(MOST_SEEN + 2)]
+    texts = cells(page_of(replace(report(job()), seen=tuple(seen))))
+    assert "n1" not in texts
+    assert texts.count(f"and {MOST_SEEN_LINES + 1} more in --json") == MOST_SEEN
+    assert "The 2 earlier rows are in --json." in "".join(texts)
 
 
 def test_the_data_of_the_charts_is_json_whatever_it_holds() -> None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_robust.report.page.page import page_of
 from tests.browser import Page, browser, program
 from tests.unit.report.test_job_report import job, report
-from tests.unit.report.test_page import hostile
+from tests.unit.report.test_page import SEEN, hostile
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,7 +33,7 @@ def chromium() -> Iterator[Page]:
 def opened(chromium: Page, tmp_path: Path) -> Page:
     """The page on a screen of usual size."""
     path = tmp_path / "report.html"
-    path.write_text(page_of(report(job())))
+    path.write_text(page_of(replace(report(job()), seen=(SEEN,))))
     chromium.look(width=1280, height=900, dark=False)
     chromium.said.clear()
     chromium.requests.clear()
