@@ -12,7 +12,13 @@ from slurm_robust.cli.run import split_command
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import environment_name
 from slurm_robust.config.reader import Layers
+from slurm_robust.doctor.rule import Level, apply
+from slurm_robust.doctor.rules import RULES
+from slurm_robust.doctor.script import run_of
+from slurm_robust.doctor.shape import shape_of
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.slurm.options import of_script
+from tests.unit.doctor.samples import GOOD, fact, slurm
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((ROOT / "sbatch_templates").glob("*.sbatch"))
@@ -27,6 +33,17 @@ def test_a_template_survives_what_it_promises_to_survive(path: Path) -> None:
     assert lines[-1].startswith("exec srobust run ")
     own, _, _ = split_command(lines[-1].split()[3:])
     assert own[:2] in (["--spares", "1"], ["--spares", "0"])
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_the_doctor_has_nothing_to_say_of_a_template(path: Path) -> None:
+    script = path.read_text()
+    run = run_of(script)
+    assert run is not None
+    seen = fact(job=None, shape=shape_of(script), options=of_script(script, {}), hears=run.hears)
+    facts = slurm(SlurmctldParameters="", RequeueExit="99")(seen(GOOD))
+    found = {rule.name: apply(rule, facts) for rule in RULES if rule.name.startswith("job.")}
+    assert {n: said.text for n, said in found.items() if said.level in (Level.BAD, Level.NOTE)} == {}
 
 
 def test_templates_set_keys_that_there_are() -> None:
