@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from slurm_robust.analysis.logs.named import in_another_collective
 from slurm_robust.analysis.logs.rule import RuleSet, Tier
-from slurm_robust.analysis.logs.verdict import HEALTHY, UNKNOWN, Reading, read_exit
+from slurm_robust.analysis.logs.verdict import HEALTHY, UNKNOWN, Reading, read_exit, without_conviction
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Cause, NodeExit, Remedy
 
@@ -62,7 +62,8 @@ def of_all(readings: Mapping[Key, Reading], roots: Sequence[Key]) -> Reading:
     if failed:
         own = [key for key in roots if readings[key].tier is not None][:1]
         told = [key for key in failed if own and _tells_of_another(key, readings)]
-        return readings[min((*own, *told) or failed, key=lambda key: _strength(readings[key]))]
+        first = min((*own, *told) or failed, key=lambda key: _strength(readings[key]))
+        return without_conviction(readings[first]) if len(readings) > 1 else readings[first]
     well = [reading for reading in readings.values() if reading.verdict == HEALTHY]
     unclear = [reading for reading in readings.values() if reading.context and reading.verdict == UNKNOWN]
     return next(iter((*unclear, *well)), Reading(verdict=UNKNOWN))
@@ -102,7 +103,7 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     if failed[first].tier is Tier.CAUSE:
         return tuple(key for key in best if failed[key].verdict.rule == same and times[key] <= until)
     alone = len(failed) == 1 < len(readings) and failed[first].verdict.blame is Cause.UNKNOWN
-    if _waits(failed[first]) and (alone or 2 < len(together) == len(readings)):
+    if _waits(failed[first]) and (alone or 1 < len(together) == len(readings)):
         return ()
     return (first,)
 

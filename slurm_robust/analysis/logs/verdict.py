@@ -126,11 +126,20 @@ def _symptoms(seen: Sequence[Sighting]) -> tuple[str, ...]:
 
 def classify_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Classification:
     """The verdict on the end of a worker, by its exception, else by its last output and exit code."""
-    return read_exit(exit, rules).verdict
+    found = read_exit(exit, rules)
+    return (found if found.verdict.suspects else without_conviction(found)).verdict
+
+
+def without_conviction(reading: Reading) -> Reading:
+    """As it holds for one rank of several: that it lost a peer tells nothing about any node."""
+    if reading.tier is not Tier.EFFECT or reading.verdict.action is not Remedy.EVICT:
+        return reading
+    verdict = replace(reading.verdict, blame=Cause.UNKNOWN, action=Remedy.RESTART)
+    return replace(reading, verdict=verdict)
 
 
 def read_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Reading:
-    """As :func:`classify_exit`, together with what decided."""
+    """What the end of a worker says, together with what decided."""
     found = read(_text(exit), rules=rules)
     if found.tier is None and not exit.failed:
         return Reading(verdict=HEALTHY)  # its exit code says so

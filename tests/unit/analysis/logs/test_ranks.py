@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.analysis.logs import Reading, blames_peer, first_causes, of_all, read, root_exit
+from slurm_robust.analysis.logs import (
+    Reading,
+    blames_peer,
+    classify_exit,
+    first_causes,
+    of_all,
+    read,
+    root_exit,
+)
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import NodeExit
 
@@ -44,6 +52,25 @@ def test_roots(texts: dict[int, str], roots: tuple[int, ...], symptom: str) -> N
     found = readings(texts)
     assert first_causes(found) == roots
     assert of_all(found, roots).verdict.symptom == symptom
+
+
+REMOTE = "[rank{}]: DistBackendError: NCCL error: remote process exited or there was a network error"
+RETRIES = "n{}:1:2 [3] NCCL WARN NET/IB: Got completion from peer 10.0.0.3<41> with status=12"
+
+
+@pytest.mark.parametrize("line", [REMOTE, RETRIES, REMOTE.replace("[rank{}]: ", "ncclRemoteError {} ")])
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("more", [{}, {9: "step 4 loss 2.0"}], ids=["all", "one is silent"])
+def test_ranks_that_all_lost_a_peer_evict_nobody(line: str, count: int, more: dict[int, str]) -> None:
+    found = readings({rank: line.format(rank) for rank in range(count)} | more)
+    verdict = of_all(found, first_causes(found)).verdict
+    assert (verdict.blame.value, verdict.action.value) == ("unknown", "restart")
+    assert more or first_causes(found) == ()
+
+
+def test_a_worker_that_lost_its_peer_does_not_convict_its_node() -> None:
+    found = classify_exit(WorkerExit(rank=3, code=1, tail=(REMOTE.format(3),)))
+    assert (found.blame.value, found.action.value) == ("unknown", "restart")
 
 
 def test_of_equal_causes_the_earliest_by_its_time_is_the_root() -> None:
