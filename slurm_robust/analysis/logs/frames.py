@@ -40,8 +40,17 @@ _PRINTED = (
     ("in _run_finalizers", "/multiprocessing/util.py", re.compile(r"")),
 )
 
+# A program that prints an exception as a warning or through its log, and one that tells below how it goes on.
+_PRINTS = re.compile(r"\bWARN|(?:^|[^\w])(?:ERROR|EXCEPTION)\b(?!.{0,80}elastic)|\[[WE]\d{4} |\bcaught\b")
+_GIVES_UP = re.compile(r"fatal|uncaught|abort|exiting|giv(?:e|ing) up|\belastic\b|ChildFailed", re.IGNORECASE)
+_GOES_ON_WITHOUT = re.compile(
+    r"\bfall(?:s|ing)? back\b|\b(?:use|using|uses) .{1,80} instead\b|\bcontinu(?:e|es|ing) without\b"
+    r"|\b(?:is|are|will be) disabled\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b",
+    re.IGNORECASE,
+)
+
 # An exception's own line, which is not indented: behind what srun or torchrun put in front of every line.
-_LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?)?[\w.<>]+(?::|$)")
+_LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?){0,3}(?!\d)[\w.<>]+(?::|$)")
 
 
 def place(lines: Sequence[Line], at: int) -> str:
@@ -135,6 +144,19 @@ def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterat
                 end = begin + _length(lines, begin)
                 if harmless.search(lines[end - 1].text):
                     yield range(begin, end)
+
+
+def caught(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[range]:
+    """The tracebacks that a program prints, with what announces them; whether it goes on, its steps tell."""
+    for at in having(_HEAD.lower()):
+        begin, end = at, at + _length(lines, at)
+        before = lines[at].text.partition(_HEAD)[0]
+        if at and not _PRINTS.search(before) and _PRINTS.search(lines[at - 1].text):
+            begin, before = at - 1, lines[at - 1].text
+        below = lines[end].text if end < len(lines) else ""
+        is_told = _PRINTS.search(before) or _GOES_ON_WITHOUT.search(below)
+        if end > at and is_told and not _GIVES_UP.search(f"{before} {below}"):
+            yield range(begin, end)
 
 
 def raised(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[int]:

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from itertools import accumulate, islice
 from typing import NamedTuple
 
-from slurm_robust.analysis.logs import curve, frames, survival
+from slurm_robust.analysis.logs import curve, frames, quoted, survival
 from slurm_robust.analysis.logs.guesses import is_guess, without_guess
 from slurm_robust.analysis.logs.patterns import compiled, literals_of
 from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
@@ -65,6 +65,12 @@ _LIFE = re.compile(
 )
 """A training that goes on, or that has ended well. For lines in lower case, with 0 for each number."""
 
+_IDLE = re.compile(r"\b(?:heartbeats?|waiting|keep-?alives?|still (?:alive|waiting|running)|idle)\b")
+"""A process that lives and gets on with nothing. For lines in lower case."""
+
+LEAST_IDLE = 3
+"""So many such lines, and no other ones, at the end of a log tell that nothing goes on."""
+
 
 class Sightings(NamedTuple):
     """The matches in a log."""
@@ -84,8 +90,10 @@ def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
     """Match a log against the rules. Of those that match a line only the ones of the highest weight count."""
     log = _Log(lines)
     harmless = {at for span in frames.ignored(lines, log.having) for at in span}
+    caught = frames.caught(lines, log.having)
+    harmless |= {at for span in caught if log.progress.goes_on(span[-1], len(lines)) for at in span}
     seen = _seen(log, rules, stream, harmless)
-    raised = list(frames.raised(lines, log.having))
+    raised = [at for at in frames.raised(lines, log.having) if at not in harmless]
     in_reports = survival.in_reports(lines, seen, log.having)
     harmless |= in_reports | {each.at for each in seen if each.rule.is_harmless}
     counting = [each for each in seen if each.at not in in_reports]
@@ -102,7 +110,7 @@ def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
         return Sightings(survival.causes_first(decided), taken_back=survived)
     trouble = log.trouble(harmless)
     is_well = bool(harmless) or log.has(_LIFE) or (stream != "program" and bool(lines[0].text))
-    return Sightings([], trouble, is_well and not trouble, survived)
+    return Sightings([], trouble, is_well and not trouble and not log.idles, survived)
 
 
 def _seen(log: _Log, rules: RuleSet, stream: str, ignored: Set[int]) -> list[Sighting]:
@@ -237,9 +245,25 @@ class _Log:
     def text(self, at: int) -> str:
         """What rules read of a line: one spelling for all releases, no guess, nothing that is over."""
         if at not in self._texts:
-            is_void = at in self._over or is_guess(self.lines, at)
+            is_void = at in self._over or is_guess(self.lines, at) or self._is_quoted(at)
             self._texts[at] = "" if is_void else without_guess(canonical(self.lines[at].text))
         return self._texts[at]
+
+    def _is_quoted(self, at: int) -> bool:
+        """Whether a training prints there what its model or its data say."""
+        labelled = quoted.labelled(self.lines[at].text)
+        if labelled is False:
+            return False
+        return bool(labelled and self.progress.begins(at)) or self.progress.goes_on(at, len(self.lines))
+
+    @property
+    def idles(self) -> bool:
+        """Whether the log ends with processes that live and get on with nothing."""
+        last = self.progress.last
+        if last is None or self.ended is not None:
+            return False
+        rest = [line.text for line in self.lines[last + 1 :] if line.text]
+        return len(rest) >= LEAST_IDLE and all(_IDLE.search(text.lower()) for text in rest)
 
     @cached_property
     def _over(self) -> set[int]:
@@ -290,7 +314,7 @@ class _Log:
         suspicious = sorted(at for ats in alike if harmless.isdisjoint(ats) for at in ats)
         if suspicious and self.progress.goes_on(suspicious[-1], len(self.lines)):
             return ()
-        lines = (self.lines[at] for at in reversed(suspicious))
+        lines = (self.lines[at] for at in reversed(suspicious) if not self._is_quoted(at))
         return tuple(islice((line for line in lines if not _HARMLESS.search(line.text)), MOST_TROUBLE))[::-1]
 
     def curved(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, int]]:

@@ -77,6 +77,15 @@ class Progress:
         self._lines = lines
         self._places = sorted(places)
 
+    @property
+    def last(self) -> int | None:
+        """The last of these lines."""
+        return self._places[-1] if self._places else None
+
+    def begins(self, before: int) -> bool:
+        """Whether a step was done before this line."""
+        return bool(self._places) and self._places[0] < before
+
     def goes_on(self, after: int, before: int) -> bool:
         """Whether two more steps were done between these lines than before the first."""
         begin, end = bisect_left(self._places, after + 1), bisect_left(self._places, before)
