@@ -1,5 +1,5 @@
-"""Everything that a person reads about a job.
+"""What a person reads about a job or a training: status, report, page, logs, checkpoints, the live screen.
 
-The controller also uses ``incidents``, ``incident_text``, ``stacks``, ``ettr`` and ``bundle``, which print
-nothing. The other modules are commands, which print through ``console``.
+What the controller shares with it stands in :mod:`slurm_robust.evidence`, and how a job is found in
+:mod:`slurm_robust.trainings`. Commands print through :mod:`slurm_robust.terminal.console`.
 """
