@@ -5,6 +5,7 @@ The rules are YAML (docs/log-rules.md); :func:`with_site_rules` adds a site's ow
 
 from __future__ import annotations
 
+from slurm_robust.analysis.logs.merged import read_merged
 from slurm_robust.analysis.logs.ranks import blames_peer, first_causes, of_all, root_exit
 from slurm_robust.analysis.logs.rule import Rule, RuleSet, shipped, with_site_rules
 from slurm_robust.analysis.logs.verdict import Reading, classify, classify_exit, read
@@ -19,6 +20,7 @@ __all__ = [
     "first_causes",
     "of_all",
     "read",
+    "read_merged",
     "root_exit",
     "shipped",
     "with_site_rules",

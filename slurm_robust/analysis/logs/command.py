@@ -16,7 +16,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.analysis.logs import Reading, RuleSet, first_causes, of_all, read, with_site_rules
+from slurm_robust.analysis.logs import (
+    Reading,
+    RuleSet,
+    first_causes,
+    of_all,
+    read,
+    read_merged,
+    with_site_rules,
+)
 from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM
 from slurm_robust.analysis.logs.text import HEAD, TAIL
 from slurm_robust.model.errors import ExitCode, SrobustError
@@ -94,11 +102,22 @@ def main(files: Sequence[str], *, stream: str, rules: Sequence[Path], json: bool
     """Explain one log, or those of several ranks. Raises :class:`NoLog`, ``InvalidSettings``."""
     known = with_site_rules(rules)
     texts = dict(_ranked(files))
-    readings = {rank: read(text, stream, known) for rank, text in texts.items()}
-    roots = first_causes(readings)
+    readings, roots = _read(texts, stream, known)
     empty = [rank for rank, text in texts.items() if not text.strip()]
     show(_whole(readings, roots), lambda _: render(readings, roots, empty), json=json)
     return ExitCode.SUCCESS
+
+
+def _read(
+    texts: Mapping[int, str], stream: str, rules: RuleSet
+) -> tuple[Mapping[int, Reading], tuple[int, ...]]:
+    """What each log says, and who failed first. Several ranks may have written a single one."""
+    if len(texts) == 1:
+        ((rank, text),) = texts.items()
+        reading, roots = read_merged(text, stream, rules)
+        return {rank: reading}, roots or first_causes({rank: reading})
+    readings = {rank: read(text, stream, rules) for rank, text in texts.items()}
+    return readings, first_causes(readings)
 
 
 def answer_file(source: str, out: Path, *, rules: Sequence[Path]) -> int:
@@ -125,7 +144,8 @@ def answer(record: LogRecord, rules: RuleSet) -> Answer:
         roots = first_causes(readings)
         verdict = of_all(readings, roots).verdict
     else:
-        verdict = read(record.text or "", record.stream, rules).verdict
+        reading, roots = read_merged(record.text or "", record.stream, rules)
+        verdict = reading.verdict
     return Answer(
         id=record.id,
         symptom=verdict.symptom,

@@ -90,6 +90,18 @@ _OWN_HOST = re.compile(
 _HOST_HINTS = (" NCCL ", "slurmstepd-")
 
 
+# What c10d's watchdog and its flight recorder tell of a process group: "last enqueued work: 5514".
+_ENQUEUED = re.compile(r"\bLast enqueued (?:NCCL )?work: (\d{1,12})", re.IGNORECASE)
+_GROUP = re.compile(r"\bPG (?:ID|GUID) (\w{1,40})")
+
+
+def enqueued(lines: Iterable[Line]) -> dict[str, int]:
+    """The number of the last collective that a rank has begun, by process group."""
+    found = ((line.text, _ENQUEUED.search(line.text)) for line in lines if "nqueued" in line.text)
+    groups = ((_GROUP.search(text), number) for text, number in found if number)
+    return {group[1] if group else "": int(number[1]) for group, number in groups}
+
+
 def ranks_in(text: str) -> tuple[int, ...]:
     """The ranks that a line names, in order; () without any."""
     if not _HINT.search(text):

@@ -61,7 +61,9 @@ def of_all(readings: Mapping[Key, Reading], roots: Sequence[Key]) -> Reading:
     failed = [key for key in (*roots, *readings) if readings[key].tier is not None]
     if failed:
         own = [key for key in roots if readings[key].tier is not None][:1]
-        told = [key for key in failed if own and _tells_of_another(key, readings)]
+        # A rank that is behind may only have heard from the others that they wait.
+        only_heard = any(readings[key].verdict.blame is Cause.SECONDARY for key in own)
+        told = [key for key in failed if own and (only_heard or _tells_of_another(key, readings))]
         first = min((*own, *told) or failed, key=lambda key: _strength(readings[key]))
         return without_conviction(readings[first]) if len(readings) > 1 else readings[first]
     well = [reading for reading in readings.values() if reading.verdict == HEALTHY]
@@ -76,8 +78,9 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
 
     1. lines of a device or of the kernel;
     2. a cause of a rank's own, by its tier (``_ROOTS``) and weight;
-    3. where the ranks only wait, or tell the error of another one or the end of another host: the ranks that
-       their messages name, those on hosts that they name, then those that say nothing;
+    3. where the ranks only wait, or tell the error of another one or the end of another host: the few that
+       have begun fewer collectives than most, the ranks that their messages name, those on hosts that they
+       name, then those that say nothing;
     4. the rank that is behind in the collectives, then the earliest failure, if all logs show it;
     5. the only one that failed, or the first as they are given, unless it only waits for nobody knows whom;
     6. nobody.
@@ -92,6 +95,8 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     lines = {key: failed[key].verdict.line for key in best}
     if (apart := _apart(lines, readings)) is not None:
         return (apart,)
+    if late := _late(failed, strength):
+        return late
     if absent := _absent({key: failed[key] for key in best}, readings):
         return absent
     if all(_tells_of_another(key, readings) for key in best):
@@ -120,6 +125,19 @@ def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
     if len(operations) < max(3, len(lines)) or len(counts) != 2 or min(counts.values()) != 1:
         return None
     return next(key for key, operation in operations.items() if counts[operation] == 1)
+
+
+def _late(failed: Mapping[Key, Reading], strength: Mapping[Key, tuple[int, int]]) -> tuple[Key, ...]:
+    """The few ranks that have begun fewer collectives of a process group than most, where all tell it."""
+    if min(strength.values())[0] < _ROOTS.index(Tier.EFFECT):
+        return ()  # a cause tells more
+    shared = set.intersection(*(set(reading.enqueued) for reading in failed.values()))
+    for group in sorted(shared):
+        numbers = {key: reading.enqueued[group] for key, reading in failed.items()}
+        late = tuple(key for key, number in numbers.items() if number < max(numbers.values()))
+        if late and 2 * len(late) < len(failed):
+            return late
+    return ()
 
 
 def _absent(best: Mapping[Key, Reading], readings: Mapping[Key, Reading]) -> tuple[Key, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import frames
 from slurm_robust.analysis.logs.match import MOST_TROUBLE, sightings
-from slurm_robust.analysis.logs.named import hosts_gone, hosts_in, own_host, ranks_of, told_of
+from slurm_robust.analysis.logs.named import enqueued, hosts_gone, hosts_in, own_host, ranks_of, told_of
 from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier, shipped
 from slurm_robust.analysis.logs.survival import Sighting
 from slurm_robust.analysis.logs.text import Line, lines_of
@@ -37,6 +37,8 @@ class Reading(Record):
     """The hosts of which it says that they have failed."""
     host: str = ""
     """Where the log was written, if it says so."""
+    enqueued: Mapping[str, int] = {}
+    """The number of the last collective that the rank has begun, by process group, if it says so."""
 
 
 HEALTHY = Classification(symptom=NOISE, blame=Cause.NONE, action=Remedy.NONE, symptoms=(NOISE,))
@@ -102,6 +104,7 @@ def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Re
         told_of=told_of(lines, first.at),
         gone=hosts_gone(lines[first.at].text),
         host=own_host(text),
+        enqueued=enqueued(evidence) if rule.tier is Tier.EFFECT else {},
     )
 
 

@@ -54,6 +54,32 @@ def test_roots(texts: dict[int, str], roots: tuple[int, ...], symptom: str) -> N
     assert of_all(found, roots).verdict.symptom == symptom
 
 
+ENQUEUED = "[rank{0}]:[E x.cpp:1] [PG ID {2} PG GUID 7 Rank {0}] {3}: last enqueued work: {1}, completed: 9"
+CAUGHT, HEARD = (
+    "failure detected by watchdog",
+    "Received a dump signal due to a collective timeout from rank 0",
+)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "roots"),
+    [
+        ({0: (93, 0, CAUGHT), 1: (93, 0, CAUGHT), 2: (90, 0, HEARD)}, (2,)),
+        ({0: (93, 0, CAUGHT), 1: (92, 0, CAUGHT), 2: (93, 0, CAUGHT)}, (1,)),
+        ({0: (93, 0, CAUGHT), 1: (93, 0, CAUGHT), 2: (93, 0, CAUGHT)}, ()),
+        ({0: (93, 0, CAUGHT), 1: (93, 0, CAUGHT), 2: (12, 4, CAUGHT)}, ()),  # of another process group
+    ],
+)
+def test_the_few_that_have_begun_fewer_collectives_are_the_root(
+    ranks: dict[int, tuple[int, int, str]], roots: tuple[int, ...]
+) -> None:
+    found = readings({rank: ENQUEUED.format(rank, *told) for rank, told in ranks.items()})
+    assert first_causes(found) == roots
+    verdict = of_all(found, roots).verdict
+    assert (verdict.symptom, verdict.action.value) == ("nccl_timeout", "restart")
+    assert first_causes(found | readings({9: OOM})) == (9,)
+
+
 REMOTE = "[rank{}]: DistBackendError: NCCL error: remote process exited or there was a network error"
 RETRIES = "n{}:1:2 [3] NCCL WARN NET/IB: Got completion from peer 10.0.0.3<41> with status=12"
 
