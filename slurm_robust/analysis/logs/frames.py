@@ -41,13 +41,18 @@ _PRINTED = (
 )
 
 # A program that prints an exception as a warning or through its log, and one that tells below how it goes on.
-_PRINTS = re.compile(r"\bWARN|(?:^|[^\w])(?:ERROR|EXCEPTION)\b(?!.{0,80}elastic)|\[[WE]\d{4} |\bcaught\b")
-_GIVES_UP = re.compile(r"fatal|uncaught|abort|exiting|giv(?:e|ing) up|\belastic\b|ChildFailed", re.IGNORECASE)
+_PRINTS = re.compile(r"\bWARN|(?:^|[^\w])(?:ERROR|EXCEPTION)\b(?!.{0,80}elastic)|\bcaught\b")
+_GIVES_UP = re.compile(
+    r"fatal|uncaught|abort|exiting|giv(?:e|ing) up|\belastic\b|ChildFailed|ProcessGroup|\bNCCL\b",
+    re.IGNORECASE,
+)
 _GOES_ON_WITHOUT = re.compile(
     r"\bfall(?:s|ing)? back\b|\b(?:use|using|uses) .{1,80} instead\b|\bcontinu(?:e|es|ing) without\b"
     r"|\b(?:is|are|will be) disabled\b|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b",
     re.IGNORECASE,
 )
+
+_CHAINED = re.compile(r"During handling of the above exception|the direct cause of the following exception")
 
 # An exception's own line, which is not indented: behind what srun or torchrun put in front of every line.
 _LAST = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?|\d{1,6}: ?){0,3}(?!\d)[\w.<>]+(?::|$)")
@@ -149,7 +154,7 @@ def ignored(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterat
 def caught(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[range]:
     """The tracebacks that a program prints, with what announces them; whether it goes on, its steps tell."""
     for at in having(_HEAD.lower()):
-        begin, end = at, at + _length(lines, at)
+        begin, end = at, _end_of_chain(lines, at)
         before = lines[at].text.partition(_HEAD)[0]
         if at and not _PRINTS.search(before) and _PRINTS.search(lines[at - 1].text):
             begin, before = at - 1, lines[at - 1].text
@@ -157,6 +162,17 @@ def caught(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterato
         is_told = _PRINTS.search(before) or _GOES_ON_WITHOUT.search(below)
         if end > at and is_told and not _GIVES_UP.search(f"{before} {below}"):
             yield range(begin, end)
+
+
+def _end_of_chain(lines: Sequence[Line], begin: int) -> int:
+    """Behind the last of the tracebacks that follow from each other, of which the first begins there."""
+    end = begin + _length(lines, begin)
+    while any(_CHAINED.search(line.text) for line in lines[end : end + 3]):
+        head = next((at for at in range(end, min(end + 6, len(lines))) if _HEAD in lines[at].text), None)
+        if head is None:
+            break
+        end = head + _length(lines, head)
+    return end
 
 
 def raised(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterator[int]:
