@@ -64,7 +64,6 @@ MAY_IMPORT: dict[str, str] = {
 TESTING = "testing"
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
-FUNCTION_LINES = 60
 
 
 def dotted(path: Path) -> str:
@@ -103,8 +102,6 @@ class Facts(NamedTuple):
     imported_at_run_time: frozenset[str]
     imports_torch: bool
     reaches: list[str]
-    functions: dict[str, int]
-    """By name, and how many lines each has."""
 
 
 @cache
@@ -116,11 +113,6 @@ def facts(path: Path) -> Facts:
         imported_at_run_time=frozenset(imports(tree, at_run_time=True)),
         imports_torch=any(name.split(".")[0] == "torch" for name in at_top),
         reaches=reaches(tree),
-        functions={
-            f"{node.name}, line {node.lineno}": node.end_lineno - node.lineno + 1
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
-        },
     )
 
 
@@ -265,16 +257,6 @@ def test_nobody_reaches_into_the_core() -> None:
 )
 def test_what_reaches_into_the_core(line: str, is_one: bool) -> None:
     assert bool(reaches(ast.parse(line))) == is_one
-
-
-def test_no_function_is_longer_than_a_page() -> None:
-    long = [
-        f"{dotted(path)}: {name}: {lines} lines"
-        for path in MODULES
-        for name, lines in facts(path).functions.items()
-        if lines > FUNCTION_LINES
-    ]
-    assert not long, "\n".join(long)
 
 
 # Jobs that tests submit are programs of their own; they may stand for work by sleeping.
