@@ -42,7 +42,7 @@ LIMITS = (1024, 4096)
 """Open files, soft and hard."""
 
 STRANGER = "127.0.0.2"
-MOST_HELD = 12_000
+MAX_HELD = 12_000
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
 FRAME = b"\x06" + struct.pack(">Q", 16 * 1024 * 1024)
 
@@ -157,7 +157,7 @@ def flood(kind: str, rate: int, port: int, seconds: float, pipe: Connection) -> 
             made += 1
             if (connection := knock(kind, port)) is not None:
                 held.append(connection)
-            if len(held) > MOST_HELD:
+            if len(held) > MAX_HELD:
                 held.popleft().close()
         time.sleep(0.002)
     for connection in held:

@@ -24,7 +24,7 @@ _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _CHECKSUM_AND_SEGMENTS = 0x01 | 0x02 | 0x04
 _ALL_FRAMES, _SOL_PACKET, _PACKET_VNET_HDR, _OUTGOING = 0x0003, 263, 15, 4
-_MOST_BYTES = 70_000
+_MAX_BYTES = 70_000
 
 
 def ip(*arguments: str) -> str:
@@ -85,7 +85,7 @@ def _from_tap(tap: int) -> list[tuple[bool, bytes]]:
     found: list[tuple[bool, bytes]] = []
     while True:
         try:
-            found.append((True, os.read(tap, _MOST_BYTES)))
+            found.append((True, os.read(tap, _MAX_BYTES)))
         except BlockingIOError:
             return found
 
@@ -94,7 +94,7 @@ def _from_wire(raw: socket.socket) -> list[tuple[bool, bytes]]:
     found: list[tuple[bool, bytes]] = []
     while True:
         try:
-            frame, origin = raw.recvfrom(_MOST_BYTES)
+            frame, origin = raw.recvfrom(_MAX_BYTES)
         except BlockingIOError:
             return found
         if origin[2] != _OUTGOING:

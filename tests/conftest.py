@@ -46,7 +46,7 @@ settings.load_profile("srobust")
 USUAL = '{"nodes": 4, "slurmd_timeout_s": 20, "cred_expire_s": 5}'
 
 # In one process. Each costs some 200 MB, and CPU for its daemons' timers.
-MOST_AT_ONCE = 3
+MAX_AT_ONCE = 3
 
 
 # Where the node's side writes by default.
@@ -74,7 +74,7 @@ class SandboxPool:
                 print(f"sandbox {known.name} cannot be healed, a new one is booted: {error}")
                 known.down()
                 known = None
-        while known is None and len(self._up) >= MOST_AT_ONCE:
+        while known is None and len(self._up) >= MAX_AT_ONCE:
             self._up.pop(next(iter(self._up))).down()  # The one that was not asked for for longest.
         if known is None:
             self._count += 1

@@ -21,7 +21,7 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
 
 MANIFEST = "/var/lib/slurm-robust/manifest.json"
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 
 
 class InstallError(SrobustError):
@@ -132,7 +132,7 @@ class Tree:
 
     def real(self, name: str) -> Path:
         """Where a path leads to when links at its end are followed, below this root."""
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MAX_LINKS):
             if not self.path(name).is_symlink():
                 break
             name = os.path.join(os.path.dirname(name), os.readlink(self.path(name)))

@@ -38,7 +38,7 @@ POLL_S = 5.0
 LEFT_S, LEFT_POLL_S = 60.0, 1.0
 """How long a test that has ended may hold its node before this is repaired, and how often Slurm is asked."""
 
-MOST_STEPS = 200
+MAX_STEPS = 200
 """In a node's journal; older ones are forgotten."""
 
 BOOTED_S = 2.0
@@ -181,7 +181,7 @@ class Journal:
 
     def add(self, step: Step) -> None:
         """Raises ``OSError``; then nothing must be done."""
-        self.steps = (*self.steps, step)[-MOST_STEPS:]
+        self.steps = (*self.steps, step)[-MAX_STEPS:]
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(self._path, msgspec.json.encode(self.steps) + b"\n", durable=True, mode=0o600)
 

@@ -33,7 +33,7 @@ _BLOCK = re.compile(
 _STATEMENT = re.compile(r'\s*(?P<key>[A-Za-z0-9_.]+)\s*=\s*(?P<value>"[^"]*"|\S+)\s*')
 _INCLUDE = re.compile(r"\s*include\s+(?P<file>\S+)\s*", re.IGNORECASE)
 _OBJECTS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname")
-_MOST_INCLUDES = 64
+_MAX_INCLUDES = 64
 
 
 class Statement(Record):
@@ -96,7 +96,7 @@ def read_all(main: str, read: Callable[[str], str]) -> dict[str, str]:
     """slurm.conf and the files that it includes. Raises what ``read`` raises."""
     found: dict[str, str] = {}
     queue = [main]
-    while queue and len(found) < _MOST_INCLUDES:
+    while queue and len(found) < _MAX_INCLUDES:
         name = queue.pop(0)
         if name not in found:
             found[name] = read(name)

@@ -48,14 +48,14 @@ class LoadOver(Record):
     notes: tuple[str, ...] = ()
 
 
-_MOST_CHARS = 300
+_MAX_CHARS = 300
 
 LauncherMessage: TypeAlias = FromZygote | Gone | LoadOver
 
 LOAD_S = 300.0
 """A zygote that has not imported everything by then is given up: storage is slow, or an import hangs."""
 
-MOST_UNFIT = 5
+MAX_UNFIT = 5
 """So many modules are left out, each after a try; with more, no zygote replaces the one that is there."""
 
 
@@ -275,7 +275,7 @@ class ZygoteLauncher:
     def _leave_out(self, successor: _Successor, module: str, reason: str) -> list[LauncherMessage]:
         """Try without a module."""
         left_out = {**successor.left_out, module: reason}
-        if not module or len(left_out) > MOST_UNFIT:
+        if not module or len(left_out) > MAX_UNFIT:
             return self._keep("; ".join(f"{name}: {why}" if name else why for name, why in left_out.items()))
         self._drop_successor()
         try:
@@ -388,7 +388,7 @@ def _is_below(name: str, modules: Iterable[str]) -> bool:
 
 def _kept(number: int, why: str) -> LoadOver:
     note = f"modules that the job imports are not imported before the next start: {why}"
-    return LoadOver(number=number, notes=(one_line(note, _MOST_CHARS),))
+    return LoadOver(number=number, notes=(one_line(note, _MAX_CHARS),))
 
 
 def _await_end(process: subprocess.Popen[bytes], patience_s: float) -> int | None:

@@ -91,7 +91,7 @@ _FIRST_STEP_POLL_S = 0.02
 _STEP_POLL_S = 0.05
 
 
-LEAST_TO_LOAD = 0.1
+MIN_TO_LOAD = 0.1
 """Share of the node's memory, or of the job's, that is free where a second zygote is started."""
 
 
@@ -465,7 +465,7 @@ class Agent:
 
     def _load(self, order: Load) -> None:
         why = ""
-        if (share := free_share()) < LEAST_TO_LOAD:
+        if (share := free_share()) < MIN_TO_LOAD:
             why = f"{share:.1%} of the memory is left"
         else:
             try:

@@ -33,7 +33,7 @@ from slurm_robust.worker.rehearsal import IMPOSSIBLE, Task
 POLL_S = 0.25
 """How often its memory is looked at."""
 
-LEAST_FREE = 0.05
+MIN_FREE = 0.05
 """Share of the node's memory, or of what the job may use of it, that a rehearsal leaves."""
 
 _REASON_CHARS = 300
@@ -120,7 +120,7 @@ class Rehearsals:
         if now - self._began > order.limit_s:
             what = "was not done" if process is not None else "did not start"
             return self._over(RehearsalState.FAILED, f"it {what} within {order.limit_s:.0f} s", now)
-        if process is not None and (share := self._free()) < LEAST_FREE:
+        if process is not None and (share := self._free()) < MIN_FREE:
             reason = f"it was ended for want of memory: {share:.1%} of the node's or the job's was left"
             return self._over(RehearsalState.FAILED, reason, now)
         return None

@@ -38,7 +38,7 @@ the end of a step's task is the end of all that it has started."""
 LAST_S = 20.0
 """The same after TERM: Slurm kills what is left."""
 
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _votes = msgspec.json.Decoder(Vote)
 
 
@@ -193,7 +193,7 @@ class TakeoverWatch:
             if node == self._node or path.name not in names:
                 continue
             try:
-                vote = _votes.decode(read_regular(path, _MOST_BYTES))
+                vote = _votes.decode(read_regular(path, _MAX_BYTES))
                 if own - path.stat().st_mtime < policy.FRESH_S:
                     places[node] = vote.place
             except (OSError, *UNREADABLE):
@@ -238,7 +238,7 @@ class TakeoverWatch:
 
     def _start(self, epoch: int, host: str, why: str, silent_since: float) -> None:
         is_running = self._child is not None and self._child.poll() is None
-        if self._started >= policy.MOST or is_running or self._clock() < self._start_at:
+        if self._started >= policy.MAX or is_running or self._clock() < self._start_at:
             return
         if not self._has_turn(epoch):
             return

@@ -17,7 +17,7 @@ from slurm_robust.model.record import Record
 SIGNIFICANT = 0.01
 """The share of analyses of a healthy fleet that show a lemon: 1 in 100 at most."""
 
-LEAST_FAILURES = 2
+MIN_FAILURES = 2
 """One failure is an accident, however short the node has worked."""
 
 CONFIDENCE = 0.95
@@ -179,7 +179,7 @@ class _Fleet:
             ratio=blame / expected,
             least=least_ratio(counted, means) if p < 1 else None,
             p=p,
-            is_lemon=p < SIGNIFICANT and failures >= LEAST_FAILURES and failures > node.hearsay,
+            is_lemon=p < SIGNIFICANT and failures >= MIN_FAILURES and failures > node.hearsay,
             kinds=node.kinds,
         )
 

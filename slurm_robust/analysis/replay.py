@@ -23,7 +23,7 @@ TEST = "replay"
 """Name of the test in a :class:`~slurm_robust.model.incident.Diagnosis`."""
 
 # Of fewer groups than this none has a majority against it.
-_LEAST_GROUPS = 3
+_MIN_GROUPS = 3
 
 
 class CannotReplay(ValueError):
@@ -101,7 +101,7 @@ def fit(nodes: int, layout: ParallelLayout) -> Grid:
     ]
 
     def key(grid: Grid) -> tuple[bool, bool, bool, bool, int]:
-        must = (grid.n < _LEAST_GROUPS, not grid.is_unique)
+        must = (grid.n < _MIN_GROUPS, not grid.is_unique)
         if least_m == 1:
             return (*must, False, False, -grid.m)
         return (*must, grid.k < 2, grid.rest > 0, grid.m)

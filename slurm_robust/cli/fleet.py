@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SPANS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _DATES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
-_MOST_DAYS = 36500.0
+_MAX_DAYS = 36500.0
 
 
 def register(commands: Commands) -> None:
@@ -69,7 +69,7 @@ def add_since(parser: argparse.ArgumentParser, default: str) -> None:
 def since(text: str) -> float:
     """The type of an option that takes a date or a span before now; seconds since 1970."""
     if match := re.fullmatch(r"([0-9]{1,6})([hdw])", text, re.ASCII):
-        return time.time() - min(int(match[1]) * _SPANS_S[match[2]], _MOST_DAYS * 86400)
+        return time.time() - min(int(match[1]) * _SPANS_S[match[2]], _MAX_DAYS * 86400)
     for form in _DATES:
         try:
             return time.mktime(time.strptime(text, form))

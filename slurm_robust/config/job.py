@@ -22,7 +22,7 @@ from slurm_robust.config.section import (
 )
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import LEAVING_S
-from slurm_robust.model.training import ASIDE, MOST_LETTERS, is_name
+from slurm_robust.model.training import ASIDE, MAX_LETTERS, is_name
 
 _HIGHEST_PORT = 65535
 _DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
@@ -33,8 +33,8 @@ _SecondsOrNone = Annotated[float, Meta(ge=0, le=FINITE, title="a number of secon
 # Readers take a moment that is twice as old for that of a dead controller.
 _Often = Annotated[float, Meta(ge=0, le=5, title="a number of seconds up to 5, or 0 for none")]
 # Eight beacons; a network that is only busy delays them by tens of milliseconds.
-_LEAST_VERDICT_S = 0.4
-LEAST_TEST_S = 15.0
+_MIN_VERDICT_S = 0.4
+MIN_TEST_S = 15.0
 """With less time for a test of nodes, one may be silent only because its part has still to start."""
 
 _Port = Annotated[int, Meta(ge=0, le=_HIGHEST_PORT, title=f"an integer from 0 to {_HIGHEST_PORT}")]
@@ -119,12 +119,12 @@ class Timings(Section):
                 fix=f"set node_dead_s to {2 * self.heartbeat_s:g} or more, or heartbeat_s to "
                 f"{self.node_dead_s / 2:g} or less",
             )
-        if self.verdict_s and not _LEAST_VERDICT_S <= self.verdict_s <= self.node_dead_s:
+        if self.verdict_s and not _MIN_VERDICT_S <= self.verdict_s <= self.node_dead_s:
             yield Contradiction(
                 keys=("verdict_s", "node_dead_s"),
-                text=f"verdict_s ({self.verdict_s:g}) is neither 0 nor between {_LEAST_VERDICT_S:g} and "
+                text=f"verdict_s ({self.verdict_s:g}) is neither 0 nor between {_MIN_VERDICT_S:g} and "
                 f"node_dead_s ({self.node_dead_s:g})",
-                fix=f"set verdict_s to 0 for none, or to {_LEAST_VERDICT_S:g} or more, and below node_dead_s",
+                fix=f"set verdict_s to 0 for none, or to {_MIN_VERDICT_S:g} or more, and below node_dead_s",
             )
         stop_s = self.stop_grace_s + min(self.kill_wait_s, LEAVING_S)
         if self.shutdown_s < stop_s:
@@ -206,11 +206,11 @@ class CheckpointConfig(Section):
 
 def _too_short(key: str, seconds: float) -> Iterator[Contradiction]:
     """Yield a quick test that ends before it begins."""
-    if 0 < seconds < LEAST_TEST_S:
+    if 0 < seconds < MIN_TEST_S:
         yield Contradiction(
             keys=(key,),
-            text=f"{key} ({seconds:g}) is less than the {LEAST_TEST_S:g} s that the start of a test takes",
-            fix=f"set {key} to {LEAST_TEST_S:g} or more, or to 0 for none",
+            text=f"{key} ({seconds:g}) is less than the {MIN_TEST_S:g} s that the start of a test takes",
+            fix=f"set {key} to {MIN_TEST_S:g} or more, or to 0 for none",
         )
 
 
@@ -562,7 +562,7 @@ class JobConfig(Section):
             yield Contradiction(
                 keys=("training",),
                 text=f"training is {self.training!r}, which cannot be a part of a folder's name",
-                fix=f"use up to {MOST_LETTERS} letters, digits, '-', '_' and '.', begin with none of '-' and "
+                fix=f"use up to {MAX_LETTERS} letters, digits, '-', '_' and '.', begin with none of '-' and "
                 f"'.', and leave out '{ASIDE}'",
             )
         for module in self.preload:

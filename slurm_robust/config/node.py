@@ -26,7 +26,7 @@ from slurm_robust.config.section import (
 HEALTH_CHECK_LIMIT_S = 60.0
 """Slurm kills a HealthCheckProgram after this time (slurm.conf(5))."""
 
-MOST_ANSWER_S = 8.0
+MAX_ANSWER_S = 8.0
 """A check waits no longer for a network file system."""
 
 Context = Literal["prolog", "epilog", "periodic", "deep", "person"]
@@ -328,7 +328,7 @@ class NetworkLimits(Section):
 
 
 _AnswerTime = Annotated[
-    float, Meta(gt=0, le=MOST_ANSWER_S, title=f"a number of seconds above 0, at most {MOST_ANSWER_S:g}")
+    float, Meta(gt=0, le=MAX_ANSWER_S, title=f"a number of seconds above 0, at most {MAX_ANSWER_S:g}")
 ]
 
 

@@ -28,7 +28,7 @@ FORMAT = 2
 
 # A file that is written again within the clock tick of its first version would keep its identity.
 _SETTLED_S = 1.0
-_MOST_BYTES = 2**20
+_MAX_BYTES = 2**20
 
 
 class _Identity(Record, array_like=True):
@@ -111,14 +111,14 @@ def _read(
     sources: tuple[Path, ...], identities: tuple[_Identity, ...], compiled: Path | None, *, strict: bool
 ) -> NodeConfig:
     # Imported here: hooks need neither yaml nor the reader if the compiled copy is good.
-    from slurm_robust.config.reader import MOST_BYTES, Layers
+    from slurm_robust.config.reader import MAX_BYTES, Layers
 
     layers = Layers(NodeConfig)
     mode = 0o644
     for source in sources:
         try:
             found = source.stat()
-            text = read_regular(source, MOST_BYTES)
+            text = read_regular(source, MAX_BYTES)
         except OSError as error:
             raise _unreadable(error) from error
         mode &= found.st_mode
@@ -155,9 +155,9 @@ def _read_compiled(path: Path, identities: tuple[_Identity, ...]) -> dict[str, A
         try:
             found = os.fstat(fd)
             own = found.st_uid == 0 and not found.st_mode & 0o022
-            if not stat.S_ISREG(found.st_mode) or not own or found.st_size > _MOST_BYTES:
+            if not stat.S_ISREG(found.st_mode) or not own or found.st_size > _MAX_BYTES:
                 return None
-            text = os.read(fd, _MOST_BYTES)
+            text = os.read(fd, _MAX_BYTES)
         finally:
             os.close(fd)
         known = msgspec.msgpack.decode(text, type=_Compiled)

@@ -15,7 +15,7 @@ from slurm_robust.util.text import without_urls
 _NonEmpty = Annotated[str, Meta(min_length=1, title="a string that is not empty")]
 _MARKS = str.maketrans("", "", "._-")
 _SECRET_HOSTS = ("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "logic.azure.com")
-_MOST_TIMEOUT_S = 60.0
+_MAX_TIMEOUT_S = 60.0
 _KINDS = tuple(Kind)
 
 
@@ -72,10 +72,10 @@ class ChannelConfig(Section):
             text = f"channel {_shown(self.name)} has {' and '.join(ways) or 'no way to send anything'}"
             fix = "give exactly one of command, url_file, url_env, url and mail"
             yield Contradiction(keys=("name",), text=text, fix=fix)
-        if self.timeout_s > _MOST_TIMEOUT_S:
+        if self.timeout_s > _MAX_TIMEOUT_S:
             text = f"timeout_s is {self.timeout_s:g}"
             yield Contradiction(
-                keys=("timeout_s",), text=text, fix=f"write a number up to {_MOST_TIMEOUT_S:g}"
+                keys=("timeout_s",), text=text, fix=f"write a number up to {_MAX_TIMEOUT_S:g}"
             )
         for key in ("mail", "mail_from"):
             addresses = self.mail if key == "mail" else filter(None, (self.mail_from,))

@@ -26,13 +26,13 @@ from slurm_robust.util.text import one_line, without_urls
 
 Key = tuple[str, ...]
 
-MOST_BYTES = 128 << 10
+MAX_BYTES = 128 << 10
 """Bytes allowed in one file: a hook, which waits for 4 s, reads as many in less."""
 
-MOST_LEVELS = 30
+MAX_LEVELS = 30
 """Mappings and lists allowed in each other. Those that are not closed make PyYAML slow."""
 
-MOST_VALUES = 10_000
+MAX_VALUES = 10_000
 """Values allowed in one file. Aliases of aliases turn a few lines into billions."""
 
 HIDDEN = "(hidden)"
@@ -65,9 +65,9 @@ class Document:
 
     def add(self, loader: yaml.SafeLoader, node: yaml.Node, key: Key) -> Any:
         """Return the value of a node. Keys are taken as they are written: ``on`` is not a boolean there."""
-        if len(self.places) > MOST_VALUES:
-            raise ValueError(f"more than {MOST_VALUES} values; do not nest anchors (&) and aliases (*)")
-        if len(key) > MOST_LEVELS:  # an alias within what it stands for
+        if len(self.places) > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} values; do not nest anchors (&) and aliases (*)")
+        if len(key) > MAX_LEVELS:  # an alias within what it stands for
             raise ValueError("it is nested too deeply")
         self.places.setdefault(key, self._place(node))
         if isinstance(node, yaml.ScalarNode):
@@ -111,7 +111,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose a node, unless there are too many around it."""
         self.levels += 1
-        if self.levels > MOST_LEVELS:
+        if self.levels > MAX_LEVELS:
             raise ValueError("it is nested too deeply")
         node = super().compose_node(parent, index)
         self.levels -= 1
@@ -121,7 +121,7 @@ class _Loader(yaml.SafeLoader):
 def read_file(path: Path) -> bytes:
     """The content of a YAML file. Raises ConfigError."""
     try:
-        return read_regular(path, MOST_BYTES)
+        return read_regular(path, MAX_BYTES)
     except OSError as error:
         text = f"configuration file {path} cannot be read: {error.strerror or error}"
         raise ConfigError(text, fix="name a YAML file that you may read", code=ExitCode.NO_INPUT) from error

@@ -15,7 +15,7 @@ import msgspec
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd, Witness
 from slurm_robust.model.record import UNREADABLE, Record
-from slurm_robust.policy.starting import MOST_APART
+from slurm_robust.policy.starting import MAX_APART
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.errors import JobNotFound
@@ -27,7 +27,7 @@ from slurm_robust.util.files import read_regular, write_atomically
 
 _MAX_READ = 1 << 20
 _TAIL = 1 << 16  # bytes: srun and slurmstepd say at the end of their output why a step ended
-_MOST_LINES = 100  # of a step's output; what says why it ended is at its end
+_MAX_LINES = 100  # of a step's output; what says why it ended is at its end
 
 
 class Refusal(msgspec.Struct):
@@ -127,7 +127,7 @@ class _Output:
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         found = [line.decode(errors="replace") for line in lines]
-        self._lines = [*self._lines, *found][-_MOST_LINES:]
+        self._lines = [*self._lines, *found][-_MAX_LINES:]
         return found
 
     def ends(self, lines: list[str], code: int | None) -> list[StepEnd]:
@@ -177,7 +177,7 @@ class AgentSteps:
         """
         # A name of its own for each start: steps of an earlier one may still be listed.
         name = f"agents-{epoch}-{len(self._outputs)}"
-        few = len(apart) <= MOST_APART
+        few = len(apart) <= MAX_APART
         own = tuple((node,) for node in apart) if few else (apart,)
         groups = (tuple(node for node in nodes if node not in apart), *own)
         for request in chain.from_iterable(

@@ -32,7 +32,7 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count as counted
 
 POLL_S = 0.5
-LEAST_LEFT_S = 120.0
+MIN_LEFT_S = 120.0
 """With less time left for the job, a companion is not worth its start."""
 
 CANCEL_TRIES = 8
@@ -113,7 +113,7 @@ class Borrower:
             left_s = self._time_left()
         except (SlurmError, CommandTimeout) as error:
             return BorrowAnswer(refusals=((sources[0], f"Slurm does not show the job: {_why(error)}"),))
-        if left_s is not None and left_s < LEAST_LEFT_S:
+        if left_s is not None and left_s < MIN_LEFT_S:
             why = f"only {left_s:.0f} s are left of the job's time"
             return BorrowAnswer(refusals=((sources[0], why),))
         for number, source in enumerate(sources):

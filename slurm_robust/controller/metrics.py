@@ -28,7 +28,7 @@ from slurm_robust.util.text import one_line
 CLOSE_S = 2.0
 """For storage to take the files away that lead to the page."""
 
-_MOST_TOKEN = 4096
+_MAX_TOKEN = 4096
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
@@ -79,9 +79,9 @@ def read_token(path: Path) -> str:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise NotOurs(path, f"is open to others (mode {mode:04o}): chmod 600 {path}")
-        content = file.read(_MOST_TOKEN + 1)
+        content = file.read(_MAX_TOKEN + 1)
     token = content.decode("ascii", "replace").strip()
-    if not (token.isascii() and token.isprintable() and token) or " " in token or len(content) > _MOST_TOKEN:
+    if not (token.isascii() and token.isprintable() and token) or " " in token or len(content) > _MAX_TOKEN:
         raise NotOurs(path, "holds no token: write one line of letters and digits into it")
     return token
 

@@ -16,7 +16,7 @@ from msgspec import structs
 from slurm_robust.engine import transitions as to
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Now
-from slurm_robust.evidence.moment import MOST_TEXT, IncidentFollower, of_state
+from slurm_robust.evidence.moment import MAX_TEXT, IncidentFollower, of_state
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.summary import Summary
 from slurm_robust.ledger.totals import Tally
@@ -24,7 +24,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.moment import (
-    MOST_ALERTS,
+    MAX_ALERTS,
     JobMoment,
     NodeMoment,
     NodeState,
@@ -167,7 +167,7 @@ class Moments:
             number=self._number,
             mode=seen.mode,
             stage=seen.stage,
-            stage_why=one_line(why(seen.came_by, seen.ending), MOST_TEXT),
+            stage_why=one_line(why(seen.came_by, seen.ending), MAX_TEXT),
             stage_s=max(0.0, mono - seen.stage_since),
             usual_step_s=seen.usual_step_s or None,
             nodes=(*slots, *_without_slot(seen)),
@@ -178,10 +178,10 @@ class Moments:
             ettr_age_s=mono - at if self._ettr else None,
             totals=self._tally.totals(self._classes),
             turn_s=seen.turn_s,
-            ending=one_line(seen.ending, MOST_TEXT),
+            ending=one_line(seen.ending, MAX_TEXT),
             held=seen.held,
             behind=seen.storage.behind,
-            trouble=one_line(seen.storage.trouble, MOST_TEXT),
+            trouble=one_line(seen.storage.trouble, MAX_TEXT),
             missed=missed,
             final=final,
         )
@@ -235,12 +235,12 @@ class Moments:
             node=node,
             state=state,
             slot=slot,
-            why=one_line(reason, MOST_TEXT) if reason else "",
+            why=one_line(reason, MAX_TEXT) if reason else "",
             heard_s=own.heard_s,
             step=last.step if last is not None else -1,
             step_age_s=last.age_s if last is not None else None,
             step_s=tempo.seconds_per_step,
-            phase=one_line(last.phase, MOST_TEXT) if last is not None and last.phase else "",
+            phase=one_line(last.phase, MAX_TEXT) if last is not None and last.phase else "",
             failed=own.failed,
             memory_step=own.newest_step(Tier.MEMORY),
             peer_step=own.newest_step(Tier.PEER),
@@ -398,13 +398,13 @@ def _without_slot(seen: Picture) -> Iterator[NodeMoment]:
         yield NodeMoment(
             node=node,
             state=found,
-            why=one_line(reason, MOST_TEXT),
+            why=one_line(reason, MAX_TEXT),
             heard_s=own.heard_s,
             alerts=_alerts(own.heartbeat),
         )
     for node, reason in state.evicted.items():
         if node not in state.slots and node not in state.spares:
-            yield NodeMoment(node=node, state=NodeState.EVICTED, why=one_line(reason, MOST_TEXT))
+            yield NodeMoment(node=node, state=NodeState.EVICTED, why=one_line(reason, MAX_TEXT))
 
 
 def _standby(state: JobState, node: str) -> str:
@@ -421,8 +421,8 @@ def failures(heartbeat: Heartbeat) -> list[WorkerExit]:
 
 def _alerts(heartbeat: Heartbeat | None) -> tuple[str, ...]:
     standing = [alert for alert in heartbeat.alerts if alert.ended_s is None] if heartbeat is not None else []
-    newest = sorted(standing, key=lambda alert: alert.age_s)[:MOST_ALERTS]
-    return tuple(one_line(f"{each.check} {each.subject}: {each.text}", MOST_TEXT) for each in newest)
+    newest = sorted(standing, key=lambda alert: alert.age_s)[:MAX_ALERTS]
+    return tuple(one_line(f"{each.check} {each.subject}: {each.text}", MAX_TEXT) for each in newest)
 
 
 def _finite(value: float | None) -> float | None:

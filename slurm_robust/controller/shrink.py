@@ -31,7 +31,7 @@ SHED_S = 20.0
 """How long a requeue waits until Slurm has noticed that a dead node does not respond."""
 
 POLL_S = 0.5
-MOST_REFUSALS = 5
+MAX_REFUSALS = 5
 
 
 class Shrinker:
@@ -64,7 +64,7 @@ class Shrinker:
         except (SlurmError, OSError) as error:
             # It may pass: where slurmdbd is slow, Slurm refuses to resize a job that began a moment ago.
             self._refusals[node] = count = self._refusals.get(node, 0) + 1
-            said = Said.REFUSED if count >= MOST_REFUSALS else Said.NOTHING
+            said = Said.REFUSED if count >= MAX_REFUSALS else Said.NOTHING
             return GiveBackAnswer(said=said, detail=str(error))
 
     def _give_back(self, name: str) -> GiveBackAnswer:

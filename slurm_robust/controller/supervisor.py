@@ -82,7 +82,7 @@ class Signals:
         return sorted(found, key=lambda number: number == AT_ONCE)
 
 
-MOST_ENDS = 6
+MAX_ENDS = 6
 """Fewer ends within the window are bad luck; this many are a defect that another start does not mend."""
 
 WINDOW_S = 600.0
@@ -388,7 +388,7 @@ class Supervisor:
         self._ends.append(now)
         while self._ends[0] < now - WINDOW_S:
             self._ends.popleft()
-        if len(self._ends) >= MOST_ENDS:
+        if len(self._ends) >= MAX_ENDS:
             say(f"the controller {how}, {len(self._ends)} times within {WINDOW_S:.0f} s; giving up")
             return self._code(int(ExitCode.INTERNAL))
         pause_s = self._pause()

@@ -81,7 +81,7 @@ class Turns:
 LONGEST_OF_S = 60.0
 """The longest turn is the longest of the last minute."""
 
-LEAST_SET_S = 1.0
+MIN_SET_S = 1.0
 """Less is a clock that is kept right."""
 
 LONGEST_HOLD_S = 1800.0
@@ -107,9 +107,9 @@ class ClockWatch:
         self.ahead_s, self._distance_s = ahead_s, self._measure()
 
     def step(self) -> float:
-        """By how many seconds it was set since the last call, 0 for less than :data:`LEAST_SET_S`."""
+        """By how many seconds it was set since the last call, 0 for less than :data:`MIN_SET_S`."""
         set_s = self._measure() - self._distance_s
-        if abs(set_s) < LEAST_SET_S:
+        if abs(set_s) < MIN_SET_S:
             return 0.0
         self._distance_s += set_s
         self.ahead_s += set_s

@@ -34,7 +34,7 @@ from slurm_robust.model.incident import TestResult
 from slurm_robust.util import isolate
 from slurm_robust.util.process import die_with_parent
 
-_LEAST_S = 2.0
+_MIN_S = 2.0
 _WITHOUT_TORCH = frozenset({"dcgm", "health", "memory", "storage"})
 
 
@@ -66,7 +66,7 @@ def answers(programs: Sequence[Program], part: Part, end: float) -> Iterator[Par
 def answer(program: Program, part: Part) -> PartAnswer:
     """Run one program in a child for ``part.limit_s`` seconds at most."""
     begun = time.monotonic()
-    if part.limit_s < _LEAST_S:
+    if part.limit_s < _MIN_S:
         return _answer(program, part, unknown("no time was left", measured=False), 0.0)
     task = partial(_child, program.name, part, os.getpid())
     limits = {program.name: part.limit_s}

@@ -15,7 +15,7 @@ from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import spawn_detached
 from slurm_robust.slurm.records import Allocation
 
-_MOST_READ = 1 << 20
+_MAX_READ = 1 << 20
 _CANCEL_S = 10.0
 
 
@@ -64,7 +64,7 @@ class Output:
         while True:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read(_MOST_READ)
+                data = file.read(_MAX_READ)
             self._offset += len(data)
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_robust.config.job import LEAST_TEST_S
+from slurm_robust.config.job import MIN_TEST_S
 from slurm_robust.diagnostics.judge import judge, quiet_nodes, retry_rounds
 from slurm_robust.diagnostics.part import PartAnswer
 from slurm_robust.diagnostics.places import Launched, Place
@@ -28,7 +28,7 @@ _PORTS = range(20_000, 32_000)
 _POLL_S = 0.05
 _READY_SHARE = 0.4
 _LEAVE_S = 5.0
-_MOST_CHARS = 300
+_MAX_CHARS = 300
 
 
 class Diagnoser(Protocol):
@@ -122,8 +122,8 @@ class _DiagnosticRun:
         first = rounds[0]
         left_s = self._end - time.monotonic()
         share = first.needs_s / sum(r.needs_s for r in rounds)
-        limit_s = min(first.most_s, left_s, max(LEAST_TEST_S, left_s * share))
-        if self._stopped.is_set() or limit_s < LEAST_TEST_S:
+        limit_s = min(first.most_s, left_s, max(MIN_TEST_S, left_s * share))
+        if self._stopped.is_set() or limit_s < MIN_TEST_S:
             why = "it was stopped" if self._stopped.is_set() else "no time was left"
             self.left_out |= dict.fromkeys(first.programs, why)
             return
@@ -134,7 +134,7 @@ class _DiagnosticRun:
         except (SlurmError, OSError) as error:
             self.left_out |= dict.fromkeys(first.programs, str(error))
         else:
-            self._take(first, answers, " | ".join(others)[-_MOST_CHARS:])
+            self._take(first, answers, " | ".join(others)[-_MAX_CHARS:])
 
     def _play(
         self, round_: DiagnosticRound, limit_s: float, port: int, others: list[str]

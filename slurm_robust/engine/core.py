@@ -48,9 +48,9 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Source
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.events import LEAST_AHEAD_S
+from slurm_robust.model.events import MIN_AHEAD_S
 from slurm_robust.model.exits import StepEnd, Witness
-from slurm_robust.model.findings import MOST_EVIDENCE, MOST_TEXT, Suspect
+from slurm_robust.model.findings import MAX_EVIDENCE, MAX_TEXT, Suspect
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.probes import Answers, Knocked
 from slurm_robust.model.progress import slowest
@@ -241,7 +241,7 @@ class Core(Context):
 
     def on_clock(self, ahead_s: float, now: Now) -> None:
         """This node's clock is ahead of slurmctld's by so much: it was compared, or was set since."""
-        if abs(ahead_s - self._ahead_s) >= LEAST_AHEAD_S:
+        if abs(ahead_s - self._ahead_s) >= MIN_AHEAD_S:
             self._ahead_s = ahead_s
             self.record(ev.ClockCompared(t=now.wall, epoch=self.state.epoch, ahead_s=round(ahead_s, 3)))
 
@@ -466,9 +466,9 @@ class Core(Context):
             node=node,
             job_id=companion or self.state.job_id,
             t=now.wall,
-            reason=reason[:MOST_TEXT],
+            reason=reason[:MAX_TEXT],
             symptom=cause.symptom.value if cause else "",
-            evidence=tuple(line[:MOST_TEXT] for line in evidence[:MOST_EVIDENCE]),
+            evidence=tuple(line[:MAX_TEXT] for line in evidence[:MAX_EVIDENCE]),
         )
         self.emit(SaveSuspect(suspect=suspect))
 

@@ -27,18 +27,18 @@ from slurm_robust.util.files import make_folder, write_atomically
 from slurm_robust.util.text import clock, date_and_time, one_line
 
 MIB = 1024 * 1024
-MOST_TAIL = 64 * 1024
+MAX_TAIL = 64 * 1024
 """Bytes from the end of one worker's output."""
 
-MOST_RANKS = 96
+MAX_RANKS = 96
 """Ranks per generation whose output is kept. The journal has the last lines of the others."""
 
-MOST_GENERATIONS = 3
+MAX_GENERATIONS = 3
 STREAMS = ("err", "out")
-MOST_JSON = 8 * MIB
-MOST_STACKS = 8 * MIB
-MOST_ALERTS = MIB
-MOST_LINES = MIB
+MAX_JSON = 8 * MIB
+MAX_STACKS = 8 * MIB
+MAX_ALERTS = MIB
+MAX_LINES = MIB
 """Bytes of one text for people."""
 
 FEW = 4
@@ -80,7 +80,7 @@ def save(directory: JobDirectory, number: int, events: Sequence[ev.AnyEvent]) ->
         return folder
     make_folder(folder, below=directory.path)
     remove_leftovers(folder)
-    encoded = next(text for text in _shorter_and_shorter(report) if len(text) <= MOST_JSON)
+    encoded = next(text for text in _shorter_and_shorter(report) if len(text) <= MAX_JSON)
     write(folder / "incident.json", encoded + b"\n")
     write_lines(folder / "README.txt", readme(report))
     error = copy_tails(directory, report, folder)
@@ -96,7 +96,7 @@ def save_stacks(
     folder = folder_of(directory, number)
     make_folder(folder, below=directory.path)
     write_lines(folder / "stacks.txt", stack_text.stacks_text(stacks, localisation))
-    write(folder / "stacks.json", stack_text.bounded(stacks, localisation, MOST_STACKS))
+    write(folder / "stacks.json", stack_text.bounded(stacks, localisation, MAX_STACKS))
 
 
 def save_alerts(
@@ -108,7 +108,7 @@ def save_alerts(
     """
     folder = folder_of(directory, number)
     make_folder(folder, below=directory.path)
-    saved = _newest(alerts, time.time() if t is None else t, MOST_ALERTS)
+    saved = _newest(alerts, time.time() if t is None else t, MAX_ALERTS)
     write_lines(folder / "alerts.txt", alerts_text(saved))
     write(folder / "alerts.json", msgspec.json.encode(saved) + b"\n")
 
@@ -146,7 +146,7 @@ def _of_few(ended: ev.GenerationEnded, report: IncidentReport) -> ev.GenerationE
 def wanted_generations(report: IncidentReport) -> tuple[int, ...]:
     """The generation that failed, and the newest ones since."""
     first, *since = report.generations
-    return (first, *since[-(MOST_GENERATIONS - 1) :])
+    return (first, *since[-(MAX_GENERATIONS - 1) :])
 
 
 def wanted_ranks(report: IncidentReport, generation: int) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ def wanted_ranks(report: IncidentReport, generation: int) -> tuple[int, ...]:
     known = set(ranks)
     world = first.world_size if first is not None else 0
     few = [rank for rank in range(min(world, len(known) + FEW)) if rank not in known][:FEW]
-    every = list(dict.fromkeys(ranks))[: MOST_RANKS - len(few)]
+    every = list(dict.fromkeys(ranks))[: MAX_RANKS - len(few)]
     return (*every, *few)
 
 
@@ -189,8 +189,8 @@ def copy_tails(directory: JobDirectory, report: IncidentReport, folder: Path) ->
 def _copy_tail(source: Path, target: Path, folder: Path) -> None:
     try:
         with source.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_TAIL))
-            data = file.read(MOST_TAIL)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_TAIL))
+            data = file.read(MAX_TAIL)
     except FileNotFoundError:
         return  # a rank that never got as far as its own output
     if data:
@@ -294,11 +294,11 @@ def write(path: Path, data: bytes) -> None:
 
 
 def write_lines(path: Path, lines: Iterator[str]) -> None:
-    """As :func:`write`, cut after :data:`MOST_LINES` bytes."""
+    """As :func:`write`, cut after :data:`MAX_LINES` bytes."""
     data, cut = bytearray(), b"(cut here)\n"
     for line in lines:
         encoded = line.encode(errors="replace") + b"\n"
-        if len(data) + len(encoded) + len(cut) > MOST_LINES:
+        if len(data) + len(encoded) + len(cut) > MAX_LINES:
             data += cut
             break
         data += encoded

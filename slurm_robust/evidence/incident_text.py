@@ -20,10 +20,10 @@ from slurm_robust.policy.quick_test import format_quick
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import clean_log, count, one_line
 
-MOST_LINES = 20
+MAX_LINES = 20
 """Last lines of the first failed worker that are shown."""
 
-MOST_ALIKE = 8
+MAX_ALIKE = 8
 """Entries of one kind that are shown in a row: a thousand nodes may say the same."""
 
 RUNGS = {  # of the recovery ladder, by the evidence that each decides from
@@ -215,7 +215,7 @@ def deciding_lines(report: IncidentReport) -> tuple[str, list[str]]:
     exit = report.root.exit
     text = exit.error.traceback if exit.error is not None else ""
     lines = clean_log(text).rstrip().split("\n") if text else [clean_log(line) for line in exit.tail]
-    return one_line(f"{exit.describe()} on {report.root.node}"), lines[-MOST_LINES:]
+    return one_line(f"{exit.describe()} on {report.root.node}"), lines[-MAX_LINES:]
 
 
 def actions_text(decided: ev.Decided) -> str:
@@ -277,9 +277,9 @@ def timeline(report: IncidentReport) -> list[TimelineEntry]:
     found = []
     for _, alike in itertools.groupby(every, key=lambda entry: entry.what):
         run = list(alike)
-        found += run[:MOST_ALIKE]
-        if len(run) > MOST_ALIKE:
-            found.append(msgspec.structs.replace(run[-1], text=f"and {len(run) - MOST_ALIKE} more"))
+        found += run[:MAX_ALIKE]
+        if len(run) > MAX_ALIKE:
+            found.append(msgspec.structs.replace(run[-1], text=f"and {len(run) - MAX_ALIKE} more"))
     return found
 
 

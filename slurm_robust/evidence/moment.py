@@ -8,7 +8,7 @@ from slurm_robust.model.moment import FORMAT, CompanionMoment, IncidentMoment, J
 from slurm_robust.model.state import JobState
 from slurm_robust.util.text import one_line
 
-MOST_TEXT = 300
+MAX_TEXT = 300
 """Characters of each text; the journal has all of it."""
 
 
@@ -29,7 +29,7 @@ def of_state(state: JobState, now: float) -> JobMoment:
         usual_step_s=state.pace.p50_s or None,
         restored_step=state.restored_step,
         companions=tuple(
-            CompanionMoment(job_id=job_id, source=one_line(str(one.source), MOST_TEXT), node=one.node)
+            CompanionMoment(job_id=job_id, source=one_line(str(one.source), MAX_TEXT), node=one.node)
             for job_id, one in state.companions.items()
         ),
         opened=state.incidents,
@@ -66,11 +66,11 @@ class IncidentFollower:
         return IncidentMoment(
             number=found.number,
             symptom=found.symptom.value,
-            sign=one_line(opened.detail, MOST_TEXT) if opened is not None else "",
+            sign=one_line(opened.detail, MAX_TEXT) if opened is not None else "",
             age_s=max(0.0, now - opened.t) if opened is not None else 0.0,
             step=found.step,
-            reason=one_line(decided.reason, MOST_TEXT) if decided is not None else "",
-            actions=one_line(actions_text(decided), MOST_TEXT) if decided is not None else "",
+            reason=one_line(decided.reason, MAX_TEXT) if decided is not None else "",
+            actions=one_line(actions_text(decided), MAX_TEXT) if decided is not None else "",
             blame=verdict.blame.value if verdict is not None else "",
             suspects=verdict.suspects if verdict is not None else (),
             carried_out=decided.carried_out if decided is not None else True,

@@ -17,13 +17,13 @@ from slurm_robust.model.stacks import Collective, Frame, Localisation, ProcessSt
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count, fold_ranks, named_ranks, one_line
 
-MOST_FRAMES = 60
+MAX_FRAMES = 60
 """Calls of one thread that the text shows."""
 
-MOST_GROUPS = 200
+MAX_GROUPS = 200
 """Process groups that are described one by one."""
 
-MOST_CALLS = 3
+MAX_CALLS = 3
 """Calls that say in one line what a rank does."""
 
 _COMPLETED = "completed"
@@ -81,7 +81,7 @@ def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[Sta
 
 def _activity_text(seen: RankView) -> str:
     """What a rank does, in one line: ``waits for other ranks: all_reduce torch/x.py < train train.py:9``."""
-    calls = " < ".join(seen.form.split("\n")[:MOST_CALLS])
+    calls = " < ".join(seen.form.split("\n")[:MAX_CALLS])
     text = f"{seen.activity.value}: {calls}" if calls else seen.activity.value
     return one_line("; ".join(filter(None, (text, seen.helper))))
 
@@ -170,8 +170,8 @@ def process_lines(process: ProcessStacks) -> Iterator[str]:
         yield f"    no stack: {one_line(process.error)}"
     for thread in sorted(process.threads, key=lambda thread: not thread.is_main):
         yield f"    thread {one_line(thread.name) or ('main' if thread.is_main else 'without a name')}"
-        yield from (f"      {_frame(frame)}" for frame in thread.frames[:MOST_FRAMES])
-        if (more := len(thread.frames) - MOST_FRAMES) > 0:
+        yield from (f"      {_frame(frame)}" for frame in thread.frames[:MAX_FRAMES])
+        if (more := len(thread.frames) - MAX_FRAMES) > 0:
             yield f"      … {count(more, 'call')} further out"
 
 
@@ -216,9 +216,9 @@ def flight(stacks: Iterable[RankStacks]) -> list[str]:
     ]
     lines = [line for name, group in waiting if (line := _line(name, group, recorded))]
     together, idle = len(waiting) - len(lines), len(groups) - len(waiting)
-    more = len(lines) - MOST_GROUPS
+    more = len(lines) - MAX_GROUPS
     return [
-        *lines[:MOST_GROUPS],
+        *lines[:MAX_GROUPS],
         *([f"and {count(more, 'process group')} more"] if more > 0 else []),
         *([f"{count(together, 'process group')} with all ranks in the same operation"] if together else []),
         *([f"{count(idle, 'process group')} in which no rank waits"] if idle else []),

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.model.jobsummary import (
-    MOST_BLAMED,
-    MOST_DETAIL,
-    MOST_INCIDENTS,
+    MAX_BLAMED,
+    MAX_DETAIL,
+    MAX_INCIDENTS,
     IncidentSummary,
     NodeWork,
     SpooledSummary,
@@ -40,7 +40,7 @@ OF_NODES = frozenset({"node", "network"})
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _CLASSES = frozenset(time.value for time in TimeClass)
-_MOST = 2**31 - 1
+_MAX = 2**31 - 1
 
 
 class NodePlace(Record):
@@ -244,8 +244,8 @@ def _possible(
     held = frozenset(name for one in work for name in one.nodes)
     left_s = sum(len(one.nodes) * (one.end - one.start) for one in work)
     numbers: set[int] = set()
-    for one in incidents[-MOST_INCIDENTS:]:
-        if not 0 < one.number < _MOST or one.number in numbers:
+    for one in incidents[-MAX_INCIDENTS:]:
+        if not 0 < one.number < _MAX or one.number in numbers:
             continue
         numbers.add(one.number)
         lost = _lost(one.lost_node_s, left_s)
@@ -255,8 +255,8 @@ def _possible(
             t=within(one.t),
             symptom=ascii_line(one.symptom, 40),
             cause=one.cause if one.cause in CAUSES else "undecided",
-            nodes=_real(one.nodes[:MOST_BLAMED], held),
-            detail=ascii_line(one.detail, MOST_DETAIL),
+            nodes=_real(one.nodes[:MAX_BLAMED], held),
+            detail=ascii_line(one.detail, MAX_DETAIL),
             recover_s=None if one.recover_s is None else _between(one.recover_s, wall_s),
             lost_node_s=lost,
         )
@@ -277,4 +277,4 @@ def _between(value: float, most: float) -> float:
 
 
 def _whole(value: int) -> int:
-    return min(max(0, value), _MOST)
+    return min(max(0, value), _MAX)

@@ -38,7 +38,7 @@ SLURM_AWAY_S = 3600.0
 """A summary waits so long for a Slurm that does not answer, and is then taken unverified."""
 
 _AT_ONCE = 100
-_MOST_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 
 
 class Collected(Record):
@@ -160,4 +160,4 @@ class _Site:
 def _sum(one: Collected, other: Collected) -> Collected:
     names = ("new", "renewed", "unchanged", "older", "unverified", "waiting", "kept", "dropped")
     counts = {name: getattr(one, name) + getattr(other, name) for name in names}
-    return Collected(**counts, problems=(*one.problems, *other.problems)[:_MOST_PROBLEMS])
+    return Collected(**counts, problems=(*one.problems, *other.problems)[:_MAX_PROBLEMS])

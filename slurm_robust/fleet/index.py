@@ -399,7 +399,7 @@ class _Adding:
 # -- entries as they are kept -------------------------------------------------------------------------------
 
 _entries = msgspec.msgpack.Decoder(Entry)
-_MOST_UNPACKED = 2**26
+_MAX_UNPACKED = 2**26
 
 
 def _pack(entry: Entry) -> bytes:
@@ -409,7 +409,7 @@ def _pack(entry: Entry) -> bytes:
 def _unpack(packed: bytes) -> Entry | None:
     """None for what another release has kept in a way that this one cannot read."""
     try:
-        return _entries.decode(zlib.decompressobj().decompress(packed, _MOST_UNPACKED))
+        return _entries.decode(zlib.decompressobj().decompress(packed, _MAX_UNPACKED))
     except (zlib.error, *UNREADABLE):
         return None
 

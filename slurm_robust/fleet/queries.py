@@ -26,7 +26,7 @@ from slurm_robust.fleet.answers import (
 )
 from slurm_robust.model.record import Record
 
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 WORST = 10
 
 _NAMES_AT_ONCE = 5000
@@ -64,7 +64,7 @@ def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, .
     if wanted.nodes:
         asked = asked.where(_blames(_ids(connection, wanted.nodes), wanted.since))
     newest = asked.order_by(incident.c.seen.desc(), incident.c.job, incident.c.number)
-    found = connection.execute(newest.limit(max(0, min(wanted.limit, MOST_ROWS))))
+    found = connection.execute(newest.limit(max(0, min(wanted.limit, MAX_ROWS))))
     return tuple(
         IncidentRow(
             cluster=row.cluster,
@@ -86,7 +86,7 @@ def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, .
 
 
 def trainings(
-    connection: sa.Connection, since: float, name: str = "", limit: int = MOST_ROWS
+    connection: sa.Connection, since: float, name: str = "", limit: int = MAX_ROWS
 ) -> tuple[TrainingRow, ...]:
     """Trainings of which a job did anything since ``since``; only those of this ``name``, if any."""
     job, incident, training = schema.job, schema.incident, _training(connection)
@@ -284,7 +284,7 @@ def groups(connection: sa.Connection, since: float, by: str) -> tuple[GroupRow, 
 
 
 def nodes(
-    connection: sa.Connection, since: float, names: Collection[str] = (), limit: int = MOST_ROWS
+    connection: sa.Connection, since: float, names: Collection[str] = (), limit: int = MAX_ROWS
 ) -> tuple[NodeRow, ...]:
     """Each node that worked or failed, those with most failures first; only ``names``, if any."""
     node, sums = schema.node, _sums(since)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurm_robust.fleet.errors import NoIndex
 from slurm_robust.model.jobsummary import (
-    MOST_BYTES,
+    MAX_BYTES,
     SPOOLED_NAME,
     SpooledSummary,
     SummaryOfTheFuture,
@@ -22,7 +22,7 @@ from slurm_robust.util.files import names_in, sync
 from slurm_robust.util.text import one_line
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_MOST_BYTES = MOST_BYTES + 256 * 1024  # the summary, and what the epilog has put beside it
+_MAX_BYTES = MAX_BYTES + 256 * 1024  # the summary, and what the epilog has put beside it
 _PROBLEM = 300
 
 
@@ -92,8 +92,8 @@ def _read(path: Path) -> Waiting | Unusable | None:
         if not stat.S_ISREG(info.st_mode) or info.st_uid not in (0, os.geteuid()):
             return Unusable(path=path, why="not a plain file of root", keep=True)
         try:
-            data = file.read(_MOST_BYTES + 1)
-            if len(data) > _MOST_BYTES:
+            data = file.read(_MAX_BYTES + 1)
+            if len(data) > _MAX_BYTES:
                 raise SummaryRefused("longer than any summary")
             return Waiting(path=path, identity=_identity(info), spooled=decode_spooled(data))
         except SummaryOfTheFuture as error:

@@ -54,7 +54,7 @@ BACK_OFF_S = 300.0
 NO_ANSWER_S = 15.0
 """The same where Slurm did not answer, which in most cases is a restart of slurmctld."""
 
-MOST_UNANSWERED = 3
+MAX_UNANSWERED = 3
 """Runs that may ask in vain whether a drain was one too many; then it is taken back."""
 
 LATE_S = 600.0
@@ -68,7 +68,7 @@ _UNSURE = (
     "Slurm took the order, but the turn to drain may have been another node's by then; a later run compares "
     "it with the caps"
 )
-_MOST_PARENTS = 10
+_MAX_PARENTS = 10
 _USUAL_BINS = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/usr/sbin", "/bin")
 
 
@@ -409,8 +409,8 @@ class _Drainer:
         except SlurmCommandError as error:
             self._put(unanswered=self._record.unanswered + 1)
             self._log_change("cap_not_verified", error=str(error)[:500])
-            many = self._record.unanswered >= MOST_UNANSWERED
-            return f"{MOST_UNANSWERED} runs could not find out whether there is room for it" if many else ""
+            many = self._record.unanswered >= MAX_UNANSWERED
+            return f"{MAX_UNANSWERED} runs could not find out whether there is room for it" if many else ""
         if not excess:
             self._put(unverified=False, unanswered=0, pending=None, pending_boot="")
             self._log_drain("drained", "Slurm has taken the order late", self._record.causes)
@@ -518,7 +518,7 @@ def slurm_environment(config: NodeConfig, given: Callable[[str], str | None]) ->
 def beside_slurmd() -> tuple[str, ...]:
     """Folders of Slurm's commands, from the slurmd that started this hook; empty below none."""
     pid = os.getppid()
-    for _ in range(_MOST_PARENTS):
+    for _ in range(_MAX_PARENTS):
         try:
             program = Path(os.readlink(f"/proc/{pid}/exe"))
             stat = Path(f"/proc/{pid}/stat").read_text()

@@ -18,8 +18,8 @@ import msgspec
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.hooks.seen import driver_errors, seen_by, take
 from slurm_robust.hooks.suspects import EndedJob, Ignored, become, job_of, open_below, open_own, places
-from slurm_robust.model.findings import MOST_TEXT
-from slurm_robust.model.nodeseen import MOST_BYTES, NodeSeen, grown
+from slurm_robust.model.findings import MAX_TEXT
+from slurm_robust.model.nodeseen import MAX_BYTES, NodeSeen, grown
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.verdict import Conclusion, Report
@@ -64,12 +64,12 @@ def tell(
     )
     name = f"{report.node}.{int(report.at)}.json"
     data = msgspec.json.encode(seen)
-    if len(data) > MOST_BYTES or "/" in name:
-        return Ignored(why=f"{len(data)} bytes, at most {MOST_BYTES} are told")
+    if len(data) > MAX_BYTES or "/" in name:
+        return Ignored(why=f"{len(data)} bytes, at most {MAX_BYTES} are told")
     task = partial(_write_as_user, job, config.suspects.job_dirs, name, data)
     answer = call({"owner": task}, {"owner": limit_s}, limit_s)["owner"]
     if answer.value is None:
-        return Ignored(why=ascii_line(answer.error, MOST_TEXT))
+        return Ignored(why=ascii_line(answer.error, MAX_TEXT))
     return Told(file=answer.value.decode(errors="replace")) if answer.value else None
 
 

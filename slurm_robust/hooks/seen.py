@@ -18,10 +18,10 @@ from slurm_robust.nodes.gpus.facts import GpuFacts
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.verdict import Conclusion, Report
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 """Jobs of which the node keeps what the prolog saw; the oldest give way."""
 
-MOST_FINDINGS, MOST_ERRORS = 64, 64
+MAX_FINDINGS, MAX_ERRORS = 64, 64
 SKIP = "srobust-skip-checks"
 """The word in a job's comment that asks for a prolog without tests."""
 
@@ -48,7 +48,7 @@ def seen_by(report: Report, conclusion: Conclusion, memory: Memory) -> HookSeen:
         boot_id=report.boot_id,
         fit=conclusion.fit,
         reason=conclusion.reason,
-        findings=tuple(failed[:MOST_FINDINGS]),
+        findings=tuple(failed[:MAX_FINDINGS]),
         counters=dict(_counters(report, memory)),
         cliques=_cliques(report, memory),
     )
@@ -86,7 +86,7 @@ def driver_errors(report: Report, memory: Memory, since: float) -> tuple[DriverE
         for e in events
         if e.shape in (XID, SXID) and e.last_at >= since
     ]
-    return tuple(sorted(found, key=lambda error: error.at)[-MOST_ERRORS:])
+    return tuple(sorted(found, key=lambda error: error.at)[-MAX_ERRORS:])
 
 
 def keep(config: NodeConfig, job: int, seen: HookSeen) -> None:
@@ -98,7 +98,7 @@ def keep(config: NodeConfig, job: int, seen: HookSeen) -> None:
         beside.write_bytes(msgspec.json.encode(seen))
         beside.rename(folder / f"{job}.json")
         kept = sorted((path.stat().st_mtime, path) for path in folder.iterdir())
-        for _, path in kept[:-MOST_KEPT]:
+        for _, path in kept[:-MAX_KEPT]:
             path.unlink(missing_ok=True)
     except OSError:
         pass

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.hooks.suspects import READ_S, EndedJob, Ignored, job_of, read_as_user
-from slurm_robust.model.findings import MOST_TEXT
+from slurm_robust.model.findings import MAX_TEXT
 from slurm_robust.model.jobsummary import (
     FORMAT,
-    MOST_BYTES,
+    MAX_BYTES,
     SPOOLED_NAME,
     SpooledSummary,
     SummaryRefused,
@@ -35,13 +35,13 @@ from slurm_robust.util.trust import distrust
 WRITE_S = 5.0
 """For storage on which the spool may be."""
 
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 """In the spool."""
 
 USER_SHARE = 0.25
 """Of the spool that files of one user may take, so that nobody can keep others out."""
 
-MOST_HOSTLIST = 64 * 1024
+MAX_HOSTLIST = 64 * 1024
 
 _MODE = 0o600
 _CLUSTER = r"[A-Za-z0-9_-]{1,40}"
@@ -75,11 +75,11 @@ def spool_summary(
     job = job_of(environ)
     if not config.fleet.collect or job is None:
         return None
-    task = partial(read_as_user, job, config.suspects.job_dirs, ("summary.json",), MOST_BYTES)
+    task = partial(read_as_user, job, config.suspects.job_dirs, ("summary.json",), MAX_BYTES)
     read_s, write_s = min(READ_S, limit_s / 2), min(WRITE_S, limit_s / 2)
     answer = call({"summary": task}, {"summary": read_s}, read_s)["summary"]
     if answer.value is None:
-        return Ignored(why=ascii_line(answer.error, MOST_TEXT))
+        return Ignored(why=ascii_line(answer.error, MAX_TEXT))
     if not answer.value:
         return None
     found = judge(answer.value, job, node, environ, now)
@@ -98,7 +98,7 @@ def judge(
     try:
         said = decode_summary(data)
     except SummaryRefused as error:
-        return Ignored(why=ascii_line(f"summary {error}", MOST_TEXT))
+        return Ignored(why=ascii_line(f"summary {error}", MAX_TEXT))
     if said.job_id != job.job_id:
         return Ignored(why="summary of another job")
     if said.node != node:
@@ -113,7 +113,7 @@ def judge(
         node=node,
         t=now,
         started=job.started,
-        nodes=ascii_line(environ.get("SLURM_JOB_NODELIST", "")[:MOST_HOSTLIST], MOST_HOSTLIST),
+        nodes=ascii_line(environ.get("SLURM_JOB_NODELIST", "")[:MAX_HOSTLIST], MAX_HOSTLIST),
         summary=said,  # decoded strictly, and encoded anew
     )
 
@@ -138,17 +138,17 @@ def _put(folder: str, name: str, data: bytes, most_bytes: int) -> bytes:
 
 def _make_sure_of_room(folder: str, name: str, size: int, most_bytes: int) -> None:
     names = [each for each in os.listdir(folder) if re.fullmatch(SPOOLED_NAME, each) and each != name]
-    if len(names) >= MOST_FILES:
+    if len(names) >= MAX_FILES:
         raise RuntimeError(f"{folder} holds {len(names)} summaries: run srobust admin fleet collect")
     user = name.partition(".")[0] + "."
-    sizes = dict.fromkeys(names, MOST_BYTES)
-    if (len(names) + 1) * MOST_BYTES > USER_SHARE * most_bytes:
+    sizes = dict.fromkeys(names, MAX_BYTES)
+    if (len(names) + 1) * MAX_BYTES > USER_SHARE * most_bytes:
         sizes = {each: _size(os.path.join(folder, each)) for each in names}
     if sum(sizes.values()) + size > most_bytes:
         raise RuntimeError(f"{folder} is full ({most_bytes >> 20} MiB): run srobust admin fleet collect")
     own = [each for each in names if each.startswith(user)]
     is_much = sum(sizes[each] for each in own) + size > USER_SHARE * most_bytes
-    if is_much or len(own) >= USER_SHARE * MOST_FILES:
+    if is_much or len(own) >= USER_SHARE * MAX_FILES:
         raise RuntimeError(
             f"{folder} has no more room for jobs of this user: run srobust admin fleet collect"
         )

@@ -18,13 +18,13 @@ import msgspec
 from msgspec import structs
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.model.findings import MOST_EVIDENCE, MOST_TEXT, Suspect
+from slurm_robust.model.findings import MAX_EVIDENCE, MAX_TEXT, Suspect
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.util.isolate import call
 from slurm_robust.util.text import ascii_line
 
 READ_S = 3.0
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 OLDEST_S = 60 * 86400.0
 """Where Slurm does not tell when the job began: no job is believed to run for longer."""
 
@@ -69,10 +69,10 @@ def read_suspect(
     if not config.suspects.enabled or job is None or not _NODE.fullmatch(node):
         return None
     path = ("suspects", f"{node}.json")
-    task = partial(read_as_user, job, config.suspects.job_dirs, path, MOST_BYTES)
+    task = partial(read_as_user, job, config.suspects.job_dirs, path, MAX_BYTES)
     answer = call({"suspect": task}, {"suspect": READ_S}, READ_S)["suspect"]
     if answer.value is None:
-        return Ignored(why=ascii_line(answer.error, MOST_TEXT))
+        return Ignored(why=ascii_line(answer.error, MAX_TEXT))
     return judge(answer.value, job, node, now) if answer.value else None
 
 
@@ -98,7 +98,7 @@ def judge(data: bytes, job: EndedJob, node: str, now: float) -> Suspect | Ignore
     try:
         said = msgspec.json.decode(data, type=Suspect)
     except UNREADABLE as error:
-        return Ignored(why=ascii_line(f"not the record of a suspect: {error}", MOST_TEXT))
+        return Ignored(why=ascii_line(f"not the record of a suspect: {error}", MAX_TEXT))
     if said.node != node:
         return Ignored(why="about another node")
     if said.job_id != job.job_id:
@@ -108,9 +108,9 @@ def judge(data: bytes, job: EndedJob, node: str, now: float) -> Suspect | Ignore
         return Ignored(why="not from the time of this run of the job")
     return structs.replace(
         said,
-        reason=ascii_line(said.reason, MOST_TEXT),
-        symptom=ascii_line(said.symptom, MOST_TEXT),
-        evidence=tuple(ascii_line(line, MOST_TEXT) for line in said.evidence[:MOST_EVIDENCE]),
+        reason=ascii_line(said.reason, MAX_TEXT),
+        symptom=ascii_line(said.symptom, MAX_TEXT),
+        evidence=tuple(ascii_line(line, MAX_TEXT) for line in said.evidence[:MAX_EVIDENCE]),
     )
 
 

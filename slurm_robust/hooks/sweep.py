@@ -22,16 +22,16 @@ from slurm_robust.model.nodefolders import PREFIX, SHARED_MEMORY, parse_folder_n
 from slurm_robust.model.record import Record
 from slurm_robust.util.isolate import call
 
-MOST_NAMES = 300_000
+MAX_NAMES = 300_000
 """At most this many names of /dev/shm are read: the kernel allows a user to make millions."""
 
-MOST_FOLDERS = 100
+MAX_FOLDERS = 100
 """Of each user in one go: nobody can keep a hook busy, or take the place of others."""
 
-MOST_ASKED = 50
+MAX_ASKED = 50
 """Jobs that Slurm is asked about in one go; users take turns."""
 
-MOST_JOB = 2**31 - 1
+MAX_JOB = 2**31 - 1
 """Slurm's commands refuse higher numbers."""
 
 # As text: re compiles it when it is first needed, which on most nodes is never.
@@ -129,13 +129,13 @@ def _has_nothing_of_ours(shm: Path) -> bool:
 
 
 def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listing:
-    """At most :data:`MOST_FOLDERS` of each owner. Never root's, links, or what belongs to another user."""
+    """At most :data:`MAX_FOLDERS` of each owner. Never root's, links, or what belongs to another user."""
     found: dict[int, list[Folder]] = {}
     cut = ""
     with os.scandir(shm) as entries:
         device = os.stat(shm).st_dev
         for seen, entry in enumerate(entries):
-            if seen == MOST_NAMES or time.monotonic() > end:
+            if seen == MAX_NAMES or time.monotonic() > end:
                 cut = f"too many names: only {seen} were read"
                 break
             folder = _folder(entry) if entry.name.startswith(PREFIX) else None
@@ -146,7 +146,7 @@ def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listin
             except OSError:
                 continue  # It went in between.
             own = found.setdefault(status.st_uid, [])
-            if status.st_dev == device and status.st_uid == folder.uid != 0 and len(own) < MOST_FOLDERS:
+            if status.st_dev == device and status.st_uid == folder.uid != 0 and len(own) < MAX_FOLDERS:
                 own.append(msgspec.structs.replace(folder, gid=status.st_gid))
     return _Listing(folders=tuple(_in_turns(found)), cut=cut)
 
@@ -154,7 +154,7 @@ def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listin
 def _folder(entry: os.DirEntry[str]) -> Folder | None:
     """What the name says; None where agents give no such name, or it is not a folder."""
     named = parse_folder_name(entry.name)
-    if named is None or named.job_id > MOST_JOB or not entry.is_dir(follow_symlinks=False):
+    if named is None or named.job_id > MAX_JOB or not entry.is_dir(follow_symlinks=False):
         return None
     return Folder(name=entry.name, uid=named.uid, gid=0, job=named.job_id, has_copies=named.has_copies)
 
@@ -184,7 +184,7 @@ def _not_needed(
     if (own := ask(job)) is None or not own.state:
         return []
     # A question for each job: Slurm answers it faster than one for a list, and no number spoils the others.
-    known = {one: ask(one) for one in islice(dict.fromkeys(folder.job for folder in folders), MOST_ASKED)}
+    known = {one: ask(one) for one in islice(dict.fromkeys(folder.job for folder in folders), MAX_ASKED)}
 
     def is_needed(folder: Folder) -> bool:
         seen = known.get(folder.job)

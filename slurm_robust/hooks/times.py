@@ -18,12 +18,12 @@ from slurm_robust.util.text import count, date_and_time
 NEAR = 0.8
 """Share of a limit: a busy file system or a slow slurmctld makes up the rest."""
 
-LEAST_RUNS = 20
+MIN_RUNS = 20
 """Fewer runs say nothing of the usual one."""
 
 _TAIL = 2**24
 _WITHIN_S = 30 * 86400.0
-_MOST_S = _AHEAD_S = 86400.0
+_MAX_S = _AHEAD_S = 86400.0
 _ENDINGS = (b'prolog"', b'epilog"')
 
 
@@ -75,7 +75,7 @@ def times_of(lines: Iterable[bytes], now: float) -> dict[str, HookTimes]:
         if run is None or not now - _WITHIN_S <= run.at <= now + _AHEAD_S:
             continue
         took_s = run.wall_s if run.hook_s is None else run.hook_s
-        if 0 < took_s <= _MOST_S:
+        if 0 < took_s <= _MAX_S:
             by_hook[run.hook].append((took_s, run))
     return {
         hook: _summed([took_s for took_s, _ in found], [run for _, run in found])
@@ -108,7 +108,7 @@ def _summed(took: list[float], runs: list[_Run]) -> HookTimes:
 def is_near(times: HookTimes, limit_s: int | None) -> bool:
     """Whether usual runs come near a limit of Slurm's. A single slow run does not; no limit is never near."""
     is_limit = limit_s is not None and 0 < limit_s < NEVER_S
-    return is_limit and times.runs >= LEAST_RUNS and times.usual_s >= NEAR * (limit_s or 0)
+    return is_limit and times.runs >= MIN_RUNS and times.usual_s >= NEAR * (limit_s or 0)
 
 
 def meets_prologs(flags: frozenset[str]) -> bool:
@@ -133,4 +133,4 @@ def not_measured(times: Mapping[str, HookTimes], hook: str) -> str:
     """Why nothing is said of a hook; "" where enough runs are known."""
     known = times.get(hook)
     runs = known.runs if known is not None else 0
-    return "" if runs >= LEAST_RUNS else f"{count(runs, 'run')} in the event log"
+    return "" if runs >= MIN_RUNS else f"{count(runs, 'run')} in the event log"

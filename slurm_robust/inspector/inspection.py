@@ -14,13 +14,13 @@ from msgspec import structs
 from slurm_robust.analysis.progress.traffic import TrafficMeter
 from slurm_robust.inspector.inspector import Inspector
 from slurm_robust.inspector.observation import Observation, Subject, subject_of
-from slurm_robust.model.findings import MOST_ALERTS, REMEMBERED_S, Alert, Effect, Finding
+from slurm_robust.model.findings import MAX_ALERTS, REMEMBERED_S, Alert, Effect, Finding
 from slurm_robust.model.progress import Traffic
 from slurm_robust.nodes.gpus.judging import CONFIRM_AFTER_S
 from slurm_robust.nodes.gpus.presence import LOST
 
 # A bound for broken checks: a node has far fewer parts that can fail.
-_MOST_FAULTS = 256
+_MAX_FAULTS = 256
 
 
 @dataclass
@@ -58,16 +58,16 @@ class AlertBook:
     def alerts(self, now: float) -> tuple[Alert, ...]:
         """Those that stand and those that ended lately, in the order of their numbers."""
         over = [f for f in self._over if f.ended is not None and now - f.ended <= REMEMBERED_S]
-        self._over = over[-MOST_ALERTS:]
+        self._over = over[-MAX_ALERTS:]
         standing = sorted((f for f in self._standing.values() if f.number), key=lambda f: f.number)
-        recent = [*self._over, *standing][-MOST_ALERTS:]
+        recent = [*self._over, *standing][-MAX_ALERTS:]
         return tuple(_alert(fault, now) for fault in sorted(recent, key=lambda f: f.number))
 
     def _failed(self, finding: Finding, effects: Mapping[str, Effect], now: float, *, training: bool) -> bool:
         effect = effects.get(finding.check, Effect.FAULT)
         subject = subject_of(finding)
         known = self._standing.get(subject)
-        if known is None and len(self._standing) >= _MOST_FAULTS:
+        if known is None and len(self._standing) >= _MAX_FAULTS:
             return False
         if known is not None:
             old = known.finding

@@ -34,9 +34,9 @@ BEGINS = tuple(begin.encode() for begin in (*_DRIVER, MARK, *shapes.BEGINS))
 """How the records begin that :func:`summarise` needs."""
 
 _LINE = 160
-_MOST_EVENTS = 96
-_MOST_TIMES = 1024
-_MOST_PROCESSES = 8
+_MAX_EVENTS = 96
+_MAX_TIMES = 1024
+_MAX_PROCESSES = 8
 
 BURST_S = 60.0
 """Messages of one kind that follow each other within this time are one occasion, as when a job ends."""
@@ -98,7 +98,7 @@ class _Tally:
     """What is known of one sight while the log is gone through."""
 
     def __init__(self) -> None:
-        self.times: deque[tuple[float, int]] = deque(maxlen=_MOST_TIMES)
+        self.times: deque[tuple[float, int]] = deque(maxlen=_MAX_TIMES)
         self.count = 0
         self.line = ""
         self.process = ""
@@ -133,7 +133,7 @@ def summarise(
         if record.facility != KERNEL and not injected:
             continue
         seen = recognise(record)
-        if seen is not None and (seen.sight in tallies or len(tallies) < _MOST_EVENTS):
+        if seen is not None and (seen.sight in tallies or len(tallies) < _MAX_EVENTS):
             tallies.setdefault(seen.sight, _Tally()).add(at, seen, record.text)
     events = (_event(sight, tally, now - window_s(sight.shape)) for sight, tally in tallies.items())
     return Happened(events=tuple(events), cleared=cleared)
@@ -147,7 +147,7 @@ def _event(sight: _Sight, tally: _Tally, since: float) -> KernelEvent:
         last_at=tally.times[-1][0],
         count=tally.count,
         recent=len(recent),
-        pids=tuple(pids)[-_MOST_PROCESSES:],
+        pids=tuple(pids)[-_MAX_PROCESSES:],
         process=tally.process if pids else "",
         occasions=_occasions(recent),
         line=tally.line,
@@ -162,7 +162,7 @@ def _occasions(recent: Sequence[tuple[float, int]]) -> tuple[int, ...]:
         if at - before > BURST_S and pid:
             first[pid] = None
         before = at
-    return tuple(first)[-_MOST_PROCESSES:]
+    return tuple(first)[-_MAX_PROCESSES:]
 
 
 class _Reader:

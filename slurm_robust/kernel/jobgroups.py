@@ -30,7 +30,7 @@ _CONTROLLERS = ("freezer", "memory", "cpuset", "devices", "cpu,cpuacct", "cpuacc
 _DEEPEST = 4
 _TITLE = r"slurmstepd: \[(\d{1,10})[.+]?"
 _VARIABLE = r"(?:^|\0)SLURM_JOB_ID=(\d{1,10})\0"
-_MOST_GROUPS, _MOST_PROCESSES = 64, 8
+_MAX_GROUPS, _MAX_PROCESSES = 64, 8
 
 
 class JobGroup(NamedTuple):
@@ -144,13 +144,13 @@ def _group_of_process(host: Host, pid: int) -> JobGroup | None:
 
 def _processes(host: Host, folder: str) -> Iterable[str]:
     """Some processes of a group and those below it."""
-    walk = islice(os.walk(host.path(folder)), _MOST_GROUPS)
+    walk = islice(os.walk(host.path(folder)), _MAX_GROUPS)
     files = (
         os.path.relpath(f"{path}/cgroup.procs", host.root)
         for path, _, names in walk
         if "cgroup.procs" in names
     )
-    return islice((pid for file in files for pid in host.read_or(f"/{file}").split()), _MOST_PROCESSES)
+    return islice((pid for file in files for pid in host.read_or(f"/{file}").split()), _MAX_PROCESSES)
 
 
 def _job_of_environment(host: Host, pid: str) -> int | None:

@@ -9,7 +9,7 @@ from msgspec import structs
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.model.record import Record
 
-LEAST_MERGED_MS = 10_000
+MIN_MERGED_MS = 10_000
 """Spans of training are this long at least, as far as nothing changes: a line of progress comes so often."""
 
 Kind = tuple[TimeClass, str]
@@ -66,7 +66,7 @@ class Situation(Record):
 class Account:
     """Writes spans one after the other. The pen only moves forward, so they always add up to the whole."""
 
-    def __init__(self, merged_ms: int = LEAST_MERGED_MS) -> None:
+    def __init__(self, merged_ms: int = MIN_MERGED_MS) -> None:
         """Neighbouring pieces of one training become one span up to ``merged_ms``."""
         self.at_ms = 0
         """Where the pen is, in milliseconds since the job's first moment."""

@@ -2,7 +2,7 @@
 
 Controllers of one job run on several nodes, one after the other, and clocks of nodes differ or are set. A
 controller records by how much its own is ahead of slurmctld's where that is more than
-:data:`~slurm_robust.model.events.LEAST_AHEAD_S`
+:data:`~slurm_robust.model.events.MIN_AHEAD_S`
 (:class:`~slurm_robust.model.events.ClockCompared`). What still goes backwards is pulled forward to what the
 journal has before it.
 """

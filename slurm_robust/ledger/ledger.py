@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from slurm_robust.ledger.account import LEAST_MERGED_MS, PRODUCTIVE, SUSPENDED, Account, Kind, Span
+from slurm_robust.ledger.account import MIN_MERGED_MS, PRODUCTIVE, SUSPENDED, Account, Kind, Span
 from slurm_robust.ledger.accounting import AccountedRun, ends_of
 from slurm_robust.ledger.baseline import Baseline
 from slurm_robust.ledger.classes import TimeClass
@@ -20,7 +20,7 @@ from slurm_robust.model.record import Record
 NEWS_S = 30.0
 """Training of which nothing newer is known counts as going on for this long, or for three steps."""
 
-MOST_POINTS = 3000
+MAX_POINTS = 3000
 """Of undisturbed training; incidents come on top."""
 
 UPDATE = "update"
@@ -102,7 +102,7 @@ def ledger(
     if not_before is not None:
         begin = max(begin, not_before)
     # A curve over the job's life has some thousand points, however long it is.
-    merged_ms = max(LEAST_MERGED_MS, round((max(times) - begin) * 1000 / MOST_POINTS))
+    merged_ms = max(MIN_MERGED_MS, round((max(times) - begin) * 1000 / MAX_POINTS))
     sweep = _Sweep(events, begin, accounted, merged_ms, best)
     order = sorted(range(len(events)), key=times.__getitem__)  # stable: equal times keep the journal's order
     for place in order:  # news of a step from before that time may be dated within it

@@ -15,11 +15,11 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.jobsummary import (
     FORMAT,
-    MOST_BLAMED,
-    MOST_BYTES,
-    MOST_DETAIL,
-    MOST_INCIDENTS,
-    MOST_NAMES,
+    MAX_BLAMED,
+    MAX_BYTES,
+    MAX_DETAIL,
+    MAX_INCIDENTS,
+    MAX_NAMES,
     IncidentSummary,
     JobSummary,
     NodeWork,
@@ -64,8 +64,8 @@ def summary_of_job(events: Sequence[ev.AnyEvent], now: float, node: str = "") ->
         nodes=max((span.nodes for span in books.spans), default=0),
         generations=sum(isinstance(e, ev.GenerationLaunched) for e in events),
         write_s=median(writes) if writes else None,
-        incidents=incidents[-MOST_INCIDENTS:],
-        left_out=max(0, len(incidents) - MOST_INCIDENTS),
+        incidents=incidents[-MAX_INCIDENTS:],
+        left_out=max(0, len(incidents) - MAX_INCIDENTS),
         work=_newest(list(work_of(events, now))),
     )
 
@@ -114,7 +114,7 @@ def comment_of(summary: JobSummary) -> str:
 
 def save(directory: JobDirectory, summary: JobSummary) -> None:
     """Write ``summary.json``, shortened until it fits. Raises ``OSError``."""
-    data = next(text for text in _shorter_and_shorter(summary) if len(text) <= MOST_BYTES)
+    data = next(text for text in _shorter_and_shorter(summary) if len(text) <= MAX_BYTES)
     write_atomically(directory.summary, data, durable=False, mode=0o600)
 
 
@@ -138,8 +138,8 @@ def _incidents(
             t=t,
             symptom=cost.symptom,
             cause=cost.cause,
-            nodes=cost.nodes[:MOST_BLAMED],
-            detail=ascii_line(detail, MOST_DETAIL),
+            nodes=cost.nodes[:MAX_BLAMED],
+            detail=ascii_line(detail, MAX_DETAIL),
             recover_s=recovered.get(cost.number),
             lost_node_s=lost.get(cost.number, {}),
         )
@@ -161,7 +161,7 @@ def _node_seconds(books: Ledger) -> dict[int, dict[str, float]]:
     }
 
 
-def _newest(work: list[NodeWork], most: int = MOST_NAMES) -> tuple[NodeWork, ...]:
+def _newest(work: list[NodeWork], most: int = MAX_NAMES) -> tuple[NodeWork, ...]:
     kept: list[NodeWork] = []
     for one in reversed(work):
         most -= len(one.nodes)
@@ -178,7 +178,7 @@ def _shorter_and_shorter(summary: JobSummary) -> Iterator[bytes]:
     for most in (200, 20):
         few = plain[-most:]
         left_out = summary.left_out + len(plain) - len(few)
-        work = _newest(list(summary.work), MOST_NAMES // 4)
+        work = _newest(list(summary.work), MAX_NAMES // 4)
         yield encode(replace(summary, incidents=few, left_out=left_out, work=work))
     short = replace(summary, incidents=(), left_out=summary.left_out + len(plain), work=())
     yield encode(short)

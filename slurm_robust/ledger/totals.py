@@ -10,7 +10,7 @@ from msgspec import structs
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom, Verdict
-from slurm_robust.model.totals import MOST_MARKS, IncidentMark, JobTotals
+from slurm_robust.model.totals import MAX_MARKS, IncidentMark, JobTotals
 from slurm_robust.model.verdicts import is_of_another
 
 
@@ -22,7 +22,7 @@ class Tally:
         self._incidents: Counter[Symptom] = Counter()
         self._actions: Counter[str] = Counter()
         self._takeovers = 0
-        self._marks: deque[IncidentMark] = deque(maxlen=MOST_MARKS)
+        self._marks: deque[IncidentMark] = deque(maxlen=MAX_MARKS)
         self._verdict_of = 0  # the incident of the verdict below
         self._verdict: Verdict | None = None  # on the fault that began it
 

@@ -124,7 +124,7 @@ class ControllerStarted(Event):
     """The start of ``srobust run`` that it serves, which controllers of other hosts share; "" if unknown."""
 
 
-LEAST_AHEAD_S = 2.0
+MIN_AHEAD_S = 2.0
 """A difference of clocks that counts: slurmctld tells its time in whole seconds."""
 
 

@@ -134,7 +134,7 @@ class Finding(Record):
     """Periodic runs in a row that must find it before it keeps jobs away; never less than the check's."""
 
 
-MOST_ALERTS = 32
+MAX_ALERTS = 32
 """In one heartbeat; the newest."""
 
 REMEMBERED_S = 600.0
@@ -164,10 +164,10 @@ class Alert(Finding, kw_only=True):
         return self.blame is Party.FABRIC
 
 
-MOST_EVIDENCE = 20
+MAX_EVIDENCE = 20
 """Lines of evidence that are kept."""
 
-MOST_TEXT = 500
+MAX_TEXT = 500
 """Characters of each text that are kept."""
 
 

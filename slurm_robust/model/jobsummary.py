@@ -18,19 +18,19 @@ from slurm_robust.model.record import UNREADABLE, Record
 FORMAT = 1
 """Of both records. Later releases raise it when a reader of this one would misread them."""
 
-MOST_BYTES = 512 * 1024
+MAX_BYTES = 512 * 1024
 """Of the file."""
 
-MOST_INCIDENTS = 1000
+MAX_INCIDENTS = 1000
 """The newest ones; a job that has more tells how many it leaves out."""
 
-MOST_NAMES = 20_000
+MAX_NAMES = 20_000
 """Names of nodes in all of :attr:`JobSummary.work`."""
 
-MOST_BLAMED = 64
+MAX_BLAMED = 64
 """Nodes of one incident."""
 
-MOST_DETAIL = 200
+MAX_DETAIL = 200
 """Characters of one text."""
 
 SPOOLED_NAME = r"[0-9]{1,10}\.[0-9]{1,10}(?:\.[A-Za-z0-9_-]{1,40})?\.json"
@@ -99,7 +99,7 @@ class JobSummary(Record):
     left_out: int = 0
     """Older incidents than those."""
     work: tuple[NodeWork, ...] = ()
-    """The newest ones, where all would be more than :data:`MOST_NAMES` names."""
+    """The newest ones, where all would be more than :data:`MAX_NAMES` names."""
 
     @property
     def ettr(self) -> float:

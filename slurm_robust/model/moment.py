@@ -24,10 +24,10 @@ FORMAT = 1
 OLD_S = 10.0
 """A moment of a controller that lives is younger: it makes one every ``timings.moment_s``."""
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """No reader takes more; 1,200 nodes need less than 1 MB."""
 
-MOST_ALERTS = 4
+MAX_ALERTS = 4
 """Of one node, the newest."""
 
 
@@ -91,7 +91,7 @@ class NodeMoment(Record):
     local_step: int = -1
     """The newest step of which its own disk has the parts of all its ranks."""
     alerts: tuple[str, ...] = ()
-    """What the inspector sees now, the newest first, :data:`MOST_ALERTS` at most."""
+    """What the inspector sees now, the newest first, :data:`MAX_ALERTS` at most."""
 
     @property
     def is_wrong(self) -> bool:
@@ -257,4 +257,4 @@ def decode(data: bytes) -> JobMoment:
 
 def read(path: Path) -> JobMoment:
     """The moment of a job. Raises ``OSError``, :class:`NotAMoment`."""
-    return decode(read_regular(path, MOST_BYTES))
+    return decode(read_regular(path, MAX_BYTES))

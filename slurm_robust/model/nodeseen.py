@@ -10,7 +10,7 @@ from slurm_robust.model.record import Record
 Counters = dict[str, dict[str, int]]
 """Error counters by name, by device (``gpu0``, ``mlx5_0/1``, ``eth0``)."""
 
-MOST_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024
 """Of one file."""
 
 

@@ -29,8 +29,8 @@ START_PHASES = {
 }
 """In their order. The time of a phase whose end was not seen counts to the next one."""
 
-MOST_NODES, SLOWEST = 32, 8
-"""With more than MOST_NODES nodes, a phase keeps the times of its SLOWEST slowest ones."""
+MAX_NODES, SLOWEST = 32, 8
+"""With more than MAX_NODES nodes, a phase keeps the times of its SLOWEST slowest ones."""
 
 
 class PhaseTimes(Record):
@@ -51,7 +51,7 @@ def phase_times(nodes: Mapping[str, Mapping[str, float]]) -> tuple[PhaseTimes, .
         times = {node: round(known[phase], 3) for node, known in nodes.items() if phase in known}
         if times:
             slowest = sorted(times, key=lambda node: times[node], reverse=True)
-            kept = slowest if len(slowest) <= MOST_NODES else slowest[:SLOWEST]
+            kept = slowest if len(slowest) <= MAX_NODES else slowest[:SLOWEST]
             found.append(
                 PhaseTimes(
                     phase=phase,

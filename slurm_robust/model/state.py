@@ -31,7 +31,7 @@ REPEAT_S = 2.0
 """Training that gets further by less than this is where it was: that is how exactly its end is known."""
 
 
-MOST_PLACES = 32
+MAX_PLACES = 32
 """Places of hangs and slowdowns that are remembered."""
 
 
@@ -39,7 +39,7 @@ TAKEOVER_GAP = 10
 """A controller launches fewer generations before it sees that another one has taken over. Their numbers are
 left out, so that no two worlds ever write checkpoints of one name."""
 
-_MOST_OF_IT = 0.5  # of a run's time
+_MAX_OF_IT = 0.5  # of a run's time
 _NEAR_S = 600.0  # hardly anybody has Slurm warn earlier before a time limit
 
 
@@ -214,7 +214,7 @@ class JobState(Record, dict=True):
         if self.got_on or self.time_limit_s is None:
             return not self.got_on
         ran_s = now - self.allocated
-        return ran_s >= _MOST_OF_IT * self.time_limit_s or self.time_limit_s - ran_s <= _NEAR_S
+        return ran_s >= _MAX_OF_IT * self.time_limit_s or self.time_limit_s - ran_s <= _NEAR_S
 
     @property
     def in_vain(self) -> tuple[Attempt, ...]:
@@ -495,7 +495,7 @@ def _(event: ev.Decided, state: JobState) -> JobState:
             blame=event.verdict.blame,
         )
         attempts = (*attempts, attempt)
-    places = (*state.places, event.place)[-MOST_PLACES:] if event.place is not None else state.places
+    places = (*state.places, event.place)[-MAX_PLACES:] if event.place is not None else state.places
     return msgspec.structs.replace(
         state, slots=slots, spares=spares, attempts=attempts, incident=incident, places=places
     )

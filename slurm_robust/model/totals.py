@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.model.record import Record
 
-MOST_MARKS = 5
+MAX_MARKS = 5
 """Incidents that are shown one by one, the newest."""
 
 

@@ -27,7 +27,7 @@ PREFIX = "training-"
 ASIDE = ".old-"
 """Stands in the name of a folder, of a job or a training, that made room for a new one, before the time."""
 
-MOST_LETTERS = 100
+MAX_LETTERS = 100
 """Of a training's name: a folder's name has 255 at most."""
 
 _CLAIM = re.compile(r"chapter-(\d{4,})\.json")
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 def is_name(text: str) -> bool:
     """Whether a training may have this name: it is a part of its folder's."""
-    return _NAME.fullmatch(text) is not None and len(text) <= MOST_LETTERS and ASIDE not in text
+    return _NAME.fullmatch(text) is not None and len(text) <= MAX_LETTERS and ASIDE not in text
 
 
 class Chapter(Record):

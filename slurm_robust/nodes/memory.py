@@ -16,7 +16,7 @@ import msgspec
 
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import HISTORY, AnySource, Sample, Source
-from slurm_robust.util.isolate import MOST_BYTES, call
+from slurm_robust.util.isolate import MAX_BYTES, call
 
 F = TypeVar("F", bound=Record)
 
@@ -143,7 +143,7 @@ class Memory:
             fcntl.flock(lock, fcntl.LOCK_EX)
             merged = self._merged(_read(self._folder))
             packed = msgspec.msgpack.encode(merged)
-            if len(packed) > MOST_BYTES:
+            if len(packed) > MAX_BYTES:
                 newest = {name: kept[-1:] for name, kept in merged.facts.items()}
                 packed = msgspec.msgpack.encode(msgspec.structs.replace(merged, facts=newest))
             _replace(self._folder / _FACTS, packed, 0o600, durable=False)  # with lines of the kernel's log

@@ -26,10 +26,10 @@ from slurm_robust.notify.secrets import Secret, SecretError, Source, from_enviro
 from slurm_robust.util.bounded import run_bounded
 from slurm_robust.util.text import one_line
 
-_MOST_ANSWER = 64 << 10
-_MOST_SAID = 200  # characters of what a program or a server says, in an error
-_MOST_TEXT = 30_000  # characters; Slack takes 40,000
-_MOST_STUCK = 4
+_MAX_ANSWER = 64 << 10
+_MAX_SAID = 200  # characters of what a program or a server says, in an error
+_MAX_TEXT = 30_000  # characters; Slack takes 40,000
+_MAX_STUCK = 4
 
 Environ = Mapping[str, str]
 
@@ -159,13 +159,13 @@ def _run(command: Sequence[str], text: bytes, cwd: str, env: Environ, timeout_s:
         given.seek(0)
         try:
             code, said = run_bounded(
-                command, limit_s=timeout_s, most_bytes=_MOST_SAID, env=env, cwd=cwd, given=given
+                command, limit_s=timeout_s, most_bytes=_MAX_SAID, env=env, cwd=cwd, given=given
             )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "its arguments hold a null character"
             fix = f"check that {name} is there and executable on the node of the controller"
             raise ChannelFailed(f"{name} cannot be started: {why}", fix=fix, permanent=True) from error
-    words = f": {text_}" if (text_ := one_line(said.decode(errors="replace"), _MOST_SAID)) else ""
+    words = f": {text_}" if (text_ := one_line(said.decode(errors="replace"), _MAX_SAID)) else ""
     if code is None:
         late = f"{name} did not end within {timeout_s:g} s and was killed{words}"
         raise ChannelFailed(late, fix="see why it hangs, or set timeout_s higher", unsure=True)
@@ -194,7 +194,7 @@ class WebhookChannel:
     def send(self, message: Message, timeout_s: float) -> None:
         """Post one message. Redirects are not followed, and what is answered is read in part only."""
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
-        if len(self._stuck) >= _MOST_STUCK:
+        if len(self._stuck) >= _MAX_STUCK:
             fix = "check the network, the name servers and the proxy of the controller's node"
             raise ChannelFailed(f"{len(self._stuck)} earlier messages still hang", fix=fix)
         # A name server may hang longer than any time limit of a socket, and a server may send byte by byte.
@@ -226,7 +226,7 @@ class WebhookChannel:
             return error
         except Exception as error:  # noqa: BLE001  # its text may hold the URL, and a thread has no other reader
             return ChannelFailed(
-                url.hide(one_line(f"{type(error).__name__}: {error}", _MOST_SAID)), fix=_REACH
+                url.hide(one_line(f"{type(error).__name__}: {error}", _MAX_SAID)), fix=_REACH
             )
         return None
 
@@ -238,8 +238,8 @@ def payload(message: Message) -> bytes:
     """The JSON that is posted. ``&``, ``<`` and ``>`` are escaped, as Slack wants it: nobody is mentioned."""
     whole = message.text.encode(errors="replace").decode()
     text = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    if len(text) > _MOST_TEXT:
-        text = re.sub(r"&[a-z]*$", "", text[:_MOST_TEXT]) + "…"
+    if len(text) > _MAX_TEXT:
+        text = re.sub(r"&[a-z]*$", "", text[:_MAX_TEXT]) + "…"
     return json.dumps({"text": text}).encode()
 
 
@@ -264,7 +264,7 @@ def _post(url: str, body: bytes, timeout_s: float) -> None:
     except TimeoutError:
         raise _late(timeout_s) from None
     except (http.client.HTTPException, ConnectionError) as error:
-        what = one_line(str(error) or type(error).__name__, _MOST_SAID)
+        what = one_line(str(error) or type(error).__name__, _MAX_SAID)
         raise ChannelFailed(f"the server gave no whole answer: {what}", fix=_REACH, unsure=True) from None
 
 
@@ -276,7 +276,7 @@ def _drain(answer: Any, until: float) -> bytes:
     """The beginning of what is answered, as far as it comes in time."""
     found = b""
     with suppress(OSError, http.client.HTTPException):
-        while len(found) < _MOST_ANSWER and time.monotonic() < until:
+        while len(found) < _MAX_ANSWER and time.monotonic() < until:
             part = answer.read1(8192)
             if not part:
                 break
@@ -285,7 +285,7 @@ def _drain(answer: Any, until: float) -> bytes:
 
 
 def _refused(error: urllib.error.HTTPError, body: bytes) -> ChannelFailed:
-    said = one_line(body.decode(errors="replace"), _MOST_SAID)
+    said = one_line(body.decode(errors="replace"), _MAX_SAID)
     text = one_line(f"HTTP {error.code} {error.reason}") + (f": {said}" if said else "")
     if error.code == http.HTTPStatus.TOO_MANY_REQUESTS or error.code == http.HTTPStatus.SERVICE_UNAVAILABLE:
         after = error.headers.get("Retry-After", "") if error.headers else ""

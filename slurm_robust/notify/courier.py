@@ -13,21 +13,21 @@ from msgspec.structs import replace
 
 from slurm_robust.model.notice import ChannelState, Kind, Notice, Notified, Severity
 from slurm_robust.model.record import Record
-from slurm_robust.notify.message import MOST_NOTICES, Message, Subject, compose
+from slurm_robust.notify.message import MAX_NOTICES, Message, Subject, compose
 
 HOUR_S = 3600.0
 
-MOST_WAITING = 200
+MAX_WAITING = 200
 """Notices of a channel; of more, the oldest and least urgent are left out."""
 
 RETRY_S = (2.0, 5.0, 15.0, 60.0)
 """After the first failure in a row, the second, ..."""
 
-MOST_TRIES = 5
+MAX_TRIES = 5
 """Failures in a row after which a channel is given up for a while."""
 
 GIVEN_UP_S = 900.0
-MOST_RETRY_AFTER_S = 600.0
+MAX_RETRY_AFTER_S = 600.0
 """A channel that asks for more patience is given up that long."""
 
 _GIVEN_UP = "notifications: channel {} is given up for {:.0f} min, the job is not affected"
@@ -134,7 +134,7 @@ class Courier:
     def sent(self, channel: str, now: float) -> None:
         """The message of ``channel`` has arrived."""
         box = self._boxes[channel]
-        if box.failures >= MOST_TRIES or box.state.given_up_until is not None:
+        if box.failures >= MAX_TRIES or box.state.given_up_until is not None:
             box.lines.append(f"notifications: channel {channel} works again")
         box.failures, box.under_way, box.not_before = 0, (), now
         left_out = box.state.left_out - box.saying
@@ -160,7 +160,7 @@ class Courier:
             trouble=failure.text,
         )
         wait_s = max(RETRY_S[min(box.failures, len(RETRY_S)) - 1], failure.retry_after_s)
-        gives_up = failure.permanent or box.failures >= MOST_TRIES or wait_s > MOST_RETRY_AFTER_S
+        gives_up = failure.permanent or box.failures >= MAX_TRIES or wait_s > MAX_RETRY_AFTER_S
         if gives_up:
             wait_s = GIVEN_UP_S
             if state.given_up_until is None:
@@ -235,7 +235,7 @@ class Courier:
 
     def _begin(self, box: _Box, now: float) -> Message:
         state = box.state
-        chosen = _most_urgent(state.waiting, MOST_NOTICES)
+        chosen = _most_urgent(state.waiting, MAX_NOTICES)
         left_out = box.saying = state.left_out + len(state.waiting) - len(chosen)
         box.under_way = chosen
         recent = tuple(t for t in state.sent if t > now - HOUR_S)
@@ -278,6 +278,6 @@ def _most_urgent(notices: Sequence[Notice], most: int) -> tuple[Notice, ...]:
 
 def _shorten(box: _Box) -> None:
     waiting = box.state.waiting
-    if len(waiting) > MOST_WAITING:
-        kept = _most_urgent(waiting, MOST_WAITING)
+    if len(waiting) > MAX_WAITING:
+        kept = _most_urgent(waiting, MAX_WAITING)
         box.state = replace(box.state, waiting=kept, left_out=box.state.left_out + len(waiting) - len(kept))

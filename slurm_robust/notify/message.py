@@ -9,10 +9,10 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import clock, one_line
 
-MOST_NOTICES = 20
+MAX_NOTICES = 20
 """In one message; what is less urgent or older is left out."""
 
-MOST_SUBJECT = 200
+MAX_SUBJECT = 200
 
 
 class Subject(Record):
@@ -52,7 +52,7 @@ def compose(job: Subject, notices: Sequence[Notice], left_out: int = 0, *, again
     """
     first = most_urgent(notices)
     more = f" (and {len(notices) - 1} more)" if len(notices) > 1 else ""
-    subject = one_line(f"srobust: {job}: {first.text}{more}", MOST_SUBJECT)
+    subject = one_line(f"srobust: {job}: {first.text}{more}", MAX_SUBJECT)
     lines = [one_line(f"srobust: {job}") + (f", {one_line(job.command, 100)}" if job.command else "")]
     if again:
         lines.append("A part of this may have been sent before.")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 from slurm_robust.util.ours import open_ours
 
-_MOST_BYTES = 8192
+_MAX_BYTES = 8192
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_LEAST_PART = 8  # characters of a secret that say anything
+_MIN_PART = 8  # characters of a secret that say anything
 
 
 class SecretError(Exception):
@@ -38,7 +38,7 @@ class Secret:
         """``text`` without the secret or a part of it between slashes, as an answer may quote it."""
         parts = [self._value, *self._value.replace("?", "/").replace("&", "/").split("/")]
         for part in sorted(parts, key=len, reverse=True):
-            if len(part) >= _LEAST_PART:
+            if len(part) >= _MIN_PART:
                 text = text.replace(part, "(hidden)")
         return text
 
@@ -59,7 +59,7 @@ def from_file(path: str) -> Secret:
             if mode & _OTHERS:
                 text = f"{path} can be read or written by others (mode {stat.S_IMODE(mode):o})"
                 raise SecretError(text, f"chmod 600 {path}, and make a new secret")
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         text = f"{path} cannot be read: {error.strerror or error}"
         raise SecretError(text, f"write the URL to {path} and chmod 600 it") from error
@@ -67,7 +67,7 @@ def from_file(path: str) -> Secret:
         text = content.decode().strip()
     except UnicodeDecodeError:
         text = ""  # the error would show it
-    if not text or "\n" in text or len(content) > _MOST_BYTES:
+    if not text or "\n" in text or len(content) > _MAX_BYTES:
         raise SecretError(f"{path} does not hold one line of text", f"write the URL to {path}, and only that")
     return Secret(text)
 

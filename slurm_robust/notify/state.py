@@ -11,13 +11,13 @@ from slurm_robust.model.record import UNREADABLE
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import read_ours
 
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 
 
 def load(directory: JobDirectory, run_id: str) -> Notified | None:
     """What earlier processes have written down of this run; None if there is nothing. Raises ``OSError``."""
     try:
-        found = NOTIFIED.decode(read_ours(directory.notified, _MOST_BYTES))
+        found = NOTIFIED.decode(read_ours(directory.notified, _MAX_BYTES))
     except (FileNotFoundError, *UNREADABLE):
         return None
     return found if found.run_id == run_id else None

@@ -21,7 +21,7 @@ RELIST_S = 30.0
 
 ANEW = "to begin anew, submit a new job (of a training: with --fresh)"
 
-_MOST_REASONS = 5
+_MAX_REASONS = 5
 
 
 class May(str, Enum):
@@ -107,8 +107,8 @@ def beginning(
             reasons.append(f"{ref} was on storage{where} and is not there any more")
         else:
             reasons.append(f"{ref} is in no memory of these nodes and not on storage")
-    if len(reasons) > _MOST_REASONS:
-        reasons = [*reasons[:_MOST_REASONS], f"and {len(reasons) - _MOST_REASONS} older ones"]
+    if len(reasons) > _MAX_REASONS:
+        reasons = [*reasons[:_MAX_REASONS], f"and {len(reasons) - _MAX_REASONS} older ones"]
     if fix:
         return Beginning(may=May.REFUSE, reasons=tuple(reasons), fix=fix)
     if stored is None and not usable and not held:

@@ -10,7 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.state import JobState
 
-MOST_STEPS = 12
+MAX_STEPS = 12
 """So many are named where one is asked for that does not exist."""
 
 
@@ -144,8 +144,8 @@ def steps_text(refs: Sequence[CheckpointId]) -> str:
     steps = list(dict.fromkeys(ref.step for ref in refs))
     if not steps:
         return "none"
-    if len(steps) > MOST_STEPS:
-        return f"steps {', '.join(map(str, steps[:MOST_STEPS]))} and {len(steps) - MOST_STEPS} older ones"
+    if len(steps) > MAX_STEPS:
+        return f"steps {', '.join(map(str, steps[:MAX_STEPS]))} and {len(steps) - MAX_STEPS} older ones"
     *most, last = map(str, steps)
     return f"steps {', '.join(most)} and {last}" if most else f"step {last}"
 

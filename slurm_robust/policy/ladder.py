@@ -31,7 +31,7 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import named_ranks, some_of
 
 STUCK = "its workers cannot be killed"
-MOST_PORTS = 5
+MAX_PORTS = 5
 """Ports that are tried one after the other."""
 
 _GPU_OOM = "gpu_oom"
@@ -206,7 +206,7 @@ def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     found = next((e for e in fault.exits if e.exit.failed and e.exit.taken), None)
     before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.in_vain)
     # A rank binds its port before its first step. A process that listens there later causes no later end.
-    if found is None or before >= MOST_PORTS or state.steps_here >= 0:
+    if found is None or before >= MAX_PORTS or state.steps_here >= 0:
         return None
     return Verdict(
         rung=6,
@@ -214,7 +214,7 @@ def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
         signature=Signature(kind=FaultKind.PORT_TAKEN),
         reason=f"{found.exit.describe()} on {found.node}, where {found.exit.taken}, its MASTER_PORT",
         confidence=0.8,
-        allowed=MOST_PORTS,
+        allowed=MAX_PORTS,
     )
 
 

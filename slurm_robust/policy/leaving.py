@@ -16,7 +16,7 @@ KILL_WAIT_S = 30.0
 MARGIN_S = 5.0
 """Of that time is kept for the journal, the agents' end and the job's summary."""
 
-LEAST_S = 2.0
+MIN_S = 2.0
 
 GOODBYE_S = 15.0
 """Before the end of a run's time this is kept for the requeue: after it Slurm takes none."""
@@ -59,7 +59,7 @@ class Orders:
 
 def leave_s(kill_wait_s: float) -> float:
     """Seconds after SIGTERM in which everything is to be saved, with this ``KillWait``."""
-    return max(LEAST_S, kill_wait_s - MARGIN_S)
+    return max(MIN_S, kill_wait_s - MARGIN_S)
 
 
 def newer_s(left_s: float | None, checkpoint_s: float) -> float:
@@ -79,7 +79,7 @@ def store_s(left_s: float | None, least_s: float, checkpoint_s: float) -> float:
     """
     if left_s is None:
         return min(checkpoint_s, least_s)
-    return min(checkpoint_s, max(LEAST_S, left_s - GOODBYE_S))
+    return min(checkpoint_s, max(MIN_S, left_s - GOODBYE_S))
 
 
 SEE_TO_NODES = "see to these nodes"

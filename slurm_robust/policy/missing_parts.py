@@ -16,7 +16,7 @@ from slurm_robust.policy.restore import Holding
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import named_ranks
 
-MOST_REPEATED_S = 60.0
+MAX_REPEATED_S = 60.0
 """Training of this length is repeated from memory rather than to go on with parts made anew."""
 
 
@@ -105,4 +105,4 @@ def are_worth_making(missing: MissingParts, whole: int, step_s: float) -> bool:
     ``whole``: the newest step of which memory has every part, -1 for none: it changes no bit and costs the
     steps after it, of ``step_s`` seconds each.
     """
-    return whole < 0 or (missing.ref.step - whole) * step_s > MOST_REPEATED_S
+    return whole < 0 or (missing.ref.step - whole) * step_s > MAX_REPEATED_S

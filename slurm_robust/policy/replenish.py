@@ -7,10 +7,10 @@ from slurm_robust.model.state import JobState
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 """After an attempt that got no node, doubled each time."""
 
-MOST_IN_VAIN = 24
+MAX_IN_VAIN = 24
 """Attempts in a row that got no node, about 20 hours: until another standby is lost, that is enough."""
 
-MOST_IN_A_RUN = 100
+MAX_IN_A_RUN = 100
 """Where lent nodes go bad one after the other, it is not the nodes."""
 
 
@@ -24,10 +24,10 @@ def missing_standbys(state: JobState) -> int:
 def next_attempt(state: JobState, now: float) -> int:
     """The number of the attempt that is due ``now`` (wall clock), 0 for none."""
     missing, last = missing_standbys(state), state.replenish
-    if not missing or state.replenished >= MOST_IN_A_RUN:
+    if not missing or state.replenished >= MAX_IN_A_RUN:
         return 0
     if last is None or missing > last.missing:
         return 1
     pause_s = min(FIRST_PAUSE_S * 2 ** (last.attempt - 1), LONGEST_PAUSE_S)
     is_early = 0 <= now - last.t < pause_s  # a clock that jumped back delays nothing
-    return 0 if is_early or last.attempt >= MOST_IN_VAIN else last.attempt + 1
+    return 0 if is_early or last.attempt >= MAX_IN_VAIN else last.attempt + 1

@@ -8,7 +8,7 @@ from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import count
 
-_MOST_SIZES = 3
+_MAX_SIZES = 3
 """So many numbers of nodes that fit are named."""
 
 
@@ -104,4 +104,4 @@ def refusal(old: str, new: ParallelLayout) -> tuple[str, str]:
 def fitting_nodes(layout_used: int, nproc_per_node: int, near: int) -> tuple[int, ...]:
     """Numbers of nodes whose ranks are a multiple of ``layout_used``, the nearest to ``near`` first."""
     fits = [n for n in range(1, 2 * max(near, layout_used) + 1) if n * nproc_per_node % layout_used == 0]
-    return tuple(sorted(sorted(fits, key=lambda n: (abs(n - near), n))[:_MOST_SIZES]))
+    return tuple(sorted(sorted(fits, key=lambda n: (abs(n - near), n))[:_MAX_SIZES]))

@@ -84,7 +84,7 @@ def convict(
 
 
 HOUR_S = 3600.0
-MOST_RUNS_IN_VAIN = 3
+MAX_RUNS_IN_VAIN = 3
 """So many runs of the Slurm job may end in a row without a new step: what was tried twice more is over."""
 
 
@@ -114,7 +114,7 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
 def in_vain(state: JobState, reason: str, now: float, *, warned: bool) -> str:
     """Why the job may not be requeued at the end of this run, "" if it may: too many made no new step."""
     runs = state.runs_in_vain + state.is_in_vain(now)
-    if runs < MOST_RUNS_IN_VAIN or not state.is_in_vain(now):
+    if runs < MAX_RUNS_IN_VAIN or not state.is_in_vain(now):
         return ""
     if not warned:
         return f"{runs} runs in a row ended without a new step, this one because {reason}"

@@ -29,7 +29,7 @@ HANG_EVERY_S = 2.0
 
 # Of so few ranks in question the next sample also shows the calls in libraries: without them a wait for the
 # GPU inside a call in C looks like a computation. It stops each for some tenths of a second.
-MOST_NATIVE = 8
+MAX_NATIVE = 8
 
 # A rank that computes while the others wait may evaluate: it is sampled so often, until detect.phase_s.
 PATIENCE_EVERY_S = 10.0
@@ -85,7 +85,7 @@ class Sampling:
         self._samples = [*self._samples, sample][-HANG_SAMPLES:]
         computing = awaited(sample, layout)
         ranks = found.ranks or computing
-        if len(self._in_question | set(ranks)) <= MOST_NATIVE:
+        if len(self._in_question | set(ranks)) <= MAX_NATIVE:
             self._in_question.update(ranks)
         # A rank that waits makes no progress, even if it uses a processor: waits for a GPU spin.
         is_own = set(ranks) <= set(computing)

@@ -23,7 +23,7 @@ FRESH_S = 30.0
 TOGETHER = 1.5
 """Heartbeats between the last signs of life of nodes that fall silent together."""
 
-MOST_WITNESSED = 64
+MAX_WITNESSED = 64
 """More silent nodes have one cause, which is judged without witnesses for each."""
 
 _CROWD_SHARE = 1 / 3
@@ -38,14 +38,14 @@ def counted(silent_s: float, sign_s: float) -> float:
     return min(silent_s, sign_s) if silent_s <= STALLED_S else silent_s
 
 
-EXCUSED_S, MOST_EXCUSED_S = 30.0, 150.0
+EXCUSED_S, MAX_EXCUSED_S = 30.0, 150.0
 """After a cut TCP tries again after ever longer pauses, up to two minutes (RFC 6298), and so does storage:
 training resumes some time after they do."""
 
 
 def excused_s(cut_s: float) -> float:
     """For how long no hang is reported after a cut network, or silent storage, of ``cut_s`` seconds."""
-    return min(max(2 * cut_s, EXCUSED_S), MOST_EXCUSED_S)
+    return min(max(2 * cut_s, EXCUSED_S), MAX_EXCUSED_S)
 
 
 SETTLED_S = 5.0

@@ -13,9 +13,9 @@ from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.model.record import Record
 from slurm_robust.util.text import count
 
-MOST_STARTS = 2  # on one node, unless the reason may pass
+MAX_STARTS = 2  # on one node, unless the reason may pass
 PASSING_S = 900.0  # slurmctld may be away so long: its restart takes minutes on a large site
-MOST_APART = 50  # steps of one node each, of which each is two processes on the host of the batch script
+MAX_APART = 50  # steps of one node each, of which each is two processes on the host of the batch script
 LONGEST_PAUSE_S = 30.0
 # A slurmctld that has just come back refuses steps for want of memory until nodes have registered (measured).
 UNSETTLED_S = 180.0
@@ -141,7 +141,7 @@ def judge(start: Start, patience_s: float) -> Answer:
         return Answer.REFUSED
     passes = start.outlook is Outlook.PASSES
     # What has let agents come before is as it was, so whatever keeps all of them away may pass.
-    is_over = start.tried_s >= PASSING_S if passes or start.came_before else start.times >= MOST_STARTS
+    is_over = start.tried_s >= PASSING_S if passes or start.came_before else start.times >= MAX_STARTS
     if not is_over:
         is_due = end is None or start.end_s >= min(2.0**start.times, LONGEST_PAUSE_S)
         return Answer.AGAIN if is_due else Answer.WAIT

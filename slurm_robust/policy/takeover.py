@@ -39,7 +39,7 @@ TURN_S = 12.0
 UNANSWERED_S = 180.0
 """For a host that answers to bring its controller back; its supervisor waits for a minute at most."""
 
-MOST = 3
+MAX = 3
 """Controllers that one agent starts."""
 
 

@@ -10,7 +10,7 @@ from slurm_robust.ledger.summary import WINDOW_S, ettr_curve
 from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 
-MOST_POINTS = 6000
+MAX_POINTS = 6000
 """Of one curve. Some more come on top where generations begin and end."""
 
 Values = Sequence[float | None]
@@ -42,7 +42,7 @@ class Progress(Record):
     """How many points the journal has. Those that are left out are no extremes of a curve."""
 
 
-def ettr_points(books: Ledger, most: int = MOST_POINTS) -> EttrCurve:
+def ettr_points(books: Ledger, most: int = MAX_POINTS) -> EttrCurve:
     """Both curves of the ETTR."""
     points = [
         (books.begin + ms / 1000, whole, hour)
@@ -58,7 +58,7 @@ def ettr_points(books: Ledger, most: int = MOST_POINTS) -> EttrCurve:
 
 
 def progress(
-    events: Sequence[ev.AnyEvent], times: Sequence[float], most: int | None = MOST_POINTS
+    events: Sequence[ev.AnyEvent], times: Sequence[float], most: int | None = MAX_POINTS
 ) -> Progress:
     """What a journal says of each step, with at most about ``most`` points; None: all."""
     lines = [

@@ -10,20 +10,20 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.nodeseen import MOST_BYTES, HookSeen, NodeSeen
+from slurm_robust.model.nodeseen import MAX_BYTES, HookSeen, NodeSeen
 from slurm_robust.model.record import UNREADABLE
 from slurm_robust.terminal.console import indented, section
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.ours import open_plain
 from slurm_robust.util.text import count, date_and_time, one_line
 
-MOST_READ = 4096
+MAX_READ = 4096
 """Files, the newest."""
 
-MOST_CLIQUES = 4
+MAX_CLIQUES = 4
 """Named in the note; the largest."""
 
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 """Lines on the screen; ``--json`` has all."""
 
 
@@ -47,8 +47,8 @@ def clique_notes(directory: JobDirectory) -> Iterator[str]:
     if len(nodes) < 2:
         return
     most = sorted(nodes.items(), key=lambda item: (-len(item[1]), item[0]))
-    shown = "; ".join(f"{fold(names)} of {clique}" for clique, names in most[:MOST_CLIQUES])
-    more = f"; and {len(most) - MOST_CLIQUES} more" if len(most) > MOST_CLIQUES else ""
+    shown = "; ".join(f"{fold(names)} of {clique}" for clique, names in most[:MAX_CLIQUES])
+    more = f"; and {len(most) - MAX_CLIQUES} more" if len(most) > MAX_CLIQUES else ""
     yield (
         f"the nodes of the newest run are of {len(most)} NVLink cliques, between which no NVLink leads: "
         f"{shown}{more}"
@@ -64,7 +64,7 @@ def _all(directory: JobDirectory) -> list[NodeSeen]:
         names = [name for name in os.listdir(directory.nodes) if name.endswith(".json") and name[0] != "."]
     except OSError:
         return []
-    newest = sorted(names, key=lambda name: name.split(".")[-2])[-MOST_READ:]
+    newest = sorted(names, key=lambda name: name.split(".")[-2])[-MAX_READ:]
     found = (_read(directory, name) for name in newest)
     return [seen for seen in found if seen is not None]
 
@@ -72,7 +72,7 @@ def _all(directory: JobDirectory) -> list[NodeSeen]:
 def _read(directory: JobDirectory, name: str) -> NodeSeen | None:
     try:
         with open(open_plain(directory.nodes / name, os.O_NOFOLLOW), "rb") as file:
-            return msgspec.json.decode(file.read(MOST_BYTES + 1), type=NodeSeen)
+            return msgspec.json.decode(file.read(MAX_BYTES + 1), type=NodeSeen)
     except (OSError, *UNREADABLE):
         return None
 
@@ -121,7 +121,7 @@ def told(every: Sequence[NodeSeen], nodes: Collection[str] | None = None) -> tup
     ]
     if not rows:
         return ()
-    shown = Group(*(indented(one_line(row)) for row in rows[:MOST_SHOWN]))
-    more = len(rows) - MOST_SHOWN
+    shown = Group(*(indented(one_line(row)) for row in rows[:MAX_SHOWN]))
+    more = len(rows) - MAX_SHOWN
     rest = [Text(f"  and {more} more", style="dim")] if more > 0 else []
     return section("What prolog and epilog saw of the nodes", shown, *rest)

@@ -37,11 +37,11 @@ from slurm_robust.trainings.find import find, load_events, named, newest_job
 from slurm_robust.trainings.slurmview import make_slurm, view_of
 from slurm_robust.util.text import clean_log, clock, count, date_and_time, fold_ranks, one_line
 
-MOST_LOGS = 8
+MAX_LOGS = 8
 """Files of which ``--logs`` shows the end; the folder has the others."""
 
 LOG_LINES = 30
-MOST_GROUPS = 12
+MAX_GROUPS = 12
 """Groups of equal stacks, and alerts, that are shown by default."""
 
 _Saved = TypeVar("_Saved", SavedAlerts, SavedStacks)
@@ -279,9 +279,9 @@ def _deciding(report: IncidentReport) -> Iterator[RenderableType]:
 def _alerts(saved: SavedAlerts | None) -> Iterator[RenderableType]:
     lines = list(alerts_text(saved)) if saved is not None else []
     if lines:
-        yield from section("Alerts of the nodes", *map(indented, lines[:MOST_GROUPS]))
-        if len(lines) > MOST_GROUPS:
-            yield indented(f"and {len(lines) - MOST_GROUPS} more in alerts.txt", "dim")
+        yield from section("Alerts of the nodes", *map(indented, lines[:MAX_GROUPS]))
+        if len(lines) > MAX_GROUPS:
+            yield indented(f"and {len(lines) - MAX_GROUPS} more in alerts.txt", "dim")
 
 
 def _stacks(saved: SavedStacks | None) -> Iterator[RenderableType]:
@@ -291,13 +291,13 @@ def _stacks(saved: SavedStacks | None) -> Iterator[RenderableType]:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(overflow="fold")
-    for number, each in enumerate(saved.groups[:MOST_GROUPS], 1):
+    for number, each in enumerate(saved.groups[:MAX_GROUPS], 1):
         style = "bold red" if each.is_outlier else ""
         table.add_row(f"  {number}", Text(stack_text.title(each), style=style), Text(each.doing))
     yield from section("Stacks", indented(stack_text.placed(saved.localisation)), table)
-    if len(saved.groups) > MOST_GROUPS:
-        yield indented(f"and {count(len(saved.groups) - MOST_GROUPS, 'group')} more", "dim")
-    yield from map(indented, saved.flight[:MOST_GROUPS])
+    if len(saved.groups) > MAX_GROUPS:
+        yield indented(f"and {count(len(saved.groups) - MAX_GROUPS, 'group')} more", "dim")
+    yield from map(indented, saved.flight[:MAX_GROUPS])
 
 
 def _tests(tested: ev.NodesTested) -> tuple[RenderableType, ...]:
@@ -349,12 +349,12 @@ def _logs(bundle: Bundle) -> Iterator[RenderableType]:
     names.sort(key=lambda name: (order.get(name.rpartition(".")[0], last), name))
     if not names:
         yield from section("Logs", indented("no output was saved", "dim"))
-    for name in names[:MOST_LOGS]:
+    for name in names[:MAX_LOGS]:
         try:
             text = (Path(bundle.folder) / name).read_text(errors="replace")
         except OSError as error:
             text = f"cannot be read: {error.strerror}"
         lines = clean_log(text).rstrip("\n").split("\n")[-LOG_LINES:]
         yield from section(name, *map(indented, lines))
-    if len(names) > MOST_LOGS:
-        yield Text(f"\n{count(len(names) - MOST_LOGS, 'file')} more in {bundle.folder}/logs", style="dim")
+    if len(names) > MAX_LOGS:
+        yield Text(f"\n{count(len(names) - MAX_LOGS, 'file')} more in {bundle.folder}/logs", style="dim")

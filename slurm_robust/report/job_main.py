@@ -40,13 +40,13 @@ from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import open_plain
 from slurm_robust.util.text import clean_log, count, some_of
 
-MOST_HEAD = 6 * 1024
+MAX_HEAD = 6 * 1024
 """Bytes of one text of an incident's folder that the report holds; the folder has the whole text."""
 
-MOST_FILES = 200
+MAX_FILES = 200
 """Names of files of one incident."""
 
-MOST_EVIDENCE = 2 * 1024 * 1024
+MAX_EVIDENCE = 2 * 1024 * 1024
 """Bytes of such texts of all incidents together; the newest incidents come first."""
 
 HEADS = ("alerts.txt", "stacks.txt")
@@ -248,13 +248,13 @@ def _job_id(events: Sequence[ev.AnyEvent]) -> int:
 def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent]) -> dict[int, Evidence]:
     """What the folders of the incidents hold, as far as they can be read."""
     numbers = sorted((e.incident for e in events if isinstance(e, ev.IncidentOpened)), reverse=True)
-    found, left = {}, MOST_EVIDENCE
+    found, left = {}, MAX_EVIDENCE
     for number in numbers:
         folder = folder_of(directory, number)
         files = dict(_files(folder))
         heads = {}
         for name in HEADS:
-            head = _head(folder / name, min(left, MOST_HEAD)) if name in files else ""
+            head = _head(folder / name, min(left, MAX_HEAD)) if name in files else ""
             if head:
                 heads[name] = head
                 left -= len(head)
@@ -279,7 +279,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
             if stat.S_ISREG(about.st_mode):
                 yield str(place.relative_to(folder)), about.st_size
                 found += 1
-            if found == MOST_FILES:
+            if found == MAX_FILES:
                 return
 
 

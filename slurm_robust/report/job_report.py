@@ -20,7 +20,7 @@ from slurm_robust.report.nodelines import NodeLine, node_lines
 from slurm_robust.report.status import REQUEUED, phase_of
 from slurm_robust.util.text import one_line
 
-MOST_NOTES = 100
+MAX_NOTES = 100
 """Notes of the journal, the newest; the journal has all."""
 
 REQUEUE, RUN, UPDATE, TAKEOVER, CHAPTER = "requeue", "run", "update", "takeover", "chapter"
@@ -279,7 +279,7 @@ def _oddities(books: Ledger, started: ev.RunStarted | None) -> Iterator[str]:
 
 def _noted(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[TimelineEntry]:
     every = [(t, e) for t, e in zip(times, events, strict=True) if isinstance(e, ev.Noted)]
-    for t, event in every[-MOST_NOTES:]:
+    for t, event in every[-MAX_NOTES:]:
         yield TimelineEntry(t=t, after_s=0.0, what=one_line(event.node), text=one_line(event.text))
 
 

@@ -17,11 +17,11 @@ from slurm_robust.report.hookseen import told
 from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.status import incident_table
-from slurm_robust.terminal.console import LEAST_WIDE, ByWidth, facts_table, plain_table, section
+from slurm_robust.terminal.console import MIN_WIDE, ByWidth, facts_table, plain_table, section
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 
-MOST_INCIDENTS, MOST_NODES = 20, 10
+MAX_INCIDENTS, MAX_NODES = 20, 10
 """Rows on the screen; ``--html``, ``--json`` and ``--csv`` have all."""
 
 
@@ -95,7 +95,7 @@ def render(report: JobReport) -> RenderableType:
     if report.ledger.causes:
         parts += section("Lost time by cause", _causes(report.ledger.causes))
     if report.incidents:
-        shown = report.incidents[-MOST_INCIDENTS:]
+        shown = report.incidents[-MAX_INCIDENTS:]
         title = "Incidents" + (f", the last {len(shown)}" if len(shown) < len(report.incidents) else "")
         parts += section(title, incident_table(report.job_id, [entry.row for entry in shown]))
     blamed = [line for line in report.nodes if line.incidents or line.evicted]
@@ -125,7 +125,7 @@ def _classes(report: JobReport) -> RenderableType:
         )
         narrow.add_row(*cells)
         wide.add_row(*cells, names.google, names.meta, names.paper)
-    return ByWidth(LEAST_WIDE, wide, narrow)
+    return ByWidth(MIN_WIDE, wide, narrow)
 
 
 def _causes(causes: dict[str, Lost]) -> RenderableType:
@@ -144,13 +144,13 @@ def names_of(report: JobReport) -> dict[int, str]:
 def _nodes(lines: Sequence[NodeLine], report: JobReport) -> RenderableType:
     names = names_of(report)
     table = plain_table("nodes", "incidents", "lost", "evicted", right=("lost",))
-    for line in lines[:MOST_NODES]:
+    for line in lines[:MAX_NODES]:
         numbers = ", ".join(f"#{names.get(number, number)}" for number in line.incidents) or "-"
         lost = duration(line.lost.ms / 1000) if line.lost.ms else "-"
         table.add_row(one_line(line.nodes), numbers, lost, one_line(line.evicted) or "-")
-    if len(lines) <= MOST_NODES:
+    if len(lines) <= MAX_NODES:
         return table
-    return Group(table, Text(f"and {len(lines) - MOST_NODES} more", style="dim"))
+    return Group(table, Text(f"and {len(lines) - MAX_NODES} more", style="dim"))
 
 
 # -- CSV -------------------------------------------------------------------------------------------

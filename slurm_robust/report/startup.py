@@ -24,7 +24,7 @@ from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import date_and_time, fold_ranks, one_line
 
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 """Nodes of a phase on the screen; ``--json`` has more."""
 
 
@@ -184,7 +184,7 @@ def _phases_table(phases: Sequence[PhaseTimes]) -> RenderableType:
     table.add_column("nodes, slowest first", overflow="fold")
     table.add_column("what", style="dim", overflow="fold")
     for times in phases:
-        shown = list(times.nodes.items())[:MOST_SHOWN]
+        shown = list(times.nodes.items())[:MAX_SHOWN]
         more = f"; {times.measured - len(shown)} more" if times.measured > len(shown) else ""
         table.add_row(
             one_line(times.phase),

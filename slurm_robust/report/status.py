@@ -32,7 +32,7 @@ from slurm_robust.report.chapters import place_text
 from slurm_robust.report.interval import IntervalAdvice, advise
 from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.terminal.console import LEAST_WIDE, Bar, ByWidth, Screen, facts_table, seconds, show
+from slurm_robust.terminal.console import MIN_WIDE, Bar, ByWidth, Screen, facts_table, seconds, show
 from slurm_robust.trainings.find import find, load_events, place_of
 from slurm_robust.trainings.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
 from slurm_robust.trainings.waiting import Waiting
@@ -52,10 +52,10 @@ PREEMPTED = "preempted"
 CANCELLED = "cancelled"
 """The phase of a job that Slurm or its owner ordered to end: nothing went wrong."""
 
-MOST_INCIDENTS = 5
+MAX_INCIDENTS = 5
 """Incidents on the screen, the newest; ``--json`` and ``srobust incidents`` have all."""
 
-MOST_LOST = 4
+MAX_LOST = 4
 """Classes of lost time on the screen, the greatest first; ``--json`` has all."""
 
 WATCH_SHARE = 4.0
@@ -441,7 +441,7 @@ def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) 
         hint = f"'srobust incident {rows[-1].name}' prints the report on the last of them"
     if older:
         hint += f", 'srobust incidents {job_id}' lists all"
-    return Group(ByWidth(LEAST_WIDE, wide, narrow), Text(hint, style="dim"))
+    return Group(ByWidth(MIN_WIDE, wide, narrow), Text(hint, style="dim"))
 
 
 def _seen(row: IncidentRow) -> str:
@@ -482,7 +482,7 @@ def render(status: Status) -> RenderableType:
     facts = facts_table((name, one_line(value, None)) for name, value in rows if value)
     if not status.incidents:
         return facts
-    newest = status.incidents[-MOST_INCIDENTS:]
+    newest = status.incidents[-MAX_INCIDENTS:]
     older = len(status.incidents) - len(newest)
     title = f"\nIncidents, the newest {len(newest)} of {len(status.incidents)}" if older else "\nIncidents"
     return Group(facts, Text(title, style="bold"), incident_table(status.job_id, newest, older=older))
@@ -558,7 +558,7 @@ def _ettr(status: Status) -> str:
     elif found.repeated:
         text += f", {found.repeated} repeated"
     lost = {one: ms for one, ms in found.classes.items() if one not in (*EFFECTIVE, TimeClass.QUEUED)}
-    greatest = sorted(lost, key=lambda one: lost[one], reverse=True)[:MOST_LOST]
+    greatest = sorted(lost, key=lambda one: lost[one], reverse=True)[:MAX_LOST]
     if greatest:
         text += f"; lost: {', '.join(f'{one.value} {duration(lost[one] / 1000)}' for one in greatest)}"
     return text

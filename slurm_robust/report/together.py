@@ -19,7 +19,7 @@ from slurm_robust.report.chapters import ChapterRow, ChapterState
 from slurm_robust.report.curves import ettr_points, progress
 from slurm_robust.report.job_report import (
     CHAPTER,
-    MOST_NOTES,
+    MAX_NOTES,
     Books,
     Generation,
     IncidentEntry,
@@ -75,7 +75,7 @@ def together(name: str, jobs: Sequence[Told], rows: Sequence[ChapterRow], waits:
         reason=newest.reason if waits is None else last.how,
         slurm=newest.slurm if waits is None else "",
         notes=tuple(_notes(jobs)),
-        noted=tuple(sorted((n for one in jobs for n in one.report.noted), key=lambda n: n.t)[-MOST_NOTES:]),
+        noted=tuple(sorted((n for one in jobs for n in one.report.noted), key=lambda n: n.t)[-MAX_NOTES:]),
         ledger=summary,
         ettr=ettr_points(books),
         progress=progress(events, times),

@@ -42,7 +42,7 @@ NAMES = {
 """Start phases by one-logger's names."""
 
 SAVE = "checkpoint_save_async"
-MOST_TEXT = 500
+MAX_TEXT = 500
 _BEFORE_LAUNCH = (startup.STOP, startup.GPUS, startup.AGENT, startup.ZYGOTE)
 
 
@@ -120,11 +120,11 @@ def trace_of(events: Sequence[ev.AnyEvent]) -> Trace:
                 begin=started.t,
                 end=state.ended.t,
                 attributes={
-                    "process.command_args": one_line(" ".join(started.command), MOST_TEXT),
+                    "process.command_args": one_line(" ".join(started.command), MAX_TEXT),
                     "process.exit.code": state.ended.code,
-                    "srobust.reason": one_line(state.ended.reason, MOST_TEXT),
+                    "srobust.reason": one_line(state.ended.reason, MAX_TEXT),
                 },
-                error=one_line(state.ended.reason, MOST_TEXT) if state.ended.code else "",
+                error=one_line(state.ended.reason, MAX_TEXT) if state.ended.code else "",
             )
         )
     found += _runs(events)
@@ -205,7 +205,7 @@ def _generation(
             "srobust.generation": number,
             "train_iterations_start": launched.restore_step + 1,
             "srobust.nodes": len(launched.slots),
-            "srobust.reason": one_line(ended.reason, MOST_TEXT),
+            "srobust.reason": one_line(ended.reason, MAX_TEXT),
         },
     )
     at = begin
@@ -266,11 +266,11 @@ def _incident(
         "srobust.detect_s": opened.detect_s,
     }
     if decided is not None:
-        attributes["srobust.actions"] = one_line(actions_text(decided), MOST_TEXT)
-        attributes["srobust.reason"] = one_line(decided.reason, MOST_TEXT)
+        attributes["srobust.actions"] = one_line(actions_text(decided), MAX_TEXT)
+        attributes["srobust.reason"] = one_line(decided.reason, MAX_TEXT)
         if decided.verdict is not None:
             attributes["srobust.blame"] = decided.verdict.blame.value
-            attributes["srobust.suspects"] = one_line(", ".join(decided.verdict.suspects), MOST_TEXT)
+            attributes["srobust.suspects"] = one_line(", ".join(decided.verdict.suspects), MAX_TEXT)
     yield TraceSpan(
         key=key,
         name="srobust.incident",
@@ -278,11 +278,11 @@ def _incident(
         end=end,
         parent=APPLICATION,
         attributes=attributes,
-        error=one_line(f"{opened.symptom.value}: {opened.detail}", MOST_TEXT),
+        error=one_line(f"{opened.symptom.value}: {opened.detail}", MAX_TEXT),
     )
     at = begin
     for stage, seconds in stages.items():
-        name = f"srobust.recovery.{one_line(stage, MOST_TEXT).replace(' ', '_')}"
+        name = f"srobust.recovery.{one_line(stage, MAX_TEXT).replace(' ', '_')}"
         yield TraceSpan(key=f"{key} {stage}", name=name, begin=at, end=at + seconds, parent=key)
         at += seconds
 

@@ -13,7 +13,7 @@ dead (``REVERSE_TREE_WIDTH`` and ``REVERSE_TREE_CHILDREN_TIMEOUT`` in Slurm's so
 COMPLETING, and is not requeued: 70 s with 8 nodes in one step, 0.3 s with 6 (measured, 22.05.8).
 """
 
-MOST_STEPS = 250
+MAX_STEPS = 250
 """At one time: each is two processes and 4 MB of memory on the host of the batch script (measured)."""
 
 
@@ -90,13 +90,13 @@ def whole_node_steps(
 ) -> tuple[StepRequest, ...]:
     """Steps that together run ``command`` once on each of ``nodes`` with all that the job holds there.
 
-    A step has ``NODES_PER_STEP`` nodes at most, unless that takes more than ``MOST_STEPS``. All hold the same
+    A step has ``NODES_PER_STEP`` nodes at most, unless that takes more than ``MAX_STEPS``. All hold the same
     number of GPUs, since Slurm cannot express different ones in one step.
     """
     groups: dict[int, list[str]] = {}
     for node in nodes:
         groups.setdefault(allocation.gpus_per_node.get(node, 0), []).append(node)
-    most = NODES_PER_STEP if len(nodes) <= NODES_PER_STEP * MOST_STEPS else len(nodes)
+    most = NODES_PER_STEP if len(nodes) <= NODES_PER_STEP * MAX_STEPS else len(nodes)
     return tuple(
         StepRequest(
             job_id=allocation.job_id,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from slurm_robust.model.exits import Outlook, StepEnd
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 
-_MOST_LINES = 4
-_MOST_TEXT = 600
+_MAX_LINES = 4
+_MAX_TEXT = 600
 _SLURMS = re.compile(r"(srun|slurmstepd[\w.-]*|slurmd[\w.-]*): ")
 # Messages of srun that report no error, or follow one.
 _HARMLESS = ("lacks support for cpu binding", "job step aborted", "force terminated", "check slurm_job_id")
@@ -167,4 +167,4 @@ def _expand(hostlist: str) -> tuple[str, ...]:
 
 
 def _joined(lines: Iterable[str]) -> str:
-    return " | ".join(list(dict.fromkeys(lines))[-_MOST_LINES:])[:_MOST_TEXT]
+    return " | ".join(list(dict.fromkeys(lines))[-_MAX_LINES:])[:_MAX_TEXT]

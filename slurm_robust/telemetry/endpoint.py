@@ -24,7 +24,7 @@ REQUEST_S = 5.0
 """For a request to come, and again for its answer to be taken."""
 
 REQUEST_BYTES = 8192
-MOST_CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 RETRY_S = 10.0
 """Between two attempts to open the port."""
 
@@ -113,7 +113,7 @@ class Endpoint:
         opened: Callable[[int], None],
         retry_s: float = RETRY_S,
         request_s: float = REQUEST_S,
-        most: int = MOST_CONNECTIONS,
+        most: int = MAX_CONNECTIONS,
     ) -> None:
         """``address``: host and port, 0 for any free one.
 

@@ -13,10 +13,10 @@ from slurm_robust.telemetry.metric import Family, Metric, Rendered, Sample, rend
 from slurm_robust.telemetry.table import Job
 from slurm_robust.version import __version__
 
-MOST_NODES = 20_000
+MAX_NODES = 20_000
 """With series of their own; those that are wrong come first. Slurm's largest clusters have fewer."""
 
-MOST_KNOWN = 1 << 13
+MAX_KNOWN = 1 << 13
 """Nodes and states whose lines are kept; a kilobyte each."""
 
 _STATES = tuple((state, state.value) for state in NodeState)
@@ -113,7 +113,7 @@ def _of_checkpoints(moment: JobMoment) -> Iterator[Family]:
     )
 
 
-@lru_cache(maxsize=MOST_KNOWN)
+@lru_cache(maxsize=MAX_KNOWN)
 def _states(job_id: str, node: str, state: NodeState) -> str:
     """The lines of a node's state: most of a large page, and mostly as they were a moment ago."""
     samples = [((node, name), one is state) for one, name in _STATES]
@@ -130,9 +130,9 @@ def _of_nodes(nodes: Sequence[NodeMoment], job_id: str) -> Iterator[Family]:
 
 
 def _bounded(nodes: Sequence[NodeMoment]) -> Sequence[NodeMoment]:
-    if len(nodes) <= MOST_NODES:
+    if len(nodes) <= MAX_NODES:
         return nodes
-    return sorted(nodes, key=lambda node: not node.is_wrong)[:MOST_NODES]
+    return sorted(nodes, key=lambda node: not node.is_wrong)[:MAX_NODES]
 
 
 def _stage(node: NodeMoment) -> str:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-MOST_LABEL = 200
+MAX_LABEL = 200
 """Characters of a label's value that are kept."""
 
 
@@ -124,9 +124,9 @@ def _pair(name: str, value: str) -> str:
 def escaped(text: str) -> str:
     """A label's value as it stands between quotes: one visible line, of bounded length."""
     if text.isascii() and text.isalnum():  # as most are
-        return text[:MOST_LABEL]
+        return text[:MAX_LABEL]
     # Half a character, which UTF-8 cannot say, is no printable one, and so a "?" already.
-    return one_line(text, MOST_LABEL).translate(_ESCAPES)
+    return one_line(text, MAX_LABEL).translate(_ESCAPES)
 
 
 def number(value: float) -> str:

@@ -125,7 +125,7 @@ class ByWidth:
         yield self.wide if options.max_width >= self.least else self.narrow
 
 
-LEAST_WIDE = 120
+MIN_WIDE = 120
 """Columns of a screen that has room for a table and for sentences in its last column."""
 
 
@@ -141,7 +141,7 @@ def told_table(
         wide.add_row(*row)
         narrow.add_row(*row[:-1])
         below.add_row(Text.assemble(" ", row[0]), row[-1])
-    return ByWidth(LEAST_WIDE, wide, Group(narrow, below))
+    return ByWidth(MIN_WIDE, wide, Group(narrow, below))
 
 
 def seconds(value: float | None) -> str:

@@ -21,10 +21,10 @@ from slurm_robust.policy.holding import end_of
 from slurm_robust.util.files import names_in
 from slurm_robust.util.ours import check_own_folder, read_ours
 
-MOST_JOBS = 200
+MAX_JOBS = 200
 """Of a folder with more, only those whose journals changed last are looked at."""
 
-MOST_READ = 20
+MAX_READ = 20
 """Of the same script; a journal of months takes seconds."""
 
 _FIRST_LINE = 65536  # bytes
@@ -165,9 +165,9 @@ def jobs_of_script(root: Path, own: Path, kind: str, command: tuple[str, ...], c
             folders.append((journal.stat().st_mtime, root / name))
         except OSError:
             continue
-    newest = (path for _, path in sorted(folders, reverse=True)[:MOST_JOBS] if path != own)
+    newest = (path for _, path in sorted(folders, reverse=True)[:MAX_JOBS] if path != own)
     alike = (path for path in newest if _is_of(JobDirectory(path), kind, command, cwd))
-    for path in islice(alike, MOST_READ):
+    for path in islice(alike, MAX_READ):
         try:
             check_own_folder(path)
             found = _read(JobDirectory(path))

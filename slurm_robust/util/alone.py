@@ -14,7 +14,7 @@ import time
 
 _CREDENTIALS = struct.Struct("3i")  # ucred of unix(7)
 _TRIES, _PAUSE_S = 50, 0.01
-_MOST_ASKED = 1 << 16  # each question stays in the queue, since nobody accepts; the kernel has a limit, too
+_MAX_ASKED = 1 << 16  # each question stays in the queue, since nobody accepts; the kernel has a limit, too
 
 
 class Alone:
@@ -36,7 +36,7 @@ class Alone:
             ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 ours.bind(self._name)
-                ours.listen(_MOST_ASKED)
+                ours.listen(_MAX_ASKED)
             except OSError as error:
                 ours.close()
                 if error.errno != errno.EADDRINUSE:

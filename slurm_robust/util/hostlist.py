@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-MOST_NAMES = 64 * 1024
+MAX_NAMES = 64 * 1024
 """The most nodes of one cluster, and of one range (Slurm's MAX_RANGE, MAX_SLURM_NODES)."""
 
 # What Slurm prints where there is no node.
@@ -24,8 +24,8 @@ _RANGE = r"([0-9]{1,40})(?:-([0-9]{1,40}))?"
 _FUNCTION = r"[a-z]+\{[^{}\s]*\}"
 _ENDS_IN_NUMBER = r"([A-Za-z._@][A-Za-z0-9._@-]*?)([0-9]{1,18})"
 # No name of a host is longer, and no list of so many hosts; a variable of the environment holds 128 KiB.
-_MOST_CHARS, _MOST_TEXT = 255, 2**20
-_MOST_IN_NAME, _MOST_BRACKETS, _MOST_BRACKETED = 16, 4096, 2**17
+_MAX_CHARS, _MAX_TEXT = 255, 2**20
+_MAX_IN_NAME, _MAX_BRACKETS, _MAX_BRACKETED = 16, 4096, 2**17
 
 
 class InvalidHostlist(ValueError):
@@ -37,7 +37,7 @@ def expand(hostlist: str, *, functions: bool = False) -> tuple[str, ...]:
 
     Commas, blanks, tabs and line breaks separate names. Several brackets in one name are allowed, the last
     runs fastest: ``r[1-2]n[1-2]`` is r1n1, r1n2, r2n1, r2n2. All numbers of a range are as wide as its lower
-    end, and duplicates stay. More than :data:`MOST_NAMES` names are refused before any is made.
+    end, and duplicates stay. More than :data:`MAX_NAMES` names are refused before any is made.
 
     ``switch{leaf3}`` stands for nodes that only slurmctld knows (topology.html, 23.11 on). It is refused;
     with ``functions`` it stays as it is written, for lists that go back to Slurm.
@@ -45,12 +45,12 @@ def expand(hostlist: str, *, functions: bool = False) -> tuple[str, ...]:
     text = hostlist.strip()
     if text in _NONE:
         return ()
-    if len(text) > _MOST_TEXT:
+    if len(text) > _MAX_TEXT:
         raise InvalidHostlist(f"a hostlist of {len(text)} characters is too long: {_shown(text)}")
     if re.fullmatch(_PLAIN, text):
         names = text.replace(",", " ").split()
-        if len(names) > MOST_NAMES or any(name[0] == "-" or len(name) > _MOST_CHARS for name in names):
-            raise InvalidHostlist(f"not a list of at most {MOST_NAMES} nodes: {_shown(text)}")
+        if len(names) > MAX_NAMES or any(name[0] == "-" or len(name) > _MAX_CHARS for name in names):
+            raise InvalidHostlist(f"not a list of at most {MAX_NAMES} nodes: {_shown(text)}")
     else:
         names = _names(text, functions)
     _refuse_sentence(text)
@@ -98,7 +98,7 @@ def _refuse_sentence(text: str) -> None:
 
 def _names(text: str, functions: bool) -> list[str]:
     """Of a list that holds more than plain names."""
-    if len(text) > _MOST_BRACKETED or text.count("[") > _MOST_BRACKETS:
+    if len(text) > _MAX_BRACKETED or text.count("[") > _MAX_BRACKETS:
         raise InvalidHostlist(f"a hostlist of {len(text)} characters is too long: {_shown(text)}")
     found: list[str] = []
     for item in re.findall(_ITEM, text):
@@ -115,8 +115,8 @@ def _names(text: str, functions: bool) -> list[str]:
             count = 1
             for numbers in brackets:
                 count *= sum(last - first + 1 for first, last, _ in numbers)
-            if len(found) + count > MOST_NAMES:
-                raise InvalidHostlist(f"more than {MOST_NAMES} nodes in hostlist {_shown(text)}")
+            if len(found) + count > MAX_NAMES:
+                raise InvalidHostlist(f"more than {MAX_NAMES} nodes in hostlist {_shown(text)}")
             found += _expanded(literals, brackets)
     return found
 
@@ -139,7 +139,7 @@ def _pieces(item: str, text: str) -> tuple[list[str], list[list[tuple[int, int, 
     if any("[" in literal or "]" in literal for literal in literals):
         raise InvalidHostlist(f"brackets do not match in hostlist {_shown(text)}")
     is_name = re.fullmatch(_WORD, "".join(literals)) and not literals[0].startswith("-")
-    if not is_name or len("".join(literals)) > _MOST_CHARS or len(literals) > _MOST_IN_NAME:
+    if not is_name or len("".join(literals)) > _MAX_CHARS or len(literals) > _MAX_IN_NAME:
         raise InvalidHostlist(f"{_shown(item)} is no node in hostlist {_shown(text)}")
     return literals, [
         [_range(part, text) for part in bracket.split(",")] for bracket in re.findall(r"\[([^\[\]]*)\]", item)
@@ -154,8 +154,8 @@ def _range(part: str, text: str) -> tuple[int, int, int]:
     first, last = int(found[1]), int(found[2] or found[1])
     if first > last:
         raise InvalidHostlist(f"{_shown(part)} runs backwards in hostlist {_shown(text)}")
-    if last - first >= MOST_NAMES:
-        raise InvalidHostlist(f"{_shown(part)} are more than {MOST_NAMES} nodes in hostlist {_shown(text)}")
+    if last - first >= MAX_NAMES:
+        raise InvalidHostlist(f"{_shown(part)} are more than {MAX_NAMES} nodes in hostlist {_shown(text)}")
     return first, last, len(found[1])
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 """Longest answer."""
 
 AT_ONCE = 32
@@ -235,7 +235,7 @@ class _Child:
         found: dict[str, Answer] = {}
         while len(self._data) >= _HEADER and not self.is_over:
             size = int.from_bytes(self._data[1:_HEADER], "little")
-            if size > MOST_BYTES:
+            if size > MAX_BYTES:
                 self.is_over = True
                 found |= self._answer(None, "answered too much")
             elif len(self._data) < _HEADER + size:
@@ -346,7 +346,7 @@ def _limit(limit_s: float) -> None:
 def _done(task: Callable[[], bytes]) -> tuple[bytes, bytes]:
     try:
         body = task()
-        if len(body) > MOST_BYTES:
+        if len(body) > MAX_BYTES:
             return _ERROR, f"an answer of {len(body)} bytes is too long".encode()
     except BaseException as error:  # noqa: BLE001 - whatever a check raises is an answer
         return _ERROR, _message(error).encode(errors="replace")[:_ERROR_BYTES]

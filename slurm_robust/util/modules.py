@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.machinery import ModuleSpec
 
-MOST_MODULES = 256
-MOST_CHARS = 8192
+MAX_MODULES = 256
+MAX_CHARS = 8192
 """Of all names together."""
-_MOST_NAME = 120
+_MAX_NAME = 120
 
 
 def clean_names(names: Iterable[object]) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def clean_names(names: Iterable[object]) -> tuple[str, ...]:
     chars = 0
     for name in sorted(valid, key=lambda name: name.count(".")):
         chars += len(name)
-        if len(found) == MOST_MODULES or chars > MOST_CHARS:
+        if len(found) == MAX_MODULES or chars > MAX_CHARS:
             break
         found.append(name)
     return tuple(found)
@@ -36,7 +36,7 @@ def clean_names(names: Iterable[object]) -> tuple[str, ...]:
 def _is_name(name: str) -> bool:
     parts = name.split(".")
     return (
-        len(name) <= _MOST_NAME
+        len(name) <= _MAX_NAME
         and name.isascii()
         and all(part.isidentifier() and not keyword.iskeyword(part) for part in parts)
         and parts[0] not in ("__main__", "__mp_main__")

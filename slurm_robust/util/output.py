@@ -10,7 +10,7 @@ from collections import deque
 from slurm_robust.util.text import message
 
 PATIENCE_S = 0.2
-_MOST_LINES = 10_000
+_MAX_LINES = 10_000
 
 
 def say(text: str) -> None:
@@ -33,7 +33,7 @@ class _Output:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: deque[bytes] = deque(maxlen=_MOST_LINES)
+        self._waiting: deque[bytes] = deque(maxlen=_MAX_LINES)
         self._pid = 0  # of the process that has the thread
 
     def print(self, text: str) -> None:

@@ -28,7 +28,7 @@ OOM_SCORE = 500
 # the shell that submitted the job on to its steps, and a shell's soft limit is usually 1,024: the hard one is
 # for programs that know that they need more.
 
-MOST_FILES = 2**20
+MAX_FILES = 2**20
 """Some programs walk through all descriptors up to the limit before they start another one."""
 
 OTHER_FILES = 256
@@ -38,7 +38,7 @@ OTHER_FILES = 256
 def raise_file_limit() -> None:
     """Let this process and its children open as many files as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(_number(hard), MOST_FILES)
+    wanted = min(_number(hard), MAX_FILES)
     if _number(soft) < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

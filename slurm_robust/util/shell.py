@@ -22,10 +22,10 @@ _TOKEN = re.compile(
     r"|(?P<other>[\s\S])"
 )
 
-_MOST = 1 << 18
+_MAX = 1 << 18
 """Characters of a script that are read; Slurm takes more, and nobody writes as much by hand."""
 
-_MOST_DOCUMENTS = 200
+_MAX_DOCUMENTS = 200
 
 
 class Command(NamedTuple):
@@ -52,7 +52,7 @@ class Script(NamedTuple):
 
 def parse(text: str) -> Script:
     """Simple commands in the order in which they stand, empty ones left out but for their operators."""
-    text = text[:_MOST]
+    text = text[:_MAX]
     commands: list[Command] = []
     comments: set[int] = set()
     words: list[str] = []
@@ -86,7 +86,7 @@ def parse(text: str) -> Script:
             words, operator = [], ""
         line += token.count("\n")
         if token == "\n":
-            for delimiter, tabs in awaited[: _MOST_DOCUMENTS - documents]:
+            for delimiter, tabs in awaited[: _MAX_DOCUMENTS - documents]:
                 after = _behind(text, at, delimiter, tabs=tabs)
                 line += text.count("\n", at, after)
                 at = after

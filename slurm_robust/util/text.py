@@ -10,10 +10,10 @@ import re
 import time
 from collections.abc import Collection, Iterable
 
-MOST_TEXT = 600
+MAX_TEXT = 600
 """Characters of one text that a line shows; the journal and ``--json`` have the whole text."""
 
-_MOST_NAMES = 8
+_MAX_NAMES = 8
 
 # What a terminal obeys: sequences that begin with ESC or with their one-byte forms (ECMA-48). Those that
 # carry text are bounded: one that nobody has ended must not swallow the rest of a line.
@@ -61,7 +61,7 @@ def _visible_line(line: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in chars)
 
 
-def one_line(text: str, most: int | None = MOST_TEXT) -> str:
+def one_line(text: str, most: int | None = MAX_TEXT) -> str:
     """The words of ``text``, visible, in one line of at most ``most`` characters; ``…`` marks a cut.
 
     None: no limit, for what must be whole, such as a command or its arguments.
@@ -160,7 +160,7 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def some_of(names: Collection[str], most: int = _MOST_NAMES) -> str:
+def some_of(names: Collection[str], most: int = _MAX_NAMES) -> str:
     """``n1, n2``; of more than ``most`` names the first ones and how many more: ``n1, n2 and 7 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(itertools.islice(names, most)) + more
@@ -174,9 +174,9 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 def named_ranks(ranks: Collection[int]) -> str:
     """``rank 3``, ``ranks 0-3,8``; of more than eight runs the first ones: ``ranks 0,2,… and 56 more``."""
     runs = _runs(ranks)
-    left = sum(last - first + 1 for first, last in runs[_MOST_NAMES:])
+    left = sum(last - first + 1 for first, last in runs[_MAX_NAMES:])
     more = f" and {left} more" if left else ""
-    return f"rank{'' if len(ranks) == 1 else 's'} {_folded(runs[:_MOST_NAMES])}{more}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {_folded(runs[:_MAX_NAMES])}{more}"
 
 
 def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:

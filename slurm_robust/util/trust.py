@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Collection
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 """As the kernel has it."""
 
 _ACL = "system.posix_acl_access"
@@ -30,7 +30,7 @@ def distrust(path: str, owners: Collection[int] = ROOT) -> str:
                 return why
             if stat.S_ISLNK(found.st_mode):
                 links += 1
-                if links > _MOST_LINKS:
+                if links > _MAX_LINKS:
                     return f"{path} leads through too many links"
                 target = os.readlink(here)
                 parts = [part for part in target.split("/") if part] + parts

@@ -21,7 +21,7 @@ from slurm_robust.util.wakeup import WakeUp
 MAGIC = b"SRB1"
 _HEAD = struct.Struct("!4sQ")
 _SIGNATURE_BYTES = 16
-_MOST_BYTES = 256
+_MAX_BYTES = 256
 # Where the controller's name or the route to it is not known now; a resolver may take half a minute.
 _AGAIN_S, _CLOSE_S = 1.0, 0.5
 # Datagrams read at one time: far more than come, and few enough that a flood leaves time for other threads.
@@ -178,7 +178,7 @@ class BeaconReceiver:
         """Read what has come. False if there is more: a stranger floods the port, and beacons may be lost."""
         for _ in range(_AT_ONCE + _PER_AGENT * len(self._seen)):
             try:
-                datagram = self._socket.recv(_MOST_BYTES)
+                datagram = self._socket.recv(_MAX_BYTES)
             except BlockingIOError:
                 return True
             except OSError:

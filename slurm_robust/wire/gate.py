@@ -102,7 +102,7 @@ _BACKLOG = 4096
 _MONITOR = "inproc://srobust-gate"
 _LONGEST_S = 3600.0
 # Of one source within 10 s. A thousand agents behind one address are less, since each has soon proven itself.
-_LEAST_UNPROVEN, _MOST_UNPROVEN = 64, 4000
+_MIN_UNPROVEN, _MAX_UNPROVEN = 64, 4000
 
 
 def listen(port: int) -> socket.socket:
@@ -131,7 +131,7 @@ class Gate(Attendant):
         events.connect(_MONITOR)
         super().__init__("srobust-gate", events)
         self._listener = listener
-        allowance = max(_LEAST_UNPROVEN, min(_MOST_UNPROVEN, spare_files(agents) // 4))
+        allowance = max(_MIN_UNPROVEN, min(_MAX_UNPROVEN, spare_files(agents) // 4))
         self._strangers: Strangers[Address] = Strangers(allowance)
         self._lock = threading.Lock()  # of it
         self.floods = 0

@@ -20,7 +20,7 @@ from slurm_robust.util.ours import make_own_folder, open_ours
 
 _SERVER = "controller.json"
 _CLIENT = "agent.json"
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 class KeysError(SrobustError):
@@ -81,7 +81,7 @@ def _load(path: Path) -> KeyPair:
         owner = path.parent.stat().st_uid if os.geteuid() == 0 else None
         with os.fdopen(open_ours(path, owner), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            content = file.read(_MOST_BYTES)
+            content = file.read(_MAX_BYTES)
     except OSError as error:
         raise KeysError(
             f"cannot read the job's key {path}: {error.strerror}; it is made by 'srobust run', "

@@ -14,13 +14,13 @@ from contextlib import suppress
 
 from slurm_robust.util.proc import process_table
 
-MOST_S = 2.0
+MAX_S = 2.0
 """A process that is in the kernel for longer is left; the next call finds it again."""
 
 _PAUSE_S = 0.005
 
 
-def end_orphans(kept: Collection[int] = (), most_s: float = MOST_S) -> tuple[int, ...]:
+def end_orphans(kept: Collection[int] = (), most_s: float = MAX_S) -> tuple[int, ...]:
     """Kill all adopted children of this process, and what these leave behind; returns their process ids.
 
     Left are ``kept`` (children of imports) and what is in this process's own group. Takes a few

@@ -61,7 +61,7 @@ _PHASES_AT = (448, 512)
 _MARKS_AT = 576
 _RESERVE_AT = 624
 _SPENT_AT = 640
-_NAMES_AT, _NAME_SIZE, _MOST_NAMES = 704, 24, 8
+_NAMES_AT, _NAME_SIZE, _MAX_NAMES = 704, 24, 8
 _REPORTS, _HAS_LOSS, _HAS_GRAD_NORM = 1, 2, 4
 _READ_TRIES = 100
 
@@ -173,7 +173,7 @@ class StepRecord:
         self._request = memoryview(mapping)[_REQUEST_AT : _REQUEST_AT + 24].cast("q")
         self._marks = memoryview(mapping)[_MARKS_AT : _MARKS_AT + 8 * len(Mark)].cast("d")
         self._reserve = memoryview(mapping)[_RESERVE_AT : _RESERVE_AT + 8].cast("d")
-        self._spent = memoryview(mapping)[_SPENT_AT : _SPENT_AT + 8 * _MOST_NAMES].cast("d")
+        self._spent = memoryview(mapping)[_SPENT_AT : _SPENT_AT + 8 * _MAX_NAMES].cast("d")
 
     @classmethod
     def create(cls, path: Path | str, *, generation: int, rank: int) -> StepRecord:
@@ -272,11 +272,11 @@ class StepRecord:
         wanted = name.encode(errors="replace")[:_NAME_SIZE]
         if not wanted:
             return
-        for index in range(_MOST_NAMES):
+        for index in range(_MAX_NAMES):
             at = _NAMES_AT + index * _NAME_SIZE
             if not self._map[at]:
                 self._map[at : at + len(wanted)] = wanted
-            elif index < _MOST_NAMES - 1 and self._map[at : at + _NAME_SIZE].rstrip(b"\0") != wanted:
+            elif index < _MAX_NAMES - 1 and self._map[at : at + _NAME_SIZE].rstrip(b"\0") != wanted:
                 continue
             self._spent[index] += seconds
             return

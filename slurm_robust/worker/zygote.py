@@ -50,7 +50,7 @@ from slurm_robust.worker.spawning import (
     WorkerSpec,
 )
 
-_MOST_CHARS = 300  # characters of an error's message in the reason, which is one line
+_MAX_CHARS = 300  # characters of an error's message in the reason, which is one line
 
 # What a first DDP step, torch.save and torch.use_deterministic_algorithms() would import on the way.
 # Releases of torch differ in the inner ones; a missing one is imported by whoever needs it.
@@ -320,7 +320,7 @@ def import_learned(names: Iterable[str]) -> None:
                 continue
             importlib.import_module(name)
         except BaseException as error:  # a module may also call sys.exit()
-            said = one_line(f"{type(error).__name__}: {error}", _MOST_CHARS)
+            said = one_line(f"{type(error).__name__}: {error}", _MAX_CHARS)
             raise UnfitModule(name, f"its import fails: {said}") from error
         if changed := [what for what, value in _traces().items() if value != before[what]]:
             raise UnfitModule(name, f"its import leaves or changes {', '.join(changed)}")
@@ -377,7 +377,7 @@ def _import(name: str, problem: str) -> None:
             f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")
         ]
         at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames[2:] else ""
-        said = one_line(f"{type(error).__name__}: {error}", _MOST_CHARS)
+        said = one_line(f"{type(error).__name__}: {error}", _MAX_CHARS)
         where = "its traceback is in agents/ of the job's folder"
         raise CannotPrepare(f"{problem}: {said}{at}; {where}") from error
 

@@ -18,10 +18,10 @@ from slurm_robust.analysis.logs.survival import Sighting
 from slurm_robust.analysis.logs.text import Line, canonical
 from slurm_robust.kernel import shapes, xid
 
-MOST_LINES = 400
+MAX_LINES = 400
 """At most this many lines with one literal are read, half of them the first and half the last ones."""
 
-MOST_TROUBLE = 5
+MAX_TROUBLE = 5
 """Number of last lines that are shown of a log that no rule knows."""
 
 # What dmesg, journalctl and syslog write in front of the kernel's own text.
@@ -68,7 +68,7 @@ _LIFE = re.compile(
 _IDLE = re.compile(r"\b(?:heartbeats?|waiting|keep-?alives?|still (?:alive|waiting|running)|idle)\b")
 """A process that lives and gets on with nothing. For lines in lower case."""
 
-LEAST_IDLE = 3
+MIN_IDLE = 3
 """So many such lines, and no other ones, at the end of a log tell that nothing goes on."""
 
 
@@ -263,7 +263,7 @@ class _Log:
         if last is None or self.ended is not None:
             return False
         rest = [line.text for line in self.lines[last + 1 :] if line.text]
-        return len(rest) >= LEAST_IDLE and all(_IDLE.search(text.lower()) for text in rest)
+        return len(rest) >= MIN_IDLE and all(_IDLE.search(text.lower()) for text in rest)
 
     @cached_property
     def _over(self) -> set[int]:
@@ -295,12 +295,12 @@ class _Log:
         if _longest_word(shape) not in self._words:
             return []
         # Of more shapes none has a line among the first ones.
-        found = [self._alike[alike] for alike in islice(self._by_first.having(shape), MOST_LINES + 1)]
-        if sum(map(len, found)) <= MOST_LINES:
+        found = [self._alike[alike] for alike in islice(self._by_first.having(shape), MAX_LINES + 1)]
+        if sum(map(len, found)) <= MAX_LINES:
             return sorted(at for ats in found for at in ats)
-        half = MOST_LINES // 2
+        half = MAX_LINES // 2
         first = sorted(at for ats in found[:half] for at in ats[:half])
-        if len(found) > MOST_LINES:
+        if len(found) > MAX_LINES:
             found = [self._alike[alike] for alike in islice(self._by_last.having(shape), half)]
         return [*first[:half], *sorted(at for ats in found for at in ats[-half:])[-half:]]
 
@@ -315,7 +315,7 @@ class _Log:
         if suspicious and self.progress.goes_on(suspicious[-1], len(self.lines)):
             return ()
         lines = (self.lines[at] for at in reversed(suspicious) if not self._is_quoted(at))
-        return tuple(islice((line for line in lines if not _HARMLESS.search(line.text)), MOST_TROUBLE))[::-1]
+        return tuple(islice((line for line in lines if not _HARMLESS.search(line.text)), MAX_TROUBLE))[::-1]
 
     def curved(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, int]]:
         """Where losses and gradient norms do what rules name."""

@@ -19,7 +19,7 @@ _LABEL = re.compile(
 _ENDED = re.compile(r"srun: error: \S{1,80}: task (\d{1,7}): ")
 _NUMBER = re.compile(r"\d+")
 
-MOST_ALIKE, MOST_RANKS = 4, 128
+MAX_ALIKE, MAX_RANKS = 4, 128
 """So many ranks are read that say the same but for numbers, and in all: each takes milliseconds."""
 
 
@@ -60,6 +60,6 @@ def _by_rank(text: str) -> dict[int, str]:
         part = "\n".join(own)
         shape = _NUMBER.sub("0", part)
         alike[shape] += 1
-        if alike[shape] <= MOST_ALIKE and len(parts) < MOST_RANKS:
+        if alike[shape] <= MAX_ALIKE and len(parts) < MAX_RANKS:
             parts[rank] = part
     return parts

@@ -46,7 +46,7 @@ _OF_OTHERS = ("secondary", "network_error")
 _COMPLAINS = 2
 """The distance of a worker that complains about a peer from the cause."""
 
-_MOST_NAMING = 64
+_MAX_NAMING = 64
 """The most workers of which is read whom they name: each takes milliseconds."""
 
 # The signals by which Slurm and people end a whole job.
@@ -241,7 +241,7 @@ def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeEx
     named = None
     if distance[nearest] >= _COMPLAINS:
         naming = [e for e in failed if (found := readings[_said(e.exit)]).named or found.told_of]
-        named = _named_by_most(failed, naming[:_MOST_NAMING], rules)
+        named = _named_by_most(failed, naming[:_MAX_NAMING], rules)
     return named or earliest[nearest]
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from slurm_robust.analysis.logs.patterns import BadPattern, check, compiled, literals_of
 from slurm_robust.config.errors import InvalidSettings
-from slurm_robust.config.reader import MOST_BYTES, Layers
+from slurm_robust.config.reader import MAX_BYTES, Layers
 from slurm_robust.config.section import Contradiction, Section
 from slurm_robust.kernel import catalog, shapes
 from slurm_robust.model.incident import Cause, Remedy
@@ -284,7 +284,7 @@ def with_site_rules(paths: Iterable[Path]) -> RuleSet:
 def _read(path: Path) -> tuple[SiteRule, ...]:
     layers = Layers(RuleFile)
     try:
-        layers.add_yaml(read_regular(path, MOST_BYTES), str(path), root="rules")
+        layers.add_yaml(read_regular(path, MAX_BYTES), str(path), root="rules")
         return layers.build().rules
     except OSError as error:
         reason = f"{path}: the rules cannot be read: {error.strerror}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from slurm_robust.analysis.logs import frames
-from slurm_robust.analysis.logs.match import MOST_TROUBLE, sightings
+from slurm_robust.analysis.logs.match import MAX_TROUBLE, sightings
 from slurm_robust.analysis.logs.named import enqueued, hosts_gone, hosts_in, own_host, ranks_of, told_of
 from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier, shipped
 from slurm_robust.analysis.logs.survival import Sighting
@@ -52,7 +52,7 @@ UNKNOWN = Classification(
 _SURVIVED = "survived: what follows these lines takes them back"
 
 _AROUND = 2
-_MOST_NAMING = 200
+_MAX_NAMING = 200
 _BELOW = 8
 """A list of ranks has at most so many lines, with the one that begins it."""
 
@@ -72,7 +72,7 @@ def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Re
     evidence = frames.without_source(lines)
     found = sightings(evidence, rules or shipped(), stream)
     if not found.decided:
-        survived = found.taken_back[-MOST_TROUBLE:]
+        survived = found.taken_back[-MAX_TROUBLE:]
         if found.is_well:
             return Reading(
                 verdict=HEALTHY,
@@ -117,7 +117,7 @@ def _named(lines: Sequence[Line], seen: Sequence[Sighting]) -> tuple[int, ...]:
         return named
     if first.rule.tier is not Tier.EFFECT:
         return ()
-    return ranks_of(lines[at].text for at in dict.fromkeys(each.at for each in seen[:_MOST_NAMING]))
+    return ranks_of(lines[at].text for at in dict.fromkeys(each.at for each in seen[:_MAX_NAMING]))
 
 
 def _symptoms(seen: Sequence[Sighting]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from slurm_robust.util.text import named_ranks
 ALONE_FACTOR = 4.0
 """One rank may be still for this many bounds while others go on: ranks that wait for each other cannot."""
 
-MOST_PHASES = 16
+MAX_PHASES = 16
 """The times of this many names are learned; a script may make up a new one each time."""
 
 CALM_S = 6 * 3600.0
@@ -293,7 +293,7 @@ class PaceWatch:
             self._open[name] = max(seconds, self._open.get(name, 0.0))
         for name in [name for name in self._open if name not in sample.phases]:
             longest, known = self._open.pop(name), self._known.phases
-            if name in known or (len(known) < MOST_PHASES and name not in bounds.UNLEARNED):
+            if name in known or (len(known) < MAX_PHASES and name not in bounds.UNLEARNED):
                 self._learn(phases={**known, name: max(longest, known.get(name, 0.0))})
 
     def _learn(self, **changes: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.analysis.stacks.localise import MOST_SHARE, localise, vote
+from slurm_robust.analysis.stacks.localise import MAX_SHARE, localise, vote
 from slurm_robust.analysis.stacks.ranks import fingerprint
 
-__all__ = ["MOST_SHARE", "fingerprint", "localise", "vote"]
+__all__ = ["MAX_SHARE", "fingerprint", "localise", "vote"]

@@ -22,7 +22,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.util.text import count, fold_ranks
 
-MOST_SHARE = 0.25
+MAX_SHARE = 0.25
 """Of all nodes: more than these are never blamed together."""
 
 DOMINANT = 0.5
@@ -52,7 +52,7 @@ def localise(
     layout: ParallelLayout,
     missing: Collection[int] = (),
     *,
-    most_share: float = MOST_SHARE,
+    most_share: float = MAX_SHARE,
     moving: bool = False,
 ) -> Localisation:
     """The ranks to blame, by the stacks of all of ``layout``; the agents of those ``missing`` were silent.
@@ -392,7 +392,7 @@ class _Candidate(Record):
 
 
 def vote(
-    rounds: Sequence[Localisation], layout: ParallelLayout, *, most_share: float = MOST_SHARE
+    rounds: Sequence[Localisation], layout: ParallelLayout, *, most_share: float = MAX_SHARE
 ) -> Localisation:
     """The smallest set of ranks that holds the verdicts of more than half of the rounds.
 

@@ -21,7 +21,7 @@ from slurm_robust.util.bounded import run_bounded
 # Seconds that must be left for a level of tests; 4 has the EUD (and needs root).
 _LEVELS = ((7200.0, 4), (2400.0, 3), (600.0, 2), (0.0, 1))
 
-_MOST_BYTES = 2**24
+_MAX_BYTES = 2**24
 
 
 def run(part: Part) -> Measurement:
@@ -39,7 +39,7 @@ def run(part: Part) -> Measurement:
 
 def _diag(program: str, level: int, limit_s: float) -> Measurement:
     command = [program, "diag", "--run", str(level), "--json"]
-    done = run_bounded(command, limit_s=limit_s, most_bytes=_MOST_BYTES)
+    done = run_bounded(command, limit_s=limit_s, most_bytes=_MAX_BYTES)
     return late(limit_s, "dcgmi") if done.code is None else read(done.output.decode(errors="replace"))
 
 

@@ -29,7 +29,7 @@ _GPU_S = 3.0
 _FOR_GPUS = 0.7  # of the time; the cores have their turn before
 _GPU_TILES = 32  # 8192 x 8192: work for every multiprocessor
 _GPU_RANDOM = 4096
-_MOST_OF_FREE = 0.8
+_MAX_OF_FREE = 0.8
 _CHUNK = 1 << 28  # bytes
 _TEMPORARY = 4  # chunks that comparing takes
 _PATTERNS = (0x5555555555555555, -0x5555555555555556)
@@ -53,7 +53,7 @@ def run(part: Part) -> Measurement:
 
 def _gpu(device: torch.device) -> Measurement:
     until = time.monotonic() + _GPU_S
-    wrong = _products(device, _GPU_TILES, _GPU_RANDOM, until) or memory_of_gpu(device, _MOST_OF_FREE)
+    wrong = _products(device, _GPU_TILES, _GPU_RANDOM, until) or memory_of_gpu(device, _MAX_OF_FREE)
     return failed(f"gpu{device.index}: {wrong}") if wrong else Measurement()
 
 

@@ -40,7 +40,7 @@ _POLL_S = 0.5
 _CLEAR_AWAY_S = 15.0
 # When most groups have ended, one that takes this many times as long gives no result any more.
 _PATIENCE = 3.0
-_LEAST_PATIENCE_S = 30.0
+_MIN_PATIENCE_S = 30.0
 _STOPPED = "no replay: it was stopped"
 
 
@@ -216,7 +216,7 @@ def patience_s(took: Sequence[float], groups: int, limit_s: float) -> float:
     """How long groups are waited for, when some of them ran to their end in ``took`` seconds each."""
     if 2 * len(took) <= groups:
         return limit_s
-    return min(limit_s, max(_PATIENCE * median(took), _LEAST_PATIENCE_S))
+    return min(limit_s, max(_PATIENCE * median(took), _MIN_PATIENCE_S))
 
 
 class _Order(Record):

@@ -7,7 +7,7 @@ from slurm_robust.doctor.facts import Facts, Unseen, known
 from slurm_robust.doctor.rule import Level, Rule
 
 _GIB = 1 << 30
-_LEAST_SHARE = 0.5
+_MIN_SHARE = 0.5
 
 
 def _shared_memory(facts: Facts) -> str:
@@ -21,7 +21,7 @@ def _limited(facts: Facts) -> str:
     _, *rooms = known(facts.node, "the node").rooms or (None,)
     whole = known(next((room for room in rooms if room and room.name == NODE), None), "the node's memory")
     tightest = min(room.total for room in rooms if room)
-    if not facts.config.checkpoint.memory or tightest >= _LEAST_SHARE * whole.total:
+    if not facts.config.checkpoint.memory or tightest >= _MIN_SHARE * whole.total:
         return ""
     return f"the job may use {tightest / 1e9:.1f} GB of the node's {whole.total / 1e9:.1f} GB"
 

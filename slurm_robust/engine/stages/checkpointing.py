@@ -14,7 +14,7 @@ from slurm_robust.wire.messages import Flush, Progress, RequestCheckpoint
 STILL_S = 3.0
 """Without a step of any rank for so long, what memory has goes to storage while a newer one is waited for."""
 
-LEAST_S = 1.0
+MIN_S = 1.0
 """So long the speed is measured at least: reports that were late come together, and look like fast steps."""
 
 RESEND_S = 2.0
@@ -109,7 +109,7 @@ class Checkpointing:
         if step < 0:
             self._seen = (newest, now.mono)
             return
-        if now.mono - at < (LEAD_S if newest == step else LEAST_S):
+        if now.mono - at < (LEAD_S if newest == step else MIN_S):
             return
         speed = (now.mono - at) / max(1, newest - step)
         self._step = agreed_step(newest, speed)

@@ -10,11 +10,11 @@ from slurm_robust.util.modules import clean_names
 from slurm_robust.wire.messages import Heartbeat, Load
 
 RESEND_S = 5.0
-MOST_SENT = 5
+MAX_SENT = 5
 """Orders to one agent that it does not take: another version of it, or it cannot."""
 AT_ONCE = 16
 """Agents that import at a time, beside the training and from the same storage: standbys first."""
-MOST_LEARNED = 20
+MAX_LEARNED = 20
 """A job that imports something else each time is not followed for ever."""
 
 
@@ -36,7 +36,7 @@ class Learning:
         before = known.modules if known is not None else ()
         modules = clean_names((*before, *heartbeat.learned))
         number = known.number + 1 if known is not None else 1
-        if set(modules) <= set(before) or number > MOST_LEARNED:
+        if set(modules) <= set(before) or number > MAX_LEARNED:
             return
         context.record(ev.ModulesLearned(t=now.wall, number=number, modules=modules, node=heartbeat.node))
 
@@ -68,9 +68,9 @@ class Learning:
         known, number, times, at = self._sent.get(node, ("", 0, 0, 0.0))
         if (known, number) != (agent, learned.number):
             times = 0
-        if times < MOST_SENT and (times == 0 or now.mono - at >= RESEND_S):
+        if times < MAX_SENT and (times == 0 or now.mono - at >= RESEND_S):
             self._sent[node] = agent, learned.number, times + 1, now.mono
             order = Load(epoch=self._context.state.epoch, number=learned.number, modules=learned.modules)
             self._context.send(node, order)
             return True
-        return times < MOST_SENT
+        return times < MAX_SENT

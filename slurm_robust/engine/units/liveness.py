@@ -30,10 +30,10 @@ from slurm_robust.wire.messages import NodesProbed, ProbeNodes
 PROVING = 0
 """Number of the probes of nodes that live."""
 
-MOST_PROBED = 64
+MAX_PROBED = 64
 """Kernels that are probed at once, of nodes that live."""
 
-MOST_SUSPECTS = 8
+MAX_SUSPECTS = 8
 """More nodes do not die in the same second by themselves."""
 
 _AGAIN_S = 1.0
@@ -154,7 +154,7 @@ class Liveness:
             and self._is_proved(node, now)
         ]
         self._probings = {node: self._probings[node] for node in suspects if node in self._probings}
-        if not suspects or len(suspects) > MOST_SUSPECTS:
+        if not suspects or len(suspects) > MAX_SUSPECTS:
             return
         heard = [node for node, seconds in silent_s.items() if seconds < overdue_s(self._interval_s)]
         for node in suspects:
@@ -257,7 +257,7 @@ class Liveness:
         if not due:
             return
         oldest = sorted(due, key=lambda node: self._tried.get(node, -math.inf))
-        self._proving = tuple(oldest[:MOST_PROBED])
+        self._proving = tuple(oldest[:MAX_PROBED])
         self._tried.update(dict.fromkeys(self._proving, now.mono))
         places = {node: due[node] for node in self._proving}
         self._context.emit(Probe(number=PROVING, places=places, for_s=1.0, each_kind=True))

@@ -14,7 +14,7 @@ TRAVEL_S = 1.0
 FRESH_S = 2.0
 """A person who asks again within this time is shown the same round: a script must not keep all nodes busy."""
 
-MOST_NODES = 8
+MAX_NODES = 8
 """Nodes whose stacks go into one message: a node's may be megabytes, and heartbeats wait meanwhile."""
 
 KEEP_S = 60.0
@@ -92,7 +92,7 @@ class StackBook:
         if not self.knows(wish) and (generation != self.generation or now - self._since >= FRESH_S):
             self.ask(generation, nodes, now)
         answers = tuple(self._answers.values())
-        some = answers[after : after + MOST_NODES]
+        some = answers[after : after + MAX_NODES]
         # A generation that has ended will not answer any more.
         at_end = self.over(now) or generation != self.generation
         return StacksShown(

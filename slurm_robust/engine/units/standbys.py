@@ -16,10 +16,10 @@ from slurm_robust.util.text import one_line
 from slurm_robust.wire.messages import Heartbeat, Rehearse
 
 RESEND_S = 2.0
-MOST_SENT = 5
+MAX_SENT = 5
 """Orders to one agent that it does not take: another version of it, or it cannot."""
 
-MOST_TESTS = 3
+MAX_TESTS = 3
 """Of one standby: those that were ended since the node was needed, or the training had to start."""
 
 MARGIN_S = 30.0
@@ -35,7 +35,7 @@ _TESTED = {
     Outcome.FAIL: StandbyStage.TEST_FAILED,
     Outcome.UNKNOWN: StandbyStage.TEST_UNANSWERED,
 }
-_MOST_CHARS = 300
+_MAX_CHARS = 300
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Standbys:
         text = answer.text
         if answer.outcome is Outcome.UNKNOWN:
             text = "; ".join(f"{name}: {why}" for name, why in found.left_out.items()) or found.reason or text
-        text, took_s = one_line(text, _MOST_CHARS), round(now.mono - test.began, 1)
+        text, took_s = one_line(text, _MAX_CHARS), round(now.mono - test.began, 1)
         context.record(
             ev.StandbyTested(t=now.wall, node=test.node, outcome=answer.outcome, text=text, took_s=took_s)
         )
@@ -142,7 +142,7 @@ class Standbys:
         context = self._context
         if not context.config.standby.test_s or node in context.state.aside:
             return False
-        return node not in context.state.standby_tests and self._tried.get(node, 0) < MOST_TESTS
+        return node not in context.state.standby_tests and self._tried.get(node, 0) < MAX_TESTS
 
     # -- how far each is ---------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class Standbys:
                 continue
             agent, times, at = self._sent.get(node, ("", 0, 0.0))
             times = times if agent == heartbeat.agent else 0
-            if times >= MOST_SENT:
+            if times >= MAX_SENT:
                 continue
             if times == 0 or now.mono - at >= RESEND_S:
                 self._sent[node] = heartbeat.agent, times + 1, now.mono

@@ -9,7 +9,7 @@ from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import AskAboutNodes, Knock, Now, Say
 from slurm_robust.model.exits import Witness
 from slurm_robust.model.probes import Knocked
-from slurm_robust.policy.silence import FRESH_S, MOST_WITNESSED, STALLED_S, TOGETHER, Silence, judge
+from slurm_robust.policy.silence import FRESH_S, MAX_WITNESSED, STALLED_S, TOGETHER, Silence, judge
 from slurm_robust.util.hostlist import fold
 
 LOOK_EVERY_S = 0.25
@@ -46,7 +46,7 @@ class Witnesses:
         }
         self._noted &= silent.keys()
         unheard = self._unheard(now)
-        if not (silent or unheard) or len(silent) + len(unheard) > MOST_WITNESSED:
+        if not (silent or unheard) or len(silent) + len(unheard) > MAX_WITNESSED:
             return
         self._knocked = now.mono
         for node, heard in silent.items():

@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 
-from slurm_robust.config.node import MOST_ANSWER_S, NodeConfig, StorageLimits
+from slurm_robust.config.node import MAX_ANSWER_S, NodeConfig, StorageLimits
 from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.mountinfo import (
     NEVER_WRITABLE,
@@ -214,7 +214,7 @@ SOURCE = Source(
     name="mounts",
     facts=MountsFacts,
     gather=gather,
-    timeout_s=3 * MOST_ANSWER_S + 1,
+    timeout_s=3 * MAX_ANSWER_S + 1,
     hang=Hang(text="the table of mounts cannot be read"),
 )
 

@@ -18,8 +18,8 @@ from slurm_robust.nodes.check import NOT_LIVE, AnyCheck, Check, Probe, Source, V
 SHM = str(SHARED_MEMORY)
 
 # Anybody may write into /dev/shm, as much as they like.
-_MOST_FOLDERS = 256
-_MOST_NAMES = 10_000
+_MAX_FOLDERS = 256
+_MAX_NAMES = 10_000
 
 
 class Folder(Record):
@@ -52,8 +52,8 @@ def _folders(host: Host) -> Iterator[Folder]:
     if not names.is_dir():
         return
     with os.scandir(names) as entries:
-        found = ((parse_folder_name(entry.name), entry) for entry in islice(entries, _MOST_NAMES))
-        for named, entry in islice(((named, entry) for named, entry in found if named), _MOST_FOLDERS):
+        found = ((parse_folder_name(entry.name), entry) for entry in islice(entries, _MAX_NAMES))
+        for named, entry in islice(((named, entry) for named, entry in found if named), _MAX_FOLDERS):
             try:
                 info = os.lstat(entry.path)
                 if stat.S_ISDIR(info.st_mode) and info.st_uid == named.uid:
@@ -69,7 +69,7 @@ def _content(path: str) -> tuple[int, float]:
     """MiB, and when the newest file was written."""
     blocks = 0
     written_at = os.lstat(path).st_mtime
-    left = _MOST_NAMES
+    left = _MAX_NAMES
     folders = [path]
     # No recursion: a user's folders may lie in each other as deep as they like.
     while folders and left > 0:

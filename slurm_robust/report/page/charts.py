@@ -9,13 +9,13 @@ from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import Doing
 from slurm_robust.util.text import date_and_time, one_line
 
-MOST_ROWS = 150
+MAX_ROWS = 150
 """Nodes, or sets of nodes that are alike, on the timeline."""
 
-MOST_PIECES = 40_000
+MAX_PIECES = 40_000
 """Pieces of all these together."""
 
-MOST_MARKS = 20_000
+MAX_MARKS = 20_000
 """Incidents and generations that the charts mark."""
 
 TABLE_ROWS = 40
@@ -29,9 +29,9 @@ _DOING = {doing: number for number, doing in enumerate(Doing)}
 
 def chart_data(report: JobReport) -> dict[str, object]:
     """What the script draws."""
-    rows, left = [], MOST_PIECES
+    rows, left = [], MAX_PIECES
     # What most nodes did comes first.
-    for line in sorted(report.nodes, key=lambda line: line.count == 1)[:MOST_ROWS]:
+    for line in sorted(report.nodes, key=lambda line: line.count == 1)[:MAX_ROWS]:
         pieces = line.pieces[-left:] if left else ()
         left -= len(pieces)
         rows.append(
@@ -47,8 +47,8 @@ def chart_data(report: JobReport) -> dict[str, object]:
         "ettr": report.ettr,
         "progress": report.progress,
         "nodes": rows,
-        "marks": report.marks[-MOST_MARKS:],
-        "generations": [{"launched": one.launched} for one in report.generations[-MOST_MARKS:]],
+        "marks": report.marks[-MAX_MARKS:],
+        "generations": [{"launched": one.launched} for one in report.generations[-MAX_MARKS:]],
         "incidents": [
             {
                 "number": entry.row.number,
@@ -57,7 +57,7 @@ def chart_data(report: JobReport) -> dict[str, object]:
                 "end": entry.end,
                 "text": one_line(f"{entry.row.symptom}, blamed: {entry.row.blamed}", 120),
             }
-            for entry in sorted(report.incidents[-MOST_MARKS:], key=lambda entry: entry.begin)
+            for entry in sorted(report.incidents[-MAX_MARKS:], key=lambda entry: entry.begin)
         ],
     }
 
@@ -69,7 +69,7 @@ def chart_views(report: JobReport) -> list[dict[str, object]]:
 
 def _timeline(report: JobReport) -> dict[str, object]:
     rows = len(report.nodes)
-    more = f", {MOST_ROWS} of {rows} rows" if rows > MOST_ROWS else ""
+    more = f", {MAX_ROWS} of {rows} rows" if rows > MAX_ROWS else ""
     return {
         "id": "timeline",
         "title": "Timeline of the nodes",

@@ -35,16 +35,16 @@ from slurm_robust.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Template
 
-MOST_INCIDENTS = 500
+MAX_INCIDENTS = 500
 """Incidents with their evidence on the page, the newest."""
 
-MOST_ENTRIES = 200
+MAX_ENTRIES = 200
 """Lines of one incident's timeline."""
 
-MOST_NODES, MOST_GENERATIONS, MOST_MARKS = 600, 1000, 500
+MAX_NODES, MAX_GENERATIONS, MAX_MARKS = 600, 1000, 500
 """Rows of tables; ``--json`` and ``--csv`` have all."""
 
-MOST_SEEN, MOST_SEEN_LINES = 300, 20
+MAX_SEEN, MAX_SEEN_LINES = 300, 20
 """Nodes that the hooks told something of, the newest; and lines of each cell. ``--json`` has all."""
 
 LINE = 300
@@ -132,9 +132,9 @@ def _view(report: JobReport) -> dict[str, Any]:
     title = f"Training {one_line(report.training)}" if is_training else f"Job {report.job_id}"
     names = names_of(report)
     zone = time.localtime(report.end)
-    shown = report.incidents[-MOST_INCIDENTS:]
+    shown = report.incidents[-MAX_INCIDENTS:]
     older = len(report.incidents) - len(shown)
-    left_out, earlier = len(report.nodes) - MOST_NODES, len(report.seen) - MOST_SEEN
+    left_out, earlier = len(report.nodes) - MAX_NODES, len(report.seen) - MAX_SEEN
     return {
         "title": title,
         "subtitle": f"What its time went into. Made {date_and_time(report.made)}; times are {zone.tm_zone} "
@@ -144,26 +144,26 @@ def _view(report: JobReport) -> dict[str, Any]:
         "headline": headline(report),
         "sections": _SECTIONS,
         "charts": chart_views(report),
-        "marks": [(date_and_time(m.t), m.kind, one_line(m.text)) for m in report.marks[-MOST_MARKS:]],
+        "marks": [(date_and_time(m.t), m.kind, one_line(m.text)) for m in report.marks[-MAX_MARKS:]],
         "classes": list(_classes(report)),
         "causes": list(_causes(report)),
         "chapters": [_chapter(row) for row in report.chapters] if is_training else [],
         "incidents": [_incident(entry) for entry in reversed(shown)],
         "incident_count": len(report.incidents),
         "older": f"The {count(older, 'older one')} are in --json and --csv." if older else "",
-        "nodes": [_node(line, {e.row.number for e in shown}, names) for line in report.nodes[:MOST_NODES]],
+        "nodes": [_node(line, {e.row.number for e in shown}, names) for line in report.nodes[:MAX_NODES]],
         "node_count": sum(line.count for line in report.nodes),
         "nodes_left_out": f"{left_out} more rows are in --json and --csv." if left_out > 0 else "",
-        "seen": [_seen(one) for one in reversed(report.seen[-MOST_SEEN:])],
+        "seen": [_seen(one) for one in reversed(report.seen[-MAX_SEEN:])],
         "seen_left_out": f"The {count(earlier, 'earlier row')} are in --json." if earlier > 0 else "",
         "phases": list(_phases(report.generations)),
         "generations": [
             _generation(one, {e.row.number for e in shown}, names)
-            for one in report.generations[-MOST_GENERATIONS:]
+            for one in report.generations[-MAX_GENERATIONS:]
         ],
         "generation_count": len(report.generations),
         "generations_left_out": f" of {len(report.generations)}"
-        if len(report.generations) > MOST_GENERATIONS
+        if len(report.generations) > MAX_GENERATIONS
         else "",
         "noted": [(date_and_time(n.t), n.what, n.text) for n in reversed(report.noted)],
         "footer": f"Made by slurm_robust {__version__}. This file loads nothing and sends nothing.",
@@ -241,9 +241,9 @@ def _chapter(row: ChapterRow) -> dict[str, str]:
 
 def _incident(entry: IncidentEntry) -> dict[str, object]:
     row, cost, evidence = entry.row, entry.cost, entry.evidence
-    more = len(entry.timeline) - MOST_ENTRIES
+    more = len(entry.timeline) - MAX_ENTRIES
     timeline = [
-        (clock(line.t), f"{line.after_s:.1f}", line.what, line.text) for line in entry.timeline[:MOST_ENTRIES]
+        (clock(line.t), f"{line.after_s:.1f}", line.what, line.text) for line in entry.timeline[:MAX_ENTRIES]
     ]
     if more > 0:
         timeline.append(("", "", "", f"and {more} more"))
@@ -262,7 +262,7 @@ def _incident(entry: IncidentEntry) -> dict[str, object]:
         "lines": "\n".join(one_line(line, LINE) for line in entry.lines) or "no output",
         "tests": [
             tuple(map(one_line, (t.test, t.outcome.value, t.nodes, t.text, t.value, t.limit)))
-            for t in entry.tests[:MOST_ENTRIES]
+            for t in entry.tests[:MAX_ENTRIES]
         ],
         "heads": [] if evidence is None else list(evidence.heads.items()),
         "folder": "" if evidence is None else one_line(evidence.folder),
@@ -304,8 +304,8 @@ def _seen(seen: NodeSeen) -> dict[str, object]:
 
 def _few(lines: Iterable[str]) -> list[str]:
     every = list(lines)
-    more = len(every) - MOST_SEEN_LINES
-    shown = [one_line(line, LINE) for line in every[:MOST_SEEN_LINES]]
+    more = len(every) - MAX_SEEN_LINES
+    shown = [one_line(line, LINE) for line in every[:MAX_SEEN_LINES]]
     return [*shown, f"and {more} more in --json"] if more > 0 else shown
 
 

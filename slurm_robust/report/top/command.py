@@ -15,7 +15,7 @@ from slurm_robust.terminal.console import show as print_json
 from slurm_robust.trainings.find import NoSuchJob, find
 from slurm_robust.trainings.slurmview import make_slurm
 
-MOST_JOBS = 200
+MAX_JOBS = 200
 """Of a folder, those whose journal has changed last."""
 
 DUMB = ("", "dumb", "unknown")
@@ -100,7 +100,7 @@ def directories(names: Sequence[str], job_dir: str | None, slurm: SlurmClient) -
             fix="name a job, run this where jobs were submitted, or give --job-dir as 'srobust run' had it",
         ) from error
     ages = {directory: changed for directory in folders if (changed := _changed(directory)) is not None}
-    found = sorted(ages, key=lambda directory: ages[directory], reverse=True)[:MOST_JOBS]
+    found = sorted(ages, key=lambda directory: ages[directory], reverse=True)[:MAX_JOBS]
     if not found:
         raise NoSuchJob(f"no job has a journal in {root}", fix="name a job, or give its --job-dir")
     return found

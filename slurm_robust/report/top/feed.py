@@ -37,10 +37,10 @@ from slurm_robust.util.text import first_sentence, one_line
 CHUNK = 4 << 20
 """Bytes of a journal that one look reads at most, so that none takes long."""
 
-MOST_LINE = 64 << 20
+MAX_LINE = 64 << 20
 """Of a journal; no event is as long."""
 
-MOST_INCIDENTS = 100
+MAX_INCIDENTS = 100
 """The newest; ``srobust incidents`` has all."""
 
 LEDGER_S, SLURM_S = 30.0, 30.0
@@ -107,7 +107,7 @@ class Follower:
         whole = data[: data.rfind(b"\n") + 1]
         self.is_behind = len(data) >= self._chunk
         if not whole and self.is_behind:
-            self._chunk = min(2 * self._chunk, MOST_LINE)
+            self._chunk = min(2 * self._chunk, MAX_LINE)
         return self._take(whole)
 
     def _read(self) -> bytes:
@@ -241,7 +241,7 @@ class JobFeed:
             self._incidents_due |= isinstance(event, _MOVES)
         if self._incidents_due and not self._journal.is_behind:
             self._incidents_due = False
-            self._incidents = incident_rows(self._journal.events)[-MOST_INCIDENTS:]
+            self._incidents = incident_rows(self._journal.events)[-MAX_INCIDENTS:]
 
     def _by_journal(self, state: JobState, now: float) -> JobMoment:
         ledger = self._summary(now)

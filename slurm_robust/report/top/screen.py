@@ -35,11 +35,11 @@ STYLES = {
 }
 """Names of styles, as rich and its colors of 16 have them."""
 
-MOST_TEXT = 600
+MAX_TEXT = 600
 """Characters of one text."""
 
 _LABEL = 9
-_MOST_WRAPPED = 2
+_MAX_WRAPPED = 2
 _NODE_STYLES = {
     NodeState.TRAINING: "good",
     NodeState.STANDBY: "doing",
@@ -61,8 +61,8 @@ _STATE_STYLES = {
 
 
 def plain(text: str) -> str:
-    """``text`` in one line, :data:`MOST_TEXT` characters at most, without anything that a terminal obeys."""
-    text = text[:MOST_TEXT]
+    """``text`` in one line, :data:`MAX_TEXT` characters at most, without anything that a terminal obeys."""
+    text = text[:MAX_TEXT]
     return text if text.isprintable() else one_line(text)
 
 
@@ -75,7 +75,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
     return gap + text if right else text + gap
 
 
-def wrapped(text: str, width: int, most: int = _MOST_WRAPPED) -> list[str]:
+def wrapped(text: str, width: int, most: int = _MAX_WRAPPED) -> list[str]:
     """``text`` in up to ``most`` lines of ``width`` columns, cut at spaces where there are some."""
     lines, words = [""], plain(text).split(" ")
     while words:

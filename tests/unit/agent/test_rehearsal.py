@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.agent.rehearsal import LEAST_FREE, Rehearsals
+from slurm_robust.agent.rehearsal import MIN_FREE, Rehearsals
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.util import proc
@@ -311,7 +311,7 @@ def test_one_that_needs_more_memory_than_there_is_is_ended(make_job: MakeJob, tm
         rehearsals.start(order(), time.monotonic())
         wait_for(lambda: rehearsals.read(time.monotonic()) is None and "pid " in log(job), 120)
         pid = printed_pid(job)
-        free = LEAST_FREE / 2
+        free = MIN_FREE / 2
         over = rehearsals.read(time.monotonic())
         assert over is not None
         assert over.rehearsal.state is RehearsalState.FAILED

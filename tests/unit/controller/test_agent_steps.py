@@ -62,7 +62,7 @@ def test_a_node_apart_gets_an_srun_of_its_own(world: Steps) -> None:
 
 
 def test_many_nodes_apart_share_sruns_with_one_another(world: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_robust.controller.agent_steps.MOST_APART", 1)
+    monkeypatch.setattr("slurm_robust.controller.agent_steps.MAX_APART", 1)
     world.steps.start(NODES, 1, ("n2", "n3"))
     assert [srun.step.nodes for srun in world.slurm.cluster.launched[1:]] == [("n1",), ("n2", "n3")]
 

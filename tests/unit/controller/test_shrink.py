@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from slurm_robust.controller.shrink import MOST_REFUSALS, SHED_S, Shrinker
+from slurm_robust.controller.shrink import MAX_REFUSALS, SHED_S, Shrinker
 from slurm_robust.engine.effects import Said
 from slurm_robust.model.probes import Knocked
 from slurm_robust.slurm import errors
@@ -80,15 +80,15 @@ def test_without_an_epilog_nobody_would_test_the_node(site: Site, monkeypatch: p
 
 def test_a_refusal_may_pass_a_silent_slurm_surely_does(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.slurm.cluster.unreachable = True
-    assert {site.shrinker.give_back("n2").said for _ in range(2 * MOST_REFUSALS)} == {Said.NOTHING}
+    assert {site.shrinker.give_back("n2").said for _ in range(2 * MAX_REFUSALS)} == {Said.NOTHING}
     site.slurm.cluster.unreachable = False
 
     def refuse(*_: object) -> None:
         raise errors.UpdateUnavailable("Job update not available right now, the DB index is being set")
 
     monkeypatch.setattr(site.slurm, "shrink", refuse)
-    said = [site.shrinker.give_back("n2").said for _ in range(MOST_REFUSALS)]
-    assert said == [*[Said.NOTHING] * (MOST_REFUSALS - 1), Said.REFUSED]
+    said = [site.shrinker.give_back("n2").said for _ in range(MAX_REFUSALS)]
+    assert said == [*[Said.NOTHING] * (MAX_REFUSALS - 1), Said.REFUSED]
 
 
 def test_a_requeue_does_not_wait_for_a_dead_node_that_slurm_has_noticed(site: Site) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.plan import load_plan
-from slurm_robust.controller.supervisor import AT_ONCE, MOST_ENDS, storage_error
+from slurm_robust.controller.supervisor import AT_ONCE, MAX_ENDS, storage_error
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import JobDirectory
@@ -214,7 +214,7 @@ def test_any_other_exit_is_no_end_of_the_job(world: World, end: str) -> None:
 @pytest.mark.parametrize("end", ["exit 70", "kill -SEGV $$"])
 def test_a_defect_is_not_mended_by_one_start_more(world: World, end: str) -> None:
     code, said = world.run(end)
-    assert (code, world.starts) == (ExitCode.INTERNAL, MOST_ENDS)
+    assert (code, world.starts) == (ExitCode.INTERNAL, MAX_ENDS)
     assert "giving up" in said
 
 
@@ -229,7 +229,7 @@ def test_storage_is_waited_for_as_long_as_agents_live(world: World) -> None:
     agents = "[ -e agents ] || { setsid sleep 30 > /dev/null & echo $! > agents; }"
     script = f"{agents}; [ -e room ] || exit 73; kill -9 $(cat agents); {over(0)}"
     supervisor = world.keep(script, "[0.1]")
-    wait_for(lambda: world.starts > MOST_ENDS + 2)
+    wait_for(lambda: world.starts > MAX_ENDS + 2)
     assert supervisor.poll() is None
     (world.folder / "room").touch()
     assert supervisor.wait(60) == 0

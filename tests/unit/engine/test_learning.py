@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.config.job import JobConfig, StandbyConfig
 from slurm_robust.engine.transitions import ToReconnecting
-from slurm_robust.engine.units.learning import AT_ONCE, MOST_LEARNED, MOST_SENT
+from slurm_robust.engine.units.learning import AT_ONCE, MAX_LEARNED, MAX_SENT
 from slurm_robust.model import events as ev
 from slurm_robust.policy.standbys import SETTLED_S
 from slurm_robust.wire.messages import Load
@@ -59,7 +59,7 @@ def test_an_agent_that_takes_no_order_is_left_alone() -> None:
     train(job, SETTLED_S + 60)
     sent = [node for node, message in job.sent if isinstance(message, Load)]
     assert {node: sent.count(node) for node in ("n1", "n2", "n3")} == dict.fromkeys(
-        ("n1", "n2", "n3"), MOST_SENT
+        ("n1", "n2", "n3"), MAX_SENT
     )
 
 
@@ -84,9 +84,9 @@ def test_hostile_and_endless_news_are_bounded() -> None:
     assert job.events(ev.ModulesLearned) == []
     learn(job, "n3", "yaml")
     assert job.events(ev.ModulesLearned) == [], "no worker is there"
-    for number in range(2 * MOST_LEARNED):
+    for number in range(2 * MAX_LEARNED):
         learn(job, "n1", f"m{number}")
-    assert len(job.events(ev.ModulesLearned)) == MOST_LEARNED
+    assert len(job.events(ev.ModulesLearned)) == MAX_LEARNED
 
 
 def test_the_next_controller_and_the_next_run_know_it_from_the_journal() -> None:

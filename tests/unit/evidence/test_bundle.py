@@ -73,12 +73,12 @@ def test_a_lost_node_has_no_exits_but_its_ranks_last_output_is_kept(directory: J
 
 
 def test_only_the_end_of_a_log_is_kept_byte_by_byte(directory: JobDirectory) -> None:
-    noise = os.urandom(3 * bundle.MOST_TAIL)
+    noise = os.urandom(3 * bundle.MAX_TAIL)
     directory.logs(1).mkdir(parents=True)
     directory.worker_log(1, 3, "out").write_bytes(noise)
     directory.worker_log(1, 3, "err").touch()
     folder = bundle.save(directory, 1, KILLED)
-    assert (folder / "logs/gen-001/rank-00003.out").read_bytes() == noise[-bundle.MOST_TAIL :]
+    assert (folder / "logs/gen-001/rank-00003.out").read_bytes() == noise[-bundle.MAX_TAIL :]
     assert not (folder / "logs/gen-001/rank-00003.err").exists()  # nothing in it
 
 
@@ -94,13 +94,13 @@ def test_of_many_launches_the_first_and_the_last_are_kept(directory: JobDirector
 
 
 def test_the_bounds_add_up() -> None:
-    logs = bundle.MOST_TAIL * bundle.MOST_RANKS * len(bundle.STREAMS) * bundle.MOST_GENERATIONS
-    texts = 3 * bundle.MOST_LINES
-    assert logs + texts + bundle.MOST_JSON + bundle.MOST_STACKS + bundle.MOST_ALERTS <= 64_000_000
+    logs = bundle.MAX_TAIL * bundle.MAX_RANKS * len(bundle.STREAMS) * bundle.MAX_GENERATIONS
+    texts = 3 * bundle.MAX_LINES
+    assert logs + texts + bundle.MAX_JSON + bundle.MAX_STACKS + bundle.MAX_ALERTS <= 64_000_000
 
 
 def test_the_logs_of_a_large_job_are_bounded(directory: JobDirectory) -> None:
-    ranks = bundle.MOST_RANKS + 20
+    ranks = bundle.MAX_RANKS + 20
     for rank in range(ranks):
         log = directory.worker_log(1, rank, "err")
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -108,21 +108,21 @@ def test_the_logs_of_a_large_job_are_bounded(directory: JobDirectory) -> None:
         os.truncate(directory.worker_log(1, rank, "err"), 2**40)  # a hole: a terabyte that costs nothing
     folder = bundle.save(directory, 1, failing_everywhere(ranks))
     kept = sorted(os.listdir(folder / "logs/gen-001"))
-    assert len(kept) == bundle.MOST_RANKS
+    assert len(kept) == bundle.MAX_RANKS
     assert sum((folder / "logs/gen-001" / name).stat().st_size for name in kept) == (
-        bundle.MOST_RANKS * bundle.MOST_TAIL
+        bundle.MAX_RANKS * bundle.MAX_TAIL
     )
 
 
 def test_a_thousand_tracebacks_are_cut_down(directory: JobDirectory) -> None:
     folder = bundle.save(directory, 1, failing_everywhere(2000, "x" * 5000))
     size = (folder / "incident.json").stat().st_size
-    assert size <= bundle.MOST_JSON
+    assert size <= bundle.MAX_JSON
     report = report_in(folder)
-    assert len(report.failed) == bundle.MOST_RANKS
+    assert len(report.failed) == bundle.MAX_RANKS
     assert report.root is not None
     assert report.root.exit.rank == 3
-    endless = failing_everywhere(bundle.MOST_RANKS, "x" * 200_000)
+    endless = failing_everywhere(bundle.MAX_RANKS, "x" * 200_000)
     assert report_in(bundle.save(directory, 1, endless)).events == ()
 
 
@@ -208,8 +208,8 @@ def test_stacks_of_a_large_job_are_bounded(directory: JobDirectory, alike: bool)
     stacks = ranks_with(60, 9600, alike=alike)
     bundle.save_stacks(directory, 1, stacks, Localisation(outliers=(9599,)))
     folder = directory.incidents / "001"
-    assert (folder / "stacks.json").stat().st_size <= bundle.MOST_STACKS
-    assert (folder / "stacks.txt").stat().st_size <= bundle.MOST_LINES
+    assert (folder / "stacks.json").stat().st_size <= bundle.MAX_STACKS
+    assert (folder / "stacks.txt").stat().st_size <= bundle.MAX_LINES
     saved = msgspec.json.decode((folder / "stacks.json").read_bytes(), type=SavedStacks)
     if alike:
         (only,) = saved.groups
@@ -231,7 +231,7 @@ def test_of_too_many_alerts_the_newest_stay(directory: JobDirectory) -> None:
     }
     bundle.save_alerts(directory, 1, many)
     folder = directory.incidents / "001"
-    assert (folder / "alerts.json").stat().st_size <= bundle.MOST_ALERTS
+    assert (folder / "alerts.json").stat().st_size <= bundle.MAX_ALERTS
     lines = (folder / "alerts.txt").read_text().splitlines()
     assert lines[0].startswith("n0  ")
     assert lines[-1] == f"and {200 * 32 - len(lines) + 1} older ones"

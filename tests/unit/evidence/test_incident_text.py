@@ -16,7 +16,7 @@ from slurm_robust.model.companion import Source
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
-from slurm_robust.util.text import MOST_TEXT, clean_log, one_line
+from slurm_robust.util.text import MAX_TEXT, clean_log, one_line
 from tests.unit.report import incident_journal
 
 
@@ -45,7 +45,7 @@ def test_no_text_keeps_a_control_character(text: str) -> None:
 
 def test_a_long_text_is_cut_and_one_line_stays_one() -> None:
     assert one_line(" a\n\n b ") == "a b"
-    assert len(one_line("x" * 5000)) == MOST_TEXT
+    assert len(one_line("x" * 5000)) == MAX_TEXT
 
 
 def test_what_a_thousand_nodes_say_does_not_bury_the_timeline() -> None:

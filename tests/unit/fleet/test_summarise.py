@@ -9,7 +9,7 @@ from slurm_robust.ledger import summarise
 from slurm_robust.ledger.summarise import comment_of, save, summary_of_job, work_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.jobsummary import MOST_BYTES, MOST_INCIDENTS, NodeWork, decode_summary, encode
+from slurm_robust.model.jobsummary import MAX_BYTES, MAX_INCIDENTS, NodeWork, decode_summary, encode
 from tests.unit.fleet.samples import incident, summary
 from tests.unit.ledger.journals import SUBMITTED, Journal, at
 from tests.unit.report import incident_journal
@@ -57,9 +57,7 @@ def test_a_clock_that_was_set_back_makes_no_negative_work() -> None:
     assert list(work_of(journal.events, SUBMITTED - 10**6)) == []
 
 
-@pytest.mark.parametrize(
-    ("incidents", "nodes"), [(3, 10), (MOST_INCIDENTS, 20_000), (MOST_INCIDENTS, 100_000)]
-)
+@pytest.mark.parametrize(("incidents", "nodes"), [(3, 10), (MAX_INCIDENTS, 20_000), (MAX_INCIDENTS, 100_000)])
 def test_it_fits_into_what_the_epilog_reads(tmp_path, incidents: int, nodes: int) -> None:  # type: ignore[no-untyped-def]
     many = tuple(incident(number, detail="x" * 200) for number in range(1, incidents + 1))
     names = tuple(f"cluster-node-{number:06d}" for number in range(nodes))
@@ -67,7 +65,7 @@ def test_it_fits_into_what_the_epilog_reads(tmp_path, incidents: int, nodes: int
     directory = JobDirectory(tmp_path)
     save(directory, summary(incidents=many, work=work))
     data = directory.summary.read_bytes()
-    assert len(data) <= MOST_BYTES
+    assert len(data) <= MAX_BYTES
     found = decode_summary(data)
     assert len(found.incidents) + found.left_out == incidents
     assert directory.summary.stat().st_mode & 0o077 == 0

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_robust.config.node import Hooks, NodeConfig, Paths
 from slurm_robust.hooks.owner import Told, tell
-from slurm_robust.hooks.seen import MOST_KEPT, SKIP, keep, seen_by, take, wants_no_tests
+from slurm_robust.hooks.seen import MAX_KEPT, SKIP, keep, seen_by, take, wants_no_tests
 from slurm_robust.hooks.suspects import Ignored
 from slurm_robust.kernel.events import Happened, KernelEvent
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
@@ -212,13 +212,13 @@ def test_no_trick_makes_root_write(home: Home, node: Node, trick: Callable[[Home
 
 
 def test_the_node_keeps_a_bounded_number_of_jobs_for_root_alone(node: Node) -> None:
-    for job in range(MOST_KEPT + 10):
+    for job in range(MAX_KEPT + 10):
         keep(node.config, job, HookSeen(at=float(job)))
     kept = list(Path(node.config.paths.state, "jobs").iterdir())
-    assert len(kept) == MOST_KEPT
+    assert len(kept) == MAX_KEPT
     assert stat.S_IMODE(kept[0].parent.stat().st_mode) == 0o700
-    assert take(node.config, MOST_KEPT + 9) == HookSeen(at=MOST_KEPT + 9)
-    assert take(node.config, MOST_KEPT + 9) is None
+    assert take(node.config, MAX_KEPT + 9) == HookSeen(at=MAX_KEPT + 9)
+    assert take(node.config, MAX_KEPT + 9) is None
 
 
 def test_a_damaged_half_and_a_folder_that_cannot_be_made_are_as_none(node: Node, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from slurm_robust.hooks.summaries import Kept, NotKept, judge, spool_folder, spo
 from slurm_robust.hooks.suspects import EndedJob, Ignored
 from slurm_robust.model.jobsummary import (
     FORMAT,
-    MOST_BYTES,
+    MAX_BYTES,
     JobSummary,
     SpooledSummary,
     decode_spooled,
@@ -152,7 +152,7 @@ def test_links_pipes_and_what_is_too_long_are_refused(node: Node, tmp_path: Path
     os.mkfifo(node.file)
     assert isinstance(node.epilog(), Ignored)
     node.file.unlink()
-    node.put(data=b" " * (MOST_BYTES + 1))
+    node.put(data=b" " * (MAX_BYTES + 1))
     assert isinstance(node.epilog(), Ignored)
     node.file.unlink()
     os.link(secret, node.file)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.config.node import NodeConfig, Suspects
 from slurm_robust.hooks.suspects import (
-    MOST_BYTES,
+    MAX_BYTES,
     READ_S,
     EndedJob,
     Ignored,
@@ -288,7 +288,7 @@ def a_folder(home: Home) -> None:
 
 
 def huge(home: Home) -> None:
-    home.put(content(t=time.time(), reason="x" * MOST_BYTES))
+    home.put(content(t=time.time(), reason="x" * MAX_BYTES))
 
 
 def huge_with_holes(home: Home) -> None:

@@ -250,7 +250,7 @@ def test_a_user_with_many_folders_does_not_delay_others(node: Node, hook: str) -
 
 
 def test_folders_with_the_uid_of_another_count_for_no_user(node: Node) -> None:
-    for number in range(2 * sweep.MOST_FOLDERS):
+    for number in range(2 * sweep.MAX_FOLDERS):
         (node.shm / f"srobust-{USER}-1-{number}-copies").mkdir()
     left = node.folder(7)
     node.run("prolog")
@@ -258,7 +258,7 @@ def test_folders_with_the_uid_of_another_count_for_no_user(node: Node) -> None:
 
 
 def test_more_names_than_are_read_are_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "MOST_NAMES", 10)
+    monkeypatch.setattr(sweep, "MAX_NAMES", 10)
     node.folder(1)
     for number in range(20):
         (node.shm / f"x{number}").touch()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.admin.verify import measured_points
-from slurm_robust.hooks.times import LEAST_RUNS, HookTimes, is_near, meets_prologs, read_times, times_of
+from slurm_robust.hooks.times import MIN_RUNS, HookTimes, is_near, meets_prologs, read_times, times_of
 
 NOW = 1_700_000_000.0
 
@@ -70,17 +70,17 @@ def test_only_a_regular_file_is_read_and_of_a_long_one_the_end(tmp_path: Path) -
 
 
 def test_one_slow_run_is_near_no_limit_but_slow_runs_are() -> None:
-    for usual in (LEAST_RUNS - 1, 99, 5000):
+    for usual in (MIN_RUNS - 1, 99, 5000):
         times = times_of([*[line(0.4)] * usual, line(60.0)], NOW)["prolog"]
         assert times.longest_s == 60.0
         assert not is_near(times, 10)
     assert is_near(times_of([*[line(0.4)] * 900, *[line(9.0)] * 100], NOW)["prolog"], 10)
-    assert not is_near(times_of([line(9.0)] * (LEAST_RUNS - 1), NOW)["prolog"], 10)
+    assert not is_near(times_of([line(9.0)] * (MIN_RUNS - 1), NOW)["prolog"], 10)
 
 
 @pytest.mark.parametrize("limit", [None, 0, 65534, 4294967295, 100])
 def test_no_limit_and_a_far_one_are_not_near(limit: int | None) -> None:
-    assert not is_near(times_of([line(60.0)] * LEAST_RUNS, NOW)["prolog"], limit)
+    assert not is_near(times_of([line(60.0)] * MIN_RUNS, NOW)["prolog"], limit)
 
 
 def test_only_deferred_launches_meet_no_prolog() -> None:
@@ -108,7 +108,7 @@ LIVE = {"prologepilogtimeout": ("120 sec",), "batchstarttimeout": ("10 sec",), "
 def test_verify_compares_what_was_measured(
     took_s: float, more: dict[str, tuple[str, ...]], bad: list[str]
 ) -> None:
-    times = times_of([line(took_s)] * LEAST_RUNS, NOW)
+    times = times_of([line(took_s)] * MIN_RUNS, NOW)
     found = [point.what for point in measured_points(LIVE | more, times, "") if not point.good]
     assert [what.partition(",")[0] for what in found] == bad
 

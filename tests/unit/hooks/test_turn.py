@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.hooks.drainer import MOST_UNANSWERED
+from slurm_robust.hooks.drainer import MAX_UNANSWERED
 from slurm_robust.hooks.record import DrainFile, OwnDrain
 from slurm_robust.hooks.turn import LASTS_S, PREFIX, TRIES, USED_S, NoTurn, Turn, turn
 from slurm_robust.slurm.errors import SlurmTimeout
@@ -390,7 +390,7 @@ def test_a_late_drain_that_nobody_can_verify_is_taken_back(hooked: Hooked) -> No
     hooked.cluster.clock.advance(1)
     hooked.cluster.clock.advance(OLD_S)
     hooked.slurm = NoTable(hooked.cluster, user="root")
-    for _ in range(MOST_UNANSWERED - 1):
+    for _ in range(MAX_UNANSWERED - 1):
         hooked.run(bad())
         assert hooked.reason
     hooked.run(bad())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.inspector.inspection import AlertBook
 from slurm_robust.inspector.observation import Observation
-from slurm_robust.model.findings import MOST_ALERTS, REMEMBERED_S, Alert, Finding, Outcome, Party, Suggestion
+from slurm_robust.model.findings import MAX_ALERTS, REMEMBERED_S, Alert, Finding, Outcome, Party, Suggestion
 
 
 def failure(check: str = "gpu.lost", subject: str = "gpu3", **more: object) -> Finding:
@@ -128,7 +128,7 @@ def test_open_alerts_are_sent_before_ended_ones_and_the_newest_before_the_oldest
     for number in range(50):
         book.take(Observation(failed=(flap(number + 1),)), float(number), training=True)
     alerts = book.alerts(50.0)
-    assert len(alerts) == MOST_ALERTS
+    assert len(alerts) == MAX_ALERTS
     assert (alerts[0].check, alerts[-1].number) == ("gpu.lost", 51)
     assert [a.number for a in alerts[1:]] == list(range(21, 52))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.totals import Tally
 from slurm_robust.model import events as ev
-from slurm_robust.model.totals import MOST_MARKS
+from slurm_robust.model.totals import MAX_MARKS
 from tests.unit.report import incident_journal
 
 
@@ -38,6 +38,6 @@ def test_incidents_are_counted_by_symptom_and_marked() -> None:
 
 def test_only_the_newest_incidents_are_marked_and_an_end_ends_the_last() -> None:
     found = tally(incident_journal.whole()).totals({})
-    assert len(found.marks) <= MOST_MARKS
+    assert len(found.marks) <= MAX_MARKS
     assert found.marks[-1].ended is not None
     assert sum(found.incidents.values()) >= len(found.marks)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slurm_robust.model.startup import MOST_NODES, SLOWEST, phase_times
+from slurm_robust.model.startup import MAX_NODES, SLOWEST, phase_times
 
 
 def test_phases_come_in_their_order_and_the_slowest_node_first() -> None:
@@ -19,8 +19,8 @@ def test_phases_come_in_their_order_and_the_slowest_node_first() -> None:
 
 
 def test_of_many_nodes_only_the_slowest_are_kept() -> None:
-    nodes = {f"n{i}": {"model": float(i)} for i in range(MOST_NODES + 1)}
+    nodes = {f"n{i}": {"model": float(i)} for i in range(MAX_NODES + 1)}
     (times,) = phase_times(nodes)
-    assert times.measured == MOST_NODES + 1
+    assert times.measured == MAX_NODES + 1
     assert len(times.nodes) == SLOWEST
-    assert next(iter(times.nodes)) == f"n{MOST_NODES}"
+    assert next(iter(times.nodes)) == f"n{MAX_NODES}"

@@ -9,14 +9,14 @@ from slurm_robust.model.notice import ChannelState, Kind, Notice, Notified, Seve
 from slurm_robust.notify.courier import (
     GIVEN_UP_S,
     HOUR_S,
-    MOST_TRIES,
-    MOST_WAITING,
+    MAX_TRIES,
+    MAX_WAITING,
     Courier,
     Failure,
     Order,
     Route,
 )
-from slurm_robust.notify.message import MOST_NOTICES, Subject
+from slurm_robust.notify.message import MAX_NOTICES, Subject
 from tests.unit.notify.test_message import notice
 
 JOB = Subject(job="7", name="7")
@@ -94,7 +94,7 @@ def test_the_last_message_of_an_hour_is_kept_for_what_is_critical() -> None:
     it.take([notice(30, severity=Severity.CRITICAL, t=30.0)], 30.0)
     (order,) = it.due(30.0)
     assert 30 in numbers(order)
-    assert f"{29 - MOST_NOTICES} more were left out." in order.message.text
+    assert f"{29 - MAX_NOTICES} more were left out." in order.message.text
     it.sent("a", 30.0)
     it.take([notice(31)], 31.0)
     assert it.due(HOUR_S - 1) == []
@@ -104,17 +104,17 @@ def test_the_last_message_of_an_hour_is_kept_for_what_is_critical() -> None:
 
 def test_of_too_many_the_oldest_are_left_out_and_counted() -> None:
     it = courier()
-    it.take([notice(number) for number in range(MOST_WAITING + 7)], 0.0)
+    it.take([notice(number) for number in range(MAX_WAITING + 7)], 0.0)
     (order,) = it.due(BATCH_S)
-    assert numbers(order) == list(range(MOST_WAITING + 7 - MOST_NOTICES, MOST_WAITING + 7))
-    assert f"{MOST_WAITING + 7 - MOST_NOTICES} more were left out." in order.message.text
+    assert numbers(order) == list(range(MAX_WAITING + 7 - MAX_NOTICES, MAX_WAITING + 7))
+    assert f"{MAX_WAITING + 7 - MAX_NOTICES} more were left out." in order.message.text
 
 
 def test_a_failure_is_tried_again_later_and_later_then_the_channel_is_given_up_for_a_while() -> None:
     it = courier(batch_s=0.0)
     it.take([notice(1)], 0.0)
     now, times = 0.0, []
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         at = it.next_at(now)
         assert at is not None
         now = max(now, at)

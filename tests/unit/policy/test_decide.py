@@ -13,7 +13,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.state import Attempt, JobState
 from slurm_robust.policy import Rules, decide
-from slurm_robust.policy.ladder import MOST_PORTS
+from slurm_robust.policy.ladder import MAX_PORTS
 
 RULES = Rules(limits=Limits())
 STATE = JobState(
@@ -122,7 +122,7 @@ def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
     state = structs.replace(
         STATE, attempts=tuple(Attempt(signature=KILLED, t=0.0, step=5) for _ in range(limits.per_hour))
     )
-    for number in range(MOST_PORTS):
+    for number in range(MAX_PORTS):
         decision = decide(state, fault, 1.0, RULES)
         assert (kinds(decision), decision.verdict and decision.verdict.signature) == (["Restart"], PORT_TAKEN)
         assert decision.reason == (
@@ -132,7 +132,7 @@ def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
         state = structs.replace(state, attempts=(*state.attempts, ours))
     last = decide(state, fault, 1.0, RULES)
     assert last.verdict is None or last.verdict.signature != PORT_TAKEN, "it is judged like any other end"
-    fresh = structs.replace(STATE, attempts=state.attempts[-MOST_PORTS:])
+    fresh = structs.replace(STATE, attempts=state.attempts[-MAX_PORTS:])
     several = structs.replace(RULES, limits=Limits(per_hour=1, total=1))
     assert kinds(decide(fresh, failed(root=root(signal=9)), 1.0, several)) == ["Restart"]
 

@@ -10,8 +10,8 @@ from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy.replenish import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
-    MOST_IN_A_RUN,
-    MOST_IN_VAIN,
+    MAX_IN_A_RUN,
+    MAX_IN_VAIN,
     missing_standbys,
     next_attempt,
 )
@@ -53,11 +53,11 @@ def test_attempts_that_get_nothing_come_later_and_later_and_end() -> None:
         pauses.append(now - last)
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert max(pauses[:-1]) == LONGEST_PAUSE_S
-    assert len(pauses) == MOST_IN_VAIN
+    assert len(pauses) == MAX_IN_VAIN
 
 
 def test_another_standby_is_lost_or_a_node_came_and_attempts_begin_anew() -> None:
-    tired = state(EVICTED, begun(5.0, MOST_IN_VAIN))
+    tired = state(EVICTED, begun(5.0, MAX_IN_VAIN))
     assert next_attempt(tired, 1e6) == 0
     other = ev.NodeEvicted(t=6.0, node="n4", reason="", incident=0)
     assert next_attempt(apply(other, tired), 6.0) == 1
@@ -70,6 +70,6 @@ def test_a_clock_that_jumped_back_delays_nothing() -> None:
 
 
 def test_nodes_that_go_bad_one_after_the_other_are_not_replaced_for_ever() -> None:
-    many = state(EVICTED, *(begun(5.0, 1) for _ in range(MOST_IN_A_RUN)))
+    many = state(EVICTED, *(begun(5.0, 1) for _ in range(MAX_IN_A_RUN)))
     assert next_attempt(many, 1e6) == 0
     assert next_attempt(apply(TAKEN, apply(EVICTED, many)), 1e6) == 0, "the next run has its standbys"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.policy.silence import MOST_EXCUSED_S, HeldUp, Silence, excused_s, judge
+from slurm_robust.policy.silence import MAX_EXCUSED_S, HeldUp, Silence, excused_s, judge
 
 DEAD_S, APART_S = 5.0, 1.5
 
@@ -120,7 +120,7 @@ def test_training_that_does_not_move_is_not_excused_again_and_again(
         held.see(moved_at=1000.0 - (held_s if stands else 0.0))
         assert held.since_moved_s == pytest.approx(held_s)
         now, awake_s = now + then, awake_s + then
-        assert not held.is_excused(now) or awake_s < MOST_EXCUSED_S
+        assert not held.is_excused(now) or awake_s < MAX_EXCUSED_S
         assert held.is_excused(now) or awake_s >= excused_s(turns[0][0]) - 0.001
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.nodeseen import MOST_BYTES, DriverError, HookSeen, NodeSeen
-from slurm_robust.report.hookseen import MOST_CLIQUES, MOST_SHOWN, clique_notes, lines, seen_of, told
+from slurm_robust.model.nodeseen import MAX_BYTES, DriverError, HookSeen, NodeSeen
+from slurm_robust.report.hookseen import MAX_CLIQUES, MAX_SHOWN, clique_notes, lines, seen_of, told
 from tests.unit.report.test_incident_view import screen
 
 BAD = Finding(
@@ -55,7 +55,7 @@ def test_nodes_with_something_to_tell_are_told_in_order(directory: JobDirectory)
     assert told((SEEN,), ("n9",)) == told(()) == ()
 
 
-@pytest.mark.parametrize("data", [b"{}", b"[1]", b"\xff", b'{"job_id": 7', b"x" * (MOST_BYTES + 1)])
+@pytest.mark.parametrize("data", [b"{}", b"[1]", b"\xff", b'{"job_id": 7', b"x" * (MAX_BYTES + 1)])
 def test_what_is_no_record_was_never_told(directory: JobDirectory, data: bytes) -> None:
     put(directory, SEEN, data)
     put(directory, msgspec.structs.replace(SEEN, node="n5"))
@@ -73,7 +73,7 @@ def test_links_and_pipes_are_not_read_and_no_folder_is_no_trouble(directory: Job
 def test_many_lines_are_cut_and_no_text_obeys_the_terminal() -> None:
     evil = msgspec.structs.replace(SEEN, node="n\x1b]0;x\x07", grown={f"g\n{i}": {"x": 1} for i in range(40)})
     text = screen(told((evil,))[-2], 200) + screen(told((evil,))[-1], 200)
-    assert len(text.splitlines()) == MOST_SHOWN + 1
+    assert len(text.splitlines()) == MAX_SHOWN + 1
     assert "\x1b" not in text
     assert len(list(lines(evil))) == 43
 
@@ -129,5 +129,5 @@ def test_of_many_cliques_the_largest_are_named(directory: JobDirectory) -> None:
         put(directory, ran(f"n{number}", f"u/{min(number, 8)}"))
     (note,) = clique_notes(directory)
     assert "of 9 NVLink cliques" in note
-    assert f"n[8-11] of u/8; n0 of u/0; n1 of u/1; n2 of u/2; and {9 - MOST_CLIQUES} more" in note
+    assert f"n[8-11] of u/8; n0 of u/0; n1 of u/1; n2 of u/2; and {9 - MAX_CLIQUES} more" in note
     assert list(clique_notes(JobDirectory(directory.path / "nothing"))) == []

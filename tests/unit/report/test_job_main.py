@@ -105,7 +105,7 @@ def test_evidence_of_incidents_is_on_the_page(folder: Path) -> None:
     found = job_main.gather(JobDirectory(folder), job().events)
     assert found[1].files == {"stacks.txt": 27_000}
     head = found[1].heads["stacks.txt"]
-    assert len(head) < job_main.MOST_HEAD + 100
+    assert len(head) < job_main.MAX_HEAD + 100
     assert head.endswith("\n… stacks.txt has more")
 
 

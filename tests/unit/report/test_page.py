@@ -17,7 +17,7 @@ from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.nodeseen import DriverError, HookSeen, NodeSeen
 from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, job_report
-from slurm_robust.report.page.page import MOST_SEEN, MOST_SEEN_LINES, page_of
+from slurm_robust.report.page.page import MAX_SEEN, MAX_SEEN_LINES, page_of
 from tests.unit.ledger.journals import Journal, at
 from tests.unit.report.test_job_report import job, report
 
@@ -157,11 +157,11 @@ def test_a_page_of_nodes_of_which_there_is_nothing_to_tell_has_no_such_table(pag
 
 
 def test_many_nodes_and_many_lines_are_cut_and_the_page_says_so() -> None:
-    ports = {f"mlx5_{number}/1": {"symbol_error": 1} for number in range(2 * MOST_SEEN_LINES)}
-    seen = [replace(SEEN, node=f"n{number}", grown=ports) for number in range(MOST_SEEN + 2)]
+    ports = {f"mlx5_{number}/1": {"symbol_error": 1} for number in range(2 * MAX_SEEN_LINES)}
+    seen = [replace(SEEN, node=f"n{number}", grown=ports) for number in range(MAX_SEEN + 2)]
     texts = cells(page_of(replace(report(job()), seen=tuple(seen))))
     assert "n1" not in texts
-    assert texts.count(f"and {MOST_SEEN_LINES + 1} more in --json") == MOST_SEEN
+    assert texts.count(f"and {MAX_SEEN_LINES + 1} more in --json") == MAX_SEEN
     assert "The 2 earlier rows are in --json." in "".join(texts)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from slurm_robust.slurm import commands
 from slurm_robust.slurm.records import Allocation
 from slurm_robust.slurm.requests import (
-    MOST_STEPS,
+    MAX_STEPS,
     NODES_PER_STEP,
     ReservationRequest,
     StepRequest,
@@ -85,7 +85,7 @@ def test_a_step_is_so_small_that_slurm_makes_no_tree_of_it() -> None:
 
 
 def test_a_huge_job_has_one_step() -> None:
-    for count, steps in ((NODES_PER_STEP * MOST_STEPS, MOST_STEPS), (NODES_PER_STEP * MOST_STEPS + 1, 1)):
+    for count, steps in ((NODES_PER_STEP * MAX_STEPS, MAX_STEPS), (NODES_PER_STEP * MAX_STEPS + 1, 1)):
         nodes = tuple(f"n{number}" for number in range(count))
         assert len(whole_node_steps(Allocation(job_id=7, nodes=nodes), nodes, ("agent",))) == steps
 

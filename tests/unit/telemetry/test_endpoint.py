@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from slurm_robust.telemetry.endpoint import MOST_CONNECTIONS, REQUEST_BYTES, Endpoint, parse
+from slurm_robust.telemetry.endpoint import MAX_CONNECTIONS, REQUEST_BYTES, Endpoint, parse
 from tests.waiting import wait_for
 
 PAGE = b"# HELP up 1.\n# TYPE up gauge\nup 1\n"
@@ -191,10 +191,10 @@ def test_a_client_that_takes_nothing_loses_its_connection() -> None:
 
 def test_connections_that_ask_nothing_keep_nobody_out() -> None:
     with served() as one:
-        held = [one.connect() for _ in range(MOST_CONNECTIONS + 8)]
+        held = [one.connect() for _ in range(MAX_CONNECTIONS + 8)]
         assert one.get().status == 200
         assert ends(held[0])  # whoever has waited for longest gives place
-        assert one.endpoint.connections <= MOST_CONNECTIONS
+        assert one.endpoint.connections <= MAX_CONNECTIONS
 
 
 def test_closing_ends_all_connections_and_the_port() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.util.hostlist import MOST_NAMES, InvalidHostlist, expand, fold
+from slurm_robust.util.hostlist import MAX_NAMES, InvalidHostlist, expand, fold
 from tests.slurm_language import Case, cases
 
 
@@ -61,7 +61,7 @@ def test_at_signs_are_no_groups() -> None:
         "n[1]," * 100_000,
         "n" * 2_000_000,
         "{" * 100_000,
-        "a," * (MOST_NAMES + 1),
+        "a," * (MAX_NAMES + 1),
     ],
     ids=lambda text: f"{text[:16]}...",
 )
@@ -74,9 +74,9 @@ def test_what_would_fill_memory_is_refused_at_once(text: str) -> None:
 
 
 def test_the_largest_cluster() -> None:
-    assert expand(f"n[0-{MOST_NAMES - 1}]")[-1] == f"n{MOST_NAMES - 1}"
+    assert expand(f"n[0-{MAX_NAMES - 1}]")[-1] == f"n{MAX_NAMES - 1}"
     with pytest.raises(InvalidHostlist, match="more than 65536 nodes"):
-        expand(f"n[1-{MOST_NAMES}],m")
+        expand(f"n[1-{MAX_NAMES}],m")
 
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,6}[0-9]{0,5}(-[a-z]{1,3}[0-9]{0,2})?", fullmatch=True)
@@ -105,7 +105,7 @@ def test_anything_is_names_or_refused_and_soon(text: str) -> None:
         names = expand(text)
     except InvalidHostlist:
         names = ()
-    assert len(names) <= MOST_NAMES
+    assert len(names) <= MAX_NAMES
     assert not any(set(name) & set("[]{}(), \t\n") for name in names)
     # Generous where names are many: the limit of a text that says nothing is tested above.
     assert time.process_time() - begun < 0.25

@@ -56,7 +56,7 @@ def fail(error: BaseException) -> bytes:
 
 
 def test_an_answer_comes_back_as_it_was_given() -> None:
-    value = bytes(range(256)) * (isolate.MOST_BYTES // 256)
+    value = bytes(range(256)) * (isolate.MAX_BYTES // 256)
     answer = one(lambda: value)
     assert (answer.value, answer.error, answer.hung) == (value, "", False)
     assert 0 < answer.took_s < 60
@@ -71,7 +71,7 @@ def test_an_answer_comes_back_as_it_was_given() -> None:
         (leave_pipe, "ended without an answer"),
         (write_half, "ended without an answer"),
         (claim_much, "answered too much"),
-        (lambda: b"x" * (isolate.MOST_BYTES + 1), "an answer of 1048577 bytes is too long"),
+        (lambda: b"x" * (isolate.MAX_BYTES + 1), "an answer of 1048577 bytes is too long"),
         (lambda: fail(RuntimeError("the driver\nsays no")), "the driver says no"),
         (
             lambda: fail(OSError(13, "Permission denied", "/dev/kmsg")),
@@ -263,7 +263,7 @@ def test_without_children_the_answers_are_the_same() -> None:
     tasks = {
         "good": lambda: str(os.getpid()).encode(),
         "bad": wrong,
-        "long": lambda: bytes(isolate.MOST_BYTES + 1),
+        "long": lambda: bytes(isolate.MAX_BYTES + 1),
     }
     limits = dict.fromkeys(tasks, 5.0)
     here, there = directly(tasks, limits, 10.0), call(tasks, limits, 10.0)

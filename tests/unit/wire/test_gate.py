@@ -55,7 +55,7 @@ def listener() -> Iterator[socket.socket]:
 
 def test_the_kernel_drops_what_comes_from_some_addresses_alone(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    dropped = [ip_address(f"127.0.0.{n}") for n in range(2, 2 + portfilter.MOST // 2)]
+    dropped = [ip_address(f"127.0.0.{n}") for n in range(2, 2 + portfilter.MAX // 2)]
     portfilter.drop(listener, dropped)
     assert connects(port)
     assert not connects(port, STRANGER)
@@ -77,7 +77,7 @@ def test_an_address_of_ipv6_is_dropped_as_well(listener: socket.socket, others: 
 
 
 def test_more_addresses_than_a_program_holds_are_no_error(listener: socket.socket) -> None:
-    portfilter.drop(listener, [ip_address(2**96 + n) for n in range(2 * portfilter.MOST)])
+    portfilter.drop(listener, [ip_address(2**96 + n) for n in range(2 * portfilter.MAX)])
     assert connects(listener.getsockname()[1])
 
 
@@ -170,8 +170,8 @@ def keys(tmp_path: Path) -> ClientKeys:
 def controller(
     tmp_path: Path, keys: ClientKeys, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ControllerSocket]:
-    monkeypatch.setattr(gate, "_LEAST_UNPROVEN", 8)
-    monkeypatch.setattr(gate, "_MOST_UNPROVEN", 8)
+    monkeypatch.setattr(gate, "_MIN_UNPROVEN", 8)
+    monkeypatch.setattr(gate, "_MAX_UNPROVEN", 8)
     with closing(ControllerSocket(load_server(tmp_path / "keys"))) as controller:
         yield controller
 

@@ -2,7 +2,7 @@
 // Draws the charts of a report from the data that the page holds. Text goes into the page as text only.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const LEAST_S = 2; // seconds that a chart shows at least
+  const MIN_S = 2; // seconds that a chart shows at least
   const ROW = 14; // pixels of a node's row
   const LINE = 200; // pixels of a curve's height
   const LABELS = 88; // pixels of the labels on the left, in all charts alike
@@ -10,7 +10,7 @@
   const DOING = ["slot", "standby", "aside", "evicted"];
   const spoken = document.getElementById("spoken");
   const shown = document.getElementById("shown");
-  const view = { min: data.begin, max: Math.max(data.end, data.begin + LEAST_S) };
+  const view = { min: data.begin, max: Math.max(data.end, data.begin + MIN_S) };
   const whole = { ...view };
   let charts = [];
   let syncing = false;
@@ -228,7 +228,7 @@
   }
 
   function show(min, max) {
-    const span = Math.min(whole.max - whole.min, Math.max(LEAST_S, max - min));
+    const span = Math.min(whole.max - whole.min, Math.max(MIN_S, max - min));
     view.min = Math.max(whole.min, Math.min(min, whole.max - span));
     view.max = view.min + span;
     syncing = true;

@@ -17,8 +17,8 @@ def plainly(texts: list[str], literal: str) -> list[int]:
     """As the docstring says it, one line after the other."""
     shape = match._shape(literal)
     found = [at for at, text in enumerate(texts) if shape in match._shape(text)]
-    half = match.MOST_LINES // 2
-    return found if len(found) <= match.MOST_LINES else [*found[:half], *found[-half:]]
+    half = match.MAX_LINES // 2
+    return found if len(found) <= match.MAX_LINES else [*found[:half], *found[-half:]]
 
 
 def word(number: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from slurm_robust.analysis.logs import classify, classify_exit, read, shipped
-from slurm_robust.analysis.logs.match import MOST_TROUBLE
+from slurm_robust.analysis.logs.match import MAX_TROUBLE
 from slurm_robust.analysis.logs.patterns import compiled
 from slurm_robust.analysis.logs.rule import NOISE
 from slurm_robust.analysis.logs.rule import UNKNOWN_SYMPTOM as UNKNOWN
@@ -141,7 +141,7 @@ def test_healthy_is_only_what_shows_it(log: str, stream: str, symptom: str) -> N
 def test_of_an_unknown_log_the_last_lines_that_look_like_failures_are_kept() -> None:
     log = "".join(f"fluxcap {i}: cannot hold\nfine\n" for i in range(1000)) + DEPRECATED * 1000
     assert read(log).context == tuple(
-        (2 * i + 1, f"fluxcap {i}: cannot hold") for i in range(1000 - MOST_TROUBLE, 1000)
+        (2 * i + 1, f"fluxcap {i}: cannot hold") for i in range(1000 - MAX_TROUBLE, 1000)
     )
 
 

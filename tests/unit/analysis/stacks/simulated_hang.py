@@ -17,7 +17,7 @@ from slurm_robust.model.stacks import Collective, Frame, RankStacks
 from tests.unit.analysis.stacks.sample_stacks import COMPUTE, DATA, TORCH, Frames, rank
 
 PER_NODE = 8
-MOST_AHEAD = 1000
+MAX_AHEAD = 1000
 """Kernels that the driver's queue takes before a launch blocks."""
 
 SYNCHRONIZE = (Frame(function="synchronize", file=f"{TORCH}/cuda/__init__.py", line=1040),)
@@ -287,7 +287,7 @@ def draw(seed: int, most: int = 1024, *, is_timed: bool = True) -> Case:
 
 def _ahead(rnd: random.Random, world: int) -> list[int]:
     """How far each host runs ahead: all alike, by chance, or each node by its own."""
-    most = rnd.choice((0, 1, 3, 12, 100, MOST_AHEAD))
+    most = rnd.choice((0, 1, 3, 12, 100, MAX_AHEAD))
     shape = rnd.choice(("alike", "chance", "nodes"))
     if shape == "alike":
         return [most] * world

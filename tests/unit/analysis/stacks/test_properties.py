@@ -8,7 +8,7 @@ import math
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.analysis.stacks import MOST_SHARE, localise, vote
+from slurm_robust.analysis.stacks import MAX_SHARE, localise, vote
 from slurm_robust.analysis.stacks.localise import node_count, nodes_of
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import RankStacks
@@ -58,7 +58,7 @@ def test_outliers_planted_in_one_group_are_covered(data: st.DataObject, layout: 
     groups = [g for name, size in layout.sizes if size > 1 for g in layout.groups(name)]
     group = data.draw(st.sampled_from(groups))
     planted = data.draw(st.sets(st.sampled_from(group), min_size=1))
-    assume(len(nodes_of(group, layout)) <= MOST_SHARE * node_count(layout))
+    assume(len(nodes_of(group, layout)) <= MAX_SHARE * node_count(layout))
     sizes = dict(layout.sizes)
     stage = layout.world_size // sizes["pp"]
     assume(len(planted) < 0.75 * stage)
@@ -78,7 +78,7 @@ def test_a_rank_that_does_not_wait_is_always_named_alone(data: st.DataObject, la
 
 
 @settings(max_examples=45, deadline=None)
-@given(anything(), st.sampled_from((0.05, MOST_SHARE, 0.4)))
+@given(anything(), st.sampled_from((0.05, MAX_SHARE, 0.4)))
 def test_never_more_than_the_share_is_blamed(
     case: tuple[ParallelLayout, list[RankStacks]], share: float
 ) -> None:
@@ -123,4 +123,4 @@ def test_a_vote_needs_a_majority(flagged: list[set[int]]) -> None:
     voted = vote(rounds, PAPER)
     inside = [found for found in rounds if found.ranks and set(found.ranks) <= set(voted.ranks)]
     assert not voted.ranks or 2 * len(inside) > len(rounds)
-    assert len(nodes_of(voted.ranks, PAPER)) <= MOST_SHARE * node_count(PAPER)
+    assert len(nodes_of(voted.ranks, PAPER)) <= MAX_SHARE * node_count(PAPER)

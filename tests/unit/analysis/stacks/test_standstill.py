@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from slurm_robust.analysis.stacks import localise
-from slurm_robust.analysis.stacks.localise import MOST_SHARE, node_count, nodes_of
+from slurm_robust.analysis.stacks.localise import MAX_SHARE, node_count, nodes_of
 from slurm_robust.model.stacks import Localisation
 from tests.unit.analysis.stacks.simulated_hang import Case, Fault, draw, stacks
 
-LEAST_RIGHT, MOST_INNOCENT = 0.97, 0.01
+MIN_RIGHT, MAX_INNOCENT = 0.97, 0.01
 
 
 def judge(case: Case, found: Localisation) -> str:
@@ -38,7 +38,7 @@ def _can_be_known(case: Case, broken: set[int]) -> bool:
         return case.victim not in silent
     if case.fault is Fault.GPU:
         return case.is_timed and case.victim not in silent
-    is_small = len(nodes_of(broken, case.layout)) <= MOST_SHARE * node_count(case.layout)
+    is_small = len(nodes_of(broken, case.layout)) <= MAX_SHARE * node_count(case.layout)
     return is_small and not broken & silent
 
 
@@ -57,5 +57,5 @@ def test_who_holds_the_others_up_is_named_and_no_innocent(is_timed: bool, cases:
     print(f"timing {is_timed}: right {right:.1%}, innocent {innocent:.1%}, {dict(total)}")
     for fault in Fault:
         print(f"  {fault.value}: { {verdict: n for (f, verdict), n in counts.items() if f is fault} }")
-    assert right >= LEAST_RIGHT
-    assert innocent <= MOST_INNOCENT
+    assert right >= MIN_RIGHT
+    assert innocent <= MAX_INNOCENT
