@@ -45,7 +45,7 @@ def collect(file: Path | None, environ: Mapping[str, str], options: Layers[JobCo
 
 
 def _site_file() -> Path | None:
-    """The site's file; None only if there is none. Whoever reads one that cannot be read says so."""
+    """The site's file; None if absent. Its reader reports an unreadable one."""
     try:
         return SITE_FILE if is_there(SITE_FILE) else None
     except OSError:

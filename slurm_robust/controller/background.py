@@ -84,7 +84,7 @@ class Errands:
 
         def failed(error: BaseException, trace: str) -> None:
             text = f"{what}: {type(error).__name__}: {error}"
-            say(f"an error of its own in the background: {text}\n{trace}")
+            say(f"internal error in a background task: {text}\n{trace}")
             self.do(self.core.on_stage_done(what, False, text, self.now()))
             otherwise(text)
 

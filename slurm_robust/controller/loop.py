@@ -396,7 +396,7 @@ class Loop:
             return lambda: None
 
         def unanswered(text: str) -> None:
-            answer(fx.RequeueAnswer(said=fx.Said.NOTHING, detail=text))
+            answer(fx.RequeueAnswer(said=fx.RequeueStatus.NOTHING, detail=text))
 
         self._errands.run("requeue", work, unanswered)
 
@@ -415,7 +415,7 @@ class Loop:
             return partial(answered, self._shrinker.give_back(effect.node))
 
         def failed(text: str) -> None:
-            answered(fx.GiveBackAnswer(said=fx.Said.NOTHING, detail=text))
+            answered(fx.GiveBackAnswer(said=fx.RequeueStatus.NOTHING, detail=text))
 
         self._errands.run("give back", work, failed)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.engine.effects import RequeueAnswer, Said
+from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment
@@ -106,7 +106,7 @@ class Requeuer:
             if stage.ok and not is_taken:
                 # What follows the requeue proves it, too: the answer to its own command may be lost.
                 is_taken = True
-                answer(RequeueAnswer(said=Said.TAKEN))
+                answer(RequeueAnswer(said=RequeueStatus.TAKEN))
                 # Now, since this run may end before Slurm takes an exclusion, which a watcher repeats.
                 watch()
 
@@ -121,18 +121,18 @@ class Requeuer:
                 report=report_stage,
             )
         except JobNotFound as error:
-            answer(RequeueAnswer(said=Said.REFUSED, detail=str(error)))
+            answer(RequeueAnswer(said=RequeueStatus.REFUSED, detail=str(error)))
             return
         except (SlurmError, CommandTimeout, OSError) as error:
-            answer(RequeueAnswer(said=Said.NOTHING, detail=str(error)))
+            answer(RequeueAnswer(said=RequeueStatus.NOTHING, detail=str(error)))
             return
         if not outcome.ok:
-            said = Said.REFUSED if outcome.final else Said.NOTHING
+            said = RequeueStatus.REFUSED if outcome.final else RequeueStatus.NOTHING
             answer(RequeueAnswer(said=said, detail=outcome.detail))
             return
         watch()
         advice = waiting_advice(outcome.job) if outcome.job is not None else ""
-        answer(RequeueAnswer(said=Said.DONE, detail=advice))
+        answer(RequeueAnswer(said=RequeueStatus.DONE, detail=advice))
 
     def _is_unavailable(self, job: Job) -> bool:
         """Whether only a watcher can exclude nodes: the job was resized, and no slurmdbd records that."""

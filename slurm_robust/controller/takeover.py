@@ -20,7 +20,7 @@ from pathlib import Path
 from slurm_robust.config.plan import Plan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.supervisor import Others, supervise
-from slurm_robust.engine.effects import RequeueAnswer, Said
+from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
@@ -161,10 +161,10 @@ def finish(directory: JobDirectory, plan: Plan, slurm: SlurmClient, code: int | 
     while time.monotonic() < deadline:
         if code is not None:
             said = _requeue(directory, plan, slurm, (host,))
-            if said.said is Said.DONE:
+            if said.said is RequeueStatus.DONE:
                 say(f"the batch script is gone, so the job is requeued, to end at once with exit code {code}")
                 return
-            refused = said.detail if said.said is Said.REFUSED else ""
+            refused = said.detail if said.said is RequeueStatus.REFUSED else ""
         else:
             refused = "the run ended without an end of the training"
         try:
@@ -192,8 +192,8 @@ def revive(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lost: str) -
             if job.restart_count != plan.restart_count or not job.has_lost_script:
                 return False
             said = _requeue(directory, plan, slurm, (lost,), revives=True)
-            if said.said is not Said.NOTHING:
-                return said.said is not Said.REFUSED
+            if said.said is not RequeueStatus.NOTHING:
+                return said.said is not RequeueStatus.REFUSED
         except JobNotFound:
             return False
         except _NO_ANSWER:

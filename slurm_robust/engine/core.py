@@ -386,7 +386,7 @@ class Core(Context):
         return self.on_tick(now)
 
     def on_stage_done(self, what: str, ok: bool, detail: str, now: Now) -> list[Effect]:
-        """Something longer that Slurm does for us got further."""
+        """A long Slurm operation made progress."""
         self.record(ev.StageDone(t=now.wall, what=what, ok=ok, detail=detail))
         return self.on_tick(now)
 

@@ -24,11 +24,11 @@ class Now(Record):
     """For people."""
 
 
-class Said(str, Enum):
+class RequeueStatus(str, Enum):
     """What became of a requeue that was asked for."""
 
     TAKEN = "taken"  # the job is requeued; TERM comes, and what is left takes a moment
-    DONE = "done"  # and all else is in good hands
+    DONE = "done"  # and a watcher finishes the rest
     REFUSED = "refused"  # for good
     NOTHING = "nothing"  # Slurm gave no answer
 
@@ -36,7 +36,7 @@ class Said(str, Enum):
 class RequeueAnswer(Record):
     """What Slurm says to :class:`BeginRequeue`."""
 
-    said: Said
+    said: RequeueStatus
     detail: str = ""
     """Its message, or who has to release the job."""
 
@@ -53,7 +53,7 @@ class BorrowAnswer(Record):
 class GiveBackAnswer(Record):
     """What became of :class:`GiveBack`."""
 
-    said: Said
+    said: RequeueStatus
     """DONE: the node is no longer the job's; REFUSED: for good; NOTHING: it may be asked again."""
     detail: str = ""
 

@@ -129,4 +129,4 @@ def _understood(packet: bytes) -> Observation:
     try:
         return decode(packet)
     except msgspec.DecodeError as error:
-        return Observation(notes=(f"inspection: it said what cannot be read: {error}",))
+        return Observation(notes=(f"inspection: the inspector sent an unreadable packet: {error}",))

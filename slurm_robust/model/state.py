@@ -28,7 +28,7 @@ from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import Record
 
 REPEAT_S = 2.0
-"""Training that gets further by less than this is where it was: that is how exactly its end is known."""
+"""Less than this is no progress: the end of training is not known more precisely."""
 
 
 MAX_PLACES = 32

@@ -135,7 +135,7 @@ def baseline_facts(
 
 
 class _CheckRun:
-    """The facts of one run, and how they were come by."""
+    """The facts of one run and their origin."""
 
     def __init__(
         self, config: NodeConfig, host: Host, memory: Memory | None, now: float, job_gone: bool | None

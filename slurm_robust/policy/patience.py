@@ -107,7 +107,7 @@ def next_pause_s(pause_s: float) -> float:
 def requeue_patience_s(*, taken: bool, done: bool, ordered_to_end: bool, asked: bool) -> float:
     """How long a requeue may stay as it is.
 
-    ``taken``: Slurm has requeued the job; ``done``: and all else is in good hands; ``ordered_to_end``: the
+    ``taken``: Slurm has requeued the job; ``done``: and a watcher finishes the rest; ``ordered_to_end``: the
     controller was, by Slurm or by the owner; ``asked``: Slurm's answer is awaited.
     """
     if not taken and not ordered_to_end:

@@ -83,7 +83,7 @@ class Request(Record):
 
 
 def parse(data: bytes) -> Request | None:
-    """The request whose head is ``data``; None if it is none."""
+    """Parse a request head; None if malformed."""
     first, *rest = data.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):

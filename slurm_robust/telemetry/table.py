@@ -79,7 +79,7 @@ class Job:
     ETTR_HOUR: Final = _gauge("srobust_job_ettr_1h_ratio", "Effective training time ratio of the last hour.")
     TIME: Final = _gauge(
         "srobust_job_time_seconds",
-        "Where the time of the job went, by the classes of the ledger; what is known later may move some.",
+        "Where the time of the job went, by the classes of the ledger; later evidence may reclassify time.",
         "class",
     )
     INCIDENTS: Final = _counter("srobust_job_incidents_total", "Incidents by what was seen first.", "symptom")

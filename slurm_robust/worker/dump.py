@@ -50,7 +50,7 @@ def prepare(record: str) -> None:
         _handle_signal(Path(record).with_suffix(STACKS_SUFFIX))
         _serve_recorder(Path(record).with_suffix(RECORDER_SUFFIX))
     except Exception as error:  # noqa: BLE001 - training comes first
-        print(f"slurm_robust: if this rank hangs, less will be seen of it: {error}", file=sys.stderr)
+        print(f"slurm_robust: a hang of this rank will leave less evidence: {error}", file=sys.stderr)
 
 
 @cache

@@ -212,7 +212,7 @@ class Gathering:
     def _returned(
         self, core: Core, found: Unstarted, over: Collection[str], unable: Collection[str]
     ) -> tuple[str, ...]:
-        """Nodes whose companions somebody has ended, where nothing else is wrong: they did nothing wrong."""
+        """Nodes lost only because their companion was cancelled."""
         left = tuple(node for node in found.left if node in core.state.lenders)
         return left if set(left) == {*over, *unable} else ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import BeginRequeue, Now, RequeueAnswer, Said, Say
+from slurm_robust.engine.effects import BeginRequeue, Now, RequeueAnswer, RequeueStatus, Say
 from slurm_robust.engine.stages.ending import end_agents
 from slurm_robust.engine.stages.watch import silent_nodes
 from slurm_robust.engine.transitions import ToEnding, ToRequeueing, ToSaving, Transition
@@ -51,7 +51,7 @@ class Requeueing:
     def step(self, core: Core, now: Now) -> Transition | None:
         """Ask until Slurm answers, then wait for its TERM; a refusal or the owner's TERM ends it."""
         answer = core.take_requeue_answer()
-        if answer is not None and answer.said is Said.REFUSED and not self._taken:
+        if answer is not None and answer.said is RequeueStatus.REFUSED and not self._taken:
             return self._give_up(f"the job cannot be requeued: {answer.detail}")
         if answer is not None:
             self._hear(core, answer, now)
@@ -83,7 +83,7 @@ class Requeueing:
         )
 
     def _hear(self, core: Core, answer: RequeueAnswer, now: Now) -> None:
-        if answer.said is Said.NOTHING:
+        if answer.said is RequeueStatus.NOTHING:
             self._again = now.mono + self._pause
             self._pause = next_pause_s(self._pause)
             if not self._taken and now.mono - self._said >= SAY_EVERY_S:
@@ -92,10 +92,10 @@ class Requeueing:
                 text = f"Slurm has not taken the requeue within {now.mono - self._since:.0f} s"
                 core.emit(Say(text=f"{text} ({answer.detail}); asking again until it answers"))
             return
-        done = answer.said is not Said.TAKEN
+        done = answer.said is not RequeueStatus.TAKEN
         if not self._taken or done > self._done:
             self._taken, self._done, self._changed = True, done, now.mono
-        if answer.said is Said.DONE and answer.detail:
+        if answer.said is RequeueStatus.DONE and answer.detail:
             core.note(answer.detail, "", now)
             core.emit(Say(text=f"the job is requeued but does not start by itself: {answer.detail}"))
 

@@ -1,4 +1,4 @@
-"""Many nodes are silent at once, or all that we cannot hear: nothing is touched until that is over."""
+"""Many nodes are silent at once, or all that we cannot hear: wait, and act on none of them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import GiveBack, GiveBackAnswer, Now, Said, Say
+from slurm_robust.engine.effects import GiveBack, GiveBackAnswer, Now, RequeueStatus, Say
 from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.engine.units.companions import Companions
 from slurm_robust.model import events as ev
@@ -73,13 +73,13 @@ class GivingBack:
         if node not in context.state.held:
             return
         known.asked = None
-        if answer.said is Said.DONE:
+        if answer.said is RequeueStatus.DONE:
             del self._returns[node]
             context.record(ev.NodeGivenBack(t=now.wall, node=node, how=answer.detail))
             context.fleet.forget(node)
             context.emit(Say(text=f"{node} is given back: {answer.detail}"))
             return
-        known.is_over = answer.said is Said.REFUSED
+        known.is_over = answer.said is RequeueStatus.REFUSED
         yet = "" if known.is_over else " yet"
         context.note(f"not given back{yet}: {answer.detail}", node, now)
         known.again, known.pause_s = now.mono + known.pause_s, min(2 * known.pause_s, LONGEST_PAUSE_S)

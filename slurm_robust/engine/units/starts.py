@@ -130,7 +130,7 @@ class AgentStarts:
                 start.end, start.ended = end, now.mono
 
     def on_witness(self, found: Iterable[Witness] | None) -> None:
-        """Slurm's word on nodes that it was asked about; None: it has none, and is waited for no longer."""
+        """Slurm's word on nodes that it was asked about; None: no answer in time."""
         if found is None:
             for asked in self._nodes.values():
                 asked.asked = asked.asked and -math.inf

@@ -138,7 +138,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         GPUS,
         speed.judge_temperature,
         "Temperature of GPU and memory against gpu.max_temperature_c, else 2 C below where the hardware "
-        "slows down. See to fans, air flow or coolant.",
+        "slows down. Check fans, airflow and coolant.",
         effect=Effect.SLOW,
         written_by=Writer.DRIVER,
         contexts=EVERYWHERE,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.controller.requeue import PATIENCE_S, Requeuer, ending_for_good, forbid_requeue
-from slurm_robust.engine.effects import RequeueAnswer, Said
+from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
 from slurm_robust.slurm.fence import fenced
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.requests import SubmitRequest
@@ -91,7 +91,7 @@ def test_a_controller_that_was_overtaken_requeues_nothing(tmp_path: Path) -> Non
     requeuer = Requeuer(fenced(slurm, lambda: False), job_id, 0, tmp_path / "log", start_now=False)
     requeuer.ask(("n1",), lambda what, ok, detail: None, answers.append)
     (answer,) = answers
-    assert answer.said is Said.NOTHING
+    assert answer.said is RequeueStatus.NOTHING
     assert "taken over" in answer.detail
     assert slurm.job(job_id).restart_count == 0
 

@@ -11,7 +11,7 @@ import pytest
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.plan import Plan
 from slurm_robust.controller.requeue import Requeuer
-from slurm_robust.engine.effects import RequeueAnswer, Said
+from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
 from slurm_robust.engine.stages.table import begin
 from slurm_robust.engine.transitions import ToRequeueing
 from slurm_robust.model.errors import ExitCode
@@ -23,8 +23,8 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.engine.fake_job import Job
 
-SILENT = RequeueAnswer(said=Said.NOTHING, detail="Unable to contact slurm controller")
-TAKEN, DONE = RequeueAnswer(said=Said.TAKEN), RequeueAnswer(said=Said.DONE)
+SILENT = RequeueAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
+TAKEN, DONE = RequeueAnswer(said=RequeueStatus.TAKEN), RequeueAnswer(said=RequeueStatus.DONE)
 
 
 def leaving(*answers: RequeueAnswer) -> Job:
@@ -72,7 +72,7 @@ def test_slurm_is_asked_until_it_answers() -> None:
 def test_a_refusal_ends_the_job_with_slurms_message() -> None:
     message = "Slurm does not requeue the job: Requested operation is presently disabled"
     job = leaving(SILENT)
-    job.slurm_says = (RequeueAnswer(said=Said.REFUSED, detail=message),)
+    job.slurm_says = (RequeueAnswer(said=RequeueStatus.REFUSED, detail=message),)
     job.until(lambda: job.code is not None)
     assert job.code == ExitCode.DO_NOT_REQUEUE
     assert job.core.state.ended is not None
@@ -127,11 +127,11 @@ class DiesOfTerm(FakeSlurm):
 def test_a_requeue_whose_command_died_is_seen_by_what_follows(tmp_path: Path) -> None:
     slurm = DiesOfTerm()
     job_id = slurm.submit(SubmitRequest(command=("x",), nodes=1))
-    said: list[Said] = []
+    said: list[RequeueStatus] = []
     Requeuer(slurm, job_id, 0, tmp_path / "requeue.jsonl", start_now=False).ask(
         ("n1",), lambda *_: None, lambda answer: said.append(answer.said)
     )
-    assert said == [Said.TAKEN, Said.DONE]
+    assert said == [RequeueStatus.TAKEN, RequeueStatus.DONE]
 
 
 @pytest.mark.parametrize("answers", [(TAKEN,), (TAKEN, DONE), (TAKEN, SILENT)])
@@ -164,7 +164,7 @@ def test_nodes_are_not_kept_for_days() -> None:
 
 def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
     advice = "an administrator holds it (JobHeldAdmin) and only one can release it: scontrol release 7"
-    job = leaving(TAKEN, RequeueAnswer(said=Said.DONE, detail=advice))
+    job = leaving(TAKEN, RequeueAnswer(said=RequeueStatus.DONE, detail=advice))
     assert f"the job is requeued but does not start by itself: {advice}" in job.said
 
 
@@ -200,14 +200,14 @@ class Asked:
             start_now=True,
         )
 
-    def ask(self, *exclude: str) -> list[Said]:
+    def ask(self, *exclude: str) -> list[RequeueStatus]:
         self._requeuer.ask(exclude, lambda what, ok, _: self.stages.append((what, ok)), self.answers.append)
         return [answer.said for answer in self.answers]
 
 
 def test_the_watcher_keeps_off_the_nodes_that_the_job_may_get_again(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
-    assert asked.ask("n2") == [Said.TAKEN, Said.DONE]
+    assert asked.ask("n2") == [RequeueStatus.TAKEN, RequeueStatus.DONE]
     (watcher,) = (j for j in asked.slurm.jobs() if j.name == f"srobust-watch-{asked.id}")
     assert watcher.excluded_nodes == ("n1", "n2")
 
@@ -244,7 +244,7 @@ def watchers(asked: Asked) -> int:
 
 def test_a_watcher_that_did_not_start_is_started_again(tmp_path: Path) -> None:
     asked = Asked(tmp_path, slurm=Busy())
-    assert asked.ask("n2") == [Said.TAKEN, Said.DONE]
+    assert asked.ask("n2") == [RequeueStatus.TAKEN, RequeueStatus.DONE]
     assert [ok for stage, ok in asked.stages if stage == "watcher"] == [False, True]
     assert watchers(asked) == 1
 
@@ -252,7 +252,7 @@ def test_a_watcher_that_did_not_start_is_started_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exclude", [(), ("n2",)])
 def test_a_requeue_that_nobody_answered_has_one_watcher(tmp_path: Path, exclude: tuple[str, ...]) -> None:
     asked = Asked(tmp_path, slurm=DiesOfTerm())
-    assert asked.ask(*exclude)[-1] is Said.DONE
+    assert asked.ask(*exclude)[-1] is RequeueStatus.DONE
     assert watchers(asked) == 1
 
 
@@ -275,19 +275,19 @@ def test_slurms_term_ends_none_of_the_commands(tmp_path: Path) -> None:
 
 def test_an_expedited_job_has_no_watcher(tmp_path: Path) -> None:
     asked = Asked(tmp_path, "--requeue=expedite")
-    assert asked.ask("n2") == [Said.TAKEN, Said.DONE]
+    assert asked.ask("n2") == [RequeueStatus.TAKEN, RequeueStatus.DONE]
     assert [job.job_id for job in asked.slurm.jobs()] == [asked.id]
 
 
 def test_a_refusal_is_answered_with_slurms_message(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.slurm.forbid_requeue(asked.id)
-    assert asked.ask("n2") == [Said.REFUSED]
+    assert asked.ask("n2") == [RequeueStatus.REFUSED]
     assert "Requested operation is presently disabled" in asked.answers[0].detail
 
 
 def test_a_cancelled_job_is_a_refusal_and_not_revived(tmp_path: Path) -> None:
     asked = Asked(tmp_path)
     asked.slurm.cancel(asked.id)
-    assert asked.ask("n2") == [Said.REFUSED]
+    assert asked.ask("n2") == [RequeueStatus.REFUSED]
     assert asked.slurm.job(asked.id).is_finished

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from slurm_robust.controller.shrink import MAX_REFUSALS, SHED_S, Shrinker
-from slurm_robust.engine.effects import Said
+from slurm_robust.engine.effects import RequeueStatus
 from slurm_robust.model.probes import Knocked
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.requests import SubmitRequest
@@ -53,34 +53,34 @@ def site() -> Site:
 
 
 def test_a_node_whose_slurmd_answers_is_given_back(site: Site) -> None:
-    assert site.shrinker.give_back("n2").said is Said.DONE
+    assert site.shrinker.give_back("n2").said is RequeueStatus.DONE
     assert site.nodes == ("n1", "n3")
-    assert site.shrinker.give_back("n2").said is Said.DONE, "again, by the next controller"
+    assert site.shrinker.give_back("n2").said is RequeueStatus.DONE, "again, by the next controller"
 
 
 def test_a_dead_node_of_which_slurm_does_not_know_is_kept(site: Site) -> None:
     site.alive.remove("n2")
-    assert site.shrinker.give_back("n2").said is Said.NOTHING
+    assert site.shrinker.give_back("n2").said is RequeueStatus.NOTHING
     assert site.nodes == NODES
     site.silence("n2")
-    assert site.shrinker.give_back("n2").said is Said.DONE
+    assert site.shrinker.give_back("n2").said is RequeueStatus.DONE
     assert site.nodes == ("n1", "n3")
 
 
 def test_the_batch_host_is_never_given_back(site: Site) -> None:
-    assert site.shrinker.give_back("n1").said is Said.REFUSED
+    assert site.shrinker.give_back("n1").said is RequeueStatus.REFUSED
     assert site.nodes == NODES
 
 
 def test_without_an_epilog_nobody_would_test_the_node(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site.slurm, "config", lambda: {"SlurmdPort": "6818"})
-    assert site.shrinker.give_back("n2").said is Said.REFUSED
+    assert site.shrinker.give_back("n2").said is RequeueStatus.REFUSED
     assert site.nodes == NODES
 
 
 def test_a_refusal_may_pass_a_silent_slurm_surely_does(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.slurm.cluster.unreachable = True
-    assert {site.shrinker.give_back("n2").said for _ in range(2 * MAX_REFUSALS)} == {Said.NOTHING}
+    assert {site.shrinker.give_back("n2").said for _ in range(2 * MAX_REFUSALS)} == {RequeueStatus.NOTHING}
     site.slurm.cluster.unreachable = False
 
     def refuse(*_: object) -> None:
@@ -88,7 +88,7 @@ def test_a_refusal_may_pass_a_silent_slurm_surely_does(site: Site, monkeypatch: 
 
     monkeypatch.setattr(site.slurm, "shrink", refuse)
     said = [site.shrinker.give_back("n2").said for _ in range(MAX_REFUSALS)]
-    assert said == [*[Said.NOTHING] * (MAX_REFUSALS - 1), Said.REFUSED]
+    assert said == [*[RequeueStatus.NOTHING] * (MAX_REFUSALS - 1), RequeueStatus.REFUSED]
 
 
 def test_a_requeue_does_not_wait_for_a_dead_node_that_slurm_has_noticed(site: Site) -> None:

@@ -16,7 +16,7 @@ from slurm_robust.controller import takeover
 from slurm_robust.controller.__main__ import Taken, _fenced, _write_start
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.takeover import finish, take_over, watch
-from slurm_robust.engine.effects import RequeueAnswer, Said
+from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
@@ -135,7 +135,7 @@ def test_the_next_run_is_never_cancelled(
 
     monkeypatch.setattr(slurm, "cancel", away)
     if code is not None:
-        refused = RequeueAnswer(said=Said.REFUSED, detail="no")
+        refused = RequeueAnswer(said=RequeueStatus.REFUSED, detail="no")
         monkeypatch.setattr(takeover, "_requeue", lambda *arguments: refused)
     finish(JobDirectory(tmp_path), plan, slurm, code)
     job = slurm.job(plan.job_id)

@@ -112,7 +112,7 @@ class Job:
         self.begun_requeues: list[fx.BeginRequeue] = []
         self.given_back: list[str] = []
         self.let_go: list[str] = []  # dead nodes whose srun was killed
-        self.slurm_returns = fx.GiveBackAnswer(said=fx.Said.DONE, detail="the epilog tests it")
+        self.slurm_returns = fx.GiveBackAnswer(said=fx.RequeueStatus.DONE, detail="the epilog tests it")
         self.pruned = 0
         self.ages = False  # whether training that makes no step is seen to make none
         self.tested: list[fx.TestNodes] = []
@@ -146,7 +146,10 @@ class Job:
         self.names_order = True  # whether they say for which order and ranks, as those of this release do
         self.refuses: set[tuple[str, CheckpointId]] = set()  # agents that say they cannot write that one
         self.kept: dict[str, bool] = {}
-        self.slurm_says = (fx.RequeueAnswer(said=fx.Said.TAKEN), fx.RequeueAnswer(said=fx.Said.DONE))
+        self.slurm_says = (
+            fx.RequeueAnswer(said=fx.RequeueStatus.TAKEN),
+            fx.RequeueAnswer(said=fx.RequeueStatus.DONE),
+        )
         self.core = Core(
             config,
             fold(self.journal),

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, Limits, SlurmConfig
-from slurm_robust.engine.effects import RequeueAnswer, Said, Send
+from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus, Send
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
@@ -162,7 +162,7 @@ def test_the_requeued_run_continues_from_the_journal_and_avoids_evicted_nodes() 
 
 def test_a_requeue_that_slurm_refuses_ends_with_do_not_requeue() -> None:
     job = Job(spares=())
-    job.slurm_says = (RequeueAnswer(said=Said.REFUSED, detail="Requeue is disabled"),)
+    job.slurm_says = (RequeueAnswer(said=RequeueStatus.REFUSED, detail="Requeue is disabled"),)
     job.power_cut("n2")
     job.until(lambda: job.code is not None)
     assert job.code == ExitCode.DO_NOT_REQUEUE

@@ -13,7 +13,7 @@ from slurm_robust.model.journal import fold
 from tests.unit.engine.fake_job import Job
 from tests.unit.engine.test_detection import alert
 
-NOT_NOW = fx.GiveBackAnswer(said=fx.Said.NOTHING, detail="the DB index is being set")
+NOT_NOW = fx.GiveBackAnswer(said=fx.RequeueStatus.NOTHING, detail="the DB index is being set")
 
 
 def evict(job: Job, node: str = "n2") -> Job:
@@ -72,14 +72,14 @@ def test_where_slurm_refuses_it_is_asked_again_ever_more_rarely() -> None:
     job.pass_time(600)
     assert len(job.given_back) - few <= 6
     assert LONGEST_PAUSE_S > 600
-    job.slurm_returns = structs.replace(NOT_NOW, said=fx.Said.DONE)
+    job.slurm_returns = structs.replace(NOT_NOW, said=fx.RequeueStatus.DONE)
     job.pass_time(LONGEST_PAUSE_S)
     assert len(job.events(ev.NodeGivenBack)) == 1
 
 
 def test_a_refusal_for_good_is_told_once() -> None:
     job = evict(Job())
-    job.slurm_returns = structs.replace(NOT_NOW, said=fx.Said.REFUSED)
+    job.slurm_returns = structs.replace(NOT_NOW, said=fx.RequeueStatus.REFUSED)
     get_on(job, range(4, 40))
     assert job.given_back == ["n2"]
     assert job.events(ev.NodeGivenBack) == []

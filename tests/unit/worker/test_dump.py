@@ -60,7 +60,7 @@ def test_a_fork_has_the_handler_and_a_program_has_not(tmp_path: Path) -> None:
 def test_a_worker_that_cannot_prepare_says_so_and_trains(tmp_path: Path) -> None:
     found = run(PREPARE + "print('trains')\n", tmp_path / "missing" / "rank-00000.rec")
     assert (found.returncode, found.stdout) == (0, "trains\n")
-    assert "less will be seen of it" in found.stderr
+    assert "a hang of this rank will leave less evidence" in found.stderr
 
 
 def test_permission_to_trace_harms_nothing(tmp_path: Path) -> None:
