@@ -395,12 +395,13 @@ def _outlook_text(seen: Sequence[Outlook]) -> str:
     lines = []
     for one in seen:
         would = (
-            f"would not be touched: {one.obstacle.removesuffix(f': {one.reason}')}"
+            f"would not be touched: {one.obstacle}"
             if one.obstacle
             else "would be tested and, if it fails, its GPUs reset or it rebooted, as the check suggests; "
             f"{one.left} more within 7 days"
         )
-        lines.append(one_line(f"{one.node}: {one.reason}: {would}"))
+        reason = "" if one.reason in one.obstacle else f"{one.reason}: "
+        lines.append(one_line(f"{one.node}: {reason}{would}"))
         if one.open:
             lines.append(one_line(f"  open: {one.open}"))
     return "\n".join(lines) or "no node is drained by srobust"

@@ -238,7 +238,7 @@ class TakeoverWatch:
 
     def _start(self, epoch: int, host: str, why: str, silent_since: float) -> None:
         is_running = self._child is not None and self._child.poll() is None
-        if self._started >= policy.MAX or is_running or self._clock() < self._start_at:
+        if self._started >= policy.MAX_CONTROLLERS or is_running or self._clock() < self._start_at:
             return
         if not self._has_turn(epoch):
             return

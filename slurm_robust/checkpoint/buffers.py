@@ -85,7 +85,7 @@ def _kept(alive: list[tuple[CheckpointId, int]], stride: int, flush: int) -> lis
     return list(dict.fromkeys([*(n for _, n in alive[:2]), *multiples[:2], *wanted]))
 
 
-_MAX = 16  # buffers that can exist; a plan has five at most
+_MAX_BUFFERS = 16  # buffers that can exist; a plan has five at most
 
 
 @dataclass
@@ -157,7 +157,7 @@ class PartBuffers:
 
     def scan(self) -> None:
         """Take over the buffers that processes before this one left."""
-        for number in range(_MAX):
+        for number in range(_MAX_BUFFERS):
             path = self.folder.own(self.header.rank, number)
             if path.exists():
                 header = read_header(path)

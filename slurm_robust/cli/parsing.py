@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Any]
 
 
-_MAX = 1e9
+_MAX_NUMBER = 1e9
 """No option takes more; dates do not reach further."""
 
 
@@ -51,7 +51,7 @@ def number(least: float = 0, *, above: bool = False) -> Callable[[str], float]:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (value > least if above else value >= least) or value > _MAX:
+        if not (value > least if above else value >= least) or value > _MAX_NUMBER:
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not a number {'above' if above else 'from'} {least:g}"
             )
@@ -64,7 +64,7 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
     """The type of an option that takes an integer from ``least``."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= _MAX):
+        if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= _MAX_NUMBER):
             raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least}")
         return int(text)
 

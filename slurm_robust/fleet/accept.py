@@ -40,7 +40,7 @@ OF_NODES = frozenset({"node", "network"})
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _CLASSES = frozenset(time.value for time in TimeClass)
-_MAX = 2**31 - 1
+_MAX_NUMBER = 2**31 - 1
 
 
 class NodePlace(Record):
@@ -245,7 +245,7 @@ def _possible(
     left_s = sum(len(one.nodes) * (one.end - one.start) for one in work)
     numbers: set[int] = set()
     for one in incidents[-MAX_INCIDENTS:]:
-        if not 0 < one.number < _MAX or one.number in numbers:
+        if not 0 < one.number < _MAX_NUMBER or one.number in numbers:
             continue
         numbers.add(one.number)
         lost = _lost(one.lost_node_s, left_s)
@@ -277,4 +277,4 @@ def _between(value: float, most: float) -> float:
 
 
 def _whole(value: int) -> int:
-    return min(max(0, value), _MAX)
+    return min(max(0, value), _MAX_NUMBER)

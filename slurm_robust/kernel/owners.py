@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from slurm_robust.kernel.events import KernelEvent
 from slurm_robust.kernel.host import Host
 
-_MAX = 16
+_MAX_PROCESSES = 16
 _NAMES = {"SLURM_JOB_ID": "job", "RANK": "rank", "SLURM_PROCID": "rank"}
 _TICK_S = 0.01  # USER_HZ, which /proc/PID/stat counts in, is 100 on all machines that have these GPUs
 
@@ -20,7 +20,7 @@ def owners(host: Host, events: Iterable[KernelEvent], boot_at: float) -> dict[st
     another's by now, and an ended one has no environment any more.
     """
     named = [(pid, event) for event in events if event.process for pid in event.pids]
-    found = {str(pid): _owner(host, pid, event, boot_at) for pid, event in named[-_MAX:]}
+    found = {str(pid): _owner(host, pid, event, boot_at) for pid, event in named[-_MAX_PROCESSES:]}
     return {pid: owner for pid, owner in found.items() if owner}
 
 

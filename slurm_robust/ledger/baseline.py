@@ -11,7 +11,7 @@ SLOW_FACTOR = 1.2
 PIECES = 60
 """Stretches of training of which one median is taken: with a line of progress every 10 s, ten minutes."""
 
-MIN = 6
+MIN_STRETCHES = 6
 """Before so many stretches are known, nothing is slow."""
 
 MEDIANS = 144
@@ -41,7 +41,7 @@ class Baseline:
             self._medians.append(self._sorted[PIECES // 2])
             self._sorted.clear()
             self.ms = min(self._medians)
-        elif not self._medians and len(self._sorted) >= MIN:
+        elif not self._medians and len(self._sorted) >= MIN_STRETCHES:
             self.ms = self._sorted[len(self._sorted) // 2]
         if not baseline or each <= SLOW_FACTOR * baseline:
             return 0.0

@@ -38,8 +38,8 @@ def protections(config: JobConfig, slots: int, spares: int) -> tuple[Protection,
             "" if config.timings.takeover_s is not None else "timings.takeover_s is null",
             alone,
         ),
-        "steps that the script saves, in memory": (memory,),
-        "steps that the script saves, on a second node": (
+        "the script's saves in memory": (memory,),
+        "the script's saves on a second node": (
             memory,
             "" if checkpoint.peers else "checkpoint.peers is false",
             "training on one node" if slots < 2 else "",

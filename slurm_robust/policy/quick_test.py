@@ -14,10 +14,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.hostlist import fold
 
 TESTS = ("health", "gemm", "memory")
-"""Its parts, by their names as programs of the diagnostics.
-
-``health`` is :func:`~slurm_robust.nodes.quick.check_health`.
-"""
+"""Its parts, by their names as programs of the diagnostics."""
 
 
 class QuickAnswer(Record):

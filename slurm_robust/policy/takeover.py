@@ -39,7 +39,7 @@ TURN_S = 12.0
 UNANSWERED_S = 180.0
 """For a host that answers to bring its controller back; its supervisor waits for a minute at most."""
 
-MAX = 3
+MAX_CONTROLLERS = 3
 """Controllers that one agent starts."""
 
 

@@ -37,10 +37,10 @@ def run_bounded(
 ) -> Ended:
     """Run ``command`` for ``limit_s`` seconds at most; then kill it, its descendants and its process group.
 
-    Its output, with what it prints as ``errors``, is read to its end and no longer: what it has left behind
-    may hold the pipe open for ever. ``given`` is its input, else there is none. Without ``own_session`` it
-    stays in the caller's process group, for a caller that is itself killed with its group. Raises ``OSError``
-    and ``ValueError`` where it cannot be started.
+    The output is read until the program ends, not until the pipe closes: a process that it leaves behind may
+    hold the pipe open. ``given``: standard input, empty by default. ``errors``: read standard error as well.
+    ``own_session=False`` keeps the program in the caller's process group, for callers that are killed with
+    their group. Raises ``OSError`` or ``ValueError`` if the program cannot be started.
     """
     process = subprocess.Popen(
         list(command),

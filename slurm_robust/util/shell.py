@@ -22,7 +22,7 @@ _TOKEN = re.compile(
     r"|(?P<other>[\s\S])"
 )
 
-_MAX = 1 << 18
+_MAX_CHARS = 1 << 18
 """Characters of a script that are read; Slurm takes more, and nobody writes as much by hand."""
 
 _MAX_DOCUMENTS = 200
@@ -52,7 +52,7 @@ class Script(NamedTuple):
 
 def parse(text: str) -> Script:
     """Simple commands in the order in which they stand, empty ones left out but for their operators."""
-    text = text[:_MAX]
+    text = text[:_MAX_CHARS]
     commands: list[Command] = []
     comments: set[int] = set()
     words: list[str] = []

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
-MAX = 400
+MAX_ADDRESSES = 400
 """Addresses of one program, which may have 4,096 instructions."""
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
@@ -42,7 +42,7 @@ def drop(listener: socket.socket, sources: Iterable[Address]) -> None:
 
     Fewer where the kernel has no memory for that many (net.core.optmem_max).
     """
-    chosen = list(sources)[:MAX]
+    chosen = list(sources)[:MAX_ADDRESSES]
     if not chosen:
         try:
             listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

@@ -25,7 +25,7 @@ from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.select import make_client
 
 # Each costs slurmctld one question.
-MAX = 20
+MAX_JOBS = 20
 TIMEOUT_S = 5.0
 # All agents of a job begin and end at once: more questions a second would burden slurmctld.
 ASKING_PER_S = 500
@@ -90,9 +90,9 @@ def remove_leftovers(
 
 def _sweep(found: dict[Path, int], notes: Notes, make: Callable[[], SlurmClient]) -> None:
     try:
-        time.sleep(spread_s(os.environ, random.random(), min(len(found), MAX)))
+        time.sleep(spread_s(os.environ, random.random(), min(len(found), MAX_JOBS)))
         slurm = make()
-        for path, job_id in list(found.items())[:MAX]:
+        for path, job_id in list(found.items())[:MAX_JOBS]:
             if _is_gone(slurm, job_id):
                 shutil.rmtree(path, ignore_errors=True)
                 text = f"removed {path.name} that job {job_id} had left in {path.parent}"

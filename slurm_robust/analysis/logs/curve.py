@@ -19,9 +19,9 @@ LITERALS = ("loss", "norm")
 
 JUMP = 1.5
 """A loss that reaches this multiple of the highest earlier one is a jump, if it is also higher by
-``MIN``."""
+``MIN_RISE``."""
 
-MIN = 1.5
+MIN_RISE = 1.5
 """Losses of small batches vary by less than this from step to step."""
 
 NORM_JUMP = 30.0
@@ -90,7 +90,7 @@ def jump(lines: Sequence[Line]) -> int | None:
 def _has_climbed(value: float, past: Collection[float]) -> bool:
     rise = [*[*past][-RISES:], value]
     is_rise = len(rise) > RISES and all(low < high for low, high in pairwise(rise))
-    return is_rise and math.isfinite(value) and value > min(past) + MIN and value > CLIMB * min(past) > 0
+    return is_rise and math.isfinite(value) and value > min(past) + MIN_RISE and value > CLIMB * min(past) > 0
 
 
 def _is_far_above(value: float, past: Collection[float], is_norm: bool) -> bool:
@@ -98,7 +98,7 @@ def _is_far_above(value: float, past: Collection[float], is_norm: bool) -> bool:
         return False
     factor = NORM_JUMP if is_norm else JUMP
     return any(
-        value > usual + MIN and value > times * usual > 0
+        value > usual + MIN_RISE and value > times * usual > 0
         for usual, times in ((max(past), factor), (median(past), FAR))
     )
 

@@ -1,12 +1,22 @@
-"""The node's checks, as far as the job's user can run them."""
+"""The node's checks, as far as the job's user can run them, once: a part of the quick test."""
 
 from __future__ import annotations
 
+import time
+
+from slurm_robust.config.nodefile import load
 from slurm_robust.diagnostics.part import Measurement, Part
-from slurm_robust.nodes.quick import check_health
+from slurm_robust.model.findings import Outcome
+from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.runner import inspect
+from slurm_robust.nodes.verdict import conclude
 
 
 def run(part: Part) -> Measurement:
     """See the module."""
-    outcome, text = check_health(part.limit_s * 0.8)
-    return Measurement(outcome=outcome, text=text)
+    config = load()
+    report = inspect(config, Context.LIVE, memory=None, now=time.time(), budget_s=part.limit_s * 0.8)
+    found = conclude(report, config, {})
+    if not found.fit:
+        return Measurement(outcome=Outcome.FAIL, text=found.reason)
+    return Measurement(outcome=Outcome.PASS, text=f"{len(report.findings)} findings")

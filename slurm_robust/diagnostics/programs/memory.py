@@ -12,7 +12,7 @@ from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed
 from slurm_robust.util.proc import memory_cgroups
 
 _SHARE = 1 / 16  # of what is available: the node is somebody's
-_MAX = 8 << 30  # bytes
+_MAX_BYTES = 8 << 30  # bytes
 _CHUNK = 1 << 26  # bytes
 _SECONDS = 10.0
 _PATTERNS = (0x5555555555555555, 0xAAAAAAAAAAAAAAAA)
@@ -22,7 +22,7 @@ Words: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 def run(part: Part) -> Measurement:
     """Walk over a bounded part of the free memory for a bounded time. Raises ``NotHere``."""
-    wanted = min(_MAX, int(available() * _SHARE)) // _CHUNK
+    wanted = min(_MAX_BYTES, int(available() * _SHARE)) // _CHUNK
     if wanted == 0:
         raise NotHere("too little memory is free")
     return walk(wanted, _CHUNK // 8, time.monotonic() + min(_SECONDS, part.limit_s / 3))

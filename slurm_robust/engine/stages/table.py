@@ -70,7 +70,7 @@ def begin(events: Sequence[ev.AnyEvent], plan: Plan, now: float) -> tuple[list[e
         news = [_end_of_generation(state, now)] if state.running else []
         if state.restart_count == plan.restart_count:
             return news, end
-        news += _new_run(fold([*events, *news]), plan, now)
+        news += _new_run(fold([*events, *news]) if news else state, plan, now)
         return news, end.then if isinstance(end, ToSaving) else end  # no memory of these nodes has anything
     if state.restart_count != plan.restart_count:
         return _new_run(state, plan, now), ToGathering(start=True)

@@ -21,7 +21,7 @@ STUCK_S = 60.0
 """A process that waits uninterruptibly in two runs so far apart is stuck."""
 
 _HISTORY_S = 600.0
-_MAX = 256
+_MAX_PROCESSES = 256
 COMM = 15
 """How many bytes of a program's name the kernel keeps."""
 
@@ -80,12 +80,12 @@ def gather(host: Host, config: NodeConfig) -> ProcessFacts:
         count=len(found),
         cpus=_cpus(host),
         load=(float(fields[0]), float(fields[1]), float(fields[2])),
-        waiting={process.pid: process.start for process in (*unkillable, *waiting)[: 2 * _MAX]},
+        waiting={process.pid: process.start for process in (*unkillable, *waiting)[: 2 * _MAX_PROCESSES]},
         waiting_names=_names(unkillable or waiting),
-        unkillable=frozenset(process.pid for process in unkillable[:_MAX]),
+        unkillable=frozenset(process.pid for process in unkillable[:_MAX_PROCESSES]),
         zombies=len(zombies),
         zombie_parent=_parent_of_most(zombies, found),
-        users=dict(Counter(process.uid for process in users).most_common(_MAX)),
+        users=dict(Counter(process.uid for process in users).most_common(_MAX_PROCESSES)),
         user_names=_names(users),
         daemons=_daemons(host, found, config),
         units=_units(host),

@@ -13,7 +13,7 @@ from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.probes import Answers, Place
-from slurm_robust.policy.takeover import AGAIN_S, FRESH_S, MAX, TURN_S, UNANSWERED_S
+from slurm_robust.policy.takeover import AGAIN_S, FRESH_S, MAX_CONTROLLERS, TURN_S, UNANSWERED_S
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
 from tests.unit.sample_events import run_started
@@ -233,11 +233,11 @@ def test_the_host_itself_does_not_vote(world: World, watches: list[Watch]) -> No
 
 
 def test_an_agent_starts_only_so_many(world: World, watches: list[Watch]) -> None:
-    for _ in range(MAX + 2):
+    for _ in range(MAX_CONTROLLERS + 2):
         world.now += TURN_S
         turn_all(watches[1:2])
         watches[2].turn()
-    assert len(watches[1].started) == MAX
+    assert len(watches[1].started) == MAX_CONTROLLERS
 
 
 def test_in_a_large_job_only_the_first_nodes_read_the_journal(world: World) -> None:

@@ -67,7 +67,7 @@ def _run(argv: Sequence[str], fault: str, output: Path, environ: Mapping[str, st
             os.kill(os.getpid(), signal.SIGSTOP)
     from slurm_robust.diagnostics.programs import memory
 
-    memory._MAX = memory._CHUNK  # what else is free is walked over in the same way
+    memory._MAX_BYTES = memory._CHUNK  # what else is free is walked over in the same way
     main(argv)
 
 

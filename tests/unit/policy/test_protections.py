@@ -17,7 +17,7 @@ from slurm_robust.policy.protections import protections, told
 
 ALL = (
     "protected: restarts, hangs, faults of nodes, spare nodes, requeue, takeover of the controller, "
-    "steps that the script saves, in memory, steps that the script saves, on a second node"
+    "the script's saves in memory, the script's saves on a second node"
 )
 
 
@@ -48,13 +48,13 @@ def test_a_usual_job_has_them_all() -> None:
         (
             {"checkpoint": CheckpointConfig(memory=False)},
             {
-                "steps that the script saves, in memory": "checkpoint.memory is false",
-                "steps that the script saves, on a second node": "checkpoint.memory is false",
+                "the script's saves in memory": "checkpoint.memory is false",
+                "the script's saves on a second node": "checkpoint.memory is false",
             },
         ),
         (
             {"checkpoint": CheckpointConfig(peers=False)},
-            {"steps that the script saves, on a second node": "checkpoint.peers is false"},
+            {"the script's saves on a second node": "checkpoint.peers is false"},
         ),
     ],
 )
@@ -66,22 +66,19 @@ def test_one_node_has_nobody_else() -> None:
     assert lacking(slots=1, spares=0).keys() == {
         "spare nodes",
         "takeover of the controller",
-        "steps that the script saves, on a second node",
+        "the script's saves on a second node",
     }
-    assert lacking(slots=1, spares=1) == {
-        "steps that the script saves, on a second node": "training on one node"
-    }
+    assert lacking(slots=1, spares=1) == {"the script's saves on a second node": "training on one node"}
 
 
 def test_observe_mode_does_nothing_and_still_saves() -> None:
     found = protections(JobConfig(mode="observe"), 4, 1)
     assert [one.name for one in found if not one.lacking] == [
-        "steps that the script saves, in memory",
-        "steps that the script saves, on a second node",
+        "the script's saves in memory",
+        "the script's saves on a second node",
     ]
     assert told(found).startswith(
-        "protected: steps that the script saves, in memory, steps that the script saves, on a second node; "
-        "not: restarts ("
+        "protected: the script's saves in memory, the script's saves on a second node; not: restarts ("
     )
 
 

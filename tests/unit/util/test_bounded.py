@@ -13,8 +13,10 @@ from slurm_robust.util.bounded import Ended, run_bounded
 from tests.waiting import wait_for
 
 
-def run(script: str, limit_s: float = 20.0, most: int = 2**20, **more: object) -> Ended:
-    return run_bounded(["/bin/sh", "-c", script], limit_s=limit_s, most_bytes=most, **more)  # type: ignore[arg-type]
+def run(script: str, limit_s: float = 20.0, *, errors: bool = True, own_session: bool = True) -> Ended:
+    return run_bounded(
+        ["/bin/sh", "-c", script], limit_s=limit_s, most_bytes=2**20, errors=errors, own_session=own_session
+    )
 
 
 def is_gone(pid: int) -> bool:

@@ -55,7 +55,7 @@ def listener() -> Iterator[socket.socket]:
 
 def test_the_kernel_drops_what_comes_from_some_addresses_alone(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    dropped = [ip_address(f"127.0.0.{n}") for n in range(2, 2 + portfilter.MAX // 2)]
+    dropped = [ip_address(f"127.0.0.{n}") for n in range(2, 2 + portfilter.MAX_ADDRESSES // 2)]
     portfilter.drop(listener, dropped)
     assert connects(port)
     assert not connects(port, STRANGER)
@@ -77,7 +77,7 @@ def test_an_address_of_ipv6_is_dropped_as_well(listener: socket.socket, others: 
 
 
 def test_more_addresses_than_a_program_holds_are_no_error(listener: socket.socket) -> None:
-    portfilter.drop(listener, [ip_address(2**96 + n) for n in range(2 * portfilter.MAX)])
+    portfilter.drop(listener, [ip_address(2**96 + n) for n in range(2 * portfilter.MAX_ADDRESSES)])
     assert connects(listener.getsockname()[1])
 
 
