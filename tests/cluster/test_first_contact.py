@@ -103,7 +103,7 @@ def test_ctrl_c_ends_with_its_code(sandbox: Sandbox) -> None:
     ("command", "text"),
     [("-m nowhere.train", "module not found: nowhere.train"), ("-- nowhere", "program not found")],
 )
-def test_what_is_not_there_is_refused_before_anything_starts(
+def test_a_missing_script_or_program_is_refused_before_anything_starts(
     sandbox: Sandbox, command: str, text: str
 ) -> None:
     job = ProtectedJob(sandbox, command, nodes=2)

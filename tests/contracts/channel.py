@@ -60,7 +60,7 @@ class ChannelContract:
         assert found.value.fix
         assert not found.value.unsure
 
-    def test_what_hangs_has_failed_after_its_time(self, world: ChannelWorld) -> None:
+    def test_a_channel_that_hangs_has_failed_after_its_time(self, world: ChannelWorld) -> None:
         begun = time.monotonic()
         with pytest.raises(ChannelFailed, match=r"within 0\.1 s") as found:
             world.channel("hangs").send(MESSAGE, 0.1)

@@ -71,7 +71,7 @@ class DiagnoserContract:
         assert (found.suspects, found.results) == ((), ())
         assert found.left_out["reference"] == "no time was left"
 
-    def test_no_nodes(self, world: DiagnoserWorld) -> None:
+    def test_without_nodes_the_diagnoser_tests_nothing(self, world: DiagnoserWorld) -> None:
         """Nothing is tested."""
         found = world.diagnoser().diagnose((), bitwise=True, storage="", budget_s=_BUDGET_S)
         assert (found.suspects, found.results) == ((), ())

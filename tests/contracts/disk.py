@@ -32,7 +32,7 @@ class DiskWorld(Protocol):
 class DiskContract:
     """What the journal relies on."""
 
-    def test_what_is_appended_is_there(self, world: DiskWorld) -> None:
+    def test_bytes_appended_to_a_new_file_are_there(self, world: DiskWorld) -> None:
         """Of a file that was not there; nobody else may read it."""
         disk, path = world.disk, world.folder / "j"
         fd = disk.open(path, _FLAGS | os.O_CREAT)

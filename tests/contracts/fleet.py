@@ -38,7 +38,7 @@ class FleetIndexContract:
             FleetIndex(url)
         assert "srobust admin fleet collect" in told.value.fix
 
-    def test_it_is_empty_at_first(self, index: FleetIndex) -> None:
+    def test_a_new_index_is_empty(self, index: FleetIndex) -> None:
         """An empty index has empty answers, and no division by zero."""
         found = index.read(lambda c: queries.report(c, 0.0, BEGIN))
         assert (found.totals.jobs, found.totals.ettr, found.causes, found.worst) == (0, None, (), ())
@@ -122,7 +122,7 @@ class FleetIndexContract:
         (row,) = index.read(lambda c: queries.incidents(c, Wanted(user=odd)))
         assert (row.user, row.detail) == (odd, odd)
 
-    def test_two_writers_at_once(self, url: str, index: FleetIndex) -> None:
+    def test_two_writers_at_once_add_all_of_both_to_the_index(self, url: str, index: FleetIndex) -> None:
         """All of what both add is there, once, although they add to the same nodes on the same day."""
         failed: list[BaseException] = []
 
@@ -182,7 +182,7 @@ class FleetIndexContract:
         rows = {row.node: (row.type, row.rack) for row in index.read(lambda c: queries.nodes(c, 0.0))}
         assert (rows["n2"], rows["n1"]) == (("4xgb200", "r9"), ("8xh200", "r1"))
 
-    def test_who_blames_a_node(self, index: FleetIndex) -> None:
+    def test_each_user_accuses_a_node_once(self, index: FleetIndex) -> None:
         """Each user once for each node, however many jobs say so."""
         blamed = [entry(number) for number in range(5)]
         index.add([*blamed, structs.replace(entry(9), uid=1002)], PLACES)

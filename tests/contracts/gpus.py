@@ -44,7 +44,7 @@ class GpusWorld(Protocol):
 class GpusContract:
     """What snapshots rely on."""
 
-    def test_it_distinguishes_its_tensors_from_those_of_the_host(self, world: GpusWorld) -> None:
+    def test_tensors_of_the_gpu_are_told_from_those_of_the_host(self, world: GpusWorld) -> None:
         """Views of them too."""
         tensor = world.tensor(1.0, 10)
         assert world.gpus.has(tensor)

@@ -89,7 +89,7 @@ class LauncherContract:
         assert launcher.fileno() == -1
         assert isinstance(start_ready(launcher).seen[0], Ready)
 
-    def test_one_that_cannot_prepare_says_why_and_ends(self, world: LauncherWorld) -> None:
+    def test_a_launcher_that_cannot_prepare_says_why_and_ends(self, world: LauncherWorld) -> None:
         """Fatal, then Gone."""
         launcher = world.broken_launcher()
         launcher.start()
@@ -155,7 +155,7 @@ class LauncherContract:
         launcher.spawn(world.order(2, "exits 0"))
         assert reader.wait(Exited, 2)[1].generation == 2
 
-    def test_when_it_is_gone_it_can_be_started_again(self, world: LauncherWorld) -> None:
+    def test_a_launcher_that_is_gone_can_be_started_again(self, world: LauncherWorld) -> None:
         """Gone is the last message of the first life; the second works like the first."""
         launcher = world.launcher()
         reader = start_ready(launcher)

@@ -76,7 +76,7 @@ class ReplayerContract:
         assert verdict.suspects == ()
         assert "against no node" in verdict.reason
 
-    def test_too_few_nodes(self, make: Make) -> None:
+    def test_a_single_node_is_not_replayed(self, make: Make) -> None:
         """One has nobody to be compared with."""
         verdict = run(make({}), NODES[:1])
         assert (verdict.suspects, verdict.horizontal) == ((), ())

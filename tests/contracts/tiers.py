@@ -34,7 +34,7 @@ class NodeTierWorld(Protocol):
 class NodeTierContract:
     """What agents, the controller's choice and restoring workers rely on."""
 
-    def test_before_anything_is_there_it_is_empty(self, world: NodeTierWorld) -> None:
+    def test_a_tier_without_checkpoints_is_empty(self, world: NodeTierWorld) -> None:
         assert world.tier.inventory() == ()
         assert world.tier.find(0, FIRST) is None
 
@@ -84,7 +84,7 @@ class SharedTierWorld(Protocol):
 class SharedTierContract:
     """What the controller, the storage writer and restoring workers rely on."""
 
-    def test_it_is_complete_when_all_ranks_have_published(self, world: SharedTierWorld) -> None:
+    def test_a_step_is_complete_when_all_ranks_have_published(self, world: SharedTierWorld) -> None:
         assert world.tier.complete(2) == []
         world.of_rank(1).save(FIRST, state(1, FIRST))
         assert world.tier.complete(2) == []
@@ -107,7 +107,7 @@ class SharedTierContract:
         assert world.tier.complete(2) == [FIRST]
         assert world.of_rank(1).load(FIRST, ("model",)).rng == {"rank": 1}
 
-    def test_what_is_missing_foreign_or_damaged_is_refused(self, world: SharedTierWorld) -> None:
+    def test_a_missing_foreign_or_damaged_part_is_refused(self, world: SharedTierWorld) -> None:
         save(world, FIRST)
         with pytest.raises(MissingCheckpoint):
             world.of_rank(0).load(SECOND, ("model",))

@@ -79,7 +79,7 @@ def test_every_check_of_ours_that_it_names_exists() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_its_scripts_follow_the_convention(script: str) -> None:
+def test_scripts_of_the_nhc_page_follow_the_convention(script: str) -> None:
     done = subprocess.run(["sh"], input=script, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode in (0, 1, 2, 3)
     assert "Syntax" not in done.stderr

@@ -65,7 +65,7 @@ def lib(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_tells_of_everything_that_is_bundled(table: ModuleType, lib: Path) -> None:
+def test_the_licence_table_tells_of_everything_that_is_bundled(table: ModuleType, lib: Path) -> None:
     text = table.text(lib)
     for holder in ("Robey Pointer", "the contributors of libzmq", "Frank Denis", "Yann Collet", "YaoYuan"):
         assert re.search(rf"^(Copyright:)? .*{re.escape(holder)}", text, re.MULTILINE), holder
@@ -80,14 +80,14 @@ def test_it_tells_of_everything_that_is_bundled(table: ModuleType, lib: Path) ->
     assert [line for line in text.splitlines() if not re.fullmatch(r"([A-Z][A-Za-z-]+: .+| .+|)", line)] == []
 
 
-def test_it_names_each_licence_once(table: ModuleType) -> None:
+def test_the_licence_table_names_each_licence_once(table: ModuleType) -> None:
     assert (
         table.expression()
         == "Apache-2.0 AND BSD-2-Clause AND BSD-3-Clause AND ISC AND LGPL-2.1-or-later AND MIT AND MPL-2.0"
     )
 
 
-def test_it_misses_what_is_new(table: ModuleType, lib: Path) -> None:
+def test_the_licence_table_misses_a_new_package_or_library(table: ModuleType, lib: Path) -> None:
     folder = lib / "other-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.4\nName: other\nVersion: 1.0\nLicense: GPL-3.0\n")
@@ -98,7 +98,9 @@ def test_it_misses_what_is_new(table: ModuleType, lib: Path) -> None:
     assert "pyzmq.libs/libother-1234.so.1: of no work" in str(told.value)
 
 
-def test_it_misses_what_changed_its_licence_or_is_gone(table: ModuleType, lib: Path) -> None:
+def test_the_licence_table_misses_a_package_that_changed_its_licence_or_is_gone(
+    table: ModuleType, lib: Path
+) -> None:
     (rich,) = lib.glob("rich-*.dist-info/METADATA")
     changed = rich.read_text().replace("\nLicense: MIT\n", "\nLicense: GPL-3.0\n")
     rich.unlink()

@@ -213,12 +213,12 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
     return readers(tmp_path_factory.mktemp("job"))
 
 
-def test_all_are_named(known: dict[str, Reader]) -> None:
+def test_every_reader_of_files_is_named(known: dict[str, Reader]) -> None:
     assert tuple(known) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_good_is_read(known: dict[str, Reader], name: str) -> None:
+def test_a_good_file_is_read(known: dict[str, Reader], name: str) -> None:
     known[name].use(known[name].good)
 
 

@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> NodeConfig:
     )
 
 
-def test_what_is_wrong_and_on_what(config: NodeConfig, tmp_path: Path) -> None:
+def test_a_deep_check_tells_what_is_wrong_and_on_what(config: NodeConfig, tmp_path: Path) -> None:
     dmi = tmp_path / "root/sys/class/dmi/id"
     dmi.mkdir(parents=True)
     (dmi / "product_serial").write_text("ABC42\n")
@@ -44,7 +44,7 @@ def test_what_is_wrong_and_on_what(config: NodeConfig, tmp_path: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Examination) == found
 
 
-def test_what_drained_it_must_pass_by_name(config: NodeConfig, tmp_path: Path) -> None:
+def test_a_node_must_pass_the_check_that_drained_it(config: NodeConfig, tmp_path: Path) -> None:
     fan, lost = Cause(check="site.fan"), Cause(check="gpu.xid", subject="gpu3")
     file = DrainFile(Path(config.paths.state))
     file.path.parent.mkdir()

@@ -24,7 +24,7 @@ with TABLE.open(newline="") as lines:
 
 
 @pytest.mark.parametrize(("text", "counts", "whose"), CASES)
-def test_whose_a_reason_is_and_what_of_it_counts(text: str, counts: str, whose: str) -> None:
+def test_the_owner_of_a_drain_reason_and_what_of_it_counts(text: str, counts: str, whose: str) -> None:
     found = evidence(text)
     assert (found.means.value if found else "") == counts
     assert " ".join(f"{part.by}:{part.means.value}" for part in read(text)) == whose

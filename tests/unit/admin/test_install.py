@@ -237,7 +237,7 @@ def site_folder(machine: Machine) -> Path:
     return folder
 
 
-def test_without_a_word_for_it_nothing_goes_live_in_a_folder_of_the_site(
+def test_without_an_option_no_hook_goes_live_in_a_folder_of_the_site(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = site_folder(machine)
@@ -330,7 +330,7 @@ def test_a_prefix_that_others_may_write_to_is_refused(machine: Machine) -> None:
     assert machine.tree() == before
 
 
-def test_this_very_program_is_looked_at_whole(machine: Machine) -> None:
+def test_the_installed_program_is_checked_whole(machine: Machine) -> None:
     """All folders from which modules come; how they are kept on a developer's machine is not our matter."""
     site = Site(CONF, tree=Tree(machine.root), live=machine.site().live)
     assert any(Path(folder, "msgspec").is_dir() for folder in site.modules)

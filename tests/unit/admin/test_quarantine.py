@@ -172,7 +172,7 @@ def test_without_an_answer_the_old_reason_stays(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_what_interrupts_it_puts_no_untested_node_into_service(
+def test_an_interrupted_quarantine_puts_no_untested_node_into_service(
     ward: Ward, error: type[BaseException]
 ) -> None:
     ward.slurm.drain(["n1"], REASON)
@@ -263,7 +263,7 @@ def reserve(ward: Ward, name: str) -> None:
     ward.slurm.create_reservation(request)
 
 
-def test_only_one_runs_on_a_host(ward: Ward) -> None:
+def test_only_one_quarantine_runs_on_a_host(ward: Ward) -> None:
     ward.notes.mkdir()
     fd = os.open(ward.notes / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -316,7 +316,7 @@ def test_a_drain_in_which_others_have_a_part_is_said_and_stays(ward: Ward, reaso
 
 
 @pytest.mark.parametrize("good", [False, True])
-def test_what_others_drain_during_the_test_stays_theirs(ward: Ward, good: bool) -> None:
+def test_a_drain_by_others_during_the_test_stays_theirs(ward: Ward, good: bool) -> None:
     ward.slurm.drain(["n1"], REASON)
 
     def cordoned(node: str) -> Examination:

@@ -232,7 +232,7 @@ def test_a_node_that_has_forgotten_everything_must_be_seen_to_pass_what_failed(
     assert passed or "not proven: gpu.xid gpu3" in result.why
 
 
-def test_one_that_fails_again_stays_and_is_not_repaired_twice_in_a_run(shop: Shop) -> None:
+def test_a_node_that_fails_again_stays_drained_and_is_not_repaired_twice_in_a_run(shop: Shop) -> None:
     shop.answers(found(RESET))
     assert not shop.run()["n1"].returned
     assert shop.hands.done == ["reset n1 gpu3"]

@@ -95,7 +95,9 @@ def test_a_number_needs_no_slurm(cluster: FakeCluster) -> None:
 @pytest.mark.parametrize(
     ("text", "error"), [("0", NoNodes), ("n9", InvalidNode), ("n[1-2],x", InvalidNode), ("n[1-", NoNodes)]
 )
-def test_what_names_no_node(cluster: FakeCluster, text: str, error: type[Exception]) -> None:
+def test_a_fleet_that_names_no_node_is_refused(
+    cluster: FakeCluster, text: str, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         fleet_of(FakeSlurm(cluster), text)
 

@@ -85,7 +85,7 @@ def test_a_worker_that_is_gone_holds_nothing(proc: Proc) -> None:
     assert watch.still_s((7, 99), 101.0) == 1.0
 
 
-def test_this_kernels_own_files_are_understood() -> None:
+def test_the_files_of_the_running_kernel_are_understood() -> None:
     if "nr_foll_pin_released" not in Path("/proc/vmstat").read_text():
         pytest.skip("this kernel does not count what drivers let go")
     assert DeathWatch().still_s((os.getpid(),), 100.0) == 0.0

@@ -43,7 +43,9 @@ ARRIVALS = st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_siz
 
 
 @given(ARRIVALS, st.integers(2, 12))
-def test_there_are_never_more_than_places(arrivals: list[tuple[str, bool]], places: int) -> None:
+def test_the_entrance_never_holds_more_connections_than_places(
+    arrivals: list[tuple[str, bool]], places: int
+) -> None:
     waiting = Waiting(places)
     waiting.agents.add("a")
     for number, (address, silent) in enumerate(arrivals):
@@ -75,7 +77,7 @@ def test_an_agents_address_leaves_last() -> None:
     assert waiting.oldest() is waiting.get(0)
 
 
-def test_who_stands_there_for_too_long_is_overdue() -> None:
+def test_a_stranger_who_waits_too_long_is_overdue() -> None:
     waiting = Waiting(8)
     for number in range(4):
         waiting.add(stranger(number, "a", deadline=float(number)))

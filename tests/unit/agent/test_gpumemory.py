@@ -46,7 +46,7 @@ def gpu(memory_mb: int, *pids: int, ending: bool = False) -> Use:
     ],
     ids=["free", "little", "nobody's", "worker's", "its child's", "another job's", "gone", "not told"],
 )
-def test_what_is_held(use: Use, held: str) -> None:
+def test_processes_that_hold_gpu_memory(use: Use, held: str) -> None:
     assert leftovers().held([use], 100.0) == held
 
 

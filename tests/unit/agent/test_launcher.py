@@ -183,7 +183,7 @@ class TestExecLauncher(LauncherContract):
     def world(self, programs: RealWorld) -> RealWorld:
         return programs
 
-    def test_one_that_cannot_prepare_says_why_and_ends(self, world: RealWorld) -> None:  # type: ignore[override]
+    def test_a_launcher_that_cannot_prepare_says_why_and_ends(self, world: RealWorld) -> None:  # type: ignore[override]
         """Programs need no preparation, so there is nothing that can fail."""
         start_ready(world.broken_launcher())
 

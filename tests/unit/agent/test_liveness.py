@@ -21,7 +21,7 @@ def liveness() -> Iterator[Liveness]:
         yield found
 
 
-def test_its_kernel_answers_for_the_port(liveness: Liveness) -> None:
+def test_the_kernel_answers_for_the_port(liveness: Liveness) -> None:
     assert liveness.port
     assert probe({"n2": Place(addresses=("127.0.0.1",), port=liveness.port)}, 5.0).nodes == {"n2"}
 
@@ -33,7 +33,7 @@ def test_nobody_else_gets_the_port(liveness: Liveness) -> None:
             other.bind(("127.0.0.1", liveness.port))
 
 
-def test_it_probes_for_the_controller(liveness: Liveness) -> None:
+def test_an_agent_probes_other_nodes_for_the_controller(liveness: Liveness) -> None:
     places = {"n5": Place(addresses=("127.0.0.1",), port=liveness.port), "n6": Place(addresses=(), port=0)}
     liveness.order(ProbeNodes(epoch=1, number=3, places=places, for_s=0.2))
     assert select.select([liveness.fileno()], [], [], 10.0)[0]

@@ -51,7 +51,7 @@ def test_another_user_cannot_have_a_held_port(*, hand_over: bool, reuse: bool) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_it_is_seen_that_another_user_took_the_port() -> None:
+def test_another_user_who_took_the_port_is_named() -> None:
     holder = PortHolder()
     holder.open()
     assert taken_by(holder.port) == ""

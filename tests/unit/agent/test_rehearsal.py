@@ -159,7 +159,7 @@ def test_a_script_makes_two_steps_alone_and_leaves_nothing(make_job: MakeJob) ->
     controller.wait_for("n1", lambda b: b.generation == 1 and b.phase in (Phase.RUNNING, Phase.ENDED), 120)
 
 
-def test_one_that_crashes_says_where(make_job: MakeJob) -> None:
+def test_a_rehearsal_that_crashes_says_where(make_job: MakeJob) -> None:
     job = make_job("import torch\nimport not_a_module\n")
     found = rehearse(up(job), order())
     assert found.state is RehearsalState.FAILED
@@ -167,12 +167,12 @@ def test_one_that_crashes_says_where(make_job: MakeJob) -> None:
     assert "Traceback" in log(job)
 
 
-def test_one_that_dies_by_a_signal_says_which(make_job: MakeJob) -> None:
+def test_a_rehearsal_that_dies_by_a_signal_says_which(make_job: MakeJob) -> None:
     found = rehearse(up(make_job("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")), order())
     assert (found.state, found.reason) == (RehearsalState.FAILED, "SIGSEGV")
 
 
-def test_one_that_hangs_is_ended_with_all_that_it_started(make_job: MakeJob) -> None:
+def test_a_rehearsal_that_hangs_is_ended_with_all_that_it_started(make_job: MakeJob) -> None:
     job = make_job(HANG)
     controller = up(job)
     controller.send("n1", order(limit_s=8.0))
@@ -226,7 +226,9 @@ def test_what_else_would_change_a_file_is_refused(make_job: MakeJob) -> None:
     assert not (job.folder / "results").exists()
 
 
-def test_it_may_write_temporary_files_and_where_that_is_allowed(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_rehearsal_may_write_temporary_files_and_to_allowed_folders(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
     index = tmp_path / "index"
     script = f"import tempfile; tempfile.mkstemp(); open({str(index / 'made')!r}, 'w').write('x')"
     found = rehearse(up(make_job(script)), order(writes=(str(index),)))
@@ -234,7 +236,7 @@ def test_it_may_write_temporary_files_and_where_that_is_allowed(make_job: MakeJo
     assert (index / "made").read_text() == "x"
 
 
-def test_a_node_that_is_needed_ends_it_at_once(make_job: MakeJob) -> None:
+def test_a_node_that_is_needed_ends_its_rehearsal_at_once(make_job: MakeJob) -> None:
     job = make_job(f"import os\nif os.environ.get('SROBUST_REHEARSAL'):\n    exec({HANG!r})\n")
     controller = up(job)
     controller.send("n1", order())
@@ -248,7 +250,7 @@ def test_a_node_that_is_needed_ends_it_at_once(make_job: MakeJob) -> None:
     wait_for(lambda: not any(map(is_alive, mine)))
 
 
-def test_it_ends_with_its_agent(make_job: MakeJob) -> None:
+def test_a_rehearsal_ends_with_its_agent(make_job: MakeJob) -> None:
     job = make_job("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(1000)\n")
     controller = up(job)
     controller.send("n1", order())
@@ -265,7 +267,7 @@ def test_trackers_of_experiments_are_told_to_report_nothing(make_job: MakeJob) -
     assert uri.startswith("file:///")
 
 
-def test_it_is_nice_and_the_first_that_the_kernel_kills(make_job: MakeJob) -> None:
+def test_a_rehearsal_is_nice_and_the_first_that_the_kernel_kills(make_job: MakeJob) -> None:
     script = "import os; print(os.nice(0), open('/proc/self/oom_score_adj').read())"
     job = make_job(script)
     assert rehearse(up(job), order()).state is RehearsalState.PASSED
@@ -303,7 +305,7 @@ def test_a_torch_without_a_fake_group_is_recognised() -> None:
     assert "no fake process group" in run_python("-c", WITHOUT).stdout
 
 
-def test_one_that_needs_more_memory_than_there_is_is_ended(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_rehearsal_that_needs_more_memory_than_there_is_is_ended(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(FORKS)
     free = 1.0
     rehearsals = Rehearsals(job.spec, job.job, "n1", tmp_path / "rehearsal", lambda: free)

@@ -127,7 +127,7 @@ def test_the_first_of_a_majority_starts_the_controller_and_says_why(
     assert not watches[3].started
 
 
-def test_the_next_one_does_so_if_the_first_does_not(world: World, watches: list[Watch]) -> None:
+def test_the_next_agent_takes_over_if_the_first_does_not(world: World, watches: list[Watch]) -> None:
     n3, n4 = watches[2:]
     world.job.votes.mkdir()
     watches[1].turn()  # votes, and is seen by the others, but is not turned any more
@@ -137,7 +137,9 @@ def test_the_next_one_does_so_if_the_first_does_not(world: World, watches: list[
     assert (len(n3.started), len(n4.started)) == (1, 0)
 
 
-def test_one_that_votes_late_leaves_it_to_one_that_has_begun(world: World, watches: list[Watch]) -> None:
+def test_an_agent_that_votes_late_leaves_the_takeover_to_the_one_that_has_begun(
+    world: World, watches: list[Watch]
+) -> None:
     n2, n3, n4 = watches[1:]
     turn_all([n3, n4])
     assert len(n3.started) == 1, "n2, which is before it, had not voted"
@@ -203,7 +205,7 @@ def test_votes_are_withdrawn_when_the_controller_is_heard(world: World, watches:
     assert not watches[1].voted
 
 
-def test_and_when_another_controller_has_the_job(world: World, watches: list[Watch]) -> None:
+def test_votes_are_withdrawn_when_another_controller_has_the_job(world: World, watches: list[Watch]) -> None:
     watches[1].turn()
     world.take("n3")
     turn_all(watches[1:])

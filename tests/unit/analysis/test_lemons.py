@@ -36,7 +36,7 @@ def test_with_one_kind_of_failure_it_is_the_poisson_distribution(count: int, mea
 
 @settings(max_examples=40)
 @given(st.floats(0.05, 3), st.floats(0.05, 20), st.integers(1, 128))
-def test_two_kinds_are_added_up(own: float, shared: float, steps: int) -> None:
+def test_two_kinds_of_failures_are_added_up(own: float, shared: float, steps: int) -> None:
     """Against the plain double sum: whole failures and quarters of one."""
     blame = steps / 64
 

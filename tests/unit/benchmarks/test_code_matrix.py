@@ -162,7 +162,7 @@ def test_a_training_that_goes_on_loses_what_it_takes_longer() -> None:
         ({"words": "nobody knows"}, "no evidence in 'nobody knows'"),
     ],
 )
-def test_what_is_wrong_is_said(change: dict[str, object], wrong: str) -> None:
+def test_what_is_wrong_with_a_training_is_said(change: dict[str, object], wrong: str) -> None:
     found = replace(after(CRASH, *GAVE_UP), **change)  # type: ignore[arg-type]
     assert complaints(found, UNDISTURBED) == (wrong,)
 

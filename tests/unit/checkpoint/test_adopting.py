@@ -48,7 +48,7 @@ def test_where_storage_has_no_links_files_are_copied(
     assert new.complete() == [REF]
 
 
-def test_one_that_is_there_stays_and_one_that_cannot_be_had_leaves_nothing(
+def test_a_step_that_is_there_stays_and_one_that_cannot_be_had_leaves_nothing(
     old: CheckpointStore, tmp_path: Path
 ) -> None:
     new = CheckpointStore(tmp_path / "new")

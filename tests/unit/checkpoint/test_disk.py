@@ -63,7 +63,7 @@ def test_only_rank_0_writes_what_is_shared(tmp_path: Path) -> None:
     assert read_part(second, read_sidecar(second)).shared == {}
 
 
-def test_what_is_not_there_is_missing(tmp_path: Path) -> None:
+def test_a_step_that_is_not_complete_is_missing(tmp_path: Path) -> None:
     with pytest.raises(MissingCheckpoint, match="gen-0002/step-00000007 is not complete"):
         tier(tmp_path).load(REF, ("model",))
 

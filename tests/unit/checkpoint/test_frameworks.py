@@ -62,7 +62,7 @@ def partitioned() -> nn.Module:
         ),
     ],
 )
-def test_it_is_refused_with_the_way_to_pass_it(entry: Any, message: str) -> None:
+def test_an_unsupported_entry_is_refused_with_the_way_to_pass_it(entry: Any, message: str) -> None:
     with pytest.raises(UnsupportedState, match=f"^entry 'it' .*{message}"):
         Checkpointer({"model": nn.Linear(1, 1), "it": entry})
 

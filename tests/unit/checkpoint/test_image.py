@@ -105,7 +105,7 @@ def test_an_image_that_was_begun_and_not_committed_is_ignored(path: Path) -> Non
         open_image(path)
 
 
-def test_what_is_not_there_is_reported(tmp_path: Path) -> None:
+def test_a_missing_or_short_image_is_reported(tmp_path: Path) -> None:
     with pytest.raises(MissingCheckpoint, match="not there"):
         open_image(tmp_path / "none")
     (tmp_path / "short").write_bytes(b"x")

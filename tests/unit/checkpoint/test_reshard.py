@@ -179,7 +179,7 @@ def test_each_rank_gets_its_part_of_what_was_stored(kind: str, old: int, new: in
 
 
 @pytest.mark.slow
-def test_there_and_back_is_bitwise_the_same(tmp_path: Path) -> None:
+def test_resharding_to_two_and_to_four_ranks_is_bitwise_the_same(tmp_path: Path) -> None:
     """3, 2, 4 ranks: what the four hold together is what the three held."""
     save(tmp_path / "3", "fsdp", 3)
     for old, new in ((3, 2), (2, 4)):

@@ -203,7 +203,9 @@ def test_pruning_spares_what_the_pointer_names(tmp_path: Path) -> None:
     assert store.complete() == [ref(1, 90), ref(2, 60)]
 
 
-def test_who_cannot_be_alone_leaves_all_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pruning_without_the_lock_leaves_all_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another host that hangs with the lock costs a pruning, and no more."""
     monkeypatch.setattr(store_module, "_LOCK_WAIT_S", 0.05)
     store = CheckpointStore(tmp_path)

@@ -28,7 +28,7 @@ def test_the_list_for_people_and_for_programs(job: str, capsys: pytest.CaptureFi
     assert found["incidents"][0]["blamed"] == "the code (ValueError at train.py:88)"
 
 
-def test_one_for_programs(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_incident_for_programs(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["incident", job, "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["incident"]["verdict"]["suspects"] == ["n3"]
@@ -80,7 +80,7 @@ def test_nothing_of_a_log_is_obeyed_by_the_terminal(
         (["incidents", "/nowhere/7"], ExitCode.NO_INPUT, "there is no folder /nowhere/7"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_a_wrong_argument_is_named_with_its_fix(
     argv: list[str], code: int, message: str, job: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([job if arg == "JOB" else arg for arg in argv]) == code

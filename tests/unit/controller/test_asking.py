@@ -61,7 +61,9 @@ def test_of_a_requeue_slurmstepd_says_who_wants_it(world: World, word: str, pree
 
 
 @pytest.mark.parametrize(("state", "preempted"), [("PREEMPTED", True), ("REQUEUED", False)])
-def test_without_a_word_of_it_the_books_say_it(world: World, state: str, preempted: bool) -> None:
+def test_a_requeue_that_slurmstepd_does_not_tell_is_read_from_accounting(
+    world: World, state: str, preempted: bool
+) -> None:
     world.slurm.requeue(world.job)
     world.record(state)
     _, last = world.ask()
@@ -69,7 +71,7 @@ def test_without_a_word_of_it_the_books_say_it(world: World, state: str, preempt
     assert world.clock.now - world.begun == BOOKS_AFTER_S
 
 
-def test_where_nobody_says_it_the_question_has_an_end(world: World) -> None:
+def test_the_question_who_ended_the_job_has_an_end(world: World) -> None:
     world.slurm.requeue(world.job)
     world.slurm.cluster.runs.clear()
     _, last = world.ask()

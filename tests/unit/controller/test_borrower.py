@@ -85,7 +85,7 @@ def test_a_spare_is_lent(site: Site) -> None:
     assert asked.time_limit_s == pytest.approx(36000.0, abs=60.0)
 
 
-def test_several_at_once(site: Site) -> None:
+def test_several_spares_are_lent_at_once(site: Site) -> None:
     assert sorted(site.borrow(missing=2).nodes.values()) == ["n5", "n6"]
 
 

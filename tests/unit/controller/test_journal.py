@@ -296,7 +296,7 @@ def test_what_another_controller_has_written_is_not_cut_off(tmp_path: Path) -> N
     new.close()
 
 
-def test_what_waits_when_another_controller_took_over_is_not_written(tmp_path: Path) -> None:
+def test_events_that_wait_when_another_controller_took_over_are_not_written(tmp_path: Path) -> None:
     path, disk = tmp_path / "j", FaultyDisk()
     journal = Journal(path, disk)
     journal.append(EVENTS[0])
@@ -361,19 +361,19 @@ def texts(data: bytes) -> list[str]:
     return [event.text for event in parse(data)[0] if isinstance(event, ev.Noted)]
 
 
-def test_what_an_old_controller_writes_after_the_next_one_began_does_not_count() -> None:
+def test_events_of_an_old_controller_after_the_next_one_began_do_not_count() -> None:
     data = lines(started(1, 0), noted("a", 1), started(2, 2), noted("late", 1), noted("b", 2))
     assert texts(data) == ["a", "b"]
     assert parse(data)[1] == len(data)
     assert fold(parse(data)[0]).epoch == 2
 
 
-def test_nor_what_it_wrote_while_the_next_one_was_reading() -> None:
+def test_events_that_an_old_controller_wrote_while_the_next_one_was_reading_do_not_count() -> None:
     data = lines(started(1, 0), noted("a", 1), noted("unseen", 1), started(2, 2), noted("b", 2))
     assert texts(data) == ["a", "b"]
 
 
-def test_nor_an_old_controller_that_begins_late() -> None:
+def test_an_old_controller_that_begins_late_does_not_count() -> None:
     data = lines(started(1, 0), started(3, 1), started(2, 1), noted("late", 2), noted("b", 3))
     assert texts(data) == ["b"]
     assert fold(parse(data)[0]).epoch == 3

@@ -69,7 +69,7 @@ def test_a_training_shows_its_step_and_pace(trained: Watched) -> None:
     assert moment.nodes[0].memory_step == 5
 
 
-def test_before_anything_is_known_all_is_empty() -> None:
+def test_the_moment_of_a_job_is_empty_before_anything_is_known() -> None:
     job = Job()
     moment = Watched(job).look()
     assert (moment.step, moment.loss, moment.ettr, moment.incident) == (-1, None, None, None)

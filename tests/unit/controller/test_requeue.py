@@ -25,14 +25,14 @@ def end_badly(slurm: FakeSlurm, job_id: int) -> frozenset[str]:
     return slurm.job(job_id).states
 
 
-def test_it_ends_as_failed() -> None:
+def test_a_job_that_gives_up_ends_as_failed() -> None:
     slurm = FakeSlurm()
     job_id = started(slurm, "--requeue=expedite")
     forbid_requeue(slurm, slurm.allocation(job_id), slurm.cluster.clock)
     assert end_badly(slurm, job_id) == {"FAILED"}
 
 
-def test_without_that_it_would_be_held_for_ever() -> None:
+def test_a_job_that_gives_up_and_may_requeue_would_be_held_for_ever() -> None:
     slurm = FakeSlurm()
     job_id = started(slurm, "--requeue=expedite")
     end_badly(slurm, job_id)
@@ -67,7 +67,7 @@ def test_a_silent_slurm_is_asked_for_a_while(capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr().out == ""
 
 
-def test_but_not_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_slurm_is_not_asked_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
     slurm = FakeSlurm()
     job_id = started(slurm, "--requeue=expedite")
     allocation, clock = slurm.allocation(job_id), slurm.cluster.clock

@@ -143,7 +143,7 @@ def test_a_requeue_that_was_taken_ends_the_run_whatever_follows(answers: tuple[R
 
 
 @pytest.mark.parametrize("answers", [(TAKEN,), (TAKEN, DONE), (TAKEN, SILENT), (DONE,)])
-def test_nor_does_it_wait_for_a_term_that_never_comes(answers: tuple[RequeueAnswer, ...]) -> None:
+def test_a_job_does_not_wait_for_a_term_that_never_comes(answers: tuple[RequeueAnswer, ...]) -> None:
     job = leaving(*answers)
     job.until(lambda: job.code is not None, limit=LOST_S + 60)
     assert job.code == ExitCode.REQUEUED

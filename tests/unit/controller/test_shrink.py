@@ -123,7 +123,7 @@ def test_slurm_is_made_to_try_the_node_and_waited_for(site: Site) -> None:
     assert site.nodes == ("n1", "n2")
 
 
-def test_but_not_for_ever(site: Site) -> None:
+def test_a_node_that_slurm_keeps_is_not_waited_for_for_ever(site: Site) -> None:
     begun = site.slurm.cluster.clock.now
     site.alive.remove("n3")
     site.shed("n3")

@@ -347,7 +347,7 @@ def test_observe_mode_names_the_dead_host_too() -> None:
     assert job.core.state.evicted == {}
 
 
-def test_nor_is_an_agent_started_there_where_it_died_in_the_middle_of_a_recovery() -> None:
+def test_no_agent_is_started_on_a_batch_host_that_died_in_the_middle_of_a_recovery() -> None:
     job = Job(slots=("n1", "n2"), spares=("n3",))
     job.train_to(3)
     ended = ev.GenerationEnded(t=job.wall, generation=1, reason="a rank died", sealed_step=2)

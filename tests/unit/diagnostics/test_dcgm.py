@@ -73,7 +73,7 @@ def test_output_other_than_a_report_is_unknown(output: str) -> None:
     assert found.text.startswith("dcgmi says: ")
 
 
-def test_it_runs_as_deep_as_time_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dcgm_runs_as_deep_as_time_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "dcgmi"
     program.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/said\ncat <<'END'\n{RELEASE_4}\nEND\nexit 1\n")
     program.chmod(0o755)

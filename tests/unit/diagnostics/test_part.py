@@ -21,7 +21,7 @@ PART = Part(node="n1", group=("n1",))
 
 
 @pytest.mark.slow
-def test_one_line_for_each_test(tmp_path: Path) -> None:
+def test_a_part_writes_one_line_for_each_test(tmp_path: Path) -> None:
     words = ("storage,dcgm", "--node", "n7", "--storage", str(tmp_path), "--json", "--budget", "100")
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=True, env={})
     storage, dcgm = (msgspec.json.decode(line, type=PartAnswer) for line in done.stdout.splitlines())

@@ -35,7 +35,7 @@ def job_of(slurm: FakeSlurm, *options: str) -> int:
     return slurm.submit(request)
 
 
-def test_on_a_login_node(slurm: FakeSlurm) -> None:
+def test_facts_on_a_login_node(slurm: FakeSlurm) -> None:
     facts, unseen = gather(Wanted(), JobConfig(), {"NCCL_DEBUG": "INFO"}, slurm, HERE)
     assert (facts.job, facts.options, facts.node, facts.configured) == (None, None, None, None)
     assert facts.slurm is not None
@@ -82,7 +82,7 @@ def test_one_task_of_a_step_asks_slurm(slurm: FakeSlurm) -> None:
     assert len(unseen) == 1
 
 
-def test_another_job(slurm: FakeSlurm) -> None:
+def test_facts_of_another_job(slurm: FakeSlurm) -> None:
     """Its environment and its node are not those here."""
     job_id = job_of(slurm)
     environ = {"SLURM_JOB_ID": "999", "SLURMD_NODENAME": "n4", "SBATCH_NO_KILL": "1"}

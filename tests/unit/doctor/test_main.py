@@ -37,7 +37,7 @@ def test_a_person_sees_what_is_wrong_and_why() -> None:
     assert not any("good  " in line or "source:" in line for line in lines)
 
 
-def test_all_of_it() -> None:
+def test_a_verbose_report_names_every_rule_and_its_source() -> None:
     text = render(report(), verbose=True)
     assert all(rule.name in text for rule in RULES)
     assert "source: slurm.conf(5) SlurmdTimeout" in text
@@ -138,7 +138,7 @@ def test_what_is_not_seen_may_solve_a_contradiction(doctor: Doctor) -> None:
     assert found.levels["settings.refused"] == "good"
 
 
-def test_all_of_its_options_count(doctor: Doctor) -> None:
+def test_all_options_of_srobust_run_count(doctor: Doctor) -> None:
     found = doctor("srobust run --config job.yaml --observe --nodes 90 --nproc-per-node 8 t.py")
     assert found.levels["settings.peers"] == "note"
     assert found.levels["settings.observe"] == "bad"

@@ -788,7 +788,7 @@ def test_a_run_does_not_begin_anew_where_storage_has_lost_what_it_had() -> None:
     assert len(job.events(ev.GenerationLaunched)) == 1, "the one of the run before"
 
 
-def test_neither_does_one_after_a_run_whose_ranks_wrote_by_themselves_and_died() -> None:
+def test_a_run_does_not_begin_anew_after_one_whose_ranks_wrote_by_themselves_and_died() -> None:
     job = Job()
     job.train_to(5)
     for node in job.core.state.slots:

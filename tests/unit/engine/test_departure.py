@@ -171,7 +171,7 @@ def test_a_warning_of_a_preemption_is_told_as_one() -> None:
     assert started.reason == "preempted by Slurm, which ends it in 60 s"
 
 
-def test_it_is_said_while_it_is_saved() -> None:
+def test_status_says_what_is_lost_while_the_job_saves() -> None:
     job = trained()
     job.writes = False
     leave(job)

@@ -31,7 +31,7 @@ def get_on(job: Job, steps: range) -> Job:
     return job
 
 
-def test_its_agent_ends_first_and_takes_its_copies_along() -> None:
+def test_the_agent_of_a_node_given_back_ends_first_and_takes_its_copies_along() -> None:
     job = get_on(evict(Job()), range(4, 8))
     assert job.given_back == ["n2"]
     assert job.kept == {"n2": False}
@@ -41,13 +41,13 @@ def test_its_agent_ends_first_and_takes_its_copies_along() -> None:
     assert job.core.state.held == ("n1", "n3")
 
 
-def test_not_before_training_gets_on() -> None:
+def test_a_node_is_not_given_back_before_training_gets_on() -> None:
     job = evict(Job())
     job.pass_time(20)
     assert job.given_back == []
 
 
-def test_not_before_a_checkpoint_of_the_others_has_replaced_its_copies() -> None:
+def test_a_node_is_not_given_back_before_a_checkpoint_of_the_others_has_replaced_its_copies() -> None:
     job = Job(memory=True)
     for step in range(4):
         job.train_to(step)

@@ -38,7 +38,7 @@ def test_what_is_learned_is_written_down_once_and_told_to_all_when_training_has_
     assert order.modules == ("yaml", "transformers")
 
 
-def test_what_is_new_is_added_under_another_number() -> None:
+def test_a_new_cause_is_learned_under_another_number() -> None:
     job = Job(config=CONFIG)
     train(job, 2)
     learn(job, "n1", "yaml")

@@ -44,7 +44,7 @@ def anew(job: Job) -> list[str]:
     return [text for text in job.said if "with new random generators" in text]
 
 
-def test_before_a_requeue_they_go_to_storage_and_the_next_run_goes_on_from_there() -> None:
+def test_new_parts_go_to_storage_before_a_requeue_and_the_next_run_goes_on_from_there() -> None:
     job = trained()
     lose(job, "n2", "n3")
     job.until(lambda: bool(job.requeued), 400)
@@ -63,7 +63,7 @@ def test_before_a_requeue_they_go_to_storage_and_the_next_run_goes_on_from_there
     assert restored(later) == (24, {"storage": 3})
 
 
-def test_before_a_restart_on_standbys_they_go_to_storage_first() -> None:
+def test_new_parts_go_to_storage_before_a_restart_on_standbys() -> None:
     job = trained("n4", "n5")
     lose(job, "n2", "n3")
     job.until(lambda: job.core.state.generation == 2, 400)

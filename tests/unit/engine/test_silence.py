@@ -90,7 +90,7 @@ def test_agents_of_one_step_that_end_one_after_the_other_are_one_incident(
     assert job.core.state.incident is None
 
 
-def test_another_user_may_end_it_again_and_again_while_training_gets_on() -> None:
+def test_a_step_may_be_ended_again_and_again_while_training_gets_on() -> None:
     job = trained(("n1",), ("n2",))
     for generation in range(2, 7):
         job.step_dies("n1", "n2", message=INSANE, apart_s=0.3)

@@ -212,7 +212,7 @@ class TwoDead(DeadAtTheStart):
     out = ("n2", "n4")
 
 
-def test_nor_do_several() -> None:
+def test_several_dead_nodes_at_the_start_end_no_run() -> None:
     """Those that live are slower than Slurm is to find the dead ones, as on a busy machine."""
     job = TwoDead(slots=("n1", "n2", "n3", "n4"), spares=())
     job.until(lambda: bool(job.requeued), limit=60)
@@ -238,7 +238,7 @@ def test_a_training_whose_agents_came_before_waits_for_what_keeps_all_of_them_aw
     assert job.events(ev.IncidentOpened) == []
 
 
-def test_but_not_for_ever() -> None:
+def test_agents_that_cannot_start_are_not_waited_for_for_ever() -> None:
     job = Unstarted(spares=(), history=requeued(("n1", "n2")))
     while job.code is None and job.mono < 1000 + 1200:
         starts = len(job.started)
@@ -345,7 +345,7 @@ def test_a_dead_node_that_comes_back_ends_no_agent_of_the_others() -> None:
     assert job.let_go == ["n2"]
 
 
-def test_nor_does_a_standby() -> None:
+def test_a_dead_standby_that_comes_back_ends_no_agent_of_the_others() -> None:
     job = trains()
     job.power_cut("n3")
     job.until(lambda: bool(job.events(ev.SpareSetAside)))

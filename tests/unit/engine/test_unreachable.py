@@ -173,7 +173,7 @@ def test_an_incident_that_passes_by_itself_does_not_end_before_it_began() -> Non
     assert closed.t >= opened.t
 
 
-def test_one_that_falls_silent_later_is_asked_for_too() -> None:
+def test_a_node_that_falls_silent_later_is_replaced_too() -> None:
     job = trained(("n1", "n2", "n3", "n4", "n5"), config=WITH_RESERVATION)
     job.lendable = ("n6", "n7", "n8")
     cut(job, {"n3", "n4"}, 1.0)
@@ -226,7 +226,7 @@ def test_nodes_that_slurm_has_given_up_are_not_waited_for() -> None:
     assert evicted(job) == set()
 
 
-def test_one_that_does_not_come_back_with_the_others_is_lost() -> None:
+def test_a_node_that_does_not_come_back_with_the_others_is_lost() -> None:
     job = trained(spares=("n5",))
     cut(job, {"n2", "n3", "n4", "n5"}, 30.0)
     job.cut -= {"n2", "n3", "n5"}
@@ -421,7 +421,7 @@ def test_a_step_that_was_whole_until_another_node_was_lost_is_named_before_an_ol
     assert line in [event.text for event in job.events(ev.Noted)]
 
 
-def test_it_is_named_where_the_node_is_lost_before_the_new_generation_begins() -> None:
+def test_a_lost_step_is_named_if_the_node_is_lost_before_the_new_generation_begins() -> None:
     job = two_lost_in_turn(lambda job: job.stage == "Gathering", "n4", "n5", waits=True)
     job.until(lambda: "n3" not in job.core.state.slots, 100)
     job.change("n4", ready=True)
@@ -431,7 +431,7 @@ def test_it_is_named_where_the_node_is_lost_before_the_new_generation_begins() -
     assert line.endswith("(checkpoint.if_parts_are_missing: reseed may take step 24)")
 
 
-def test_it_is_named_in_the_next_run_where_the_node_is_lost_before_it_has_written() -> None:
+def test_a_lost_step_is_named_in_the_next_run_if_the_node_is_lost_before_it_has_written() -> None:
     job = two_lost_in_turn(lambda job: bool(job.saves))
     job.until(lambda: bool(job.requeued), 100)
     nodes = ("n1", "n4", "n5")

@@ -145,7 +145,7 @@ def test_work_over_midnight_is_divided_by_days() -> None:
     }
 
 
-def test_where_nodes_are() -> None:
+def test_the_switch_and_gpus_of_nodes() -> None:
     def node(name: str, *gres: Gres) -> Node:
         return Node(name=name, address=name, states=frozenset({"IDLE"}), gres=gres)
 

@@ -195,7 +195,7 @@ def test_a_newer_summary_that_comes_meanwhile_is_not_lost(site: Site) -> None:
     assert site.left == []
 
 
-def test_where_there_is_no_spool(site: Site, tmp_path: Path) -> None:
+def test_a_missing_spool_is_refused_with_its_key(site: Site, tmp_path: Path) -> None:
     with pytest.raises(NoIndex) as told:
         list(waiting_in(tmp_path / "nowhere"))
     assert "fleet.spool_dir" in told.value.fix

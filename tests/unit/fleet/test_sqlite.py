@@ -63,7 +63,7 @@ def test_an_empty_file_is_no_index_yet(tmp_path: Path) -> None:
         "postgresql://u:secret@h:abc/d",
     ],
 )
-def test_what_names_no_index(url: str) -> None:
+def test_a_url_that_names_no_index_is_refused_without_its_secret(url: str) -> None:
     with pytest.raises(BadIndexUrl) as told:
         FleetIndex(url, create=True)
     assert "secret" not in told.value.in_full()

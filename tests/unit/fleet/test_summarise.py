@@ -58,7 +58,7 @@ def test_a_clock_that_was_set_back_makes_no_negative_work() -> None:
 
 
 @pytest.mark.parametrize(("incidents", "nodes"), [(3, 10), (MAX_INCIDENTS, 20_000), (MAX_INCIDENTS, 100_000)])
-def test_it_fits_into_what_the_epilog_reads(tmp_path, incidents: int, nodes: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_summary_fits_into_what_the_epilog_reads(tmp_path, incidents: int, nodes: int) -> None:  # type: ignore[no-untyped-def]
     many = tuple(incident(number, detail="x" * 200) for number in range(1, incidents + 1))
     names = tuple(f"cluster-node-{number:06d}" for number in range(nodes))
     work = tuple(NodeWork(nodes=names, start=float(run), end=run + 1.0) for run in range(3))

@@ -357,7 +357,7 @@ def test_where_nothing_can_be_imported_the_hook_ends_all_the_same(machine: Machi
 
 
 @pytest.mark.parametrize("trouble", ["no state", "full", "no environment", "closed files", "gone folder"])
-def test_it_works_with_less(machine: Machine, trouble: str, tmp_path: Path) -> None:
+def test_a_hook_works_without_state_or_disk(machine: Machine, trouble: str, tmp_path: Path) -> None:
     machine.configure(ACT)
     options: dict[str, Any] = {}
     if trouble == "no state":

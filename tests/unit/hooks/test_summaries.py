@@ -51,13 +51,13 @@ def test_what_slurm_says_stands_beside_what_the_user_says() -> None:
         (encode(summary()).replace(b"alpha", b"\xc3\x28\xff\xff\xff"), "not a summary"),
     ],
 )
-def test_what_does_not_count(data: bytes, why: str) -> None:
+def test_summaries_that_do_not_count(data: bytes, why: str) -> None:
     found = judge(data, JOB, "n1", {}, NOW)
     assert isinstance(found, Ignored)
     assert why in found.why
 
 
-def test_another_nodes_epilog_takes_it() -> None:
+def test_the_epilog_of_another_node_takes_the_summary() -> None:
     assert judge(encode(summary()), JOB, "n2", {}, NOW) is None
 
 

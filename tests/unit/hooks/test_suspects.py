@@ -79,14 +79,16 @@ def test_a_suspect_of_this_node_and_job_counts() -> None:
         (b'{"t": NaN}', "not the record of a suspect"),
     ],
 )
-def test_what_is_wrong_in_any_way_does_not_count(data: bytes, why: str) -> None:
+def test_a_suspect_file_that_is_wrong_in_any_way_does_not_count(data: bytes, why: str) -> None:
     found = judge(data, JOB, "n1", NOW)
     assert isinstance(found, Ignored)
     assert why.replace("another job", "of another job") in found.why
 
 
 @pytest.mark.parametrize(("t", "counts"), [(NOW - 3601, False), (NOW - 3599, True), (NOW + 299, True)])
-def test_it_must_be_from_this_run_of_the_job_where_slurm_tells_its_beginning(t: float, counts: bool) -> None:
+def test_a_suspect_must_be_from_this_run_of_the_job_if_slurm_tells_its_beginning(
+    t: float, counts: bool
+) -> None:
     job = EndedJob(**{**_fields(JOB), "started": NOW - 3300})
     assert isinstance(judge(content(t=t), job, "n1", NOW), Suspect) is counts
 
@@ -221,7 +223,7 @@ def test_an_epilog_acquits_a_suspect_that_passes_and_drains_one_that_fails(home:
 
 
 @as_root
-def test_it_is_read_as_the_user_from_a_folder_that_is_the_users_only(home: Home) -> None:
+def test_a_suspect_file_is_read_as_the_user_from_a_folder_that_is_the_users_only(home: Home) -> None:
     assert home.read() is None
     home.put()
     home.folder.chmod(0o700)
@@ -382,7 +384,7 @@ def test_tricks(home: Home, trick: Callable[[Home], None]) -> None:
 
 
 @as_root
-def test_thousands_of_files_beside_it_cost_nothing(home: Home) -> None:
+def test_thousands_of_files_beside_a_suspect_file_cost_nothing(home: Home) -> None:
     for i in range(3000):
         (home.folder / f"n{i + 2}.json").touch()
     home.put()

@@ -101,7 +101,7 @@ def test_faults_are_seen_in_time(machine: Machine, inspector: Inspector) -> None
     read_until(inspector, sees("infiniband.state"))
 
 
-def test_it_gives_way_to_the_workers_and_loads_no_torch(inspector: Inspector) -> None:
+def test_the_inspector_gives_way_to_the_workers_and_loads_no_torch(inspector: Inspector) -> None:
     read_until(inspector, passes("kernel.panic"))
     processes = family(inspector.pid)
     assert len(processes) >= 5
@@ -133,7 +133,7 @@ def test_slurms_term_to_all_of_a_step_does_not_end_it(machine: Machine, inspecto
     assert (observation.notes, inspector.pid) == ((), pid)
 
 
-def test_one_part_that_ends_takes_the_others_along(inspector: Inspector) -> None:
+def test_one_process_that_ends_takes_the_others_along(inspector: Inspector) -> None:
     read_until(inspector, passes("kernel.panic"))
     first = family(inspector.pid)
     first[2].kill()
@@ -141,7 +141,7 @@ def test_one_part_that_ends_takes_the_others_along(inspector: Inspector) -> None
     wait_for(lambda: not any(is_alive(process.pid) for process in first))
 
 
-def test_one_that_is_stopped_is_replaced(machine: Machine) -> None:
+def test_an_inspector_that_is_stopped_is_replaced(machine: Machine) -> None:
     brief = InspectionSpec(kernel_s=0.2, gpu_s=0.2, network_s=0.2, node_s=1.0)
     inspector = Inspector(brief, arguments(machine))
     try:
@@ -157,7 +157,7 @@ def test_one_that_is_stopped_is_replaced(machine: Machine) -> None:
         inspector.close()
 
 
-def test_it_ends_with_the_agent(machine: Machine) -> None:
+def test_the_inspector_ends_with_the_agent(machine: Machine) -> None:
     words = [sys.executable, "-c", PARENT, *arguments(machine)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None

@@ -96,7 +96,7 @@ def test_a_configuration_that_cannot_be_used_is_noted_once_it_is_read(machine: M
     assert found.notes[0].startswith("inspection: default limits are used: ")
 
 
-def test_nothing_is_written(machine: Machine) -> None:
+def test_a_probe_writes_neither_state_nor_log(machine: Machine) -> None:
     machine.config.write_text(f"paths: {{state: {machine.root}/state, log: {machine.root}/log}}\n")
     for probe in Probe:
         run_by(machine, probe).run()

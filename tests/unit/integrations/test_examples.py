@@ -51,7 +51,9 @@ def test_fsdp2_uses_every_sample_once_per_epoch(tmp_path: Path) -> None:
     ],
     ids=lambda value: "-".join(value[0::2]) if isinstance(value, tuple) else str(value),
 )
-def test_it_ends_bitwise_the_same(options: tuple[str, ...], ranks: int, tmp_path: Path) -> None:
+def test_an_example_that_is_interrupted_ends_bitwise_the_same(
+    options: tuple[str, ...], ranks: int, tmp_path: Path
+) -> None:
     skip_without("transformers" if "hf" in options[0] else "lightning")
     straight = Example(tmp_path / "straight", *options, *COMMON, ranks=ranks).finish()
     broken = Example(tmp_path / "broken", *options, *COMMON, ranks=ranks)

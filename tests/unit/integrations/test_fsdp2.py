@@ -76,7 +76,7 @@ def interrupted(replicas: int) -> Any:
 @needs_fsdp2
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (4, 2)])
-def test_it_goes_on_bitwise(ranks: int, replicas: int, tmp_path: Path) -> None:
+def test_fsdp2_goes_on_bitwise(ranks: int, replicas: int, tmp_path: Path) -> None:
     for straight, resumed in on_ranks(ranks, tmp_path / "run", interrupted, replicas):
         assert (straight[0], resumed[0]) == (0, BROKEN_AT)
         assert max(norm for _, norm in straight[1]) > 0.1  # they were clipped

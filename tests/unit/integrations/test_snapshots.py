@@ -43,7 +43,7 @@ def memory() -> Iterator[Path]:
     ],
     ids=["fsdp2", "deepspeed-2", "deepspeed-3", "megatron"],
 )
-def test_it_goes_on_from_memory(
+def test_a_framework_goes_on_from_memory(
     package: str, ranks: int, program: Callable[..., Any], given: Any, memory: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip(package)

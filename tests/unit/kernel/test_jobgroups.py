@@ -264,5 +264,5 @@ def test_of_a_running_job_nothing_is_left_over(tmp_path: Path, scope: str) -> No
     assert "3801" not in found.text
 
 
-def test_this_machine_is_read() -> None:
+def test_cgroups_of_the_real_machine_are_read() -> None:
     jobs_here(Host())

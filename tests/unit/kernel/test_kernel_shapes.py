@@ -230,7 +230,7 @@ def test_what_is_harmless_or_the_users_is_nothing(text: str) -> None:
 
 
 @given(st.text(max_size=100), st.sampled_from(KNOWN))
-def test_no_text_breaks_it(text: str, known: tuple[str, str, str]) -> None:
+def test_no_text_breaks_the_recognition_of_kernel_reports(text: str, known: tuple[str, str, str]) -> None:
     recognise(text)
     recognise(known[0][: len(known[0]) // 2] + text)
 
@@ -351,7 +351,9 @@ def test_damage_lasts_until_the_node_boots(check: str, text: str, suggestion: Su
         ),
     ],
 )
-def test_others_count_within_the_window(check: str, text: str, suggestion: Suggestion, blame: Party) -> None:
+def test_passing_kernel_reports_count_within_the_window(
+    check: str, text: str, suggestion: Suggestion, blame: Party
+) -> None:
     (finding,) = failed(check, view((10_000.0 - 3599.0, text)))
     assert (finding.suggestion, finding.blame) == (suggestion, blame)
     assert [finding.outcome for finding in judged(check, view((10_000.0 - 3601.0, text)))] == [Outcome.PASS]

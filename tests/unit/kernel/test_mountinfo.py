@@ -90,7 +90,7 @@ def test_of_two_mounts_at_one_place_the_later_one_counts(tmp_path: Path) -> None
     assert holding("/b", []) is None
 
 
-def test_this_machine_has_a_root() -> None:
+def test_the_real_machine_has_a_root_mount() -> None:
     assert [entry for entry in mounted(Host()) if entry.path == "/"]
     assert is_below("/a", "/")
 

@@ -158,7 +158,7 @@ def test_faults_of_hardware_last_until_they_are_mended(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [38, 63, 92, 94, 121, 160, 9999])
-def test_others_and_unknown_ones_keep_no_job_away(code: int) -> None:
+def test_other_and_unknown_xids_keep_no_job_away(code: int) -> None:
     assert xid.rule(code).suggestion is Suggestion.MONITOR
     assert not xid.rule(code).lasting
 
@@ -185,7 +185,7 @@ def test_switches_say_how_severe_it_is(text: str, expected: tuple[int, bool] | N
 
 
 @given(st.text(max_size=200))
-def test_no_text_breaks_parsing(text: str) -> None:
+def test_no_text_breaks_the_parsing_of_xids(text: str) -> None:
     for line in (text, GPU + text, f"{GPU}154, {text}", f"{GPU}74, {text}", f"{GPU}145, {text}"):
         xid.without_prefix(line)
         xid.parse_switch(line)

@@ -31,7 +31,7 @@ def test_chapters_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert [chapter.job for chapter in training.read()] == ["1", "38_1"]
 
 
-def test_one_that_died_before_its_line_was_written_keeps_its_place(tmp_path: Path) -> None:
+def test_a_chapter_whose_job_died_before_its_line_was_written_keeps_its_place(tmp_path: Path) -> None:
     training = made(tmp_path, "gpt", FIRST, SECOND)
     dead = structs.replace(FIRST, job_id=17, run_id="dead", folder="17")
     for number, chapter in enumerate((FIRST, dead, SECOND), start=1):
@@ -65,12 +65,12 @@ def test_a_training_that_was_moved_aside_keeps_its_name_and_is_found_by_its_jobs
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt-7b_v1.2", "1", "_", "a" * 100])
-def test_names(name: str) -> None:
+def test_names_of_trainings(name: str) -> None:
     assert is_name(name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-x", "a/b", "a b", "ä", "a\n", "a" * 101, "x.old-2026"])
-def test_no_names(name: str) -> None:
+def test_words_that_are_no_name_of_a_training(name: str) -> None:
     assert not is_name(name)
 
 

@@ -20,7 +20,7 @@ def facts(offset: float = 0.0, error: float = 0.0, synchronised: bool = True) ->
     return ClockFacts(synchronised=synchronised, offset_s=offset, error_s=error, bound_s=1.0)
 
 
-def test_this_machines_clock_is_asked_and_not_set() -> None:
+def test_the_real_clock_is_asked_and_not_set() -> None:
     found = clock.gather(Host(), CONFIG)
     assert -60 < found.offset_s < 60
     assert found.bound_s >= 0

@@ -105,7 +105,7 @@ def test_disks_are_read_and_what_is_none_is_not(tmp_path: Path) -> None:
     assert [finding.limit for finding in judge_space(view(found), settings)] == ["5 MiB free", "3 MiB free"]
 
 
-def test_this_machine_has_no_fault() -> None:
+def test_disks_of_the_real_machine_have_no_fault() -> None:
     settings = config(min_free_mb={"/": 1}, min_free_inodes=1)
     found = gather(Host(), settings)
     results = [finding for check in CHECKS for finding in check.judge(view(found, baseline=found), settings)]

@@ -36,7 +36,7 @@ def dimm(size: int, wide: int = 0) -> bytes:
     return bytes(raw)
 
 
-def test_all_items_are_read(tmp_path: Path) -> None:
+def test_all_items_of_software_and_hardware_are_read(tmp_path: Path) -> None:
     pci = "/sys/bus/pci/devices"
     tree = {
         "/proc/sys/kernel/osrelease": "5.14.0-427.el9.x86_64",
@@ -101,7 +101,7 @@ def test_all_items_are_read(tmp_path: Path) -> None:
     )
 
 
-def test_this_machine_is_as_it_is() -> None:
+def test_the_real_machine_has_not_drifted_from_itself() -> None:
     facts = gather(Host(), CONFIG)
     assert facts.software["kernel"]
     results = [finding for check in CHECKS for finding in check.judge(view(facts, baseline=facts), CONFIG)]

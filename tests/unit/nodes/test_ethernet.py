@@ -71,7 +71,7 @@ def test_physical_interfaces_are_read_and_no_others(tmp_path: Path) -> None:
     assert [finding.subject for finding in judge_state(view(gather(host, settings)), settings)] == ["bond0"]
 
 
-def test_this_machine_has_no_fault() -> None:
+def test_interfaces_of_the_real_machine_have_no_fault() -> None:
     facts = gather(Host(), CONFIG)
     found = [finding for check in CHECKS for finding in check.judge(view(facts, baseline=facts), CONFIG)]
     assert {finding.outcome for finding in found} <= {PASS}

@@ -123,7 +123,7 @@ def test_a_healthy_node_tells_everything(node: Reader) -> None:
     ],
     ids=str,
 )
-def test_each_value_reaches_its_fact(
+def test_each_value_of_nvml_reaches_its_fact(
     node: Reader, values: dict[str, object], expected: dict[str, object]
 ) -> None:
     node.gpus.set(2, **values)
@@ -162,7 +162,7 @@ def test_a_gpu_that_must_be_reset_says_so(node: Reader) -> None:
     assert node.read().gpus[1].trouble is GpuError.RESET_REQUIRED
 
 
-def test_one_that_vanishes_is_not_listed(node: Reader) -> None:
+def test_a_gpu_that_vanishes_is_not_listed(node: Reader) -> None:
     node.gpus.set(3, absent=True)
     gpus = node.read().gpus
     assert [gpu.index for gpu in gpus] == list(range(7))

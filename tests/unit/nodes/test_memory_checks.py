@@ -39,7 +39,7 @@ def test_memory_that_is_not_reported_is_an_error(tmp_path: Path) -> None:
         memory.gather(plant(tmp_path, {"/proc/meminfo": "MemTotal: 7 kB"}), CONFIG)
 
 
-def test_this_machine_is_read() -> None:
+def test_memory_of_the_real_machine_is_read() -> None:
     facts = memory.gather(Host(), CONFIG)
     assert 0 < facts.available <= facts.total
     assert all(not found.text for found in memory.judge_size(view(facts), CONFIG))

@@ -80,7 +80,7 @@ def test_a_mount_that_cannot_be_asked_for_other_reasons_has_answered(tmp_path: P
     assert only(judge_answer(view(found), CONFIG)).outcome is PASS
 
 
-def test_this_machine_has_no_fault() -> None:
+def test_mounts_of_the_real_machine_have_no_fault() -> None:
     found = gather(Host(), CONFIG)
     assert "/" in found.mounts
     results = [finding for check in CHECKS for finding in check.judge(view(found, baseline=found), CONFIG)]
@@ -111,7 +111,7 @@ ROOT = {"/": Declared(kind="ext4")}
         (facts({"/x": Declared(kind="nfs")}), facts(nfs=NFS), {"mounts": ("/y",)}, {"/y": Suggestion.RESET}),
     ],
 )
-def test_what_must_be_mounted(
+def test_mounts_that_must_be_there(
     now: MountsFacts,
     baseline: MountsFacts | None,
     settings: dict[str, object],

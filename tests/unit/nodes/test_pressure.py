@@ -37,7 +37,7 @@ def test_a_kernel_that_measures_nothing_is_unknown(tmp_path: Path) -> None:
     assert "psi=1" in found.text
 
 
-def test_this_machine_is_read() -> None:
+def test_pressure_of_the_real_machine_is_read() -> None:
     for found in judged(pressure.gather(Host(), CONFIG)):
         assert not found.suggestion.keeps_jobs_away
 

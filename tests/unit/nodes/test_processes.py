@@ -107,7 +107,7 @@ def test_thousands_of_processes_take_little_time(tmp_path: Path) -> None:
     )  # 15 to 20 ms where nothing else runs; CPU time, but of a machine that may be slow
 
 
-def test_this_machine_is_read() -> None:
+def test_processes_of_the_real_machine_are_read() -> None:
     facts = processes.gather(Host(), CONFIG)
     assert facts.count > 1
     assert facts.cpus >= len(os.sched_getaffinity(0))
@@ -311,5 +311,5 @@ def test_load_counts_when_it_lasts_and_no_job_runs(load: tuple[float, float, flo
     ("uid", "user"),
     [(0, False), (999, False), (1000, True), (61183, True), (61184, False), (65534, False), (70000, True)],
 )
-def test_which_uids_are_users(uid: int, user: bool) -> None:
+def test_uids_that_belong_to_users(uid: int, user: bool) -> None:
     assert processes.is_user(uid, CONFIG) is user

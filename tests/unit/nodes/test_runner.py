@@ -206,7 +206,7 @@ def test_a_prolog_uses_what_the_periodic_run_has_just_found(node: Node) -> None:
 
 
 @pytest.mark.parametrize("context", [Context.EPILOG, Context.PERIODIC, Context.DEEP, Context.PERSON])
-def test_others_measure_anew(node: Node, context: Context) -> None:
+def test_a_run_in_another_context_measures_anew(node: Node, context: Context) -> None:
     node.run()
     assert node.run(context=context, now=1001.0).reused == ()
 

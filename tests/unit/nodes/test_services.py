@@ -215,7 +215,9 @@ def test_owners_that_the_kernel_does_not_report_convict_nobody(facts: MungeFacts
         (services._HEAD.pack(services._MAGIC, 4, 3, 0, 2) + b"\0\0", "works", Outcome.PASS),
     ],
 )
-def test_other_answers(folder: Path, answer: bytes, state: str, outcome: Outcome) -> None:
+def test_answers_of_services_that_are_no_health(
+    folder: Path, answer: bytes, state: str, outcome: Outcome
+) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "socket"))
         listener.listen()

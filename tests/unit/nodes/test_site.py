@@ -101,7 +101,7 @@ def refused(command: str, host: Host | None = None) -> str:
     return str(error.value)
 
 
-def test_what_others_could_change_is_not_run(tmp_path: Path) -> None:
+def test_a_site_check_that_others_could_change_is_not_run(tmp_path: Path) -> None:
     assert refused("check.sh") == "check.sh is not run: no absolute path"
     assert "No such file" in refused(str(tmp_path / "none"))
     assert refused(str(tmp_path)).endswith("is not run: no file")

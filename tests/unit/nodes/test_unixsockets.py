@@ -52,7 +52,7 @@ def test_connections_are_listed_with_their_owners(listener: socket.socket) -> No
     server.close()
 
 
-def test_those_of_others_are_counted(listener: socket.socket) -> None:
+def test_connections_of_other_processes_are_counted(listener: socket.socket) -> None:
     path = listener.getsockname()
     words = [sys.executable, "-c", CONNECT, path]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -22,7 +22,7 @@ def notice(number: int, **changes: object) -> Notice:
     return Notice(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_one_notice() -> None:
+def test_a_message_of_one_notice() -> None:
     message = compose(JOB, [notice(1, nodes=("n2", "n1"), action="restart")])
     assert message.subject == "srobust: job 7 on alpha: incident 1: hang"
     assert message.text == (

@@ -63,7 +63,7 @@ def test_a_run_that_waits_goes_on_by_itself() -> None:
     )
 
 
-def test_what_is_there_is_not_to_be_brought_back() -> None:
+def test_a_step_that_is_there_but_cannot_be_used_is_named_with_its_fix() -> None:
     on_storage = found({1: 24}, stored=ref(24), listed=(ref(24),))
     assert on_storage.reasons == ("gen-0001/step-00000024 is on storage, but cannot be used",)
     assert "the folder" not in on_storage.fix

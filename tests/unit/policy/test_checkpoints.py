@@ -24,7 +24,7 @@ def test_one_factor_of_two_at_a_time_within_bounds(stride: int, step_s: float, l
 
 
 @given(st.floats(0.001, 100), st.floats(0, 1000))
-def test_from_1_it_reaches_the_smallest_that_is_enough(step_s: float, lag_s: float) -> None:
+def test_from_1_the_stride_reaches_the_smallest_that_is_enough(step_s: float, lag_s: float) -> None:
     stride = settled(1, step_s, lag_s)
     assert stride == MAX_STRIDE or stride * step_s >= 2 * lag_s
     assert stride == 1 or stride // 2 * step_s < 2 * lag_s

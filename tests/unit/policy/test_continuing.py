@@ -63,7 +63,7 @@ def test_a_job_that_never_launched_hands_on_what_it_took_over() -> None:
     assert (event.generation, event.sealed, event.writers, event.slots) == (1, {1: 40}, {1: 7}, 2)
 
 
-def test_what_counts_of_storage() -> None:
+def test_checkpoints_of_storage_that_count() -> None:
     assert counted(continued(), STORED) == [
         ref(3, 80),
         ref(3, 70),
@@ -100,7 +100,7 @@ def test_a_folder_without_a_job() -> None:
     assert list(first_lines(event, [ref(4, 20)], {}, {})) == ["goes on from step 20 of /some/where"]
 
 
-def test_it_names_the_job_that_wrote_the_step() -> None:
+def test_the_log_names_the_job_that_wrote_the_step() -> None:
     event = continued(writers={1: 7, 2: 8, 3: 9}, from_job=9, banned=(), best_step=80, chapter=4)
     assert list(first_lines(event, STORED, {}, {})) == [
         "goes on with training gpt from step 80 of job 9 (chapter 4)"
@@ -127,7 +127,7 @@ def test_what_the_earlier_job_had_given_up_is_tried_again_and_said() -> None:
     assert "--step" not in list(first_lines(event, [ref(2, 60)], {}, {}))[1]
 
 
-def test_it_says_that_storage_has_nothing_or_does_not_answer() -> None:
+def test_the_log_says_that_storage_has_nothing_or_does_not_answer() -> None:
     whose = "goes on with training gpt after job 1 (chapter 2)"
     nothing = f"{whose}, but storage has no checkpoint that counts"
     assert list(first_lines(continued(), [], {}, {})) == [f"{nothing}: training starts at step 0"]

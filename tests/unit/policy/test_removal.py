@@ -34,7 +34,7 @@ def test_what_was_rejected_is_not_what_a_later_job_needs() -> None:
     assert set(needed(unsealed)) == {ref(2, 30)}
 
 
-def test_where_none_counts_the_newest_there_is_stays() -> None:
+def test_the_newest_checkpoint_stays_if_none_counts() -> None:
     stock = Stock(complete=FOUR, sealed={1: 5, 2: 5}, keep=1)
     assert set(needed(stock)) == {ref(2, 40)}
 
@@ -59,7 +59,7 @@ def test_a_training_that_ended_well_keeps_its_last_checkpoint_until_told_otherwi
     assert removal(stock, FOUR, force=True).remove == FOUR
 
 
-def test_what_is_refused_has_its_reason_and_force_overrides_it() -> None:
+def test_a_refused_removal_has_its_reason_and_force_overrides_it() -> None:
     stock = Stock(complete=FOUR, sealed={1: 20, 2: 40}, waiting="13")
     asked = removal(stock, FOUR, force=False)
     assert asked.remove == FOUR[:2]

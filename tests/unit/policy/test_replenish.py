@@ -32,7 +32,7 @@ def begun(t: float, attempt: int, missing: int = 1) -> ev.ReplenishBegun:
     return ev.ReplenishBegun(t=t, missing=missing, attempt=attempt, reason="")
 
 
-def test_what_is_missing() -> None:
+def test_standbys_that_are_missing() -> None:
     assert missing_standbys(state()) == 0
     assert missing_standbys(state(EVICTED)) == 1
     gone = ev.SpareSetAside(t=3.0, node="n4", reason="down", usable=False)

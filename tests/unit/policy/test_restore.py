@@ -217,7 +217,7 @@ def check(
             assert mine == min(distances)
 
 
-def test_all_small_cases() -> None:
+def test_the_choice_of_copies_is_right_in_all_small_cases() -> None:
     """Two ranks, two steps, every set of up to four copies on two nodes, with storage having 0, 1 or 2."""
     kinds = [
         (node, copy(rank, step=step, tier=tier))

@@ -47,7 +47,7 @@ def test_a_rank_that_has_computed_until_the_last_sample_but_one_may_pause() -> N
     assert last(moments) == 6.4 + TOOK_S + PATIENCE_EVERY_S
 
 
-def test_one_that_then_does_nothing_for_ten_seconds_hangs() -> None:
+def test_a_rank_that_computed_and_then_does_nothing_for_ten_seconds_hangs() -> None:
     computed = ((0.0, COMPUTES, 16.0), (2.1, COMPUTES, 18.1), (4.2, SLEEPS, 18.2))
     evaluated = ((0.0, COMPUTES, 16.0), (2.1, "layer1@model.py", 18.1), (12.2, COMPUTES, 26.0))
     for moments in (computed, evaluated):
@@ -58,14 +58,14 @@ def test_one_that_then_does_nothing_for_ten_seconds_hangs() -> None:
         assert found.ranks == (1,)
 
 
-def test_one_that_does_nothing_hangs_by_the_second_sample() -> None:
+def test_a_rank_that_does_nothing_hangs_by_the_second_sample() -> None:
     for places in ((SLEEPS, SLEEPS), (COMPUTES, SLEEPS)):
         found = last([(2.1 * number, place, 16.0) for number, place in enumerate(places)])
         assert isinstance(found, Localisation), places
         assert found.ranks == (1,)
 
 
-def test_one_that_spins_at_one_place_hangs_by_the_last_sample() -> None:
+def test_a_rank_that_spins_at_one_place_hangs_by_the_last_sample() -> None:
     moments = [(2.1 * number, COMPUTES, 16.0 + 2.1 * number) for number in range(HANG_SAMPLES)]
     answers = list(sampled(moments))
     assert answers[:-1] == [at + TOOK_S + HANG_EVERY_S for at, _, _ in moments[:-1]]
@@ -73,7 +73,7 @@ def test_one_that_spins_at_one_place_hangs_by_the_last_sample() -> None:
     assert answers[-1].ranks == (1,)
 
 
-def test_one_that_computes_at_one_place_after_another_has_time_until_its_end() -> None:
+def test_a_rank_that_computes_at_one_place_after_another_has_time_until_the_phase_ends() -> None:
     moments = [(10.0 * number, f"layer{number}@model.py", 8.0 * number) for number in range(9)]
     answers = list(sampled(moments, phase_s=100.0))
     assert all(isinstance(answer, float) for answer in answers)

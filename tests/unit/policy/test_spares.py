@@ -146,7 +146,7 @@ def test_the_interval_is_that_of_the_tables(failures: int, low: float, high: flo
 
 
 @given(st.integers(0, 300))
-def test_what_was_seen_lies_in_its_interval(failures: int) -> None:
+def test_the_failures_that_were_seen_lie_in_the_interval(failures: int) -> None:
     low, high = interval(failures)
     assert low <= failures < high
     assert high - low < 5 * math.sqrt(failures + 1) + 1
@@ -186,7 +186,7 @@ def test_little_evidence_never_plans_fewer_than_the_paper(failures: int, node_da
     assert rate_to_use(None, measure(failures, node_days)).per_day >= PAPER_RATE
 
 
-def test_both_ends_of_the_interval() -> None:
+def test_a_plan_names_both_ends_of_the_interval() -> None:
     found = measure(3, 1000.0)
     assert isinstance(found, Measured)
     low, high = plan(512, PAPER, measured=found).between or (0, 0)

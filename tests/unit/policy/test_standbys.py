@@ -26,12 +26,12 @@ def test_without_rehearsals_the_order_is_that_of_the_allocation() -> None:
     assert fit_spares(state()) == ("n2", "n3", "n4")
 
 
-def test_rehearsed_ones_come_first_and_failed_ones_last() -> None:
+def test_rehearsed_standbys_come_first_and_failed_ones_last() -> None:
     known = (at("n2", FAILED, "SIGSEGV"), at("n3", LOADED), at("n4", REHEARSED))
     assert fit_spares(state(*known)) == ("n4", "n3", "n2")
 
 
-def test_one_that_does_not_answer_comes_after_one_whose_rehearsal_failed() -> None:
+def test_a_standby_that_does_not_answer_comes_after_one_whose_rehearsal_failed() -> None:
     silent = ev.SpareSetAside(t=3.0, node="n3", reason="silent", usable=True)
     known = (at("n3", REHEARSED), at("n2", FAILED, "SIGSEGV"))
     assert fit_spares(state(*known, silent)) == ("n4", "n2", "n3")

@@ -39,7 +39,7 @@ def test_a_host_whose_kernel_answers_has_time_to_bring_its_controller_back() -> 
     assert is_lost(10.0, answers=True, is_down=True)
 
 
-def test_each_leaves_the_ones_before_it_their_time() -> None:
+def test_each_agent_leaves_the_agents_before_it_their_time() -> None:
     agreeing = ("n2", "n4", "n5")
     assert [patience_s(node, agreeing) for node in agreeing] == [0.0, TURN_S, 2 * TURN_S]
 

@@ -90,7 +90,7 @@ def config(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_this_machine_can_be_checked(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_srobust_check_checks_the_real_machine(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = srobust(["check", "--json", "--config", config])
     whole = msgspec.json.decode(capsys.readouterr().out, type=Whole)
     assert code == nagios(whole.conclusion)

@@ -61,7 +61,7 @@ def test_an_unknown_name_lists_those_that_there_are(root: Path) -> None:
         find("./gtp", None, FakeSlurm())
 
 
-def test_one_that_was_moved_aside_is_found_by_its_whole_name(root: Path) -> None:
+def test_a_training_that_was_moved_aside_is_found_by_its_whole_name(root: Path) -> None:
     make_training(root, "gpt.old-2026", 6)
     started_run(root / "6", "6-a")
     assert find("gpt.old-2026", None, FakeSlurm()).path == root / "6"

@@ -50,7 +50,7 @@ def quiet(page: Page) -> bool:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False)])
-def test_it_draws_on_every_screen_without_an_error_or_a_request(
+def test_the_page_draws_on_every_screen_without_an_error_or_a_request(
     opened: Page, width: int, dark: bool, tmp_path: Path
 ) -> None:
     opened.look(width=width, height=900, dark=dark)

@@ -234,7 +234,7 @@ def test_a_generation_that_counts_nothing_protects_nothing(store: CheckpointStor
         (["prune", "gpt"], ExitCode.USAGE, "add --yes"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_removed(
+def test_a_wrong_argument_is_named_and_nothing_is_removed(
     store: CheckpointStore,
     words: list[str],
     code: int,

@@ -62,7 +62,7 @@ def as_dict(event: ev.AllocationTaken) -> dict[str, object]:
     return {name: getattr(event, name) for name in event.__struct_fields__}
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_a_generation_that_is_not_there_is_named() -> None:
     with pytest.raises(NoSuchGeneration, match="has launched no generation yet"):
         start_of(sample.start()[:3])
     with pytest.raises(NoSuchGeneration, match="no generation 9; it has 1"):

@@ -99,7 +99,7 @@ def test_a_silent_slurm_leaves_a_job_that_did_not_end_its_training(training: Tra
     assert "does not answer" in row.slurm
 
 
-def test_neither_does_one_whose_commands_are_missing_here(training: TrainingDirectory) -> None:
+def test_a_missing_scontrol_leaves_a_job_that_did_not_end_its_training(training: TrainingDirectory) -> None:
     """As on a node for data transfers."""
 
     class Nowhere(FakeSlurm):
@@ -164,7 +164,7 @@ def test_the_list_and_one_of_it(
     assert "no training in" in printed(capsys, "--job-dir", str(tmp_path / "empty"))
 
 
-def test_an_unknown_one_names_those_that_there_are(
+def test_an_unknown_training_names_those_that_there_are(
     training: TrainingDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["training", "gtp"]) == ExitCode.NO_INPUT
@@ -173,7 +173,7 @@ def test_an_unknown_one_names_those_that_there_are(
     assert "has the trainings gpt" in said
 
 
-def test_what_others_have_closed_is_said_to_be(
+def test_a_training_that_may_not_be_read_is_said_to_be(
     training: TrainingDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training.path.chmod(0)
@@ -193,7 +193,7 @@ def test_what_others_have_closed_is_said_to_be(
         training.path.parent.chmod(0o700)
 
 
-def test_one_that_cannot_be_read_is_a_line_of_the_list(
+def test_a_training_that_cannot_be_read_is_a_line_of_the_list(
     training: TrainingDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = make_training(training.path.parent, "other", 5)

@@ -754,7 +754,7 @@ def test_another_script_or_folder_is_nothing_to_speak_of(
     assert not capfd.readouterr().out
 
 
-def test_neither_is_a_job_that_still_runs(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_still_runs_is_nothing_to_speak_of(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     jobs.job(7, *ran(1, 40), stored=(ref(1, 40),))
     jobs.slurm.put(7, "RUNNING")
     start(NOTHING, jobs.here(8))

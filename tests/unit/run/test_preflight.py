@@ -368,7 +368,7 @@ def history(
         ((None,), 0, 900.0, ""),  # a journal of an older version
     ],
 )
-def test_which_job_it_is(
+def test_another_job_of_the_same_id_is_told_apart(
     before: tuple[float | None, ...], restart_count: int, submitted: float | None, how: str
 ) -> None:
     found = another_job(history(*before), "a", restart_count, submitted)
@@ -392,7 +392,7 @@ def folder(path: Path, events: list[ev.AnyEvent]) -> JobDirectory:
     return directory
 
 
-def test_its_folder_is_moved_aside_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_the_folder_of_another_job_is_moved_aside_and_nothing_is_lost(tmp_path: Path) -> None:
     for again in ("", "-2"):
         directory = folder(tmp_path, history(100.0))
         said = preflight.move_aside(directory, read(directory.journal), "submitted at x")

@@ -11,7 +11,7 @@ from slurm_robust.sandbox.gpus import LIBRARY, Gpus, library
 
 
 @pytest.mark.slow
-def test_it_is_compiled_once(tmp_path: Path) -> None:
+def test_the_gpu_library_is_compiled_once(tmp_path: Path) -> None:
     first = library(tmp_path)
     made = first.stat().st_mtime_ns
     assert first.name == LIBRARY

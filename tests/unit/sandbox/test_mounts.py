@@ -84,7 +84,7 @@ def test_a_path_that_would_hide_the_own_disks_is_refused(path: str) -> None:
         plan(Wanted(path))
 
 
-def test_this_python_can_be_found() -> None:
+def test_the_running_python_can_be_found() -> None:
     paths = python_paths()
     for needed in (sys.executable, sys.base_prefix, __import__("slurm_robust").__file__):
         assert any(str(needed).startswith(path) for path in paths)

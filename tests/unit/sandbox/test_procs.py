@@ -74,7 +74,7 @@ def test_a_zombie_counts_as_gone() -> None:
         child.wait()
 
 
-def test_what_stays_is_returned() -> None:
+def test_processes_that_stay_are_returned() -> None:
     assert procs.wait_gone([os.getpid()], 0.05) == (os.getpid(),)
 
 

@@ -141,7 +141,7 @@ def test_a_missing_command_prints_the_path() -> None:
         client.launch_step(StepRequest(job_id=1, nodes=("n1",), command=("x",)), Path("/dev/null"))
 
 
-def test_no_answer_in_time() -> None:
+def test_a_command_without_an_answer_in_time_is_retried_or_reported() -> None:
     limit_s = 3.0
 
     def run(command: Sequence[str], **rest: object) -> CompletedCommand:

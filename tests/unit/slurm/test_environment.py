@@ -34,7 +34,7 @@ def test_the_time_limit_of_this_run() -> None:
     assert time_limit(BATCH) is None
 
 
-def test_what_may_be_missing() -> None:
+def test_variables_of_slurm_that_may_be_missing() -> None:
     held = allocation_from_environment({"SLURM_JOB_ID": "7", "SLURM_NODELIST": "n1", "SLURM_JOB_GPUS": "0,3"})
     assert (held.nodes, held.restart_count, held.end_time) == (("n1",), 0, None)
     assert held.gpus_per_node == {"n1": 2}

@@ -26,7 +26,7 @@ def submitted(slurm: FakeSlurm) -> int:
 @pytest.mark.parametrize(
     ("is_ours", "why"), [(overtaken, "has taken over"), (no_answer, "stale file handle")]
 )
-def test_nothing_is_changed_then(is_ours: object, why: str) -> None:
+def test_a_controller_that_lost_its_job_changes_nothing(is_ours: object, why: str) -> None:
     slurm = FakeSlurm()
     job = submitted(slurm)
     before = slurm.job(job)
@@ -41,7 +41,7 @@ def test_nothing_is_changed_then(is_ours: object, why: str) -> None:
     assert client.job(job) == before
 
 
-def test_whose_job_it_is_changes_it() -> None:
+def test_the_controller_that_has_the_job_changes_it() -> None:
     slurm = FakeSlurm()
     job = submitted(slurm)
     fence.fenced(slurm, lambda: True).cancel(job)

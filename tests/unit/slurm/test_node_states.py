@@ -54,7 +54,7 @@ def test_only_a_free_node_is_a_place_for_a_job(case: Case) -> None:
 @pytest.mark.parametrize(
     "states", ["ALLOCATED", "MIXED+PLANNED", "ALLOCATED+RESERVED", "MIXED+MAINTENANCE", "MIXED+X"]
 )
-def test_its_own_node_stays_a_place_for_a_job(states: str) -> None:
+def test_the_own_node_stays_a_place_for_a_job(states: str) -> None:
     job = Job(job_id=7, name="t", user_name="u", states=frozenset({"RUNNING"}), partition="main")
     assert places(job, [node(states)], own=("n1",)).free == ("n1",)
     assert places(job, [node("ALLOCATED+REBOOT_REQUESTED")], own=("n1",)).busy == ("n1",)
@@ -83,7 +83,7 @@ def test_a_flag_that_nobody_knows_makes_a_node_unusable(case: Case, flag: str) -
 
 
 @given(st.text(max_size=40))
-def test_no_text_breaks_it(states: str) -> None:
+def test_no_text_breaks_the_reading_of_node_states(states: str) -> None:
     if node(states).usable:
         assert parse_states(states) <= KNOWN_STATES
 

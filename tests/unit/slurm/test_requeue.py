@@ -274,7 +274,7 @@ def test_failed_prologs_are_worked_around(slurm: FakeSlurm) -> None:
     assert set(outcome.job.excluded_nodes) == {"n1", "n2"}
 
 
-def test_but_not_for_ever() -> None:
+def test_failing_prologs_are_not_worked_around_for_ever() -> None:
     slurm = FakeSlurm(FakeCluster([f"n{i}" for i in range(1, 9)]))
     job_id = started(slurm, 1)
     slurm.requeue(job_id)
@@ -378,14 +378,14 @@ def shrunk_and_requeued(slurm: FakeSlurm, *exclude: str, need: Need | None = SLO
     return done.job if done.ok and done.job is not None else slurm.job(job_id)
 
 
-def test_it_does_not_wait_for_a_spare() -> None:
+def test_a_shrunk_job_does_not_wait_for_a_spare() -> None:
     slurm = six_nodes("n6")
     back = shrunk_and_requeued(slurm, "n2")
     assert back.nodes == ("n1", "n3", "n4", "n5")
     assert shrunk_and_requeued(six_nodes("n6"), "n2", need=None).is_pending, "as before"
 
 
-def test_but_takes_one_where_there_is_one() -> None:
+def test_a_shrunk_job_takes_a_spare_that_is_there() -> None:
     assert shrunk_and_requeued(six_nodes(), "n2").nodes == ("n1", "n3", "n4", "n5", "n6")
 
 
@@ -437,7 +437,7 @@ def asked_by_name(slurm: FakeSlurm, **fields: object) -> tuple[Outcome, list[Sta
     return done, said, clock.now - begun
 
 
-def test_they_are_asked_for_by_name(slurm: FakeSlurm) -> None:
+def test_nodes_that_are_rebooting_are_asked_for_by_name(slurm: FakeSlurm) -> None:
     done, said, took_s = asked_by_name(slurm)
     assert done.job is not None
     assert done.job.nodes == ("n3", "n4")
@@ -445,7 +445,7 @@ def test_they_are_asked_for_by_name(slurm: FakeSlurm) -> None:
     assert took_s < 10
 
 
-def test_if_they_do_not_come_any_others_are_taken_after_a_minute(slurm: FakeSlurm) -> None:
+def test_other_nodes_are_taken_if_the_named_ones_do_not_come_in_a_minute(slurm: FakeSlurm) -> None:
     power_cut(slurm, "n4")
     done, said, took_s = asked_by_name(slurm)
     assert done.job is not None

@@ -126,7 +126,7 @@ def test_the_exception_that_ended_an_agent_is_told() -> None:
         ("    raise ValueError", ""),
     ],
 )
-def test_which_line_names_the_exception(last: str, told: str) -> None:
+def test_the_line_that_names_the_exception(last: str, told: str) -> None:
     ended = "srun: error: n1: task 0: Exited with exit code 1"
     (end,) = task_ends(NODES, [ended], [*TRACEBACK[:4], last])
     assert end.message == (f"{ended} | {told}" if told else ended)

@@ -55,7 +55,7 @@ def test_a_job_that_runs_again_is_all_it_waits_for(slurm: Path) -> None:
     assert last["t"]
 
 
-def test_it_leaves_the_tree_of_its_caller(slurm: Path) -> None:
+def test_the_watcher_leaves_the_process_tree_of_its_caller(slurm: Path) -> None:
     log = slurm / "watch.log"
     done = watcher.start_watcher(ORDER, log=log, timeout_s=20)
     assert done.exit_code == 0
@@ -63,7 +63,7 @@ def test_it_leaves_the_tree_of_its_caller(slurm: Path) -> None:
     assert last["ok"]
 
 
-def test_it_gives_up_in_time(slurm: Path) -> None:
+def test_the_watcher_gives_up_in_time(slurm: Path) -> None:
     log = slurm / "watch.log"
     (slurm / "scontrol").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
     assert watcher.main([encoded(ORDER), f"--log={log}", "--timeout=0.2"]) == 1

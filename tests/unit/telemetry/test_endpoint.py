@@ -97,7 +97,7 @@ def test_nothing_else_is_served(method: str, path: str, status: int) -> None:
         assert one.get(path, method).status == status
 
 
-def test_without_the_token_there_is_no_page() -> None:
+def test_the_endpoint_serves_no_page_without_the_token() -> None:
     with served(token=lambda: "se-cret") as one:
         assert one.get(Authorization="Bearer se-cret").status == 200
         assert one.get(Authorization="bearer  se-cret ").status == 200

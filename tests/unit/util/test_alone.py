@@ -36,7 +36,7 @@ def test_of_several_processes_one_has_it_until_it_lets_go() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_is_not_kept_out() -> None:
+def test_a_lock_of_one_user_keeps_no_other_user_out() -> None:
     what = f"what both do, {os.getpid()}"
     ours = Alone(what)
     assert ours.take() is None
@@ -44,7 +44,7 @@ def test_another_user_is_not_kept_out() -> None:
     ours.close()
 
 
-def test_those_who_ask_do_not_use_up_what_it_can_answer() -> None:
+def test_many_who_ask_for_a_lock_do_not_use_up_its_backlog() -> None:
     what = f"what many want, {os.getpid()}"
     ours = Alone(what)
     assert ours.take() is None

@@ -92,7 +92,7 @@ def test_nothing_is_begun_after_the_deadline() -> None:
     assert begun == []
 
 
-def test_no_things_need_no_time() -> None:
+def test_nothing_to_do_takes_no_time() -> None:
     assert together(late, [], deadline=0.0, otherwise=late) == ()
 
 

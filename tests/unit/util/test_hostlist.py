@@ -38,7 +38,7 @@ def test_the_message_names_what_only_slurm_knows() -> None:
         expand("n1,switch{leaf3}")
 
 
-def test_no_nodes() -> None:
+def test_an_empty_hostlist_has_no_nodes() -> None:
     assert expand("") == expand("  ") == expand("\n") == expand(",") == ()
     assert fold([]) == ""
 

@@ -210,7 +210,9 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("closed", ["", "<&-", "<&- >&- 2>&-"])
-def test_it_works_without_standard_files_and_with_children_ignored(closed: str, tmp_path: Path) -> None:
+def test_isolated_calls_work_without_standard_files_and_with_children_ignored(
+    closed: str, tmp_path: Path
+) -> None:
     code = """
         import signal, sys
         from slurm_robust.util.isolate import call

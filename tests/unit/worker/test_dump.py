@@ -40,7 +40,7 @@ def test_the_signal_has_all_calls_written_beside_the_record(tmp_path: Path) -> N
     assert (tmp_path / "rank-00000.stacks").read_text().count(" in f\n") == 2
 
 
-def test_it_is_a_real_time_signal_that_programs_rarely_use() -> None:
+def test_the_dump_signal_is_a_real_time_signal_that_programs_rarely_use() -> None:
     assert signal.SIGRTMIN + 8 < DUMP_SIGNAL <= signal.SIGRTMAX
 
 

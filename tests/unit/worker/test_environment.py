@@ -41,6 +41,6 @@ def test_fresh_start_needs_no_restore() -> None:
         ("SROBUST_RESTORE", "step 7", "SROBUST_RESTORE: 'step 7' names no checkpoint"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(name: str, value: str, message: str) -> None:
+def test_a_missing_or_wrong_variable_is_named(name: str, value: str, message: str) -> None:
     with pytest.raises(BadWorkerEnvironment, match=message):
         WorkerEnvironment.from_env({**PLACE.to_env(), name: value})

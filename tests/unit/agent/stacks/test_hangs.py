@@ -147,7 +147,7 @@ def test_the_flight_recorder_answers_whoever_holds_the_interpreter(captured: Cap
     check_collectives(captured.by_pyspy)
 
 
-def test_it_takes_much_less_than_its_budget(captured: Captured) -> None:
+def test_pyspy_takes_much_less_than_its_budget(captured: Captured) -> None:
     assert max(s.took_s for s in captured.by_pyspy) <= captured.took_s < BUDGET_S / 2
 
 

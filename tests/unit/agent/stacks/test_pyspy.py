@@ -97,7 +97,7 @@ def test_a_stack_that_changed_under_its_hands_is_copied_again(tmp_path: Path) ->
     assert len(pyspy.take(fails_once, 5, soon())) == 2
 
 
-def test_one_that_hangs_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_pyspy_that_hangs_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
     hangs = script(tmp_path, f"echo $$ >{tmp_path}/pid; exec sleep 1000")
     began = time.monotonic()
     with pytest.raises(CannotTake, match="in time"):
@@ -106,12 +106,12 @@ def test_one_that_hangs_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
-def test_one_that_is_not_there_is_reported() -> None:
+def test_a_missing_pyspy_is_reported() -> None:
     with pytest.raises(CannotTake, match="No such file"):
         pyspy.take("/nowhere/py-spy", 1, soon())
 
 
-def test_it_is_found_beside_the_interpreter() -> None:
+def test_pyspy_is_found_beside_the_interpreter() -> None:
     assert pyspy.find_pyspy() == str(Path(sys.executable).with_name("py-spy"))
 
 

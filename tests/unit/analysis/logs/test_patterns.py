@@ -52,7 +52,7 @@ def test_literals(pattern: str, literals: tuple[str, ...]) -> None:
         (r"\d+", "plain characters"),
     ],
 )
-def test_what_is_refused(pattern: str, reason: str) -> None:
+def test_patterns_that_are_refused(pattern: str, reason: str) -> None:
     with pytest.raises(BadPattern, match=reason):
         check(pattern)
 

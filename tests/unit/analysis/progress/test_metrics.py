@@ -92,7 +92,7 @@ def test_ranks_that_are_not_so_far_say_nothing() -> None:
     assert verdict.text.endswith("rank 1 of those that are so far show it")
 
 
-def test_where_all_show_it_that_is_said() -> None:
+def test_a_number_that_is_not_finite_on_all_ranks_is_said_to_be() -> None:
     made = trained()
     made.see([rank(0, 2000, NAN), rank(1, 2000, NAN), Progress(rank=2, step=5, reported=False, age_s=1.0)])
     verdict = made.verdict()
@@ -148,7 +148,7 @@ def test_overflowing_gradients_of_the_warm_up_are_the_search_for_a_scale() -> No
     assert made.verdict() is None
 
 
-def test_it_is_over_when_all_are_finite_and_may_come_again() -> None:
+def test_a_non_finite_loss_is_over_when_all_ranks_are_finite_and_may_come_again() -> None:
     made = trained()
     made.see([rank(0, 2000, NAN), rank(1, 2000, NAN)])
     assert made.verdict() is not None
@@ -161,7 +161,7 @@ def test_it_is_over_when_all_are_finite_and_may_come_again() -> None:
     assert made.verdict() is not None
 
 
-def test_it_can_be_switched_off() -> None:
+def test_the_check_for_non_finite_numbers_can_be_switched_off() -> None:
     made = watch(DetectConfig(non_finite=False))
     made.see([rank(0, 2000, NAN, INF)])
     assert made.verdict() is None

@@ -114,7 +114,9 @@ def test_a_sign_of_life_speaks_against_it(record: Progress, why: str) -> None:
         ({"hang": False}, 0.0, False),
     ],
 )
-def test_what_is_allowed(settings: dict[str, float], pause_s: float, told: bool) -> None:
+def test_the_silences_of_a_network_that_are_allowed(
+    settings: dict[str, float], pause_s: float, told: bool
+) -> None:
     config = DetectConfig(**settings)  # type: ignore[arg-type]
     found = fallen_silent([DEAD, DEAD], [rank(age_s=math.inf)], config, longest_pause_s=pause_s)
     assert (found is not None) is told

@@ -186,7 +186,7 @@ def test_who_has_not_enqueued_is_named_however_far_the_others_ran_ahead(
 
 
 @pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD)
-def test_whose_gpu_has_not_come_is_named_though_all_hosts_have_enqueued(ahead: list[int]) -> None:
+def test_the_rank_whose_gpu_has_not_come_is_named_though_all_hosts_have_enqueued(ahead: list[int]) -> None:
     found = ran_ahead(ahead, culprit=45, started=True, enqueued=True)
     assert (found.ranks, found.exact) == ((45,), True)
     assert ran_ahead(ahead, culprit=45, enqueued=True).ranks == ()

@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> FakeFolder:
     return made
 
 
-def test_it_shows_moves_sorts_and_filters(folder: FakeFolder) -> None:
+def test_top_shows_moves_sorts_and_filters(folder: FakeFolder) -> None:
     async def test(pilot: Pilot[None], app: Top) -> None:
         await until(pilot, app, "gpu0000")
         text = await until(pilot, app, "1,200: 1,199 training, 1 silent; standbys: 1 rehearsed")
@@ -89,7 +89,7 @@ def test_it_shows_moves_sorts_and_filters(folder: FakeFolder) -> None:
     run([folder], test)
 
 
-def test_it_follows_the_job_and_keeps_the_selected_node(folder: FakeFolder) -> None:
+def test_top_follows_the_job_and_keeps_the_selected_node(folder: FakeFolder) -> None:
     async def test(pilot: Pilot[None], app: Top) -> None:
         await until(pilot, app, "gpu0000")
         await pilot.press("down")

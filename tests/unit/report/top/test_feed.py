@@ -177,7 +177,7 @@ def test_a_moment_that_is_live_is_shown_as_it_was(folder: FakeFolder, feed: JobF
 # -- the journal as it grows -----------------------------------------------------------------------
 
 
-def test_it_reads_only_what_is_new_and_only_whole_lines(folder: FakeFolder) -> None:
+def test_a_follower_reads_only_what_is_new_and_only_whole_lines(folder: FakeFolder) -> None:
     follower = Follower(folder.directory.journal)
     assert len(follower.look()) == 6
     assert follower.look() == []
