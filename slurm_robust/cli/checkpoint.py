@@ -10,7 +10,7 @@ from slurm_robust.cli.parsing import add_command, add_group, whole_number
 
 if TYPE_CHECKING:
     from slurm_robust.cli.parsing import Commands
-    from slurm_robust.report.removing import Asked
+    from slurm_robust.inventory.removing import RemovalOptions
 
 
 def register(commands: Commands) -> None:
@@ -70,36 +70,36 @@ def _add_consent(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_copies(args: argparse.Namespace) -> int:
-    from slurm_robust.report import checkpoints
+    from slurm_robust.inventory import listing
 
-    return checkpoints.list_main(args.job, json=args.json, job_dir=args.job_dir)
+    return listing.list_main(args.job, json=args.json, job_dir=args.job_dir)
 
 
 def _verify_copies(args: argparse.Namespace) -> int:
-    from slurm_robust.report import checkpoints
+    from slurm_robust.inventory import listing
 
-    return checkpoints.verify_main(args.job, json=args.json, job_dir=args.job_dir)
+    return listing.verify_main(args.job, json=args.json, job_dir=args.job_dir)
 
 
 def _export(args: argparse.Namespace) -> int:
-    from slurm_robust.report import export
+    from slurm_robust.inventory import export
 
     return export.main(args.job, args.step, args.to, json=args.json, job_dir=args.job_dir)
 
 
-def _asked(args: argparse.Namespace, *, force: bool = False) -> Asked:
-    from slurm_robust.report.removing import Asked
+def _asked(args: argparse.Namespace, *, force: bool = False) -> RemovalOptions:
+    from slurm_robust.inventory.removing import RemovalOptions
 
-    return Asked(yes=args.yes, dry_run=args.dry_run, json=args.json, force=force)
+    return RemovalOptions(yes=args.yes, dry_run=args.dry_run, json=args.json, force=force)
 
 
 def _remove(args: argparse.Namespace) -> int:
-    from slurm_robust.report import removing
+    from slurm_robust.inventory import removing
 
     return removing.rm_main(args.job, args.steps, _asked(args, force=args.force), job_dir=args.job_dir)
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from slurm_robust.report import removing
+    from slurm_robust.inventory import removing
 
     return removing.prune_main(args.job, args.keep, _asked(args), job_dir=args.job_dir)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slurm_robust.model.record import Record
+from slurm_robust.policy.interval import daly
 from slurm_robust.policy.spares import Measured, measure
-from slurm_robust.report.interval import daly
 
 HOUR_S = 3600.0
 DAY_S = 86400.0
@@ -132,7 +132,7 @@ class NodeRow(Record):
 
 class Advice(Record):
     """How often a job of so many nodes writes a checkpoint to storage, by Daly
-    (:mod:`slurm_robust.report.interval`).
+    (:mod:`slurm_robust.policy.interval`).
     """
 
     nodes: int

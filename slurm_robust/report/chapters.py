@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -11,55 +10,9 @@ from rich.text import Text
 from slurm_robust.ledger.ledger import Ledger
 from slurm_robust.ledger.summary import Summary
 from slurm_robust.model import events as ev
-from slurm_robust.model.record import Record
-from slurm_robust.model.training import Chapter
 from slurm_robust.terminal.console import told_table
+from slurm_robust.trainings.jobs import ChapterRow, ChapterState
 from slurm_robust.util.text import date_and_time, duration, one_line
-
-
-class ChapterState(str, Enum):
-    """How far a job of a training is."""
-
-    PENDING = "pending"
-    """It waits for nodes."""
-    STARTING = "starting"
-    """It has nodes, and has not made a step."""
-    RUNNING = "running"
-    ENDED = "ended"
-    GONE = "gone"
-    """It has ended, and its folder is gone."""
-
-
-class ChapterRow(Record):
-    """One job of a training. Times are seconds since 1970, by slurmctld's clock where it is known."""
-
-    job: str
-    """As squeue shows it."""
-    job_id: int
-    state: ChapterState
-    how: str
-    """What it does, or how it ended."""
-    begin: float | None = None
-    """When it was submitted; of a job that waited for the one before, when that had ended."""
-    started: float | None = None
-    """When Slurm first started it; None before, and where that is not known."""
-    end: float | None = None
-    """None while it goes on."""
-    nodes: int = 0
-    """The most that it held at once."""
-    from_step: int | None = None
-    """The step of the checkpoint with which it began, -1 for none; None as long as nothing was launched."""
-    to_step: int | None = None
-    """Its newest step; None before the first."""
-    repeated: int | None = 0
-    """Steps that it did again; None where that is not known."""
-    incidents: int = 0
-    ettr: float | None = None
-    """Of its own time since its first start; None before."""
-    exit_code: int | None = None
-    """Of its final end."""
-    folder: str = ""
-    """Its name."""
 
 
 def chapter_row(
@@ -91,29 +44,6 @@ def chapter_row(
         incidents=len(summary.incidents),
         ettr=summary.ettr if has_begun else None,
         exit_code=code,
-    )
-
-
-def without_journal(
-    chapter: Chapter, *, slurm: str, goes_on: bool, pending: bool, has_folder: bool
-) -> ChapterRow:
-    """The row of a job that has written nothing yet, or of which nothing is left.
-
-    ``slurm``: its state there, "" for an unknown job.
-    """
-    state, how = ChapterState.GONE, "has ended, and its folder is gone"
-    if goes_on:
-        state = ChapterState.PENDING if pending else ChapterState.STARTING
-        how = state.value
-    elif has_folder:
-        state, how = ChapterState.ENDED, "ended before it began to train"
-    return ChapterRow(
-        job=chapter.job,
-        job_id=chapter.job_id,
-        state=state,
-        how=how + (f"; Slurm: {slurm}" if slurm else ""),
-        begin=chapter.submitted if chapter.submitted is not None else chapter.t,
-        folder=chapter.folder,
     )
 
 

@@ -28,12 +28,13 @@ from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report.hookseen import seen_of, told
-from slurm_robust.report.status import INCIDENT_STYLES, incident_table, phase_of
+from slurm_robust.report.status import INCIDENT_STYLES, incident_table
 from slurm_robust.report.together import all_incidents
-from slurm_robust.report.training import begun, jobs_of, journals_after, later_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import STYLES, Bar, facts_table, indented, section, show
 from slurm_robust.trainings.find import find, load_events, named, newest_job
+from slurm_robust.trainings.jobs import begun, jobs_of, journals_after, later_of
+from slurm_robust.trainings.phase import phase_of
 from slurm_robust.trainings.slurmview import make_slurm, view_of
 from slurm_robust.util.text import clean_log, clock, count, date_and_time, fold_ranks, one_line
 

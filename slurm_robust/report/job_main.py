@@ -22,19 +22,18 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
-from slurm_robust.report.chapters import ChapterRow
 from slurm_robust.report.curves import progress
 from slurm_robust.report.hookseen import clique_notes, seen_of
 from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, books_of, job_report
 from slurm_robust.report.job_text import Table, csv_text, render
 from slurm_robust.report.page.page import page_of
 from slurm_robust.report.together import Told, together, waiting
-from slurm_robust.report.training import Begun, begun, jobs_of, journals_after, later_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.terminal.console import show
 from slurm_robust.trainings.find import NoSuchJob, named, newest_job, unreadable, without_events
+from slurm_robust.trainings.jobs import Begun, ChapterRow, begun, jobs_of, journals_after, later_of
 from slurm_robust.trainings.slurmview import SlurmView, make_slurm, view_of
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import open_plain

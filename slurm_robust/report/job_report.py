@@ -14,10 +14,11 @@ from slurm_robust.ledger.summary import IncidentCost, Summary, summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import Record
-from slurm_robust.report.chapters import ChapterRow, ChapterState, chapter_row
+from slurm_robust.report.chapters import chapter_row
 from slurm_robust.report.curves import EttrCurve, Progress, ettr_points, progress
 from slurm_robust.report.nodelines import NodeLine, node_lines
-from slurm_robust.report.status import REQUEUED, phase_of
+from slurm_robust.trainings.jobs import ChapterRow, state_and_how
+from slurm_robust.trainings.phase import phase_of
 from slurm_robust.util.text import one_line
 
 MAX_NOTES = 100
@@ -228,21 +229,10 @@ def job_report(
                 few,
                 books,
                 summary,
-                *_state_and_how(phase, reason, books, slurm),
+                *state_and_how(phase, reason, ended=books.ended, lost=slurm.now is None),
             ),
         ),
     )
-
-
-def _state_and_how(phase: str, reason: str, books: Ledger, slurm: SlurmFacts) -> tuple[ChapterState, str]:
-    """How far a job is, and in words what it does or how it ended."""
-    how = f"{phase}: {reason}" if reason else phase
-    if books.ended:
-        return ChapterState.ENDED, how
-    if slurm.now is None:
-        return ChapterState.ENDED, f"its end is not known here; it was {how}"
-    states = {REQUEUED: ChapterState.PENDING, "starting": ChapterState.STARTING}
-    return states.get(phase, ChapterState.RUNNING), how
 
 
 def _without_steps(

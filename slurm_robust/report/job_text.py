@@ -12,12 +12,13 @@ from rich.text import Text
 
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES
 from slurm_robust.ledger.summary import Lost
-from slurm_robust.report.chapters import ChapterRow, chapters_table
+from slurm_robust.report.chapters import chapters_table
 from slurm_robust.report.hookseen import told
 from slurm_robust.report.job_report import JobReport
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.status import incident_table
 from slurm_robust.terminal.console import MIN_WIDE, ByWidth, facts_table, plain_table, section
+from slurm_robust.trainings.jobs import ChapterRow
 from slurm_robust.util.hostlist import InvalidHostlist, expand
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 

@@ -15,7 +15,6 @@ from slurm_robust.ledger.ledger import Ledger
 from slurm_robust.ledger.summary import IncidentCost, figures
 from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
-from slurm_robust.report.chapters import ChapterRow, ChapterState
 from slurm_robust.report.curves import ettr_points, progress
 from slurm_robust.report.job_report import (
     CHAPTER,
@@ -27,6 +26,7 @@ from slurm_robust.report.job_report import (
     Mark,
 )
 from slurm_robust.report.nodelines import node_lines
+from slurm_robust.trainings.jobs import ChapterRow, ChapterState
 from slurm_robust.util.text import some_of
 
 

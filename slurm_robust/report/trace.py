@@ -24,12 +24,11 @@ from slurm_robust.model import startup
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
-from slurm_robust.report.chapters import ChapterRow
-from slurm_robust.report.training import begun, jobs_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.telemetry.otlp import Trace, TraceSpan, Value, by_parent, send
 from slurm_robust.terminal.console import section, show
 from slurm_robust.trainings.find import load_events, named, newest_job
+from slurm_robust.trainings.jobs import ChapterRow, begun, jobs_of
 from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.text import count, date_and_time, one_line
 

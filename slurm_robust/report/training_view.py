@@ -16,18 +16,8 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, PREFIX, TrainingDirectory, training_of, trainings
-from slurm_robust.report.chapters import ChapterRow, ChapterState, chapters_table
+from slurm_robust.report.chapters import chapters_table
 from slurm_robust.report.job_main import of_training
-from slurm_robust.report.training import (
-    Now,
-    begun,
-    disk_use,
-    jobs_of,
-    newest_of,
-    now_of,
-    size_text,
-    storage,
-)
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import facts_table, section, show, told_table, track
 from slurm_robust.trainings.find import (
@@ -40,8 +30,18 @@ from slurm_robust.trainings.find import (
     root_of,
     unreadable,
 )
+from slurm_robust.trainings.jobs import (
+    ChapterRow,
+    ChapterState,
+    NewestJob,
+    begun,
+    jobs_of,
+    newest_of,
+    storage,
+)
 from slurm_robust.trainings.slurmview import make_slurm
-from slurm_robust.util.text import count, duration, one_line
+from slurm_robust.util.files import disk_use
+from slurm_robust.util.text import count, duration, one_line, size_text
 
 
 class TrainingRow(Record):
@@ -152,12 +152,9 @@ def _row(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
     if known is not None:
         state = fold(known.events)
         row = msgspec.structs.replace(row, step=max(state.best_step, state.steps_here))
-    if isinstance(newest, ChapterRow):
-        now = Now.of(newest)
-    elif newest is not None:
-        now = now_of(newest, slurm)
-    else:
+    if newest is None:
         return row
+    now = NewestJob.of(newest, slurm)
     return msgspec.structs.replace(
         row, newest=now.job, state=now.state, how=now.how, slurm=now.slurm, holder=now.holder
     )

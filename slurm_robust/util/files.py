@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -124,3 +125,21 @@ def publish_once(path: Path, content: bytes) -> bool:
         return True
     finally:
         beside.unlink(missing_ok=True)
+
+
+def disk_use(folder: Path) -> int:
+    """Bytes of all files below ``folder``, as far as they can be seen; links are not followed."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # removed meanwhile
+                total += os.lstat(os.path.join(path, name)).st_size
+    return total
+
+
+def free_on(folder: Path) -> int | None:
+    """Bytes that the storage of ``folder`` has free, None where it does not say."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

@@ -193,3 +193,12 @@ def _folded(runs: Iterable[tuple[int, int]]) -> str:
 def version_numbers(version: str) -> tuple[int, ...]:
     """Major and minor version as numbers, which compare: (2, 13) of ``2.13.0+cpu``."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def size_text(nbytes: float) -> str:
+    """``12.3 GB``."""
+    for unit in ("kB", "MB", "GB"):
+        nbytes /= 1000
+        if nbytes < 999.5:
+            return f"{nbytes:.{0 if nbytes >= 100 else 1}f} {unit}"
+    return f"{nbytes / 1000:.1f} TB"

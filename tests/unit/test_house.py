@@ -44,8 +44,9 @@ MAY_IMPORT: dict[str, str] = {
     "diagnostics": "util model config slurm terminal wire analysis nodes worker agent evidence trainings",
     "doctor": "util model config kernel slurm terminal wire checkpoint nodes hooks policy trainings",
     "notify": "util model config jobdir terminal wire evidence trainings",
-    "report": "util model slurm telemetry terminal wire checkpoint ledger policy evidence trainings",
-    "fleet": "util model config slurm terminal ledger policy report",
+    "inventory": "util model slurm terminal wire checkpoint policy trainings",
+    "report": "util model slurm telemetry terminal checkpoint ledger policy evidence trainings",
+    "fleet": "util model config slurm terminal ledger policy",
     "controller": (
         "util model config jobdir slurm telemetry wire analysis checkpoint ledger policy engine evidence "
         "diagnostics"
@@ -56,8 +57,8 @@ MAY_IMPORT: dict[str, str] = {
     ),
     "admin": "util model config kernel slurm terminal analysis nodes hooks policy fleet",
     "cli": (
-        "util model config slurm terminal analysis sandbox diagnostics doctor notify report fleet controller "
-        "run admin"
+        "util model config slurm terminal analysis sandbox diagnostics doctor notify inventory report fleet "
+        "controller run admin"
     ),
 }
 # A unit that no other may import: fakes for tests of ours and of users.

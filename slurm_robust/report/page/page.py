@@ -23,12 +23,13 @@ from slurm_robust.ledger.summary import Lost
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.startup import START_PHASES
-from slurm_robust.report.chapters import ChapterRow, step_text
+from slurm_robust.report.chapters import step_text
 from slurm_robust.report.hookseen import after, before, meanwhile
 from slurm_robust.report.job_report import Generation, IncidentEntry, JobReport, PhaseFigures
 from slurm_robust.report.job_text import facts, headline, names_of
 from slurm_robust.report.nodelines import NodeLine
 from slurm_robust.report.page.charts import chart_data, chart_views
+from slurm_robust.trainings.jobs import ChapterRow
 from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line, visible
 from slurm_robust.version import __version__
 

@@ -28,8 +28,8 @@ from slurm_robust.model.moment import (
 )
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState, apply
-from slurm_robust.report.status import phase_of
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.trainings.phase import phase_of
 from slurm_robust.trainings.slurmview import view_of
 from slurm_robust.util.ours import open_plain
 from slurm_robust.util.text import first_sentence, one_line

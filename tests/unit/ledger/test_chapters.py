@@ -15,7 +15,8 @@ from slurm_robust.ledger.summary import summarise
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.policy.continuing import lineage, until
-from slurm_robust.report.chapters import ChapterState, chapter_row
+from slurm_robust.report.chapters import chapter_row
+from slurm_robust.trainings.jobs import ChapterState
 from tests.unit.ledger.journals import Journal, at
 
 

@@ -22,9 +22,10 @@ from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.moment import encode
 from slurm_robust.model.standby import StandbyStage
-from slurm_robust.report.status import phase_of, render, status_at, status_of, watch
+from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.trainings.phase import phase_of
 from tests.unit.sample_events import run_started
 
 

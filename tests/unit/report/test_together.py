@@ -15,12 +15,11 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Blame, Evict, Restart, Symptom
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.report import job_main
-from slurm_robust.report.chapters import ChapterState
 from slurm_robust.report.incident_view import listing_of_training
 from slurm_robust.report.job_report import JobReport
-from slurm_robust.report.training import Begun, jobs_of
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.trainings.jobs import Begun, ChapterState, jobs_of
 from tests.unit.ledger.journals import Journal, at
 from tests.unit.report.trainings import make_training, write
 from tests.unit.sample_events import continued, run_started

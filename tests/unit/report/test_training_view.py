@@ -17,13 +17,13 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.training import TrainingDirectory
-from slurm_robust.report.chapters import ChapterState
-from slurm_robust.report.training import size_text
 from slurm_robust.report.training_view import row_of, shown
 from slurm_robust.slurm.errors import SlurmCommandMissing
 from slurm_robust.slurm.records import Job
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.trainings.jobs import ChapterState
+from slurm_robust.util.text import size_text
 from tests.unit.checkpoint.test_store import publish_all
 from tests.unit.report.test_together import job
 from tests.unit.report.trainings import make_training, write

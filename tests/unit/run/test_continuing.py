@@ -15,13 +15,13 @@ from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
 from slurm_robust.config.job import JobConfig
+from slurm_robust.inventory.listing import open_job
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import TrainingDirectory, encoded, storage_of, trainings
-from slurm_robust.report.checkpoints import open_job
 from slurm_robust.run.command import _start_again
 from slurm_robust.run.continuing import NOTHING, Started, Wish, check_still_ours, start
 from slurm_robust.run.holding import ENDING_S, Clock, take_alone

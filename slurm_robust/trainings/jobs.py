@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from enum import Enum
 from itertools import dropwhile, islice
 from pathlib import Path
 
@@ -17,11 +16,55 @@ from slurm_robust.model.journal import JournalDamaged, fold
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.training import Chapter, TrainingDirectory, storage_of, training_of
 from slurm_robust.policy.holding import Hold, end_of, judge
-from slurm_robust.report.chapters import ChapterRow, ChapterState, without_journal
-from slurm_robust.report.status import REQUEUED, phase_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.trainings.find import NoSuchJob, chapter_folder, load_events, unreadable
+from slurm_robust.trainings.phase import REQUEUED, phase_of
 from slurm_robust.trainings.slurmview import SlurmView, ask_slurm, view_of
+
+
+class ChapterState(str, Enum):
+    """How far a job of a training is."""
+
+    PENDING = "pending"
+    """It waits for nodes."""
+    STARTING = "starting"
+    """It has nodes, and has not made a step."""
+    RUNNING = "running"
+    ENDED = "ended"
+    GONE = "gone"
+    """It has ended, and its folder is gone."""
+
+
+class ChapterRow(Record):
+    """One job of a training. Times are seconds since 1970, by slurmctld's clock where it is known."""
+
+    job: str
+    """As squeue shows it."""
+    job_id: int
+    state: ChapterState
+    how: str
+    """What it does, or how it ended."""
+    begin: float | None = None
+    """When it was submitted; of a job that waited for the one before, when that had ended."""
+    started: float | None = None
+    """When Slurm first started it; None before, and where that is not known."""
+    end: float | None = None
+    """None while it goes on."""
+    nodes: int = 0
+    """The most that it held at once."""
+    from_step: int | None = None
+    """The step of the checkpoint with which it began, -1 for none; None as long as nothing was launched."""
+    to_step: int | None = None
+    """Its newest step; None before the first."""
+    repeated: int | None = 0
+    """Steps that it did again; None where that is not known."""
+    incidents: int = 0
+    ettr: float | None = None
+    """Of its own time since its first start; None before."""
+    exit_code: int | None = None
+    """Of its final end."""
+    folder: str = ""
+    """Its name."""
 
 
 class Begun(Record):
@@ -34,7 +77,7 @@ class Begun(Record):
     """On how the journal was read."""
 
 
-Load = Callable[[JobDirectory], tuple[list[AnyEvent], list[str]]]
+LoadJournal = Callable[[JobDirectory], tuple[list[AnyEvent], list[str]]]
 """Reads a journal, with notes on what of it could not be read. Raises ``NoSuchJob``, ``JournalDamaged``."""
 
 
@@ -44,7 +87,7 @@ def strictly(directory: JobDirectory) -> tuple[list[AnyEvent], list[str]]:
 
 
 def jobs_of(
-    training: TrainingDirectory, slurm: SlurmClient, load: Load = strictly
+    training: TrainingDirectory, slurm: SlurmClient, load: LoadJournal = strictly
 ) -> list[Begun | ChapterRow]:
     """All jobs of a training, oldest first; a row for one without a journal, or whose journal is damaged.
 
@@ -90,7 +133,7 @@ def storage(training: TrainingDirectory, job: Begun | None) -> Path:
 
 
 def _job(
-    training: TrainingDirectory, chapter: Chapter, slurm: SlurmClient, load: Load, *, is_newest: bool
+    training: TrainingDirectory, chapter: Chapter, slurm: SlurmClient, load: LoadJournal, *, is_newest: bool
 ) -> Begun | ChapterRow:
     try:
         directory = chapter_folder(training, chapter)
@@ -129,6 +172,29 @@ def unread(chapter: Chapter, why: str, *, goes_on: bool) -> ChapterRow:
     )
 
 
+def without_journal(
+    chapter: Chapter, *, slurm: str, goes_on: bool, pending: bool, has_folder: bool
+) -> ChapterRow:
+    """The row of a job that has written nothing yet, or of which nothing is left.
+
+    ``slurm``: its state there, "" for an unknown job.
+    """
+    state, how = ChapterState.GONE, "has ended, and its folder is gone"
+    if goes_on:
+        state = ChapterState.PENDING if pending else ChapterState.STARTING
+        how = state.value
+    elif has_folder:
+        state, how = ChapterState.ENDED, "ended before it began to train"
+    return ChapterRow(
+        job=chapter.job,
+        job_id=chapter.job_id,
+        state=state,
+        how=how + (f"; Slurm: {slurm}" if slurm else ""),
+        begin=chapter.submitted if chapter.submitted is not None else chapter.t,
+        folder=chapter.folder,
+    )
+
+
 def begun(jobs: Sequence[Begun | ChapterRow]) -> list[Begun]:
     """Those with a journal."""
     return [job for job in jobs if isinstance(job, Begun)]
@@ -156,7 +222,7 @@ def journals_after(directory: JobDirectory, events: Sequence[AnyEvent]) -> Itera
 # -- who has it -------------------------------------------------------------------------------------
 
 
-class Now(Record):
+class NewestJob(Record):
     """What the newest job of a training does."""
 
     job: str
@@ -171,10 +237,26 @@ class Now(Record):
     """It has a journal."""
 
     @classmethod
-    def of(cls, row: ChapterRow) -> Now:
-        """The same of a job without a journal."""
-        holds = row.state in _HOLDS
-        return cls(job=row.job, state=row.state, how=row.how, may_hold=holds, has_begun=False)
+    def of(cls, job: Begun | ChapterRow, slurm: SlurmClient) -> NewestJob:
+        """Return what it does by its journal and by Slurm; without a journal by its row."""
+        if isinstance(job, ChapterRow):
+            holds = job.state in _HOLDS
+            return cls(job=job.job, state=job.state, how=job.how, may_hold=holds, has_begun=False)
+        view, state = view_of(job.events, slurm), fold(job.events)
+        ended = end_of(state.ended)
+        hold = judge(job.chapter, ended, view.job, answers=not view.silent)
+        found, how = state_and_how(
+            *phase_of(job.events, state, is_over=view.is_over),
+            ended=ended is not None or view.is_over,
+            lost=hold is Hold.FREE,
+        )
+        return cls(
+            job=job.chapter.job,
+            state=found,
+            how=how,
+            slurm=view.describe(),
+            may_hold=hold is not Hold.FREE,
+        )
 
     @property
     def holder(self) -> str:
@@ -185,54 +267,15 @@ class Now(Record):
 _HOLDS = (ChapterState.PENDING, ChapterState.STARTING, ChapterState.RUNNING)
 
 
-def now_of(job: Begun, slurm: SlurmClient) -> Now:
-    """What the newest job does, by its journal and by Slurm."""
-    view = view_of(job.events, slurm)
-    phase, reason = phase_of(job.events, is_over=view.is_over)
-    state = fold(job.events)
-    ended = end_of(state.ended)
-    hold = judge(job.chapter, ended, view.job, answers=not view.silent)
-    states = {REQUEUED: ChapterState.PENDING, "starting": ChapterState.STARTING}
+def state_and_how(phase: str, reason: str, *, ended: bool, lost: bool) -> tuple[ChapterState, str]:
+    """Return how far a job with a journal is, and in words what it does or how it ended.
+
+    ``lost``: it does not go on, and its journal has no end.
+    """
     how = f"{phase}: {reason}" if reason else phase
-    found = states.get(phase, ChapterState.RUNNING)
-    if ended is not None or view.is_over:
-        found = ChapterState.ENDED
-    elif hold is Hold.FREE:
-        found, how = ChapterState.ENDED, f"its end is not known here; it was {how}"
-    return Now(
-        job=job.chapter.job,
-        state=found,
-        how=how,
-        slurm=view.describe(),
-        may_hold=hold is not Hold.FREE,
-    )
-
-
-# -- what it takes on storage ------------------------------------------------------------------------
-
-
-def disk_use(folder: Path) -> int:
-    """Bytes of all files below ``folder``, as far as they can be seen; links are not followed."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):  # removed meanwhile
-                total += os.lstat(os.path.join(path, name)).st_size
-    return total
-
-
-def free_on(folder: Path) -> int | None:
-    """Bytes that the storage of ``folder`` has free, None where it does not say."""
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
-
-
-def size_text(nbytes: float) -> str:
-    """``12.3 GB``."""
-    for unit in ("kB", "MB", "GB"):
-        nbytes /= 1000
-        if nbytes < 999.5:
-            return f"{nbytes:.{0 if nbytes >= 100 else 1}f} {unit}"
-    return f"{nbytes / 1000:.1f} TB"
+    if ended:
+        return ChapterState.ENDED, how
+    if lost:
+        return ChapterState.ENDED, f"its end is not known here; it was {how}"
+    states = {REQUEUED: ChapterState.PENDING, "starting": ChapterState.STARTING}
+    return states.get(phase, ChapterState.RUNNING), how

@@ -10,7 +10,7 @@ from slurm_robust.evidence.incident_text import incident_rows
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.incident import Symptom
-from slurm_robust.report.interval import advise, daly, young
+from slurm_robust.policy.interval import advise, daly, young
 from tests.unit.sample_events import run_started
 
 START = run_started(t=0.0, command=("t.py",))

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_robust.checkpoint.store import CheckpointStore
+from slurm_robust.inventory.export import NoSuchCheckpoint
+from slurm_robust.inventory.listing import friendly
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory, JobSpec
@@ -20,25 +22,14 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import TrainingDirectory, is_shared, training_of
 from slurm_robust.policy.continuing import steps_text
 from slurm_robust.policy.removal import Stock, needed, prunable, removal
-from slurm_robust.report.chapters import ChapterRow, ChapterState
-from slurm_robust.report.checkpoints import friendly
-from slurm_robust.report.export import NoSuchCheckpoint
-from slurm_robust.report.training import (
-    Begun,
-    Now,
-    disk_use,
-    free_on,
-    newest_of,
-    now_of,
-    size_text,
-    storage,
-)
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import show
 from slurm_robust.trainings.earlier import earlier_job
 from slurm_robust.trainings.find import load_events, named, newest_job
+from slurm_robust.trainings.jobs import Begun, ChapterState, NewestJob, newest_of, storage
 from slurm_robust.trainings.slurmview import make_slurm
-from slurm_robust.util.text import count, one_line
+from slurm_robust.util.files import disk_use, free_on
+from slurm_robust.util.text import count, one_line, size_text
 
 
 class Needed(SrobustError):
@@ -65,7 +56,7 @@ class Shelf(NamedTuple):
     stock: Stock
 
 
-class Asked(Record):
+class RemovalOptions(Record):
     """How it was asked for."""
 
     yes: bool = False
@@ -96,37 +87,37 @@ class Removed(Record):
     """Who needed what is gone."""
 
 
-def rm_main(name: str, steps: Sequence[str], asked: Asked, *, job_dir: str | None) -> int:
+def rm_main(name: str, steps: Sequence[str], options: RemovalOptions, *, job_dir: str | None) -> int:
     """Remove checkpoints by their steps. Raises ``NoSuchJob``, ``NoAccess`` and the errors of this module."""
 
     def plan(shelf: Shelf) -> tuple[CheckpointId, ...]:
         wanted = chosen(shelf, steps)
-        found = removal(shelf.stock, wanted, force=asked.force)
+        found = removal(shelf.stock, wanted, force=options.force)
         if found.refused:
-            raise _needed(shelf, found.refused, force=asked.force)
+            raise _needed(shelf, found.refused, force=options.force)
         return found.remove
 
-    return _main(name, plan, asked, job_dir)
+    return _main(name, plan, options, job_dir)
 
 
-def prune_main(name: str, keep: int | None, asked: Asked, *, job_dir: str | None) -> int:
+def prune_main(name: str, keep: int | None, options: RemovalOptions, *, job_dir: str | None) -> int:
     """Remove all but the newest ``keep``, by default as many as the job keeps. Raises as :func:`rm_main`."""
 
     def plan(shelf: Shelf) -> tuple[CheckpointId, ...]:
         return prunable(shelf.stock, keep if keep is not None else shelf.stock.keep)
 
-    return _main(name, plan, asked, job_dir)
+    return _main(name, plan, options, job_dir)
 
 
 Plan = Callable[[Shelf], tuple[CheckpointId, ...]]
 
 
-def _main(name: str, plan: Plan, asked: Asked, job_dir: str | None) -> int:
+def _main(name: str, plan: Plan, options: RemovalOptions, job_dir: str | None) -> int:
     slurm = make_slurm()
     with friendly():
         shelf = shelf_of(name, job_dir, slurm)
         refs = plan(shelf)
-        if refs and not asked.dry_run and not asked.yes:
+        if refs and not options.dry_run and not options.yes:
             if not _may(shelf, refs):
                 print("nothing was removed", file=sys.stderr)
                 return DECLINED
@@ -136,8 +127,8 @@ def _main(name: str, plan: Plan, asked: Asked, job_dir: str | None) -> int:
                     f"the checkpoints of {shelf.whose} have changed since: now {_steps(now)} would go",
                     fix="look again ('srobust checkpoint ls'); nothing was removed",
                 )
-        done = remove(shelf, refs, dry_run=asked.dry_run)
-    show(done, partial(render, shelf), json=asked.json)
+        done = remove(shelf, refs, dry_run=options.dry_run)
+    show(done, partial(render, shelf), json=options.json)
     return 0
 
 
@@ -194,14 +185,8 @@ def _of_training(training: TrainingDirectory, slurm: SlurmClient) -> Shelf:
     whose = f"training {training.path.name.removeprefix('training-')}"
     state = fold(known.events)
     store = store_of(storage(training, known), known.directory, state)
-    now = now_of(known, slurm) if isinstance(newest, Begun) else _now(newest)
+    now = NewestJob.of(newest or known, slurm)
     return Shelf(whose, store, stock_of(store, known.directory, state, now))
-
-
-def _now(row: ChapterRow | None) -> Now:
-    if row is None:
-        return Now(job="", state=ChapterState.GONE, how="", may_hold=False, has_begun=False)
-    return Now.of(row)
 
 
 def _of_job(directory: JobDirectory, slurm: SlurmClient) -> Shelf:
@@ -210,7 +195,7 @@ def _of_job(directory: JobDirectory, slurm: SlurmClient) -> Shelf:
     events = load_events(directory)
     job = Begun(chapter=earlier.chapter, directory=directory, events=events)
     store = store_of(earlier.storage, directory, earlier.state)
-    stock = stock_of(store, directory, earlier.state, now_of(job, slurm))
+    stock = stock_of(store, directory, earlier.state, NewestJob.of(job, slurm))
     return Shelf(f"job {earlier.name}", store, stock)
 
 
@@ -220,7 +205,7 @@ def store_of(path: Path, directory: JobDirectory, state: JobState) -> Checkpoint
     return CheckpointStore(path, runs=runs if is_shared(path, directory) else ())
 
 
-def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, now: Now) -> Stock:
+def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, now: NewestJob) -> Stock:
     """What is on storage, and what decides about it. Raises ``OSError``."""
     present = sorted(store.present())
     whole = set(store.complete())
@@ -314,7 +299,7 @@ def _needed(shelf: Shelf, refused: dict[CheckpointId, str], *, force: bool) -> N
 
 
 def _may(shelf: Shelf, refs: Collection[CheckpointId]) -> bool:
-    """Whether a person says yes. Raises :class:`NotSure` where nobody can be asked."""
+    """Whether a person says yes. Raises :class:`NotSure` where nobody can be options."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise NotSure(
             f"{_steps(refs)} of {shelf.whose} would be removed, and nobody can be asked here",

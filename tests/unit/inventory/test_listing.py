@@ -26,11 +26,11 @@ from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of
 from slurm_robust.cli.main import main
+from slurm_robust.inventory.listing import CheckpointListing, CheckpointRow, StoredCheckpoint, render
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
-from slurm_robust.report.checkpoints import Listing, Row, Stored, render
 from slurm_robust.wire.keys import create_keys, load_client
 from tests.unit.sample_events import run_started
 
@@ -170,11 +170,11 @@ def test_a_table_of_all_tiers(job: Job, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_eighty_columns_are_enough() -> None:
-    stored = Stored(parts=100, of=128, complete=False, nbytes=1_234_567_000_000, age_s=1000.0)
+    stored = StoredCheckpoint(parts=100, of=128, complete=False, nbytes=1_234_567_000_000, age_s=1000.0)
     here = {"peer": tuple(range(8, 16)), "memory": (SHARED, *range(8)), "local": tuple(range(8))}
     note = "restored for generation 12 from memory (120 parts), peer (8)"
-    row = Row(token="x", step=1234490, generation=12, stored=stored, here=here, notes=(note,))
-    listing = Listing(
+    row = CheckpointRow(token="x", step=1234490, generation=12, stored=stored, here=here, notes=(note,))
+    listing = CheckpointListing(
         job_id=9,
         node="n1",
         storage="/s",

@@ -13,12 +13,12 @@ from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.state import Snapshot
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.cli.main import main
+from slurm_robust.inventory import removing
+from slurm_robust.inventory.removing import shelf_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.policy.removal import prunable
-from slurm_robust.report import removing
-from slurm_robust.report.removing import shelf_of
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.checkpoint.test_store import publish, publish_all

@@ -16,10 +16,10 @@ from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.part import read_sidecar, verify_part
 from slurm_robust.checkpoint.store import METADATA, CheckpointStore
+from slurm_robust.inventory.listing import JobHere, friendly, open_job, would_restore
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
-from slurm_robust.report.checkpoints import JobHere, friendly, open_job, would_restore
 from slurm_robust.terminal.console import show, track
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import named_ranks, one_line

@@ -36,11 +36,12 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX, TrainingDirectory, storage_of
 from slurm_robust.policy import restore
-from slurm_robust.report.training import disk_use, free_on, newest_of, size_text
 from slurm_robust.terminal.console import BYTES, Bar, show, track
 from slurm_robust.trainings.find import NoSuchJob, Place, load_events, named, newest_job, place_of
+from slurm_robust.trainings.jobs import newest_of
 from slurm_robust.trainings.slurmview import make_slurm
-from slurm_robust.util.text import count, named_ranks, one_line
+from slurm_robust.util.files import disk_use, free_on
+from slurm_robust.util.text import count, named_ranks, one_line, size_text
 from slurm_robust.wire.keys import load_client
 
 _FOR_EVER = 2**62
@@ -95,7 +96,7 @@ class JobHere:
         return self.state.placement
 
 
-class Stored(Record):
+class StoredCheckpoint(Record):
     """A checkpoint on storage."""
 
     parts: int
@@ -108,19 +109,19 @@ class Stored(Record):
     """Seconds since the newest part came."""
 
 
-class Row(Record):
+class CheckpointRow(Record):
     """One checkpoint."""
 
     token: str
     step: int
     generation: int
-    stored: Stored | None
+    stored: StoredCheckpoint | None
     here: dict[str, tuple[int, ...]]
     """Ranks whose copies this node has, by tier; -1 for the part that is equal on all ranks."""
     notes: tuple[str, ...]
 
 
-class Listing(Record):
+class CheckpointListing(Record):
     """What ``srobust checkpoint ls`` shows."""
 
     job_id: int
@@ -128,7 +129,7 @@ class Listing(Record):
     storage: str
     memory: str
     local: str
-    rows: tuple[Row, ...]
+    rows: tuple[CheckpointRow, ...]
     """Newest first."""
     restored: str
     """Token of what would be restored if this node alone answered, "" for none."""
@@ -179,7 +180,7 @@ def list_main(name: str, *, json: bool, job_dir: str | None) -> int:
     return 0
 
 
-def list_checkpoints(job: JobHere, now: float) -> Listing:
+def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
     """Everything about the job's checkpoints that can be seen from here. ``now``: wall clock."""
     copies = job.copies()
     here: dict[CheckpointId, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -193,7 +194,7 @@ def list_checkpoints(job: JobHere, now: float) -> Listing:
     state = job.state
     place = place_of(job.directory, state.training, state.run_id) if state.training else Place(training="")
     rows = [
-        Row(
+        CheckpointRow(
             token=str(ref),
             step=ref.step,
             generation=ref.generation,
@@ -203,7 +204,7 @@ def list_checkpoints(job: JobHere, now: float) -> Listing:
         )
         for ref in sorted({*stored, *here, *notes}, reverse=True)
     ]
-    return Listing(
+    return CheckpointListing(
         job_id=job.state.job_id,
         node=job.node,
         storage=str(job.store.path),
@@ -241,7 +242,7 @@ def would_restore(
     )
 
 
-def render(listing: Listing) -> RenderableType:
+def render(listing: CheckpointListing) -> RenderableType:
     """The table, and below it what would be restored."""
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
     for name in ("step", "gen"):
@@ -271,7 +272,7 @@ def render(listing: Listing) -> RenderableType:
     return Group(table, Text(one_line(_use(listing))), Text(one_line(end)))
 
 
-def _use(listing: Listing) -> str:
+def _use(listing: CheckpointListing) -> str:
     """What storage has, and what room is left there."""
     many = count(listing.complete, "complete checkpoint")
     whose = f" of training {listing.training}" if listing.training else ""
@@ -279,7 +280,7 @@ def _use(listing: Listing) -> str:
     return f"On storage: {many}{whose}, {size_text(listing.nbytes)}{room}.{_aside(listing)}"
 
 
-def _aside(listing: Listing) -> str:
+def _aside(listing: CheckpointListing) -> str:
     if not listing.moved_aside:
         return ""
     names = (name.removeprefix(PREFIX) for name in listing.moved_aside)
@@ -384,7 +385,7 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def _stored(store: CheckpointStore, ref: CheckpointId, now: float) -> Stored:
+def _stored(store: CheckpointStore, ref: CheckpointId, now: float) -> StoredCheckpoint:
     parts = store.parts(ref)
     of = max((int(path.stem.split("-")[3]) for path in parts), default=0)
     try:
@@ -395,8 +396,8 @@ def _stored(store: CheckpointStore, ref: CheckpointId, now: float) -> Stored:
         newest = max((path.stat().st_mtime for path in parts), default=now)
         nbytes = sum(size for _, size in _parts(store, ref))  # as 'verify' counts them
     except FileNotFoundError:  # pruned meanwhile
-        return Stored(parts=0, of=of, complete=False, nbytes=0, age_s=0.0)
-    return Stored(
+        return StoredCheckpoint(parts=0, of=of, complete=False, nbytes=0, age_s=0.0)
+    return StoredCheckpoint(
         parts=len(parts), of=of, complete=complete, nbytes=nbytes, age_s=round(max(0.0, now - newest), 1)
     )
 
@@ -407,7 +408,7 @@ def _here_text(here: Mapping[str, Sequence[int]]) -> str:
     return "\n".join(f"{tier}: {ranks_text(here[tier])}" for tier in tiers) or "-"
 
 
-def _stored_text(stored: Stored | None) -> str:
+def _stored_text(stored: StoredCheckpoint | None) -> str:
     if stored is None:
         return "-"
     of = count(stored.of, "part")

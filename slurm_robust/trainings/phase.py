@@ -1,0 +1,57 @@
+"""What a job does at present, in a word and its reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.journal import fold
+from slurm_robust.model.state import JobState
+
+REQUEUED = "requeued"
+"""The phase of a job that waits for its next run."""
+
+SAVING = "saving"
+"""The phase of a job that writes what only memory has before it leaves its nodes."""
+
+PREEMPTED = "preempted"
+"""The phase of a job that Slurm has cancelled to give its nodes to another one."""
+
+CANCELLED = "cancelled"
+"""The phase of a job that Slurm or its owner ordered to end: nothing went wrong."""
+
+
+def phase_of(
+    events: Sequence[ev.AnyEvent], state: JobState | None = None, *, is_over: bool = False
+) -> tuple[str, str]:
+    """A job's activity, and the reason for it.
+
+    ``state``: the fold of ``events``, where it is known; ``is_over``: Slurm has ended the job.
+    """
+    state = fold(events) if state is None else state
+    if (ended := state.ended) is not None:
+        order = state.stop_ordered
+        is_cancelled = order is not None and not ended.final and ended.code == order.code
+        if ended.requeued or ended.preempted:
+            return REQUEUED if ended.requeued else PREEMPTED, ended.reason
+        return "finished" if ended.code == 0 else CANCELLED if is_cancelled else "stopped", ended.reason
+    if is_over:
+        phase, reason = phase_of(events, state)
+        return "stopped", f"Slurm has ended the job; it was {phase}{f' ({reason})' if reason else ''}"
+    if state.requeueing is not None:
+        return _requeue(events, state.requeueing)
+    if (saving := state.saving) is not None:
+        return SAVING, f"step {saving.step} goes from memory to storage before the job leaves its nodes"
+    if state.incident is not None:
+        return "recovering", f"incident {state.incident.number}: {state.incident.symptom.value}"
+    if state.running:
+        return ("training" if state.steps_here >= 0 else "starting"), ""
+    return "starting", ""
+
+
+def _requeue(events: Sequence[ev.AnyEvent], begun: ev.RequeueStarted) -> tuple[str, str]:
+    """Phase and reason of a requeue: whether Slurm has accepted it, else its refusal."""
+    orders = [e for e in events[events.index(begun) :] if isinstance(e, ev.StageDone)]
+    if any(order.ok and order.what in ("requeue", "watcher") for order in orders):
+        return REQUEUED, begun.reason
+    return "requeueing", f"{begun.reason}; {orders[-1].detail}" if orders else begun.reason
