@@ -1,24 +1,18 @@
-"""The commands about nodes: ``srobust check``, ``diagnose``, ``nodes``, and ``srobust admin`` for root."""
+"""``srobust admin``: the commands of administrators."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+from slurm_robust.admin import quarantine, repair
 from slurm_robust.cli import fleet
-from slurm_robust.cli.parsing import add_command, add_group, hostlist, number
-
-if TYPE_CHECKING:
-    from slurm_robust.cli.parsing import Commands
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import Commands, add_command, add_group, add_node_config, add_nodes
 
 
 def register(commands: Commands) -> None:
     """Add the commands."""
-    _register_check(commands)
-    _register_diagnose(commands)
-    _register_nodes(commands)
-    own = add_group(commands, "admin", "install the hooks and checks of nodes, and test drained nodes")
+    own = add_group(commands, "admin", HELP["admin"])
     _register_quarantine(own)
     _register_repair(own)
     _register_install(own)
@@ -27,150 +21,17 @@ def register(commands: Commands) -> None:
     fleet.register_admin(own)
 
 
-def _add_node_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", type=Path, help="the nodes' configuration")
-
-
-def _add_nodes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "nodes", metavar="NODES", nargs="?", type=hostlist, default=(), help="only these nodes, as a hostlist"
-    )
-
-
-# -- check, diagnose, nodes ------------------------------------------------------------------------
-
-
-def _register_check(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "check",
-        _check,
-        "check this node as the hooks do, and show the findings",
-        epilog="Exit codes: 0 healthy, 1 a warning, 2 the node must not run jobs, 3 something is unknown.",
-        json=True,
-    )
-    parser.add_argument(
-        "--only", metavar="PATTERN", action="append", default=[], help="only these checks ('gpu.*')"
-    )
-    parser.add_argument(
-        "--deep", action="store_true", help="run every check, with nothing from the cache, as for a suspect"
-    )
-    parser.add_argument(
-        "--explain", metavar="CHECK", nargs="?", const="*", help="explain a check, or all of them"
-    )
-    parser.add_argument(
-        "--record-baseline", action="store_true", help="record the node's present state as its baseline"
-    )
-    _add_node_config(parser)
-
-
-def _check(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import node_checks
-
-    if args.explain is not None:
-        return node_checks.explain(args.explain, json=args.json, config_file=args.config)
-    if args.record_baseline:
-        return node_checks.record(json=args.json, config_file=args.config)
-    return node_checks.main(only=args.only, deep=args.deep, json=args.json, config_file=args.config)
-
-
-def _register_diagnose(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "diagnose",
-        _diagnose,
-        "test the nodes of this allocation, or this node, and name those that fail",
-        epilog="Exit codes: 0 all passed, 1 something failed, 3 something unknown.",
-        json=True,
-    )
-    parser.add_argument(
-        "--nodes", metavar="LIST", type=hostlist, default=(), help="only these nodes, as a hostlist"
-    )
-    parser.add_argument(
-        "--tests", metavar="A,B", default="", help="only these tests (default: all that apply)"
-    )
-    parser.add_argument(
-        "--bitwise", action="store_true", help="also compare a step of a reference model bit by bit"
-    )
-    parser.add_argument("--storage", metavar="DIR", default="", help="also write and read in this folder")
-    parser.add_argument(
-        "--budget",
-        metavar="S",
-        type=number(above=True),
-        default=300.0,
-        help="seconds for all tests together (default: %(default)g)",
-    )
-
-
-def _diagnose(args: argparse.Namespace) -> int:
-    from slurm_robust.diagnostics import command
-
-    return command.main(
-        nodes=args.nodes,
-        tests=tuple(filter(None, args.tests.split(","))),
-        bitwise=args.bitwise,
-        storage=args.storage,
-        budget_s=args.budget,
-        json=args.json,
-    )
-
-
-def _register_nodes(commands: Commands) -> None:
-    text = "show how often nodes fail, their history, or with --lemons those that fail too often"
-    more = "Without a fleet index it shows the history."
-    parser = add_command(commands, "nodes", _nodes, text, more=more, json=True)
-    _add_nodes(parser)
-    parser.add_argument("--history", action="store_true", help="show what happened to each node")
-    parser.add_argument("--lemons", action="store_true", help="score every node by its failures")
-    parser.add_argument(
-        "--days", type=number(above=True), default=28.0, help="days to look back (default: %(default)g)"
-    )
-    parser.add_argument(
-        "--log",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        default=[],
-        help="event log of a node instead of this one's; may be repeated",
-    )
-    fleet.add_index(parser)
-
-
-def _nodes(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import history
-
-    url, _ = fleet.index_of(args)
-    if url and not (args.history or args.lemons):
-        from slurm_robust.admin import node_table
-
-        return node_table.main(args.nodes, url=url, days=args.days, json=args.json)
-    return history.main(
-        args.nodes,
-        lemons=args.lemons,
-        days=args.days,
-        json=args.json,
-        config_file=args.config,
-        logs=args.log,
-        url=url,
-    )
-
-
-# -- srobust admin ---------------------------------------------------------------------------------
-
-
 def _register_quarantine(commands: Commands) -> None:
     text = "test the nodes that srobust drained; resume those that pass and report the others"
     parser = add_command(commands, "quarantine", _quarantine, text, json=True)
-    _add_nodes(parser)
+    add_nodes(parser)
     parser.add_argument(
         "--once", action="store_true", help="one passed test is enough (default: drain.pass_runs of them)"
     )
-    _add_node_config(parser)
+    add_node_config(parser)
 
 
 def _quarantine(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import quarantine
-
     return quarantine.main(args.nodes, once=args.once, json=args.json, config_file=args.config)
 
 
@@ -179,14 +40,12 @@ def _register_repair(commands: Commands) -> None:
         "reset GPUs and reboot nodes that srobust drained, where repair.mode allows it, and test them again"
     )
     parser = add_command(commands, "repair", _repair, text, json=True)
-    _add_nodes(parser)
+    add_nodes(parser)
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
-    _add_node_config(parser)
+    add_node_config(parser)
 
 
 def _repair(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import repair
-
     return repair.main(args.nodes, dry_run=args.dry_run, json=args.json, config_file=args.config)
 
 
@@ -220,6 +79,7 @@ def _register_install(commands: Commands) -> None:
 
 
 def _install(args: argparse.Namespace) -> int:
+    # Timers run the other commands every few minutes: those need not import this.
     from slurm_robust.admin import install
 
     return install.main(

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import add_command, add_group, whole_number
-
-if TYPE_CHECKING:
-    from slurm_robust.cli.parsing import Commands
-    from slurm_robust.inventory.removing import RemovalOptions
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import Commands, add_command, add_group, whole_number
+from slurm_robust.inventory import export, listing, removing
+from slurm_robust.inventory.removing import RemovalOptions
 
 
 def register(commands: Commands) -> None:
     """Add the group."""
-    text = "list, verify, export and remove the checkpoints of a job or a training"
-    parts = add_group(commands, "checkpoint", text)
+    parts = add_group(commands, "checkpoint", HELP["checkpoint"])
 
     text = "list checkpoints in all tiers, as far as this node sees them, and which would be restored"
     add_command(parts, "ls", _list_copies, text, of_job=True, json=True)
@@ -70,36 +67,24 @@ def _add_consent(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_copies(args: argparse.Namespace) -> int:
-    from slurm_robust.inventory import listing
-
     return listing.list_main(args.job, json=args.json, job_dir=args.job_dir)
 
 
 def _verify_copies(args: argparse.Namespace) -> int:
-    from slurm_robust.inventory import listing
-
     return listing.verify_main(args.job, json=args.json, job_dir=args.job_dir)
 
 
 def _export(args: argparse.Namespace) -> int:
-    from slurm_robust.inventory import export
-
     return export.main(args.job, args.step, args.to, json=args.json, job_dir=args.job_dir)
 
 
 def _asked(args: argparse.Namespace, *, force: bool = False) -> RemovalOptions:
-    from slurm_robust.inventory.removing import RemovalOptions
-
     return RemovalOptions(yes=args.yes, dry_run=args.dry_run, json=args.json, force=force)
 
 
 def _remove(args: argparse.Namespace) -> int:
-    from slurm_robust.inventory import removing
-
     return removing.rm_main(args.job, args.steps, _asked(args, force=args.force), job_dir=args.job_dir)
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from slurm_robust.inventory import removing
-
     return removing.prune_main(args.job, args.keep, _asked(args), job_dir=args.job_dir)

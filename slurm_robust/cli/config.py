@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import add_command, add_config_options, add_group, settings_of
-
-if TYPE_CHECKING:
-    from slurm_robust.cli.parsing import Commands
+from slurm_robust.analysis.logs.site_rules import check_log_rules
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import Commands, add_command, add_group
+from slurm_robust.cli.settings import add_config_options, settings_of
+from slurm_robust.config import nodefile
+from slurm_robust.config.errors import ConfigError, InvalidSettings, Problem
+from slurm_robust.config.job import JobConfig
+from slurm_robust.config.jobfile import collect
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.config.reader import Layers, as_yaml, parse, read_file, schema_keys
+from slurm_robust.model.errors import SrobustError
 
 
 def register(commands: Commands) -> None:
     """Add the command and its two sub-commands."""
-    text = "check a configuration file, or show the configuration in force"
-    parts = add_group(commands, "config", text)
+    parts = add_group(commands, "config", HELP["config"])
 
     text = (
         "check configuration files of jobs or nodes: unknown keys, types, values that contradict each other"
@@ -29,9 +34,6 @@ def register(commands: Commands) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     """Check each file by itself, and the files it names. All problems are reported together."""
-    from slurm_robust.config.errors import InvalidSettings, Problem
-    from slurm_robust.model.errors import SrobustError
-
     problems: list[Problem] = []
     for path in args.files:
         try:
@@ -45,13 +47,6 @@ def _check(args: argparse.Namespace) -> int:
 
 def _check_file(path: Path) -> str:
     """Return how much the file sets. Raises InvalidSettings, PreflightError."""
-    from slurm_robust.analysis.logs.site_rules import check_log_rules
-    from slurm_robust.config import nodefile
-    from slurm_robust.config.errors import Problem
-    from slurm_robust.config.job import JobConfig
-    from slurm_robust.config.node import NodeConfig
-    from slurm_robust.config.reader import Layers, read_file, schema_keys
-
     content = read_file(path)
     if is_node_file(content):
         node = Layers(NodeConfig)
@@ -71,11 +66,6 @@ def _check_file(path: Path) -> str:
 
 def is_node_file(text: bytes) -> bool:
     """Whether a file belongs to nodes rather than jobs: more of its keys exist there."""
-    from slurm_robust.config.errors import ConfigError
-    from slurm_robust.config.job import JobConfig
-    from slurm_robust.config.node import NodeConfig
-    from slurm_robust.config.reader import parse
-
     try:
         found = parse(text, "").value
     except ConfigError:
@@ -87,9 +77,6 @@ def is_node_file(text: bytes) -> bool:
 
 def _show(args: argparse.Namespace) -> int:
     """Print YAML that can be used as a file, with the source of each value as a comment."""
-    from slurm_robust.config.jobfile import collect
-    from slurm_robust.config.reader import as_yaml
-
     layers = collect(args.config, os.environ, settings_of(args))
     print(as_yaml(layers, layers.build()))
     return 0

@@ -5,24 +5,28 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from slurm_robust.cli import run
+from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import (
+    Commands,
     Parser,
     UsageError,
     add_command,
-    add_config_options,
-    settings_of,
     whole_number,
 )
+from slurm_robust.cli.settings import add_config_options, settings_of
+from slurm_robust.cli.training_command import add_run, checked
+from slurm_robust.cli.words import parse, split_command, width
+from slurm_robust.config.job import JobConfig
+from slurm_robust.config.jobfile import collect
+from slurm_robust.config.reader import Layers
+from slurm_robust.doctor.gather import Wanted
+from slurm_robust.doctor.main import main, saved_s
+from slurm_robust.doctor.script import expands, read, run_of, unquoted
 from slurm_robust.model.errors import SrobustError
+from slurm_robust.slurm.values import parse_memory
 from slurm_robust.util.text import count, without_urls
-
-if TYPE_CHECKING:
-    from slurm_robust.cli.parsing import Commands
-    from slurm_robust.config.job import JobConfig
-    from slurm_robust.config.reader import Layers
 
 
 def register(commands: Commands) -> None:
@@ -31,7 +35,7 @@ def register(commands: Commands) -> None:
         commands,
         "doctor",
         _doctor,
-        "find what in Slurm, the job, its software and its node will hurt a recovery, with the fix",
+        HELP["doctor"],
         more="Runs on a login node, for a batch script before it is submitted, and inside a job "
         "('srun srobust doctor' on each of its nodes). It changes nothing and needs no special rights. "
         "What it cannot see is unknown, which is not bad.",
@@ -57,8 +61,6 @@ def register(commands: Commands) -> None:
 
 
 def _size(text: str) -> int:
-    from slurm_robust.slurm.values import parse_memory
-
     try:
         return parse_memory(text)
     except ValueError as error:
@@ -66,11 +68,6 @@ def _size(text: str) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from slurm_robust.config.jobfile import collect
-    from slurm_robust.doctor.gather import Wanted
-    from slurm_robust.doctor.main import main, saved_s
-    from slurm_robust.doctor.script import read
-
     if args.script is not None and args.jobid is not None:
         raise UsageError("SCRIPT and --jobid exclude each other", fix="give one of them")
     script = None if args.script is None else read(args.script)
@@ -111,9 +108,6 @@ class _Known(NamedTuple):
 
 def _known(script: str) -> _Known:
     """Never raises: what is wrong is ``refused``."""
-    from slurm_robust.config.jobfile import collect
-    from slurm_robust.doctor.script import expands, run_of, unquoted
-
     found = run_of(script)
     if found is None:
         return _Known(unseen=("srobust run in the script: without it the job is not protected",))
@@ -127,10 +121,10 @@ def _known(script: str) -> _Known:
         else:
             name, _, variables[name] = unquoted(variable).partition("=")
     parser = Parser(prog="srobust")
-    run.register(parser.add_subparsers())
+    add_run(parser.add_subparsers())
     try:
-        args = run.parse(parser, ["run", *given])
-        _, options = run.checked(args)
+        args = parse(parser, ["run", *given])
+        _, options = checked(args)
         file = args.config and Path(os.path.expanduser(args.config))
         if file and not os.path.exists(file):
             unseen.append(f"--config {file} of srobust run in the script: no such file")
@@ -154,13 +148,11 @@ def _known(script: str) -> _Known:
 
 def _given(words: list[str]) -> tuple[list[str], list[str]]:
     """What follows ``srobust run`` without what only the shell knows, and that."""
-    from slurm_robust.doctor.script import expands
-
-    own, command, verbatim = run.split_command(words)
+    own, command, verbatim = split_command(words)
     given: list[str] = []
     unseen: list[str] = []
     while own:
-        option, own = own[: run.width(own[0])], own[run.width(own[0]) :]
+        option, own = own[: width(own[0])], own[width(own[0]) :]
         if any(map(expands, option)):
             unseen.append(f"{without_urls(' '.join(option))} of srobust run in the script")
         elif option[0] not in ("-h", "--help"):

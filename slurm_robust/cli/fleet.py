@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import add_command, add_group, number
-
-if TYPE_CHECKING:
-    from slurm_robust.cli.parsing import Commands
-    from slurm_robust.config.node import NodeConfig
+from slurm_robust.admin import fleet
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import Commands, add_command, add_group, number
+from slurm_robust.config.node import NodeConfig
+from slurm_robust.config.nodefile import FILE, load
+from slurm_robust.fleet.opening import index_url
+from slurm_robust.fleet.view import show_fleet, show_training
 
 _SPANS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _DATES = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
@@ -21,8 +23,7 @@ _MAX_DAYS = 36500.0
 
 def register(commands: Commands) -> None:
     """Add ``srobust fleet``."""
-    text = "show how all jobs of the site fare: ETTR, failure rates, what time was lost to, the worst nodes"
-    parser = add_command(commands, "fleet", _fleet, text, json=True)
+    parser = add_command(commands, "fleet", _fleet, HELP["fleet"], json=True)
     parser.add_argument(
         "--training", metavar="NAME", default="", help="only the jobs of trainings of this name"
     )
@@ -80,31 +81,20 @@ def since(text: str) -> float:
 
 def index_of(args: argparse.Namespace) -> tuple[str, NodeConfig]:
     """The index that the command uses, "" for none, and the nodes' configuration."""
-    import os
-
-    from slurm_robust.config.nodefile import FILE, load
-    from slurm_robust.fleet.opening import index_url
-
     config = load(args.config or FILE)
     return index_url(args.index, os.environ, config), config
 
 
 def _fleet(args: argparse.Namespace) -> int:
-    from slurm_robust.fleet.view import show_fleet, show_training
-
     if args.training:
         return show_training(index_of(args)[0], args.training, args.since, json=args.json)
     return show_fleet(index_of(args)[0], args.since, json=args.json)
 
 
 def _collect(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import fleet
-
     url, config = index_of(args)
     return fleet.collect(url, config, spool=args.spool, json=args.json)
 
 
 def _forget(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import fleet
-
     return fleet.forget(index_of(args)[0], args.days)

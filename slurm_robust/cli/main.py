@@ -10,47 +10,22 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib import import_module
 from typing import Any, TextIO, cast
 
 from slurm_robust import __version__
-from slurm_robust.cli import (
-    admin,
-    checkpoint,
-    config,
-    doctor,
-    fleet,
-    inspect,
-    notify,
-    run,
-    sandbox,
-    spares,
-    training,
-)
+from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Parser, add_command
+from slurm_robust.cli.words import parse
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.util.text import message, visible
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What is left to the last line of defence of these is standard output's: commands handle their own files."""
 
-REGISTER = (
-    run.register,
-    doctor.register,
-    training.register,
-    inspect.register,
-    checkpoint.register,
-    notify.register,
-    run.register_replay,
-    fleet.register,
-    admin.register,
-    spares.register,
-    sandbox.register,
-    config.register,
-)
 
-
-def make_parser() -> Parser:
-    """The parser of the whole command line."""
+def make_parser(only: str | None = None) -> Parser:
+    """Return the parser of the whole command line; with ``only`` the other commands are mere names."""
     parser = Parser(
         prog="srobust",
         description="Keeps long PyTorch jobs on plain Slurm productive: detect, isolate, replace, resume.",
@@ -58,9 +33,13 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"srobust {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for register in REGISTER:
-        register(commands)
-    add_command(commands, "version", _version, "print the version")
+    for name, text in HELP.items():
+        if only not in (None, name):
+            commands.add_parser(name, help=text)
+        elif name == "version":
+            add_command(commands, name, _version, text)
+        else:
+            import_module(f"slurm_robust.cli.{name}").register(commands)
     return parser
 
 
@@ -114,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     try:
-        args = run.parse(make_parser(), list(sys.argv[1:] if argv is None else argv))
+        words = list(sys.argv[1:] if argv is None else argv)
+        args = parse(make_parser(next((word for word in words if not word.startswith("-")), "")), words)
         code: int = args.handler(args)
         sys.stdout.flush()
         return code

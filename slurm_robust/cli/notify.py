@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import UsageError, add_command, add_config_options, settings_of
-
-if TYPE_CHECKING:
-    from slurm_robust.cli.parsing import Commands
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import Commands, UsageError, add_command
+from slurm_robust.cli.settings import add_config_options, settings_of
+from slurm_robust.config.jobfile import collect
+from slurm_robust.notify import main
 
 
 def register(commands: Commands) -> None:
@@ -18,7 +18,7 @@ def register(commands: Commands) -> None:
         commands,
         "notify",
         _notify,
-        "show the channels of a job's notifications, and send a test message through every channel",
+        HELP["notify"],
         more="Without JOB, --test takes the configuration that 'srobust run' would use here.",
         epilog="Exit codes of --test: 0 all messages were sent, 1 a channel failed.",
         json=True,
@@ -33,8 +33,6 @@ def register(commands: Commands) -> None:
 
 
 def _notify(args: argparse.Namespace) -> int:
-    from slurm_robust.notify import main
-
     if args.job is None and not args.test:
         raise UsageError("neither JOB nor --test was given", fix="give a job, or --test, or both")
     own = args.config is not None or bool(args.settings)
@@ -45,7 +43,5 @@ def _notify(args: argparse.Namespace) -> int:
     if args.job is not None:
         directory, config, cwd = main.of_job(args.job, args.job_dir)
         return main.run_test(config.notify, cwd, directory.path.name, os.environ, json=args.json)
-    from slurm_robust.config.jobfile import collect
-
     config = collect(args.config, os.environ, settings_of(args)).build()
     return main.run_test(config.notify, os.getcwd(), "", os.environ, json=args.json)

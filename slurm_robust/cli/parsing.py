@@ -6,17 +6,13 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from slurm_robust.model.errors import ExitCode, SrobustError
+from slurm_robust.util.hostlist import InvalidHostlist, expand
 
-if TYPE_CHECKING:
-    from slurm_robust.config.job import JobConfig
-    from slurm_robust.config.reader import Layers
-
-    # What add_subparsers() returns has only a private name, and is generic only for type checkers.
-    Commands = argparse._SubParsersAction[Any]
-
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"
+"""What add_subparsers() returns: it has only a private name, and is generic only for type checkers."""
 
 _MAX_NUMBER = 1e9
 """No option takes more; dates do not reach further."""
@@ -73,8 +69,6 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
 
 def hostlist(text: str) -> tuple[str, ...]:
     """The type of an argument that names nodes. Raises UsageError."""
-    from slurm_robust.util.hostlist import InvalidHostlist, expand
-
     try:
         if names := expand(text):
             return names
@@ -134,33 +128,13 @@ def add_job(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
 
 
-def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """``--config`` and ``--set``, the same for every command that has a configuration."""
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with the job's configuration")
+def add_node_config(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config``, the nodes' configuration."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="the nodes' configuration")
+
+
+def add_nodes(parser: argparse.ArgumentParser) -> None:
+    """Add the argument NODES, which may be left out."""
     parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="settings",
-        help="any key of the configuration, e.g. timings.node_dead_s=10; may be repeated",
+        "nodes", metavar="NODES", nargs="?", type=hostlist, default=(), help="only these nodes, as a hostlist"
     )
-
-
-def settings_of(args: argparse.Namespace) -> Layers[JobConfig]:
-    """The values of ``--set`` options; one without a value is among the problems."""
-    from slurm_robust.config.errors import Problem
-    from slurm_robust.config.job import JobConfig
-    from slurm_robust.config.jobfile import add_text
-    from slurm_robust.config.reader import Layers, Place
-    from slurm_robust.util.text import without_urls
-
-    layers = Layers(JobConfig)
-    for text in args.settings:
-        key, equals, value = text.partition("=")
-        if equals:
-            add_text(layers, key, value, Place(f"option --set {without_urls(text)}", ExitCode.USAGE))
-        else:
-            wrong = UsageError(f"--set {text}: no value", fix=f"write --set {key}=VALUE")
-            layers.problems.append(Problem.of(wrong))
-    return layers

@@ -8,15 +8,18 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import Handler, UsageError, add_command, add_group, whole_number
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import Commands, Handler, UsageError, add_command, add_group, whole_number
 from slurm_robust.model.errors import ExitCode
+from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.config import SandboxConfig
-
-if TYPE_CHECKING:
-    from slurm_robust.cli.parsing import Commands
-    from slurm_robust.sandbox import Sandbox
+from slurm_robust.sandbox.database import remove_cache
+from slurm_robust.sandbox.heal import heal
+from slurm_robust.sandbox.sandbox import check_root, sandbox_names
+from slurm_robust.sandbox.status import list_line, read_status, status_table
+from slurm_robust.sandbox.teardown import take_down
+from slurm_robust.terminal.console import Bar
 
 # Names on the command line, each a method of Faults with - for _, grouped by their target.
 NODE_FAULTS = {
@@ -43,8 +46,7 @@ RANK_FAULTS = {
 
 def register(commands: Commands) -> None:
     """Add the command and its sub-commands."""
-    text = "boot and break a real multi-node Slurm cluster on this machine, in namespaces; needs root"
-    own = add_group(commands, "sandbox", text)
+    own = add_group(commands, "sandbox", HELP["sandbox"])
     _register_up(own)
     _register_down(own)
     _register_views(own)
@@ -59,8 +61,6 @@ def _add(commands: Commands, name: str, handler: Handler, text: str) -> argparse
 
 
 def _attach(args: argparse.Namespace) -> Sandbox:
-    from slurm_robust.sandbox import Sandbox
-
     return Sandbox.attach(args.name)
 
 
@@ -95,8 +95,6 @@ def _register_up(commands: Commands) -> None:
 
 
 def _up(args: argparse.Namespace) -> int:
-    from slurm_robust.sandbox import Sandbox
-
     config = SandboxConfig(
         nodes=args.nodes,
         cpus=args.cpus,
@@ -130,8 +128,6 @@ def _progress() -> tuple[AbstractContextManager[object], Callable[[str], None]]:
     if not sys.stderr.isatty():
         # Several threads report, and print() would write text and line end apart.
         return nullcontext(), lambda phase: print(f"starting {phase}\n", end="", file=sys.stderr, flush=True)
-    from slurm_robust.terminal.console import Bar
-
     bar = Bar("starting")
     return bar, lambda phase: bar.say(f"starting {phase}")
 
@@ -145,11 +141,6 @@ def _register_down(commands: Commands) -> None:
 
 
 def _down(args: argparse.Namespace) -> int:
-    from slurm_robust.sandbox.database import remove_cache
-    from slurm_robust.sandbox.sandbox import check_root, sandbox_names
-    from slurm_robust.sandbox.teardown import take_down
-    from slurm_robust.terminal.console import Bar
-
     check_root()
     for name in sandbox_names() if args.all else (args.name,):
         with Bar(f"shutting {name} down"):
@@ -175,17 +166,12 @@ def _register_views(commands: Commands) -> None:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from slurm_robust.sandbox.status import read_status, status_table
-
     status = read_status(_attach(args))
     print(status.to_json() if args.json else status_table(status))
     return ExitCode.SUCCESS if status.healthy else 1
 
 
 def _list(args: argparse.Namespace) -> int:
-    from slurm_robust.sandbox.sandbox import sandbox_names
-    from slurm_robust.sandbox.status import list_line
-
     del args  # it takes none
     for name in sandbox_names():
         print(list_line(name))
@@ -238,8 +224,6 @@ def _submit(args: argparse.Namespace) -> int:
 
 
 def _heal(args: argparse.Namespace) -> int:
-    from slurm_robust.sandbox.heal import heal
-
     heal(_attach(args))
     return ExitCode.SUCCESS
 

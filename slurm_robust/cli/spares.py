@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from slurm_robust.admin import spare_plan, spares
+from slurm_robust.admin.spare_plan import Wanted
+from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.fleet import add_index, index_of
-from slurm_robust.cli.parsing import UsageError, add_command, add_group, hostlist, number, whole_number
-
-if TYPE_CHECKING:
-    from slurm_robust.admin.spare_plan import Wanted
-    from slurm_robust.cli.parsing import Commands
+from slurm_robust.cli.parsing import (
+    Commands,
+    UsageError,
+    add_command,
+    add_group,
+    hostlist,
+    number,
+    whole_number,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 def register(commands: Commands) -> None:
     """Add the commands."""
-    own = add_group(commands, "spares", "plan, reserve and watch spare nodes that all jobs share")
+    own = add_group(commands, "spares", HELP["spares"])
     _register_plan(own)
     _register_create(own)
     _register_status(own)
@@ -62,8 +69,6 @@ def _register_plan(commands: Commands) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import spare_plan
-
     url = "" if args.rate_from == "slurmdbd" else index_of(args)[0]
     if args.rate_from == "index" and not url:
         raise UsageError("--rate-from index: no fleet index is configured", fix="name one with --index URL")
@@ -107,8 +112,6 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
 
 
 def _wanted(args: argparse.Namespace, logs: tuple[Path, ...] = (), index: str = "") -> Wanted:
-    from slurm_robust.admin.spare_plan import Wanted
-
     return Wanted(
         rate=args.rate,
         replenish_days=args.replenish,
@@ -162,10 +165,6 @@ def _register_create(commands: Commands) -> None:
 
 
 def _create(args: argparse.Namespace) -> int:
-    import os
-
-    from slurm_robust.admin import spares
-
     if not (args.users or args.accounts):
         raise UsageError(
             "nobody may use the spares", fix="name users (--users A,B) or accounts (--accounts A,B)"
@@ -196,8 +195,6 @@ def _register_status(commands: Commands) -> None:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import spares
-
     return spares.status(args.name, _wanted(args), json=args.json)
 
 
@@ -210,8 +207,6 @@ def _register_remove(commands: Commands) -> None:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    from slurm_robust.admin import spares
-
     return spares.remove(args.name, apply=args.apply, force=args.force)
 
 

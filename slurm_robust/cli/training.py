@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from slurm_robust.cli.parsing import add_command
-
-if TYPE_CHECKING:
-    from slurm_robust.cli.parsing import Commands
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import Commands, add_command
+from slurm_robust.report import training_view
 
 
 def register(commands: Commands) -> None:
@@ -17,7 +15,7 @@ def register(commands: Commands) -> None:
         commands,
         "training",
         _training,
-        "list trainings, or the jobs of one: from which step to which, how each ended, its ETTR",
+        HELP["training"],
         more="Those that 'srobust run --fresh' moved aside are listed, too.",
         epilog="Examples: srobust training; srobust training gpt-7b; srobust training 4711",
         json=True,
@@ -29,8 +27,6 @@ def register(commands: Commands) -> None:
 
 
 def _training(args: argparse.Namespace) -> int:
-    from slurm_robust.report import training_view
-
     if args.name is None:
         return training_view.list_main(json=args.json, job_dir=args.job_dir)
     return training_view.show_main(args.name, json=args.json, job_dir=args.job_dir)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from slurm_robust.cli import run
 from slurm_robust.cli.main import make_parser
 from slurm_robust.cli.parsing import UsageError
+from slurm_robust.cli.words import split_command
 from tests.pages import DOCS, blocks, commands, plain_blocks
 from tools.reference_pages import BEGIN, COMMAND, END, PAGES, with_part
 from tools.site_pages import BESIDE, relinked, source_of
@@ -120,7 +120,7 @@ def test_commands_have_options_that_there_are(page: str) -> None:
     for block in [*blocks(text), *plain_blocks(text)]:
         for _, *argv in commands(block.code, "srobust"):
             runs = argv[:1] in (["run"], ["replay"])
-            given = [argv[0], *run.split_command(argv[1:])[0]] if runs else argv
+            given = [argv[0], *split_command(argv[1:])[0]] if runs else argv
             if not {"--help", "--version"} & set(given):
                 try:
                     _, unknown = parser.parse_known_args(given)

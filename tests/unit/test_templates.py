@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.cli.run import split_command
+from slurm_robust.cli.words import split_command
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import environment_name
 from slurm_robust.config.reader import Layers

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.cli import main as cli
-from slurm_robust.cli import run
 from slurm_robust.cli.main import main, make_parser
+from slurm_robust.cli.words import OTHER_VALUE_OPTIONS, OWN_OPTIONS, split_command
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.slurm.errors import NotInAllocation
 
@@ -84,9 +84,13 @@ def test_an_error_has_no_code_of_a_verdict() -> None:
     assert NotInAllocation.exit_code == ExitCode.ALLOCATION
 
 
-def test_importing_the_command_line_loads_nothing_heavy() -> None:
+def test_help_of_all_commands_needs_none_of_them() -> None:
+    assert make_parser("").format_help() == make_parser().format_help()
+
+
+def test_help_loads_nothing_heavy() -> None:
     heavy = ("torch", "rich", "yaml", "zmq", "psutil", "numpy")
-    code = "import sys, slurm_robust.cli.main as m; m.make_parser(); print(*sys.modules)"
+    code = "import sys, slurm_robust.cli.main as m; m.make_parser(''); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert sorted(set(found.stdout.split()) & set(heavy)) == []
 
@@ -180,19 +184,6 @@ def test_a_traceback_is_shown_only_on_demand(
     assert "Traceback" in capsys.readouterr().err
 
 
-class Raising:
-    """A command whose handler fails."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def register(self, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-        commands.add_parser("fail").set_defaults(handler=self.handle)
-
-    def handle(self, args: argparse.Namespace) -> int:
-        raise self.error
-
-
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -207,8 +198,11 @@ def test_interrupts_and_bugs_have_codes_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cli, "REGISTER", (Raising(error).register,))
-    assert main(["fail"]) == code
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_version", fail)
+    assert main(["version"]) == code
     assert message in capsys.readouterr().err
 
 
@@ -240,7 +234,7 @@ def test_a_reader_that_goes_away_costs_no_traceback() -> None:
     ],
 )
 def test_our_options_end_where_the_users_command_begins(argv: str, expected: tuple[str, str, bool]) -> None:
-    own, command, verbatim = run.split_command(argv.split())
+    own, command, verbatim = split_command(argv.split())
     assert (" ".join(own), " ".join(command), verbatim) == expected
 
 
@@ -248,7 +242,7 @@ def test_every_option_with_a_value_is_known_to_the_splitter() -> None:
     """An option that were missing there would take the script's name as its flag's neighbour."""
     parser = dict(tree(make_parser()))["srobust run"]
     with_value = {o for action in parser._actions if action.nargs is None for o in action.option_strings}
-    assert with_value == {*run.OWN_OPTIONS, *run.OTHER_VALUE_OPTIONS}
+    assert with_value == {*OWN_OPTIONS, *OTHER_VALUE_OPTIONS}
 
 
 def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path) -> None:

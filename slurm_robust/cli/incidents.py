@@ -1,0 +1,81 @@
+"""``srobust incidents``: what went wrong with a job, or with all jobs."""
+
+from __future__ import annotations
+
+import argparse
+
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.fleet import add_index, add_since, index_of
+from slurm_robust.cli.parsing import (
+    Commands,
+    UsageError,
+    add_command,
+    add_job,
+    hostlist,
+    whole_number,
+)
+from slurm_robust.fleet.view import IncidentQuestion, show_incidents
+from slurm_robust.report import incident_view
+
+
+def register(commands: Commands) -> None:
+    """Add the command."""
+    text = HELP["incidents"]
+    every = add_command(
+        commands, "incidents", _incidents, text, more="--all asks the fleet index of the site.", json=True
+    )
+    add_job(every, optional=True)
+    every.add_argument("--last", metavar="N", type=whole_number(1), help="only the newest N incidents")
+    every.add_argument("--all", action="store_true", help="of all jobs of the site, the newest first")
+    every.add_argument("--csv", action="store_true", help="with --all: print CSV")
+    every.add_argument(
+        "--node",
+        metavar="NODES",
+        type=hostlist,
+        default=(),
+        help="with --all: that blamed one of these nodes",
+    )
+    causes = ("node", "network", "code", "nobody", "undecided")
+    every.add_argument("--cause", choices=causes, default="", help="with --all: with this cause")
+    every.add_argument("--user", metavar="USER", default="", help="with --all: of this user's jobs")
+    every.add_argument(
+        "--training", metavar="NAME", default="", help="with --all: of jobs of trainings of this name"
+    )
+    every.add_argument(
+        "--limit",
+        metavar="N",
+        type=whole_number(1),
+        default=100,
+        help="with --all: most of them (default: 100)",
+    )
+    add_since(every, "5200w")
+    add_index(every)
+
+
+def _incidents(args: argparse.Namespace) -> int:
+    if args.all == bool(args.job):
+        raise UsageError(
+            "a job, or --all for all jobs of the site, is to be named, and not both",
+            fix="write srobust incidents JOB, or srobust incidents --all",
+        )
+    if args.all:
+        return _incidents_of_all(args)
+    if given := [
+        name for name in ("node", "cause", "user", "training", "csv", "index") if getattr(args, name)
+    ]:
+        raise UsageError(f"--{given[0]} is for the incidents of all jobs", fix="give --all in place of JOB")
+    return incident_view.show_all(args.job, json=args.json, last=args.last, job_dir=args.job_dir)
+
+
+def _incidents_of_all(args: argparse.Namespace) -> int:
+    if args.json and args.csv:
+        raise UsageError("--json and --csv exclude each other", fix="give one of them")
+    asked = IncidentQuestion(
+        since=args.since,
+        nodes=args.node,
+        cause=args.cause,
+        user=args.user,
+        training=args.training,
+        limit=min(args.limit, args.last or args.limit),
+    )
+    return show_incidents(index_of(args)[0], asked, json=args.json, as_csv=args.csv)

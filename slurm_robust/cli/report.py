@@ -1,0 +1,53 @@
+"""``srobust report``: a whole job or training."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import (
+    Commands,
+    UsageError,
+    add_command,
+)
+from slurm_robust.report import job_main, job_text
+
+
+def register(commands: Commands) -> None:
+    """Add the command."""
+    text = HELP["report"]
+    parser = add_command(
+        commands,
+        "report",
+        _report,
+        text,
+        more="Of a running or ended job, or of all jobs of a training, also from a copy of their folders on "
+        "a machine without Slurm.",
+        of_job=True,
+        json=True,
+    )
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write one HTML page with timeline, curves and evidence ('-': to standard output)",
+    )
+    parser.add_argument("--csv", action="store_true", help="print one table as CSV")
+    parser.add_argument(
+        "--table",
+        choices=("incidents", "classes", "nodes", "steps", "chapters"),
+        help="with --csv: which table (default: incidents)",
+    )
+
+
+def _report(args: argparse.Namespace) -> int:
+    if args.table is not None and not args.csv:
+        raise UsageError("--table needs --csv", fix="add --csv")
+    if args.json and args.csv:
+        raise UsageError("--json and --csv both print", fix="give one of them")
+    if args.html == job_main.STDOUT and (args.json or args.csv):
+        raise UsageError("--html - prints, too", fix="give --html a file")
+    table = job_text.Table(args.table or job_text.Table.INCIDENTS.value) if args.csv else None
+    wanted = job_main.Wanted(html=args.html, json=args.json, csv=table)
+    return job_main.main(args.job, wanted, job_dir=args.job_dir)

@@ -1,0 +1,35 @@
+"""``srobust top``: jobs live in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+
+from slurm_robust.cli.commands import HELP
+from slurm_robust.cli.parsing import (
+    Commands,
+    add_command,
+)
+from slurm_robust.report.top import command
+
+
+def register(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "top",
+        _top,
+        HELP["top"],
+        more="Reads the job's folder only. 's' sorts nodes, 'w' filters them, '?' shows all keys, 'q' quits.",
+        json=True,
+    )
+    parser.add_argument(
+        "jobs",
+        metavar="JOB",
+        nargs="*",
+        help="as for 'srobust status'; several make a list (default: all jobs of --job-dir)",
+    )
+    parser.add_argument("--job-dir", metavar="DIR", help="the --job-dir given to 'srobust run', if any")
+
+
+def _top(args: argparse.Namespace) -> int:
+    return command.main(args.jobs, json=args.json, job_dir=args.job_dir)

@@ -1,0 +1,78 @@
+"""The words of the command line: which are ours, and which are the user's command."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+
+from slurm_robust.cli.parsing import Parser, UsageError
+
+# Options that are one key of the configuration each: key, type, placeholder, help.
+OWN_OPTIONS: dict[str, tuple[str, type, str, str]] = {
+    "--nodes": ("nodes", int, "N", "nodes that train (default: all of the allocation except the spares)"),
+    "--spares": ("spares", int, "S", "nodes of the allocation that stand by (default: 0)"),
+    "--nproc-per-node": (
+        "nproc_per_node",
+        int,
+        "P",
+        "workers per node (default: one per GPU, else --ntasks-per-node, else 1)",
+    ),
+    "--job-dir": (
+        "job_dir",
+        str,
+        "DIR",
+        "shared folder that holds the folders of jobs (default: srobust-jobs in the submit directory)",
+    ),
+    "--training": (
+        "training",
+        str,
+        "NAME",
+        "the training of which this job is a chapter: it goes on from the newest checkpoint of earlier jobs",
+    ),
+}
+OTHER_VALUE_OPTIONS = ("--name", "--from", "--step", "--config", "--set")
+
+
+def split_command(argv: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
+    """Part our options from the user's command: (options, command, whether ``--`` stood before it).
+
+    Done before argparse sees anything, because argparse gives ``--`` and options after a positional
+    argument different meanings in different Python versions.
+    """
+    index = 0
+    while index < len(argv) and argv[index].startswith("-"):
+        if argv[index] == "--":
+            return argv[:index], tuple(argv[index + 1 :]), True
+        index += width(argv[index])
+    return argv[:index], tuple(argv[index:]), False
+
+
+def width(option: str) -> int:
+    """How many words it takes, its value included."""
+    return 2 if option in (*OWN_OPTIONS, *OTHER_VALUE_OPTIONS) else 1
+
+
+def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
+    """The arguments of any command. Raises UsageError, also for those that ``parser`` does not know."""
+    command: tuple[str, ...] = ()
+    verbatim = False
+    if argv[:1] in (["run"], ["replay"]):
+        own, command, verbatim = split_command(argv[1:])
+        argv = [argv[0], *own]
+    given = argparse.Namespace(command=command, verbatim=verbatim)
+    args, unknown = parser.parse_known_args(argv, given)
+    if unknown:
+        likely = difflib.get_close_matches(unknown[0].partition("=")[0], sorted(_options_of(parser, argv)), 1)
+        fix = f"did you mean {likely[0]}?" if likely else f"see srobust {argv[0]} --help"
+        raise UsageError(f"unknown arguments: {' '.join(unknown)}", fix=fix)
+    return args
+
+
+def _options_of(parser: argparse.ArgumentParser, argv: list[str]) -> set[str]:
+    """The options of the command that ``argv`` names, as far as it names one."""
+    for action in parser._actions:
+        choices = action.choices if isinstance(action, argparse._SubParsersAction) else {}
+        for word in argv:
+            if word in choices:
+                return _options_of(choices[word], argv[argv.index(word) + 1 :])
+    return set(parser._option_string_actions)
