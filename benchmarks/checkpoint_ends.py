@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
-from slurm_robust.agent.copies.threads import Notes
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, TensorSpec, open_image
 from slurm_robust.checkpoint.memory import MemoryFolder

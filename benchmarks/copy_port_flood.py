@@ -21,8 +21,8 @@ import psutil
 from rich.table import Table
 
 from benchmarks import common
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.server import CopyServer
-from slurm_robust.agent.copies.threads import Notes
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.util.process import raise_file_limit
 from slurm_robust.wire.copychannel import Channel, Get, derive_key

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterable
 from functools import partial
 
-from slurm_robust.util.executor import SerialExecutor
+from slurm_robust.util.threads import Executor
 from slurm_robust.wire.beacons import BeaconSender
 from slurm_robust.wire.messages import NodesProbed, ProbeNodes
 from slurm_robust.wire.network import bind_free
@@ -22,7 +22,7 @@ class Liveness:
         """``key``: the public key of the job's clients; ``interval_s``: 0 for no beacons."""
         self._node = node
         self._sender = BeaconSender(key, agent, interval_s) if interval_s else None
-        self._probes: SerialExecutor[NodesProbed] = SerialExecutor("srobust-probes")
+        self._probes: Executor[NodesProbed] = Executor("probes")
         self._port: socket.socket | None = None
         if self._sender is not None:
             try:

@@ -63,8 +63,8 @@ from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.probes import Place
-from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.util.process import file_shortage
+from slurm_robust.util.threads import Executor
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import (
@@ -137,7 +137,7 @@ class Agent:
         self._book.data_address, self._book.probe_port = setup.data_address, liveness.port
         self._link = ControllerLink()
         self._socket = AgentSocket(setup.keys, setup.agent)
-        self._files: SerialExecutor[EpochRead | TailRead] = SerialExecutor("srobust-files")
+        self._files: Executor[EpochRead | TailRead] = Executor("files")
         self._stacks = StackOrders(stacks, setup.node)
         self._steps = StepWatch()
         self._rehearsals = Rehearsals(spec, setup.job, setup.node, runtime.path / "rehearsal")

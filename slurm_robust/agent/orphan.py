@@ -27,6 +27,7 @@ from slurm_robust.slurm.records import Allocation, Job, Node
 from slurm_robust.slurm.requeue import Order, Until, carry_out
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
+from slurm_robust.util.threads import start_thread
 from slurm_robust.wire.epochs import newest_epoch
 
 # Longer than any start of a new controller; Slurm needs minutes for its own conclusion anyway.
@@ -69,8 +70,7 @@ class OrphanWatch:
         if self._allocation is None or silence_s < self._next or busy:
             return
         self._next = silence_s + ASK_EVERY_S
-        self._thread = threading.Thread(target=self._ask, name="srobust-orphan", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("orphan", self._ask)
 
     def _ask(self) -> None:
         assert self._allocation is not None

@@ -22,9 +22,9 @@ from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.util import proc
 from slurm_robust.util.child import kill_tree
-from slurm_robust.util.executor import SerialExecutor
 from slurm_robust.util.files import make_folder
 from slurm_robust.util.text import one_line
+from slurm_robust.util.threads import Executor
 from slurm_robust.wire.messages import Rehearse
 from slurm_robust.worker import crash
 from slurm_robust.worker.environment import OF_A_RUN
@@ -77,7 +77,7 @@ class Rehearsals:
         self._spec, self._job, self._folder = spec, job, folder
         self._log = job.rehearsals / f"{node}.log"
         # Starting a program, and opening its log, waits for storage.
-        self._starter: SerialExecutor[_Started] | None = None
+        self._starter: Executor[_Started] | None = None
         self._order: Rehearse | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
@@ -91,7 +91,7 @@ class Rehearsals:
         if self._spec.kind is CommandKind.EXEC:
             return  # read() says that it is not possible
         if self._starter is None:
-            self._starter = SerialExecutor("srobust-rehearse")
+            self._starter = Executor("rehearse")
         self._starter.submit(partial(self._run, order))
 
     def end(self) -> int:

@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,6 +30,7 @@ from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.files import names_in, publish_once, read_regular, write_atomically
+from slurm_robust.util.threads import start_thread
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.probes import probe
 
@@ -97,9 +100,8 @@ class TakeoverWatch:
         if now < self._next or (self._thread is not None and self._thread.is_alive()):
             return
         self._next = now + policy.AGAIN_S
-        work = (self._round, silence_s, controller, place) if silent else (self._withdraw,)
-        self._thread = threading.Thread(target=self._safely, args=work, name="srobust-takeover", daemon=True)
-        self._thread.start()
+        work = partial(self._round, silence_s, controller, place) if silent else self._withdraw
+        self._thread = start_thread("takeover", partial(self._safely, work))
 
     def guard(self, is_term: Callable[[], bool]) -> None:
         """Wait for the controller that was started here, as it has this agent's step to live in.
@@ -121,11 +123,9 @@ class TakeoverWatch:
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _safely(self, work: Callable[..., None], *arguments: object) -> None:
-        try:
-            work(*arguments)
-        except (OSError, JournalDamaged, SlurmError, CommandTimeout):
-            pass  # storage or Slurm does not answer now; the next round asks again
+    def _safely(self, work: Callable[[], None]) -> None:
+        with suppress(OSError, JournalDamaged, SlurmError, CommandTimeout):
+            work()  # if storage or Slurm does not answer now, the next round asks again
 
     def _round(self, silent_s: float, controller: EpochRecord, place: Place) -> None:
         silent_since = time.time() - silent_s

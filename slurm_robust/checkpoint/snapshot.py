@@ -46,6 +46,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training, capture, changed_by_optimizers, gpu_of, key_of
 from slurm_robust.checkpoint.tree import path_of
 from slurm_robust.model.record import Record
+from slurm_robust.util.threads import BackgroundCall
 
 _log = logging.getLogger(__name__)
 
@@ -258,7 +259,7 @@ class Snapshotter:
         self._copies: dict[torch.device, devices.GpuCopies] = {}
         self._process = os.getpid()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="srobust-snapshot")
-        self._reserved: concurrent.futures.Future[None] | None = None
+        self._reserved: BackgroundCall[None] | None = None
         self._announce = announce
         # A compiled step() must not try to trace this: it is called between the graphs instead.
         before = torch.compiler.disable(self._before_update)  # type: ignore[no-untyped-call]
@@ -273,7 +274,7 @@ class Snapshotter:
     @property
     def reserving(self) -> bool:
         """Memory is being reserved: there may be no snapshots until then."""
-        return self._reserved is not None and not self._reserved.done()
+        return self._reserved is not None and not self._reserved.done
 
     def expect(self, tables: list[Table], training: Training) -> None:
         """Reserve memory, beside what follows, for a state that is about to be restored into ``training``.
@@ -348,7 +349,7 @@ class Snapshotter:
         self._captures.close()
         self.settle()
         self._last = None
-        if self._reserved is None or not concurrent.futures.wait([self._reserved], PATIENCE_S).not_done:
+        if self._reserved is None or self._reserved.wait(PATIENCE_S):
             self._parts.close()
 
     # -- taking one -------------------------------------------------------------------------------
@@ -428,29 +429,21 @@ class Snapshotter:
                 return None
 
     def _reserve(self, wanted: list[UnreservedBuffer]) -> None:
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._reserved = done
-
         def work() -> None:
-            try:
-                with self._announce():
-                    for one in wanted:
-                        one.reserve()
-                done.set_result(None)
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                done.set_exception(error)
+            with self._announce():
+                for one in wanted:
+                    one.reserve()
 
-        # A daemon: a process that ends must not wait for it.
-        threading.Thread(target=work, name="srobust-reserve", daemon=True).start()
+        self._reserved = BackgroundCall("reserve", work)
 
     def _is_reserved(self) -> bool:
         """No memory is being reserved any more. Raises :class:`NotWritten` if there was none."""
         if self._reserved is None:
             return True
-        if concurrent.futures.wait([self._reserved], RESERVE_S).not_done:
+        if not self._reserved.wait(RESERVE_S):
             return False
         done, self._reserved = self._reserved, None
-        done.result()
+        done.result(0.0)
         return True
 
     def _copy(self, pending: PendingSnapshot, early: list[PlacedTensor]) -> None:

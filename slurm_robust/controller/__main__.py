@@ -7,11 +7,10 @@ import os
 import shlex
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +63,7 @@ from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.output import say, settle
 from slurm_robust.util.process import file_shortage, raise_file_limit
 from slurm_robust.util.text import count
+from slurm_robust.util.threads import BackgroundCall
 from slurm_robust.util.trust import user_name
 from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import EpochRecord, is_overtaken, take_epoch
@@ -260,16 +260,12 @@ def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[
 
 def _fenced(code: int, journal: Journal) -> int:
     """``code``, unless another controller has the job: then the job goes on."""
-    found: list[bool] = []
-
-    def ask() -> None:
-        with suppress(OSError):
-            found.append(journal.is_ours())
-
-    asking = threading.Thread(target=ask, name="srobust-fence", daemon=True)
-    asking.start()
-    asking.join(FENCE_S)  # storage has had its time before, and takes no longer part in the end of the job
-    return int(ExitCode.OTHER_CONTROLLER) if found == [False] else code
+    try:
+        # Storage has had its time before, and takes no longer part in the end of the job.
+        is_ours = BackgroundCall("fence", journal.is_ours).result(FENCE_S)
+    except OSError:  # which a TimeoutError is
+        return code
+    return code if is_ours else int(ExitCode.OTHER_CONTROLLER)
 
 
 def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken: Taken) -> None:

@@ -7,7 +7,6 @@ storage or Slurm does not answer in time.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.util.output import say
+from slurm_robust.util.threads import start_thread
 
 CONCLUDE_S = 4.0
 """Slurm kills the batch script half a minute after its TERM, and the journal may need 10 s of that."""
@@ -55,9 +55,7 @@ def conclude(
         if text and comments:
             comment(slurm, job_id, text)
 
-    thread = threading.Thread(target=work, name="srobust-conclusion", daemon=True)
-    thread.start()
-    thread.join(limit_s)
+    start_thread("conclusion", work).join(limit_s)
 
 
 def comment(slurm: SlurmClient, job_id: int, text: str) -> None:

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from slurm_robust.model.events import AnyEvent, encode_event
 from slurm_robust.model.journal import parse, read_bytes
+from slurm_robust.util.threads import start_thread
 
 
 class Disk:
@@ -146,9 +147,7 @@ class Journal:
             self._unwritten += [encode_event(event) + b"\n" for event in stamped]
             self._changed.notify_all()
         if self._thread is None:
-            # A daemon: one that hangs in a dead file system does not keep the controller from ending.
-            self._thread = threading.Thread(target=self._serve, name="srobust-journal", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("journal", self._serve)
         if not is_behind:
             self.settle(PATIENCE_S)
 

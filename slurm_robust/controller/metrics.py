@@ -24,6 +24,7 @@ from slurm_robust.telemetry.job import page
 from slurm_robust.util.files import read_regular, write_atomically
 from slurm_robust.util.ours import NotOurs, open_ours
 from slurm_robust.util.text import one_line
+from slurm_robust.util.threads import start_thread
 
 CLOSE_S = 2.0
 """For storage to take the files away that lead to the page."""
@@ -116,7 +117,7 @@ class MetricsServer:
     def close(self) -> None:
         """End the page, and take away what leads to it, within :data:`CLOSE_S` and a moment."""
         self._endpoint.close()
-        self._beside(self._remove).join(CLOSE_S)
+        start_thread("targets", self._remove).join(CLOSE_S)
 
     def _page(self) -> bytes | None:
         moment = self._newest()
@@ -133,12 +134,7 @@ class MetricsServer:
     # Storage may hang, and the page must not.
 
     def _opened(self, port: int) -> None:
-        self._beside(lambda: self._announce(port))
-
-    def _beside(self, work: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=work, name="srobust-targets", daemon=True)
-        thread.start()
-        return thread
+        start_thread("targets", lambda: self._announce(port))
 
     def _announce(self, port: int) -> None:
         assert self._config.address is not None

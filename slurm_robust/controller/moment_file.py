@@ -18,6 +18,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import JobMoment, encode
 from slurm_robust.util.files import names_in, write_atomically
 from slurm_robust.util.output import say
+from slurm_robust.util.threads import start_thread
 
 SHARE = 100.0
 """The loop takes no picture, and nobody computes the ledger, for more than this part of the time."""
@@ -109,9 +110,7 @@ class MomentFile:
             self._next = seen
             self._changed.notify_all()
         if self._thread is None:
-            # A daemon: one that hangs in a dead file system does not keep the controller from ending.
-            self._thread = threading.Thread(target=self._serve, name="srobust-moment", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("moment", self._serve)
 
     # -- the writing thread ------------------------------------------------------------------------
 

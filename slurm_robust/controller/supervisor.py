@@ -16,14 +16,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from slurm_robust.controller.notifier import Notifier
 from slurm_robust.engine.over import code_of, end_of
@@ -36,6 +35,7 @@ from slurm_robust.policy.leaving import Orders
 from slurm_robust.util import proc
 from slurm_robust.util.output import say
 from slurm_robust.util.process import raise_file_limit
+from slurm_robust.util.threads import BackgroundCall
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import KeysError
@@ -168,7 +168,7 @@ class Others:
         """``after``: only those with a higher epoch than this; ``start``: of ``srobust run``, "" for any."""
         self._job = job
         self._start = start
-        self._thread: threading.Thread | None = None
+        self._asked: BackgroundCall[Any] | None = None
         self._size = -1
         self._host = socket.gethostname()
         self._before = after
@@ -211,18 +211,14 @@ class Others:
 
     def _ask(self, question: Callable[[], T]) -> T | None:
         """What storage answers within :data:`STORAGE_ANSWERS_S`; None where it does not, or refuses."""
-        found: list[T] = []
-
-        def ask() -> None:
-            with suppress(OSError, JournalDamaged):
-                found.append(question())
-
-        if self._thread is not None and self._thread.is_alive():
+        if self._asked is not None and not self._asked.done:
             return None  # it hangs
-        self._thread = threading.Thread(target=ask, name="srobust-others", daemon=True)
-        self._thread.start()
-        self._thread.join(STORAGE_ANSWERS_S)
-        return found[0] if found else None
+        asked = BackgroundCall("others", question)
+        self._asked = asked
+        try:
+            return asked.result(STORAGE_ANSWERS_S)
+        except (OSError, JournalDamaged):
+            return None
 
 
 class Supervisor:

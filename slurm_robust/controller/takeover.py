@@ -11,10 +11,10 @@ import argparse
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from slurm_robust.config.plan import Plan, load_plan
@@ -30,6 +30,7 @@ from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.slurm.select import make_client
 from slurm_robust.util.output import say, settle
+from slurm_robust.util.threads import start_thread
 
 WARN_S = 120.0
 """Before the time limit, of which Slurm warns the batch script only."""
@@ -87,7 +88,7 @@ def take_over(
     say(f"takeover: {why}; the controller runs on {node} now")
     others = Others(directory, epoch, plan.start)
     if (code := others.end()) is None:
-        threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
+        start_thread("job", partial(watch, slurm, plan))
         options = ("--taken-from", taken_from, "--why", why, "--silent-since", str(silent_since))
         notify = bool(plan.config.notify.channels)
         code = supervise(directory.path, plan.run_id, *options, after=epoch, notify=notify, start=plan.start)

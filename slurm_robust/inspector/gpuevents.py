@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from slurm_robust.kernel import xid
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.gpus.nvml import DriverError, Nvml
+from slurm_robust.util.threads import start_thread
 from slurm_robust.util.wakeup import Inbox
 
 _WAIT_S = 1.0
@@ -108,7 +108,7 @@ class GpuEvents:
         self._listen = listen
         self._again_s = again_s
         self._found: Inbox[XidEvent | str] = Inbox()
-        threading.Thread(target=self._run, name="srobust-xids", daemon=True).start()
+        start_thread("xids", self._run)
 
     def fileno(self) -> int:
         """Readable when :meth:`read` has something."""

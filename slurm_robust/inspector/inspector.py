@@ -13,7 +13,7 @@ import msgspec
 
 from slurm_robust.inspector.observation import Observation, decode
 from slurm_robust.model.job import InspectionSpec
-from slurm_robust.util.executor import SerialExecutor
+from slurm_robust.util.threads import Executor
 
 _ENDED = "inspection: it ended and is started again; see the agent's output"
 _PACKET_BYTES = 256 * 1024
@@ -36,7 +36,7 @@ class Inspector:
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         # Starting a program waits for the storage that it is on.
-        self._starter: SerialExecutor[subprocess.Popen[bytes]] = SerialExecutor("srobust-start")
+        self._starter: Executor[subprocess.Popen[bytes]] = Executor("start")
         self._start_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._began = self._heard = 0.0

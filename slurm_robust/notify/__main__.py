@@ -15,22 +15,23 @@ import socket
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 from slurm_robust.config.plan import Plan, load_plan
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import Notified
-from slurm_robust.notify.channels import make_channel, missing
-from slurm_robust.notify.courier import Courier, Route
+from slurm_robust.notify.channels import attempt, make_channel, missing
+from slurm_robust.notify.courier import Courier, Failure, Order, Route
 from slurm_robust.notify.follow import Follower
 from slurm_robust.notify.message import Subject
 from slurm_robust.notify.narrate import Narrator, supervisor_ended
-from slurm_robust.notify.sender import Sender
 from slurm_robust.notify.state import load, save
 from slurm_robust.util.output import say, settle
 from slurm_robust.util.process import set_name
 from slurm_robust.util.text import count
+from slurm_robust.util.threads import Executor
 from slurm_robust.wire.epochs import newest_epoch
 
 POLL_S = 0.5
@@ -105,12 +106,12 @@ class Teller:
             before=before or Notified(run_id=plan.run_id, offset=since),
             now=now,
         )
-        self._sender = Sender(
-            {
-                config.name: (make_channel(config, plan.cwd, os.environ), config.timeout_s)
-                for config in plan.config.notify.channels
-            }
-        )
+        self._channels = {
+            config.name: (make_channel(config, plan.cwd, os.environ), config.timeout_s)
+            for config in plan.config.notify.channels
+        }
+        # A channel that hangs delays no other.
+        self._sending: Executor[tuple[str, Failure | None]] = Executor("notify", grows=True)
         self._narrator = Narrator(name)
         self._follower = Follower(directory)
         self._written: Notified | None = before
@@ -124,14 +125,14 @@ class Teller:
             if trouble := missing(config, self._plan.cwd, os.environ):
                 say(f"notifications: warning: channel {config.name} will not work: {trouble}")
         said = b""
-        watched = [supervisor, self._sender.results.fileno()]
+        watched = [supervisor, self._sending.fileno()]
         while not self._is_over():
             ready, _, _ = select.select(watched, [], [], self._pause_s())
-            for result in self._sender.results.take():
-                if result.failure is None:
-                    self._courier.sent(result.channel, time.time())
+            for channel, failure in self._sending.results():
+                if failure is None:
+                    self._courier.sent(channel, time.time())
                 else:
-                    self._courier.failed(result.channel, result.failure, time.time())
+                    self._courier.failed(channel, failure, time.time())
             self._look()
             if supervisor in ready:
                 part = os.read(supervisor, 64)
@@ -148,8 +149,8 @@ class Teller:
                     self._dispatch()
             for line in self._courier.lines():
                 say(line)
-        for channel, number in () if self._is_away else self._courier.untold().items():
-            say(f"notifications: {count(number, 'notice')} could not be told by {channel}")
+        for name, number in () if self._is_away else self._courier.untold().items():
+            say(f"notifications: {count(number, 'notice')} could not be told by {name}")
 
     def _look(self) -> None:
         for followed in self._follower.read():
@@ -191,12 +192,16 @@ class Teller:
         # Not for a later offset alone, which steps of the training move on: what has a key is known anyway.
         return self._written is None or record.channels != self._written.channels
 
+    def _send(self, order: Order) -> tuple[str, Failure | None]:
+        channel, timeout_s = self._channels[order.channel]
+        return order.channel, attempt(channel, order.message, timeout_s)
+
     def _dispatch(self) -> None:
         orders = self._courier.due(time.time()) if self._save() else []
         if orders:
             self._save()
         for order in orders:
-            self._sender.send(order)
+            self._sending.submit(partial(self._send, order))
 
     def _save(self) -> bool:
         """Write down what has changed; whether messages may go out."""

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -17,14 +16,17 @@ from contextlib import suppress
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formatdate
+from functools import partial
 from typing import Any, Protocol
 
 from slurm_robust.config.notify import ChannelConfig, url_problem
 from slurm_robust.model.exits import signal_name
+from slurm_robust.notify.courier import Failure
 from slurm_robust.notify.message import Message
 from slurm_robust.notify.secrets import Secret, SecretError, Source, from_environment, from_file
 from slurm_robust.util.bounded import run_bounded
 from slurm_robust.util.text import one_line
+from slurm_robust.util.threads import BackgroundCall
 
 _MAX_ANSWER = 64 << 10
 _MAX_SAID = 200  # characters of what a program or a server says, in an error
@@ -64,6 +66,24 @@ class Channel(Protocol):
         Returns or raises within ``timeout_s`` seconds and two more, whatever the other side does.
         """
         ...
+
+
+def attempt(channel: Channel, message: Message, timeout_s: float) -> Failure | None:
+    """Send one message; None if it was sent. Raises nothing."""
+    try:
+        channel.send(message, timeout_s)
+    except ChannelFailed as error:
+        return Failure(
+            text=one_line(str(error)),
+            fix=error.fix,
+            retry_after_s=error.retry_after_s,
+            permanent=error.permanent,
+            unsure=error.unsure,
+        )
+    except Exception as error:  # noqa: BLE001  # a defect of a channel costs its messages, not those of others
+        # Its text may hold anything, a secret too.
+        return Failure(text=f"{type(error).__name__} in the channel itself", unsure=True)
+    return None
 
 
 def make_channel(config: ChannelConfig, cwd: str, environ: Environ) -> Channel:
@@ -189,46 +209,36 @@ class WebhookChannel:
 
     def __init__(self, url: Source) -> None:
         self._url = url
-        self._stuck: list[threading.Thread] = []
+        self._stuck: list[BackgroundCall[None]] = []
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Post one message. Redirects are not followed, and what is answered is read in part only."""
-        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+        self._stuck = [call for call in self._stuck if not call.done]
         if len(self._stuck) >= _MAX_STUCK:
             fix = "check the network, the name servers and the proxy of the controller's node"
             raise ChannelFailed(f"{len(self._stuck)} earlier messages still hang", fix=fix)
         # A name server may hang longer than any time limit of a socket, and a server may send byte by byte.
-        ended: list[ChannelFailed | None] = []
-        thread = threading.Thread(
-            target=lambda: ended.append(self._outcome(message, timeout_s)),
-            name="srobust-webhook",
-            daemon=True,
-        )
-        thread.start()
-        thread.join(timeout_s)
-        if not ended:
-            self._stuck.append(thread)
+        call = BackgroundCall("webhook", partial(self._send, message, timeout_s))
+        if not call.wait(timeout_s):
+            self._stuck.append(call)
             raise _late(timeout_s)
-        if ended[0] is not None:
-            raise ended[0]
+        call.result(0.0)
 
-    def _outcome(self, message: Message, timeout_s: float) -> ChannelFailed | None:
+    def _send(self, message: Message, timeout_s: float) -> None:
         try:
             url = self._url()
         except SecretError as error:
-            return ChannelFailed(str(error), fix=error.fix, permanent=True)
+            raise ChannelFailed(str(error), fix=error.fix, permanent=True) from None
         if problem := url_problem(url.reveal()):
-            return ChannelFailed(f"the webhook's URL {problem}", fix="write the URL anew", permanent=True)
+            raise ChannelFailed(f"the webhook's URL {problem}", fix="write the URL anew", permanent=True)
         try:
             _post(url.reveal(), payload(message), timeout_s)
         except ChannelFailed as error:
             error.args = (url.hide(str(error)),)
-            return error
-        except Exception as error:  # noqa: BLE001  # its text may hold the URL, and a thread has no other reader
-            return ChannelFailed(
-                url.hide(one_line(f"{type(error).__name__}: {error}", _MAX_SAID)), fix=_REACH
-            )
-        return None
+            raise
+        except Exception as error:  # noqa: BLE001 - its text may hold the URL
+            text = url.hide(one_line(f"{type(error).__name__}: {error}", _MAX_SAID))
+            raise ChannelFailed(text, fix=_REACH) from None
 
 
 _REACH = "check that the controller's node reaches the server (https_proxy in the batch script?)"

@@ -21,9 +21,8 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import ChannelState, Kind, Notice, Severity
 from slurm_robust.model.record import Record
-from slurm_robust.notify.channels import make_channel
+from slurm_robust.notify.channels import attempt, make_channel
 from slurm_robust.notify.message import Message, Subject, compose
-from slurm_robust.notify.sender import attempt
 from slurm_robust.notify.state import load
 from slurm_robust.terminal.console import show
 from slurm_robust.trainings.find import find

@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import sys
-import threading
 import time
 from contextlib import closing
 from functools import partial
@@ -44,6 +43,7 @@ from slurm_robust.slurm.select import make_client
 from slurm_robust.terminal.console import show
 from slurm_robust.util.alone import Alone
 from slurm_robust.util.output import say
+from slurm_robust.util.threads import start_thread
 
 
 def run(
@@ -141,7 +141,7 @@ def _take(alone: Alone, what: str, directory: JobDirectory, *, begun: bool) -> N
 def _supervise(directory: JobDirectory, plan: Plan, slurm: SlurmClient) -> int:
     """Run controllers until the job is over; its exit code."""
     if "SLURMD_NODENAME" not in os.environ:  # within salloc, whose command Slurm neither signals nor ends
-        threading.Thread(target=watch, args=(slurm, plan), name="srobust-job", daemon=True).start()
+        start_thread("job", partial(watch, slurm, plan))
     notify = bool(plan.config.notify.channels)
     return supervisor.supervise(directory.path, plan.run_id, notify=notify, start=plan.start)
 

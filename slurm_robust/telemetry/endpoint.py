@@ -19,6 +19,7 @@ from typing import Final
 
 from slurm_robust.model.record import Record
 from slurm_robust.telemetry.metric import CONTENT_TYPE
+from slurm_robust.util.threads import start_thread
 
 REQUEST_S = 5.0
 """For a request to come, and again for its answer to be taken."""
@@ -137,7 +138,7 @@ class Endpoint:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._ready: Final = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="srobust-metrics", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def connections(self) -> int:
@@ -146,11 +147,11 @@ class Endpoint:
 
     def start(self) -> None:
         """Begin; the port opens a moment later, or as soon as it can."""
-        self._thread.start()
+        self._thread = start_thread("metrics", self._run)
 
     def close(self, wait_s: float = 1.0) -> None:
         """Close the port and all connections; wait for that a moment. From any thread."""
-        if not self._thread.ident:
+        if self._thread is None:
             return
         self._ready.wait(wait_s)
         if self._loop is not None and self._stop is not None:

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from slurm_robust.checkpoint.gpus import GpuEvent, Pairs, Stream
+from slurm_robust.util.threads import start_thread
 
 PAGE = 4096
 _PARTS = 4  # in which a copy is made, so that other work comes between
@@ -95,8 +96,7 @@ class LaggingGpus:
         self._held = self._closed = False
         self._training = _Stream(self)
         self._streams = [self._training]
-        self._thread = threading.Thread(target=self._work, name="lagging-gpu", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("lagging-gpu", self._work)
 
     # -- what the host asks -----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import time
 from collections import deque
 
 from slurm_robust.util.text import message
+from slurm_robust.util.threads import start_thread
 
 PATIENCE_S = 0.2
 _MAX_LINES = 10_000
@@ -43,7 +44,7 @@ class _Output:
             self._waiting.append(text.encode(errors="replace"))
             if self._pid != os.getpid():
                 self._pid = os.getpid()
-                threading.Thread(target=self._serve, name="srobust-output", daemon=True).start()
+                start_thread("output", self._serve)
             self._changed.notify_all()
         if not is_behind:
             self.settle(PATIENCE_S)

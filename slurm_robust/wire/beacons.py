@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 
+from slurm_robust.util.threads import start_thread
 from slurm_robust.util.wakeup import WakeUp
 
 MAGIC = b"SRB1"
@@ -64,8 +65,7 @@ class BeaconSender:
         self._wakeup = threading.Event()
         self._closed = False
         self._seq = time.time_ns()  # above those of any earlier thread of this agent
-        self._thread = threading.Thread(target=self._run, name="srobust-beacons", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("beacons", self._run)
 
     def aim(self, endpoint: str) -> None:
         """Send to the controller at ``endpoint`` (``tcp://address:port``) from now on."""
@@ -140,8 +140,7 @@ class BeaconReceiver:
         self._lock = threading.Lock()
         self._was_overdue = False
         self._news, self._end = WakeUp(), WakeUp()
-        self._thread = threading.Thread(target=self._run, name="srobust-beacons", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("beacons", self._run)
 
     def fileno(self) -> int:
         """Readable again and again while an agent has sent nothing for ``overdue_s``, until :meth:`ages`."""

@@ -281,6 +281,15 @@ def test_tests_do_not_sleep() -> None:
     assert not asleep, "\n".join(asleep)
 
 
+def test_threads_are_started_in_one_place() -> None:
+    """One module decides that they are daemons, what they are called and what becomes of their errors."""
+    allowed = {
+        "slurm_robust.util.threads",
+        "slurm_robust.nodes.gpus.gather",  # in every prolog, and it looks at the thread's frames
+    }
+    assert {dotted(path) for path in MODULES if calls(path, "Thread")} == allowed
+
+
 def test_importing_every_module_does_nothing(tmp_path: Path) -> None:
     """In a bare environment each module can be imported, and none prints, starts or writes anything."""
     names = [dotted(path) for path in MODULES if path.stem != "__main__" and not needs_torch(path)]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 
-from slurm_robust.agent.copies.threads import CopyThread, Notes
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.wire import copychannel
 from slurm_robust.wire.copychannel import Channel, ChannelError, Handshake
 
@@ -127,8 +127,8 @@ class Entrance:
         listener.listen(BACKLOG)
         self._poll.register(listener, select.EPOLLIN)
         self._poll.register(self._wake, select.EPOLLIN)
-        self._thread = CopyThread(
-            "entrance", "lets in connections for copies", self._run, notes, self._closed
+        self._thread = notes.start_thread(
+            "entrance", "lets in connections for copies", self._run, self._closed
         )
 
     def expect(self, addresses: Iterable[str]) -> None:
@@ -141,7 +141,8 @@ class Entrance:
             return
         self._closed.set()
         os.eventfd_write(self._wake, 1)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._poll.close()
         self._listener.close()
         os.close(self._wake)

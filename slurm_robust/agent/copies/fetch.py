@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from slurm_robust.agent.copies.threads import CopyThread, Notes
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
 from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import MemoryFolder
@@ -42,8 +42,7 @@ class Fetches:
         for source in launch.sources:
             if source.address and checkpoint is not None:
                 work = partial(self._run, source, checkpoint)
-                thread = CopyThread("fetch", f"fetches parts of {checkpoint}", work, notes)
-                if not thread.started:
+                if notes.start_thread("fetch", f"fetches parts of {checkpoint}", work) is None:
                     self._give_up(source, checkpoint, "too many threads on this node")
 
     def stop(self) -> None:

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_robust.agent.copies.threads import CopyThread, Notes
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
 from slurm_robust.checkpoint.image import Image, open_image
@@ -236,7 +236,7 @@ class Flusher:
         self._asked: CheckpointId | None = None
         self._jobs: queue.SimpleQueue[tuple[FlushRequest, list[Image]] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._thread: CopyThread | None = None
+        self._thread: threading.Thread | None = None
         self.done: FlushRequest | None = None  # what is on storage
         self.over: CheckpointId | None = None  # what nobody needs to keep any more
         self.failed: tuple[FlushRequest, str] | None = None  # what could not be put there, and why
@@ -270,10 +270,10 @@ class Flusher:
         self._end(wanted)
 
     def _start(self) -> bool:
-        if self._thread is None or not self._thread.started:
+        if self._thread is None:
             task = "puts snapshots on disk and storage"
-            self._thread = CopyThread("flush", task, self._run, self._notes, self._closed)
-        return self._thread.started
+            self._thread = self._notes.start_thread("flush", task, self._run, self._closed)
+        return self._thread is not None
 
     def forget(self) -> None:
         """The generation is over: what has not come will not come."""
@@ -319,12 +319,13 @@ class Flusher:
         while (job := self._jobs.get()) is not None:
             wanted, held = job
             task = "copies snapshots to this node's disk"
-            copier = CopyThread("local", task, partial(self._copy, held), self._notes)
+            copier = self._notes.start_thread("local", task, partial(self._copy, held))
             try:
                 self._write(wanted, held)
             finally:
                 self._end(wanted)
-                copier.join()
+                if copier is not None:
+                    copier.join()
                 for image in held:
                     image.close()
 

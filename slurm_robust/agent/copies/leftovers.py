@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from slurm_robust.agent.copies.threads import CopyThread, Notes
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.model.nodefolders import parse_folder_name
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import OF_JOB
@@ -68,7 +69,7 @@ def remove_leftovers(
     own: Sequence[Path],
     notes: Notes,
     make: Callable[[], SlurmClient] = lambda: make_client("cli", TIMEOUT_S),
-) -> CopyThread | None:
+) -> threading.Thread | None:
     """Search beside ``own`` in a thread; None if nothing is there that Slurm would have to be asked about.
 
     ``own``: this job's folders of copies. Beside them go folders of this user's agents, with copies or what a
@@ -84,8 +85,8 @@ def remove_leftovers(
     }
     if not found:
         return None
-    task = "removes what other jobs have left"
-    return CopyThread("leftovers", task, partial(_sweep, found, notes, make), notes)
+    sweep = partial(_sweep, found, notes, make)
+    return notes.start_thread("leftovers", "removes what other jobs have left", sweep)
 
 
 def _sweep(found: dict[Path, int], notes: Notes, make: Callable[[], SlurmClient]) -> None:

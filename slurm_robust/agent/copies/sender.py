@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from slurm_robust.agent.copies.threads import CopyThread, Notes
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import FoundImage
@@ -73,7 +73,7 @@ class PeerSender:
         self.lag_s = 0.0  # from the first sight of the last image of this generation until the peer had it
         self.confirmed: CheckpointId | None = None
         task = f"copies rank {peer.rank} to {peer.node}"
-        self._thread = CopyThread("peer", task, self._run, notes, self._stopped)
+        self._thread = notes.start_thread("peer", task, self._run, self._stopped)
 
     def offer(self, image: FoundImage) -> None:
         """The newest image to copy; one that was offered before and not begun is passed over."""

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from slurm_robust.agent.copies.entrance import Entrance
-from slurm_robust.agent.copies.threads import CopyThread, Notes
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart
 from slurm_robust.checkpoint.image import PAGE, Buffer, BufferInUse, Image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
@@ -70,8 +70,7 @@ class CopyServer:
                 return
             self._channels.add(channel)
         work = partial(self._serve, channel, address)
-        thread = CopyThread("copy", f"serves a connection of {address}", work, self._notes)
-        if not thread.started:
+        if self._notes.start_thread("copy", f"serves a connection of {address}", work) is None:
             self._hang_up(channel)
 
     def _serve(self, channel: Channel, address: str) -> None:

@@ -13,9 +13,9 @@ import msgspec
 from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher, FlushRequest, Fork
 from slurm_robust.agent.copies.leftovers import remove_leftovers
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.sender import Generation, PeerSender, RateLimit
 from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
-from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.agent.copies.watch import SnapshotWatch
 from slurm_robust.checkpoint.budget import MemoryPlan
 from slurm_robust.checkpoint.errors import CheckpointError
@@ -337,7 +337,7 @@ class CopyService:
 
     def _check_disk_soon(self) -> None:
         if self._here is not None and self._here.parts.kept:
-            CopyThread("disk", "reads which copies the disk holds", self._check_disk, self._notes)
+            self._notes.start_thread("disk", "reads which copies the disk holds", self._check_disk)
 
     def _check_disk(self) -> None:
         assert self._here is not None

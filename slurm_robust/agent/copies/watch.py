@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from slurm_robust.agent.copies.fetch import remove_fetched
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.sender import PeerSender
-from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import MAGIC, read_header
 from slurm_robust.checkpoint.memory import FoundImage, MemoryFolder, kind_of
@@ -116,12 +116,13 @@ class SnapshotWatch:
         self._step = -1
         self._step_seen = time.monotonic()
         self._step_s = 0.0
-        self._thread = CopyThread("watch", "finds new snapshots", self._run, notes, self._stopped)
+        self._thread = notes.start_thread("watch", "finds new snapshots", self._run, self._stopped)
 
     def stop(self) -> None:
         """End; returns when nothing more is handed on."""
         self._stopped.set()
-        self._thread.join(5.0)
+        if self._thread is not None:
+            self._thread.join(5.0)
 
     def _run(self) -> None:
         scan = BufferScan(self._folder)

@@ -7,8 +7,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Protocol
 
 from msgspec import structs
@@ -26,7 +24,7 @@ from slurm_robust.model.stacks import (
     ThreadStack,
 )
 from slurm_robust.util import proc
-from slurm_robust.util.executor import SerialExecutor, together
+from slurm_robust.util.threads import BackgroundCall, Executor, map_until
 from slurm_robust.wire.messages import StacksTaken, TakeStacks
 from slurm_robust.worker.dump import RECORDER_SUFFIX, STACKS_SUFFIX
 
@@ -137,34 +135,31 @@ class _Taking:
 
     def read_all(self, samples: Sequence[_Sample]) -> tuple[_Sample, ...]:
         """Read the memory of all processes."""
-        return together(
-            self._read,
-            samples,
-            deadline=self._at(_ALL_READ),
-            otherwise=lambda sample: sample.failed("it was not read in time"),
+        late = "it was not read in time"
+        return map_until(
+            self._at(_ALL_READ), self._read, samples, otherwise=lambda sample: sample.failed(late)
         )
 
     def finish_all(self, ranks: Sequence[_Rank]) -> tuple[RankStacks, ...]:
         """Ask the processes that could not be read, and the workers' flight recorders."""
-        return together(self._finish, ranks, deadline=self._at(_END), otherwise=self._stacks)
+        return map_until(self._at(_END), self._finish, ranks, otherwise=self._stacks)
 
-    def ask_ras(self) -> SimpleQueue[tuple[Absent, ...]]:
-        """Ask NCCL which processes it misses, beside everything else: it waits for the silent ones."""
-        answer: SimpleQueue[tuple[Absent, ...]] = SimpleQueue()
+    def ask_ras(self) -> BackgroundCall[tuple[Absent, ...]] | None:
+        """Ask NCCL which processes it misses, beside everything else: it waits for the silent ones.
+
+        To look up a name may take longer than any deadline. Returns None if no more threads are allowed.
+        """
         deadline = self._at(_END)
-        # A daemon: to look up a name may take longer than any deadline.
-        work = Thread(target=lambda: answer.put(ras.take(os.environ, deadline)), daemon=True)
         try:
-            work.start()
+            return BackgroundCall("ras", lambda: ras.take(os.environ, deadline))
         except RuntimeError:
-            answer.put(())  # no more threads are allowed
-        return answer
+            return None
 
-    def wait_for(self, answer: SimpleQueue[tuple[Absent, ...]]) -> tuple[Absent, ...]:
-        """The answer to :meth:`ask_ras`; nothing where that has not come by the end."""
+    def wait_for(self, answer: BackgroundCall[tuple[Absent, ...]]) -> tuple[Absent, ...]:
+        """Return the answer to :meth:`ask_ras`; nothing if that has not come by the end."""
         try:
-            return answer.get(timeout=max(0.0, self._at(_END) - time.monotonic()))
-        except Empty:
+            return answer.result(max(0.0, self._at(_END) - time.monotonic()))
+        except TimeoutError:
             return ()
 
     def _read(self, sample: _Sample) -> _Sample:
@@ -298,7 +293,7 @@ class StackOrders:
     def __init__(self, taker: StackTaking, node: str) -> None:
         self._taker = taker
         self._node = node
-        self._thread: SerialExecutor[StacksTaken] = SerialExecutor("srobust-stacks")
+        self._thread: Executor[StacksTaken] = Executor("stacks")
         self._number = (0, 0)  # epoch and number of the newest order
         self._answer: StacksTaken | None = None
 

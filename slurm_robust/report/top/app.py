@@ -27,6 +27,7 @@ from slurm_robust.model.moment import NodeMoment
 from slurm_robust.report.top import screen as text
 from slurm_robust.report.top.feed import JobFeed, JobView
 from slurm_robust.report.top.screen import STYLES, Columns, Line, Order, plain
+from slurm_robust.util.threads import start_thread
 
 EVERY_S = 2.0
 """Between two looks at the jobs."""
@@ -368,7 +369,7 @@ class Looker:
 
     def start(self) -> None:
         """Begin."""
-        threading.Thread(target=self._serve, name="srobust-top", daemon=True).start()
+        start_thread("top", self._serve)
 
     def stop(self) -> None:
         """Look no more; what is under way is not waited for."""

@@ -14,8 +14,8 @@ import pytest
 from slurm_robust.agent.copies import sender
 from slurm_robust.agent.copies.flush import StorageWriter
 from slurm_robust.agent.copies.leftovers import remove_leftovers
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.server import CopyServer
-from slurm_robust.agent.copies.threads import CopyThread, Notes
 from slurm_robust.agent.copies.watch import BufferScan
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.model.copies import CheckpointId, Tier
@@ -166,7 +166,8 @@ def test_work_that_always_fails_is_noted_once_and_ends_when_it_is_stopped() -> N
         calls.release()
         raise RuntimeError("broken")
 
-    thread = CopyThread("x", "does x", work, notes, stopped)
+    thread = notes.start_thread("x", "does x", work, stopped)
+    assert thread is not None
     assert calls.acquire(timeout=60)
     assert calls.acquire(timeout=60)
     stopped.set()

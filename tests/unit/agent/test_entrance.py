@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.agent.copies import entrance
 from slurm_robust.agent.copies.entrance import Entrance, Waiting, _Stranger, group_of
-from slurm_robust.agent.copies.threads import Notes
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.wire.copychannel import Channel, ChannelError, Handshake, derive_key
 from slurm_robust.wire.network import bind_free
 from tests.waiting import wait_for

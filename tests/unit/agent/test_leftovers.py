@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.agent.copies.leftovers import ASKING_PER_S, job_is_over, remove_leftovers, spread_s
-from slurm_robust.agent.copies.threads import Notes
+from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.slurm.companion import OF_JOB
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
