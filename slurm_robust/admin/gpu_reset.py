@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.gpus.facts import NVIDIA, Gpu, GpuFacts
 from slurm_robust.util.isolate import call
+from slurm_robust.util.program import run_program
 from slurm_robust.util.text import ascii_line
 
 GATHER_S = 30.0
@@ -66,14 +66,12 @@ def by_nvidia_smi(limit_s: float) -> Reset:
         command = ["nvidia-smi", "--gpu-reset", "-i", gpu.bus]
         left_s = deadline - time.monotonic()
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=max(0.1, left_s), check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"nvidia-smi has not ended within {limit_s:g} s"
+            done = run_program(command, limit_s=max(0.1, left_s), max_bytes=2**12)
         except OSError as error:
             return f"nvidia-smi: {error.strerror}"
-        return ascii_line(done.stderr or done.stdout, 300) if done.returncode else ""
+        if done.code is None:
+            return f"nvidia-smi has not ended within {limit_s:g} s"
+        return ascii_line((done.errors or done.output).decode(errors="replace"), 300) if done.code else ""
 
     return act
 

@@ -21,8 +21,8 @@ from slurm_robust.model.exits import signal_name
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.util import proc
-from slurm_robust.util.child import kill_tree
 from slurm_robust.util.files import make_folder
+from slurm_robust.util.program import kill_tree
 from slurm_robust.util.text import one_line
 from slurm_robust.util.threads import Executor
 from slurm_robust.wire.messages import Rehearse

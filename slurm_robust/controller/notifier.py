@@ -14,8 +14,8 @@ import time
 from contextlib import suppress
 
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.util.child import kill_group
 from slurm_robust.util.output import say
+from slurm_robust.util.program import kill_group
 
 FINISH_S = 17.0
 """More than the process takes for its last messages."""

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -24,7 +23,7 @@ from slurm_robust.model.exits import signal_name
 from slurm_robust.notify.courier import Failure
 from slurm_robust.notify.message import Message
 from slurm_robust.notify.secrets import Secret, SecretError, Source, from_environment, from_file
-from slurm_robust.util.bounded import run_bounded
+from slurm_robust.util.program import run_program
 from slurm_robust.util.text import one_line
 from slurm_robust.util.threads import BackgroundCall
 
@@ -174,17 +173,14 @@ def compose_mail(message: Message, to: Sequence[str], sender: str | None) -> byt
 def _run(command: Sequence[str], text: bytes, cwd: str, env: Environ, timeout_s: float) -> None:
     """Run a program with ``text`` as its input. Raises :class:`ChannelFailed`."""
     name = one_line(command[0])
-    with tempfile.TemporaryFile() as given:
-        given.write(text)
-        given.seek(0)
-        try:
-            code, said = run_bounded(
-                command, limit_s=timeout_s, most_bytes=_MAX_SAID, env=env, cwd=cwd, given=given
-            )
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "its arguments hold a null character"
-            fix = f"check that {name} is there and executable on the node of the controller"
-            raise ChannelFailed(f"{name} cannot be started: {why}", fix=fix, permanent=True) from error
+    try:
+        code, said, _ = run_program(
+            command, limit_s=timeout_s, max_bytes=_MAX_SAID, env=env, cwd=cwd, stdin=text, merge=True
+        )
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "its arguments hold a null character"
+        fix = f"check that {name} is there and executable on the node of the controller"
+        raise ChannelFailed(f"{name} cannot be started: {why}", fix=fix, permanent=True) from error
     words = f": {text_}" if (text_ := one_line(said.decode(errors="replace"), _MAX_SAID)) else ""
     if code is None:
         late = f"{name} did not end within {timeout_s:g} s and was killed{words}"

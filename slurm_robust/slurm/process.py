@@ -12,7 +12,9 @@ from typing import Protocol
 
 from slurm_robust.model.record import Record
 from slurm_robust.util import proc
-from slurm_robust.util.child import kill_group
+from slurm_robust.util.program import run_program
+
+_MAX_BYTES = 2**30  # more than any answer of Slurm has
 
 
 class CompletedCommand(Record):
@@ -27,7 +29,7 @@ class CompletedCommand(Record):
 
 
 class CommandTimeout(Exception):
-    """The command did not end in time; its whole process group was killed."""
+    """The command did not end in time; it and what it had started were killed."""
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         super().__init__(f"no answer within {timeout_s:g} s")
@@ -63,31 +65,17 @@ def run_command(
 ) -> CompletedCommand:
     """The real :class:`Run`.
 
-    The command gets a process group of its own, so that a time-out also ends its children. It inherits
-    the signals that this thread blocks, so that a dying controller can finish what it asks of Slurm.
+    The command inherits the signals that this thread blocks, so that a dying controller can finish what it
+    asks of Slurm.
     """
-    process = subprocess.Popen(
-        list(command),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=None if env is None else dict(env),
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(stdin.encode(), timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        kill_group(process)
-        raise CommandTimeout(command, timeout_s) from None
-    except BaseException:
-        # KeyboardInterrupt and the like: never leave a child behind.
-        kill_group(process)
-        raise
+    done = run_program(command, limit_s=timeout_s, max_bytes=_MAX_BYTES, stdin=stdin.encode(), env=env)
+    if done.code is None:
+        raise CommandTimeout(command, timeout_s)
     return CompletedCommand(
         command=tuple(command),
-        exit_code=process.returncode,
-        stdout=out.decode(errors="replace"),
-        stderr=err.decode(errors="replace"),
+        exit_code=done.code,
+        stdout=done.output.decode(errors="replace"),
+        stderr=done.errors.decode(errors="replace"),
     )
 
 

@@ -1,70 +1,15 @@
-"""Child processes with a time limit, each in a session of its own, which signals to ours do not reach."""
+"""A child process that answers lines with lines, in a session that signals to ours do not reach."""
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from slurm_robust.util import proc
-
-_STOP_S = 1.0  # a process on a busy node stops when it gets a processor
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the process's whole group, then reap the process (bounded, KILL cannot be refused)."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # It ended in the meantime.
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            try:
-                stream.close()
-            except BrokenPipeError:
-                pass  # Unwritten input of a process that is gone.
-    try:
-        process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        pass  # Stuck in the kernel (dead NFS server): waiting longer would hang the caller as well.
-
-
-def kill_tree(pid: int) -> None:
-    """SIGKILL to a process that is not reaped yet, to its descendants and to its process group.
-
-    Descendants may have sessions of their own. Waits a second at most for them to stop.
-    """
-    for one in _stopped_tree(pid):
-        _send(os.kill, one, signal.SIGKILL)
-    _send(os.killpg, pid, signal.SIGKILL)
-
-
-def _stopped_tree(pid: int) -> frozenset[int]:
-    """A process and its descendants, all stopped where that is quick: a running one could fork another."""
-    stopped: frozenset[int] | None = None
-    until = time.monotonic() + _STOP_S
-    while True:
-        table = proc.process_table()
-        tree = [process for process in (table.get(pid), *proc.descendants(table, pid)) if process]
-        running = [process.pid for process in tree if process.state not in proc.STOPPED | proc.DEAD]
-        found = frozenset(process.pid for process in tree)
-        # Once is not enough: one that stops while the table is read can have forked behind the reader.
-        if found == stopped or time.monotonic() > until:
-            return found
-        stopped = found if not running else None
-        for one in running:
-            _send(os.kill, one, signal.SIGSTOP)
-
-
-def _send(kill: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:
-    try:
-        kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # it has ended meanwhile
+from slurm_robust.util.program import kill_group
 
 
 class LineProcess:

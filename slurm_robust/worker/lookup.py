@@ -12,12 +12,12 @@ import importlib.util
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
+from slurm_robust.util.program import run_program
 
 NOT_THERE = 3
 # Importing the packages around a module may import torch, from cold shared storage.
@@ -58,10 +58,10 @@ def missing_module(name: str, cwd: str) -> Missing | None:
     """As :func:`missing` for a module, with all packages around it; takes as long as importing these."""
     command = [sys.executable, "-m", __name__, name]
     try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, timeout=_MODULE_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        done = run_program(command, cwd=cwd, limit_s=_MODULE_S, max_bytes=1)
+    except OSError:
         return None  # the workers' own error will say more
-    return _no_module(name, cwd) if done.returncode == NOT_THERE else None
+    return _no_module(name, cwd) if done.code == NOT_THERE else None
 
 
 def _missing_program(name: str, path: Path | None) -> Missing | None:

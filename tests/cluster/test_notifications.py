@@ -15,7 +15,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.notice import NOTIFIED
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.config import HEAD
-from slurm_robust.util.child import kill_group
+from slurm_robust.util.program import kill_group
 from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob, find_process
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]

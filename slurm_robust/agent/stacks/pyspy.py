@@ -6,26 +6,24 @@ it, the process goes on, and it reads stopped processes and those in the kernel 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Frame, ThreadStack
+from slurm_robust.util.program import run_program
 
 _ERROR_CHARS = 200
 # A stack that is copied while it changes cannot be read: about one in a hundred of a process that computes.
 _CHANGED = "Failed to get stack traces"
 _TRIES = 3
-# From KILL to the end of a process that does not hang in the kernel.
-_REAP_S = 0.1
+_KILL_S = 0.1
+_MAX_BYTES = 2**26
 
 
 class CannotTake(Exception):
@@ -95,35 +93,21 @@ def _frame(frame: _Frame) -> Frame:
 
 
 def _run(command: tuple[str, ...], deadline: float) -> bytes:
-    # Not pipes: nobody has to read while the program runs, and it may be given up at any time. Nor files of
-    # a disk, which may be full.
-    with _memory("stdout") as out, _memory("stderr") as err:
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-        except OSError as error:
-            raise CannotTake(f"{command[0]}: {error.strerror}") from None
-        try:
-            code = process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _give_up(process)
-            raise CannotTake("py-spy did not end in time") from None
-        out.seek(0)
-        err.seek(0)
-        if code != 0:
-            raise CannotTake(f"py-spy: {_reason(err.read().decode(errors='replace'))}")
-        return out.read()
-
-
-def _memory(name: str) -> BinaryIO:
-    return open(os.memfd_create(name), "w+b")
-
-
-def _give_up(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
     try:
-        process.wait(_REAP_S)
-    except subprocess.TimeoutExpired:
-        pass  # it hangs in the kernel beside the process that it reads; subprocess collects it when it ends
+        done = run_program(
+            command,
+            limit_s=deadline - time.monotonic(),
+            max_bytes=_MAX_BYTES,
+            own_session=False,
+            kill_s=_KILL_S,  # it may hang in the kernel beside the process that it reads
+        )
+    except OSError as error:
+        raise CannotTake(f"{command[0]}: {error.strerror}") from None
+    if done.code is None:
+        raise CannotTake("py-spy did not end in time")
+    if done.code != 0:
+        raise CannotTake(f"py-spy: {_reason(done.errors.decode(errors='replace'))}")
+    return done.output
 
 
 def _reason(message: str) -> str:

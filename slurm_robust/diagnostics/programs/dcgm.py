@@ -16,7 +16,7 @@ import msgspec
 
 from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed, late, unknown
 from slurm_robust.model.record import Record
-from slurm_robust.util.bounded import run_bounded
+from slurm_robust.util.program import run_program
 
 # Seconds that must be left for a level of tests; 4 has the EUD (and needs root).
 _LEVELS = ((7200.0, 4), (2400.0, 3), (600.0, 2), (0.0, 1))
@@ -39,7 +39,7 @@ def run(part: Part) -> Measurement:
 
 def _diag(program: str, level: int, limit_s: float) -> Measurement:
     command = [program, "diag", "--run", str(level), "--json"]
-    done = run_bounded(command, limit_s=limit_s, most_bytes=_MAX_BYTES)
+    done = run_program(command, limit_s=limit_s, max_bytes=_MAX_BYTES, merge=True)
     return late(limit_s, "dcgmi") if done.code is None else read(done.output.decode(errors="replace"))
 
 

@@ -73,14 +73,13 @@ def _answer(host: Host, option: str, limit_s: float) -> str:
     """Its output; "" where it does not come in time. Raises ``OSError`` where it cannot be run."""
     # Slow to import, and most nodes have no such program.
     from slurm_robust.nodes.site import ENVIRON
-    from slurm_robust.util.bounded import run_bounded
+    from slurm_robust.util.program import run_program
 
-    found = run_bounded(
+    found = run_program(
         [str(host.path(PROGRAM)), option],
         limit_s=limit_s,
-        most_bytes=2**16,
+        max_bytes=2**16,
         env=ENVIRON,
-        errors=False,
         own_session=False,  # sources are killed with their group
     )
     return "" if found.code is None else found.output.decode(errors="replace")

@@ -28,9 +28,11 @@ class Sink:
         self.took: list[bytes] = []
         self.open = threading.Event()
         self.error: OSError | None = None
+        self._write = os.write
 
     def write(self, fd: int, data: bytes) -> int:
-        assert fd == 1
+        if fd != 1:  # a thread that an earlier test has left wakes its loop
+            return self._write(fd, data)
         self.open.wait()
         if self.error is not None:
             raise self.error

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.util.bounded import Ended, run_bounded
+from slurm_robust.util.program import Ended, run_program
 from tests.waiting import wait_for
 
 
-def run(script: str, limit_s: float = 20.0, *, errors: bool = True, own_session: bool = True) -> Ended:
-    return run_bounded(
-        ["/bin/sh", "-c", script], limit_s=limit_s, most_bytes=2**20, errors=errors, own_session=own_session
+def run(script: str, limit_s: float = 20.0, *, own_session: bool = True) -> Ended:
+    return run_program(
+        ["/bin/sh", "-c", script], limit_s=limit_s, max_bytes=2**20, own_session=own_session, stdin=b"given"
     )
 
 
@@ -30,10 +30,10 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("echo good; echo bad >&2; exit 3", Ended(3, b"good\nbad\n")),
+        ("echo good; echo bad >&2; exit 3", Ended(3, b"good\n", b"bad\n")),
         ("kill -9 $$", Ended(-9, b"")),
         ("exec >&- 2>&-; exit 2", Ended(2, b"")),
-        ("cat", Ended(0, b"")),
+        ("cat", Ended(0, b"given")),
     ],
 )
 def test_a_program_that_ends(script: str, expected: Ended) -> None:
@@ -43,12 +43,17 @@ def test_a_program_that_ends(script: str, expected: Ended) -> None:
 
 def test_only_the_end_of_much_output_is_kept_and_all_of_it_is_read() -> None:
     script = "import sys; sys.stdout.write('x' * 3_000_000 + 'end')"
-    done = run_bounded([sys.executable, "-c", script], limit_s=30.0, most_bytes=1000)
+    done = run_program([sys.executable, "-c", script], limit_s=30.0, max_bytes=1000)
     assert done == Ended(0, b"x" * 997 + b"end")
 
 
-def test_errors_are_left_out_where_nobody_wants_them() -> None:
-    assert run("echo good; echo bad >&2", errors=False) == Ended(0, b"good\n")
+def test_errors_are_part_of_the_output_if_they_are_merged() -> None:
+    command = ["/bin/sh", "-c", "echo 1; echo 2 >&2; echo 3"]
+    assert run_program(command, limit_s=20.0, max_bytes=100, merge=True) == Ended(0, b"1\n2\n3\n")
+
+
+def test_without_input_a_program_reads_its_end() -> None:
+    assert run_program(["/bin/cat"], limit_s=20.0, max_bytes=100) == Ended(0, b"")
 
 
 @pytest.mark.parametrize("leaves", ["tail -f /dev/null", "yes"])
@@ -77,6 +82,6 @@ def test_at_the_end_of_its_time_a_program_is_killed_with_its_children(
 
 def test_a_program_that_is_not_there() -> None:
     with pytest.raises(FileNotFoundError):
-        run_bounded(["/absent"], limit_s=1.0, most_bytes=10)
+        run_program(["/absent"], limit_s=1.0, max_bytes=10)
     with pytest.raises(ValueError, match="null byte"):
-        run_bounded(["/bin/echo", "\0"], limit_s=1.0, most_bytes=10)
+        run_program(["/bin/echo", "\0"], limit_s=1.0, max_bytes=10)
