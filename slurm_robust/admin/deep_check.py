@@ -20,6 +20,7 @@ from slurm_robust.hooks.record import Cause, DrainFile, OwnDrain, has_passed
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.gpus.gather import gather_gpus
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.reasons import TAG, as_one_part
 from slurm_robust.nodes.runner import inspect
@@ -110,8 +111,6 @@ def serials(config: NodeConfig, host: Host) -> dict[str, str]:
 
 
 def _gpus(host: Host, config: NodeConfig) -> bytes:
-    from slurm_robust.nodes.gpus.gather import gather_gpus  # loads the driver's library: in the child only
-
     gpus: Mapping[str, str] = {
         f"gpu{gpu.index}": " ".join(filter(None, (gpu.name, gpu.uuid, gpu.serial and f"serial {gpu.serial}")))
         for gpu in gather_gpus(host, config).gpus

@@ -16,6 +16,7 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.gpus.facts import NVIDIA, Gpu, GpuFacts
+from slurm_robust.nodes.gpus.gather import gather_gpus
 from slurm_robust.util.isolate import call
 from slurm_robust.util.program import run_program
 from slurm_robust.util.text import ascii_line
@@ -80,10 +81,6 @@ def looked(config: NodeConfig, host: Host) -> GpuFacts:
     """What the driver says, asked in a child that may hang. Raises ``RuntimeError``."""
 
     def task() -> bytes:
-        from slurm_robust.nodes.gpus.gather import (
-            gather_gpus,
-        )  # loads the driver's library: in the child only
-
         return msgspec.msgpack.encode(gather_gpus(host, config))
 
     answer = call({"gpus": task}, {"gpus": GATHER_S}, GATHER_S)["gpus"]

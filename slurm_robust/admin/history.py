@@ -15,9 +15,11 @@ import msgspec
 from slurm_robust.admin.drain_reasons import Meaning, evidence, read
 from slurm_robust.analysis.lemons import Failure, Score, Work, pinned, score
 from slurm_robust.config.node import DrainReason
+from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.fleet.opening import open_index
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
+from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 from slurm_robust.slurm.records import AccountingRow, NodeEvent
@@ -281,9 +283,6 @@ def main(
 
     ``url``: of the fleet index, whose incidents count for scores; "" for none.
     """
-    from slurm_robust.config.nodefile import FILE, load
-    from slurm_robust.slurm.cli_client import CliSlurmClient
-
     names = set(nodes)
     config = load(config_file or FILE)
     files = logs or own_log(Path(config.paths.log))

@@ -18,6 +18,7 @@ from slurm_robust.fleet.opening import open_index
 from slurm_robust.fleet.view import rate_cells
 from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import Measured
+from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
 from slurm_robust.slurm.records import Node, NodeEvent
@@ -66,8 +67,6 @@ def main(
     clock: Callable[[], float] = time.time,
 ) -> int:
     """Print the table; 0. Raises ``InvalidNode``, and the errors of :mod:`slurm_robust.fleet.errors`."""
-    from slurm_robust.slurm.cli_client import CliSlurmClient
-
     with open_index(url) as index:
         from slurm_robust.fleet import queries
 

@@ -24,6 +24,7 @@ import msgspec
 
 from slurm_robust.admin.deep_check import Examination
 from slurm_robust.admin.reservations import end_reservation
+from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.hooks.drain import untouchable
 from slurm_robust.hooks.log import EventLog, Log
 from slurm_robust.hooks.record import Cause, causes_of, has_passed
@@ -31,6 +32,8 @@ from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.reasons import TAG, has_ours, of_others
+from slurm_robust.nodes.runner import node_name
+from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ReservationExists, SlurmCommandError
 from slurm_robust.slurm.records import Node
@@ -349,10 +352,6 @@ def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
 
 def main(nodes: Sequence[str], *, once: bool, json: bool, config_file: Path | None) -> int:
     """Test and print the report; 0 when every node was returned, 1 when some are kept."""
-    from slurm_robust.config.nodefile import FILE, load
-    from slurm_robust.nodes.runner import node_name
-    from slurm_robust.slurm.cli_client import CliSlurmClient
-
     # Whatever ends it, it must clean up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

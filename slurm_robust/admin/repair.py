@@ -21,11 +21,15 @@ import msgspec
 
 from slurm_robust.admin.deep_check import Examination
 from slurm_robust.admin.quarantine import Quarantine, Result, job_test, obstacle_of, paragraph
+from slurm_robust.admin.repair_hands import SlurmHands
 from slurm_robust.config.node import NodeConfig, Repair
+from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.hooks.log import EventLog, Log
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.nodes.reasons import has_ours, is_ours, of_others, parts
+from slurm_robust.nodes.runner import node_name
+from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmCommandError
 from slurm_robust.slurm.records import Node
@@ -339,11 +343,6 @@ def outlook(nodes: Sequence[Node], folder: Path, config: Repair, now: float) -> 
 
 def main(nodes: Sequence[str], *, dry_run: bool, json: bool, config_file: Path | None) -> int:
     """Repair and print the report; 0 when every node was returned, 1 when some are kept or only looked at."""
-    from slurm_robust.admin.repair_hands import SlurmHands
-    from slurm_robust.config.nodefile import FILE, load
-    from slurm_robust.nodes.runner import node_name
-    from slurm_robust.slurm.cli_client import CliSlurmClient
-
     config = load(config_file or FILE)
     slurm = CliSlurmClient()
     folder = Path(config.paths.state) / "repair"

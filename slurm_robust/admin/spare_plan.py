@@ -26,6 +26,7 @@ from slurm_robust.policy.spares import (
     plan,
     rate_to_use,
 )
+from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
 from slurm_robust.slurm.records import Node
@@ -161,8 +162,6 @@ def main(
     clock: Callable[[], float] = time.time,
 ) -> int:
     """Print the plan; 0."""
-    from slurm_robust.slurm.cli_client import CliSlurmClient
-
     slurm = slurm or CliSlurmClient(SLURMDBD_S)
     fleet = fleet_of(slurm, nodes)
     show(plan_for(slurm, fleet, wanted, clock()), text_of(fleet), json=json)

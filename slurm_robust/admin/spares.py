@@ -24,6 +24,7 @@ from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.record import Record
 from slurm_robust.policy.spares import Plan
 from slurm_robust.slurm import commands
+from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import (
     InvalidAccount,
@@ -440,6 +441,4 @@ def _jobs_text(jobs: Sequence[Job], *, holding: bool) -> str:
 
 
 def _client() -> SlurmClient:
-    from slurm_robust.slurm.cli_client import CliSlurmClient
-
     return CliSlurmClient(ANSWER_S)

@@ -25,7 +25,7 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.slurm.client import SlurmClient
-from slurm_robust.telemetry.otlp import Trace, TraceSpan, Value, by_parent, send
+from slurm_robust.telemetry.spans import NotSent, Trace, TraceSpan, Value, by_parent, endpoint_of
 from slurm_robust.terminal.console import section, show
 from slurm_robust.trainings.find import load_events, named, newest_job
 from slurm_robust.trainings.jobs import ChapterRow, begun, jobs_of
@@ -74,9 +74,16 @@ def main(name: str, *, otlp: str | None, json: bool, job_dir: str | None) -> int
 
 
 def _sent(traces: Sequence[Trace], otlp: str | None, *, json: bool) -> bool:
-    """Send them where that was asked for; whether nothing is left to print."""
+    """Send them if that was asked for; return whether nothing is left to print. Raises :class:`NotSent`."""
     if otlp is None:
         return False
+    endpoint_of(otlp)
+    try:
+        from slurm_robust.telemetry.otlp import send
+    except ImportError as error:
+        raise NotSent(
+            f"OpenTelemetry is not installed ({error})", fix="pip install 'slurm_robust[otlp]'"
+        ) from error
     for trace in traces:
         send(trace, otlp)
     if not json:

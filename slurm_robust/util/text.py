@@ -10,6 +10,8 @@ import re
 import time
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 MAX_TEXT = 600
 """Characters of one text that a line shows; the journal and ``--json`` have the whole text."""
 
@@ -120,8 +122,6 @@ def as_json(value: object, indent: int | None = 2) -> str:
     Half a character (a byte that was no UTF-8 is read as one), which JSON cannot say, is a ``?``.
     """
     import json  # not for hooks, which begin many times an hour
-
-    import msgspec
 
     plain = msgspec.to_builtins(value, str_keys=True)
     separators = (",", ":") if indent is None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from collections.abc import Collection
 
@@ -88,7 +89,6 @@ def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]
     """
     # Here, because hooks hardly ever meet what a group may write to; and a directory service may be asked.
     import grp
-    import pwd
 
     names = set()
     for owner in owners:
@@ -115,8 +115,6 @@ def group_name(group: int) -> str:
 
 def user_name(uid: int) -> str:
     """Name and number, or the number alone."""
-    import pwd
-
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:

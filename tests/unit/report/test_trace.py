@@ -19,7 +19,7 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.startup import PhaseTimes
 from slurm_robust.report import trace
 from slurm_robust.report.trace import trace_of
-from slurm_robust.telemetry.otlp import NotSent, TraceSpan, by_parent, endpoint_of, send, span_id, trace_id
+from slurm_robust.telemetry.spans import NotSent, TraceSpan, by_parent, endpoint_of, span_id, trace_id
 from tests.unit.report import incident_journal
 
 
@@ -189,10 +189,10 @@ def test_a_collector_gets_every_span_with_its_ids_and_times(
 
 
 def test_a_collector_that_refuses_is_an_error_with_its_words(collector: Collector) -> None:
-    pytest.importorskip("opentelemetry.sdk", reason="pip install 'slurm_robust[otlp]'")
+    otlp = pytest.importorskip("slurm_robust.telemetry.otlp", reason="pip install 'slurm_robust[otlp]'")
     collector.status = 400
     with pytest.raises(NotSent, match=r"did not take the spans: .*400"):
-        send(trace_of(incident_journal.whole()), collector.url)
+        otlp.send(trace_of(incident_journal.whole()), collector.url)
 
 
 def test_json_has_all_of_it(job: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
