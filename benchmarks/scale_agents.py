@@ -49,12 +49,14 @@ from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.messages import (
     Ack,
     DrillReply,
+    Foreign,
     FromController,
     Launch,
     Phase,
     Pong,
     ProbeNodes,
     Progress,
+    Refused,
     StacksShown,
     StacksTaken,
     Stop,
@@ -121,13 +123,13 @@ class Node:
             if self.heartbeats % 10 == 0:
                 self.bytes += 10 * len(msgspec.msgpack.encode(message))
 
-    def _on_message(self, message: FromController) -> None:
+    def _on_message(self, message: FromController | Foreign) -> None:
         match message:
             case Ack(seq=seq):
                 self._book.on_ack(seq)
             case ProbeNodes():
                 pass  # the simulated node has no kernel that could answer
-            case Pong() | DrillReply() | StacksShown():
+            case Pong() | DrillReply() | StacksShown() | Refused() | Foreign():
                 raise AssertionError(f"not for agents: {message}")
             case _:
                 if isinstance(message, Stop) and self.stopped_at is None:

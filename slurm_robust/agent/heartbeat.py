@@ -12,6 +12,7 @@ from slurm_robust.agent.state import AgentState
 from slurm_robust.model.findings import Alert
 from slurm_robust.model.progress import Traffic
 from slurm_robust.wire.messages import Heartbeat, Progress, Pulse
+from slurm_robust.wire.protocol import PROTOCOL
 
 # Far more than ever happen; bounds the memory of an agent without a controller.
 _NOTES = 100
@@ -103,6 +104,7 @@ class HeartbeatState:
             unflushed=news.unflushed,
             saved_ranks=news.saved_ranks,
             save_begun=news.save_begun,
+            protocol=PROTOCOL,
         )
         if self._base is not None and self._still_holds(*self._base, heartbeat, now):
             return Pulse(node=self._node, agent=self._agent, seq=self._seq, base=self._base[0].seq)

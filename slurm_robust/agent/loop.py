@@ -64,21 +64,25 @@ from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.probes import Place
 from slurm_robust.util.process import file_shortage
+from slurm_robust.util.text import one_line
 from slurm_robust.util.threads import Executor
 from slurm_robust.util.wakeup import WakeUp
 from slurm_robust.wire.keys import ClientKeys
 from slurm_robust.wire.messages import (
     Ack,
     DrillReply,
+    Foreign,
     FromController,
     Launch,
     Load,
     Phase,
     Pong,
     ProbeNodes,
+    Refused,
     StacksShown,
 )
 from slurm_robust.wire.network import PortHolder, local_address, taken_by
+from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import AgentSocket
 from slurm_robust.worker.imports import read_names
 from slurm_robust.worker.rendezvous import BACKLOG
@@ -156,6 +160,8 @@ class Agent:
         self._answer: tuple[FlushRequest | None, str] = (None, "")  # to the newest order to save
         self._flush = -1
         self._master_port = 0  # of the present workers
+        self._controller_speaks: int | None = None  # its version of the protocol, as its newest Ack says
+        self._noted: set[str] = set()  # what was noted of versions
         self._modules: Path | None = None  # where rank 0 leaves what it has imported, until it is read
 
     def run(self) -> None:
@@ -304,13 +310,22 @@ class Agent:
 
     # -- the controller ----------------------------------------------------------------------------
 
-    def _on_message(self, message: FromController) -> None:
+    def _on_message(self, message: FromController | Foreign) -> None:
         match message:
+            case Foreign():
+                self._note_once(f"{self._versions()}: {message.describe()} and is ignored")
+                return
+            case Refused(refused=kind):
+                self._note_once(f"{self._versions()}: it refuses '{one_line(kind, 40)}'")
+                return
             case Pong() | DrillReply() | StacksShown():
                 return  # answers to questions that agents do not ask
-            case Ack(epoch=epoch, seq=seq):
+            case Ack(epoch=epoch, seq=seq, protocol=protocol):
                 if epoch >= self._state.epoch:
                     self._book.on_ack(seq)
+                    self._controller_speaks = protocol
+                    if protocol < PROTOCOL:
+                        self._note_once(f"{self._versions()}: it may not know all that this agent says")
                 self._take(EpochSeen(epoch=epoch))
             case ProbeNodes(epoch=epoch):
                 if epoch >= self._state.epoch:
@@ -318,6 +333,15 @@ class Agent:
             case _:
                 self._take(OrderCame(order=message))
         self._link.on_answer(message.epoch, time.monotonic())
+
+    def _versions(self) -> str:
+        controller = "another" if self._controller_speaks is None else self._controller_speaks
+        return f"this agent speaks protocol {PROTOCOL}, its controller {controller}"
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._book.note(text)
 
     def _follow_controller(self, now: float) -> None:
         silence_s, addresses = self._link.silence(now), (self._book.address, self._setup.node)

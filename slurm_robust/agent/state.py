@@ -467,6 +467,7 @@ class AgentState:
 
     def _on_gone(self, reason: str, now: float) -> list[Instruction]:
         self.ready = False
+        self.loaded = self._load_ordered  # what was being imported ended with it
         done: list[Instruction] = []
         for worker in self.workers.living:
             if worker.pid is None:

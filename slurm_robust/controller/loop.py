@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from msgspec import structs
+
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.agent_steps import AgentSteps
@@ -40,6 +42,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.probes import probe
+from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket, knock
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
@@ -166,7 +169,7 @@ class Loop:
                 return False
         return True
 
-    def _on_message(self, identity: bytes, message: msg.ToController) -> None:
+    def _on_message(self, identity: bytes, message: msg.ToController | msg.Foreign) -> None:
         now = self._now()
         match message:
             case msg.Heartbeat():
@@ -181,6 +184,9 @@ class Loop:
             case msg.Ping():
                 pong = msg.Pong(epoch=self._core.state.epoch, host=os.uname().nodename, pid=os.getpid())
                 self._socket.send(identity, pong)
+            case msg.Foreign():
+                self._socket.send(identity, msg.Refused(refused=message.kind, protocol=PROTOCOL))
+                self._core.on_foreign(message, now)
             case msg.Drill():
                 reply, effects = self._core.on_drill(message, now)
                 self._socket.send(identity, reply)
@@ -319,7 +325,7 @@ class Loop:
         """Answer a heartbeat whatever storage does; its content is not written, and so not confirmed."""
         if not (isinstance(effect, fx.Send) and isinstance(effect.message, msg.Ack)):
             return False
-        self._send(fx.Send(node=effect.node, message=msg.Ack(epoch=effect.message.epoch, seq=0)))
+        self._send(fx.Send(node=effect.node, message=structs.replace(effect.message, seq=0)))
         return True
 
     def _say(self, effect: fx.Say) -> None:

@@ -33,7 +33,17 @@ from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, date_and_time, fold_ranks, one_line
 from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import ClientKeys, load_client
-from slurm_robust.wire.messages import Drill, DrillReply, ShowStacks, StacksShown, StacksTaken
+from slurm_robust.wire.messages import (
+    Drill,
+    DrillReply,
+    Foreign,
+    FromController,
+    Refused,
+    ShowStacks,
+    StacksShown,
+    StacksTaken,
+)
+from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import Client, ask
 
 ANSWER_S = 5.0
@@ -81,9 +91,23 @@ class LiveJob:
         """The state by the journal as it is now. Raises ``NoSuchJob``, ``JournalDamaged``."""
         return fold(load_events(self.directory))
 
-    def silent(self) -> NotLive:
-        """The error for a controller that does not answer."""
-        return unanswered(self.state.job_id, self.epoch, self.slurm)
+    def failed(self, answer: FromController | Foreign | None) -> NotLive:
+        """Make the error for a controller that does not answer what was asked."""
+        if answer is None:
+            return unanswered(self.state.job_id, self.epoch, self.slurm)
+        return not_understood(self.state.job_id, answer)
+
+
+def not_understood(job_id: int, answer: FromController | Foreign) -> NotLive:
+    """Make the error for a controller of another release."""
+    why = "its answer cannot be read"
+    if isinstance(answer, Refused):
+        name = one_line(answer.refused, 40)
+        why = f"it speaks protocol {answer.protocol}, this command {PROTOCOL}: it does not know '{name}'"
+    return NotLive(
+        f"the controller of job {job_id} is of another release of slurm_robust: {why}",
+        fix="use the srobust of the release that runs the job, which the first line of its journal names",
+    )
 
 
 def unanswered(job_id: int, epoch: EpochRecord, slurm: SlurmClient) -> NotLive:
@@ -114,7 +138,7 @@ def drill(name: str, fault: str, rank: int, *, job_dir: str | None) -> int:
     job = LiveJob(name, job_dir, "choose a job that is running")
     answer = ask(job.epoch.endpoints, job.keys, Drill(fault=fault, rank=rank), timeout_s=ANSWER_S)
     if not isinstance(answer, DrillReply):
-        raise job.silent()
+        raise job.failed(answer)
     if not answer.ok:
         raise NotLive(answer.text, fix="'srobust status' shows what runs", code=ExitCode.USAGE)
     print(one_line(answer.text))
@@ -184,7 +208,7 @@ def _take_from(job: LiveJob) -> Taken:
             answer = client.ask(wish, ANSWER_S)
             if isinstance(answer, StacksShown):
                 return answer
-            raise job.silent()
+            raise job.failed(answer)
 
         def progress(answered: int, nodes: int) -> None:
             status.update(f"stacks of {answered} of {count(nodes, 'node')}")

@@ -18,6 +18,7 @@ from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy import Rules
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire import messages as msg
+from slurm_robust.wire.protocol import knows
 
 RECONNECT_S = 8.0
 """Agents notice within about 3 s that their controller is gone, and search for the next one."""
@@ -115,15 +116,22 @@ class Context:
         """Ask the loop for ``effect``, after those asked for before."""
         self._effects.append(effect)
 
+    def knows(self, node: str, order: type[msg.FromController]) -> bool:
+        """Whether the agent on ``node`` speaks a version that has this kind of order."""
+        heartbeat = self.fleet.heartbeat(node)
+        return heartbeat is not None and knows(heartbeat.protocol, order)
+
     def send(self, node: str, message: msg.FromController) -> None:
         """Send to one agent."""
         self.emit(Send(node=node, message=message))
 
-    def note(self, text: str, node: str, now: Now) -> None:
-        """Write a fact once, however often it is reported."""
+    def note(self, text: str, node: str, now: Now, *, say: bool = False) -> None:
+        """Write a fact once, however often it is reported; ``say``: in the job's log, too."""
         if (node, text) not in self._notes:
             self._notes.add((node, text))
             self.record(ev.Noted(t=now.wall, text=text, node=node))
+            if say:
+                self.emit(Say(text=text))
 
     def evidence_missing(self, asked: str, nodes: tuple[str, ...], why: str, now: Now) -> None:
         """Record that requested evidence did not arrive; the decision goes on without it."""

@@ -56,7 +56,9 @@ from slurm_robust.model.probes import Answers, Knocked
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
 from slurm_robust.policy.leaving import WARNED_S, Sentence, approaching
+from slurm_robust.util.text import one_line
 from slurm_robust.wire import messages as msg
+from slurm_robust.wire.protocol import PROTOCOL, unknown_to
 
 PROGRESS_EVERY_S, WATCH_EVERY_S = 10.0, 1.0
 QUIET = 2.5  # heartbeats after which no order is expected to reach an agent
@@ -116,6 +118,7 @@ class Core(Context):
         self.stacks: Final = StackBook(config.detect.stacks_s)
         self._table = table
         self._held = False
+        self._older: set[int] = set()  # versions of agents that were named
         self._ahead_s = 0.0  # this node's clock, of slurmctld's, as it was recorded
         self._diagnosis: Diagnosis | None = None  # answer to the newest TestNodes or ReplayTraining
         self._requeue: RequeueAnswer | None = None  # to the newest BeginRequeue
@@ -158,6 +161,8 @@ class Core(Context):
         heard = self.fleet.hear(heartbeat, now.mono)
         self.start_phases.hear(before, heartbeat, now)
         if heard is not Heard.SAME:
+            if heartbeat.protocol < PROTOCOL:
+                self._meet_older(heartbeat.node, heartbeat.protocol, now)
             self.record(
                 ev.AgentJoined(
                     t=now.wall,
@@ -165,6 +170,7 @@ class Core(Context):
                     agent=heartbeat.agent,
                     address=heartbeat.address,
                     port=heartbeat.data_port,
+                    protocol=heartbeat.protocol,
                 )
             )
             if heartbeat.node in self.state.evicted:
@@ -181,6 +187,24 @@ class Core(Context):
         heartbeat = self.fleet.feel(pulse, now.mono)
         if heartbeat is not None:
             self._answer(heartbeat, pulse.seq)
+
+    def _meet_older(self, node: str, protocol: int, now: Now) -> None:
+        """Write down what this agent is not sent, and say it of the first of each version."""
+        text = (
+            f"agent on {node} speaks protocol {protocol}, this controller {PROTOCOL}: "
+            f"it is not sent {', '.join(unknown_to(protocol))}"
+        )
+        self.note(text, node, now, say=protocol not in self._older)
+        self._older.add(protocol)
+
+    def on_foreign(self, message: msg.Foreign, now: Now) -> None:
+        """A message of another version came, and was refused."""
+        known = self.fleet.heartbeat(message.node)
+        protocol = message.protocol if known is None else known.protocol
+        sender = f"agent on {one_line(message.node, 80)}" if message.node else "a client"
+        speaks = f"protocol {protocol}" if protocol is not None else "another protocol"
+        text = f"{sender} speaks {speaks}, this controller {PROTOCOL}: {message.describe()} and is refused"
+        self.note(text, message.node, now, say=True)
 
     def on_stall(self, seconds: float, now: Now) -> None:
         """We ourselves did nothing for ``seconds`` (a slow disk, a stopped process): nobody was silent."""
@@ -514,7 +538,7 @@ class Core(Context):
 
     def _answer(self, heartbeat: msg.Heartbeat, seq: int) -> None:
         """Tell the agent that it was heard, and that workers of another generation than today's must end."""
-        self.send(heartbeat.node, msg.Ack(epoch=self.state.epoch, seq=seq))
+        self.send(heartbeat.node, msg.Ack(epoch=self.state.epoch, seq=seq, protocol=PROTOCOL))
         self._stop_strays(heartbeat)
 
     def _stop_strays(self, heartbeat: msg.Heartbeat) -> None:

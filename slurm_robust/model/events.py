@@ -168,6 +168,8 @@ class AgentJoined(Event):
     address: str
     port: int = 0
     """TCP port at which other agents reach its copies, 0 for none or not yet."""
+    protocol: int = 0
+    """The version of the messages that it speaks; 0 if it does not say."""
 
 
 class GenerationLaunched(Event):

@@ -30,7 +30,7 @@ from slurm_robust.slurm.records import Allocation, Job
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
-from slurm_robust.wire.messages import Ping, Pong
+from slurm_robust.wire.messages import Ping
 from slurm_robust.wire.sockets import ask, knock
 from slurm_robust.worker.lookup import missing, missing_module, mode_of
 
@@ -194,9 +194,9 @@ def check_alone(directory: JobDirectory) -> None:
     if not knock({host: (host, newest.port) for host in hosts}).taken:
         return  # nobody listens there any more, and ZeroMQ would try for all of the time
     answer = ask(newest.endpoints, load_client(directory.keys), Ping(), timeout_s=PING_TIMEOUT_S)
-    if isinstance(answer, Pong):
+    if answer is not None:  # of whatever version
         raise PreflightError(
-            f"another controller holds this job: epoch {answer.epoch} on {answer.host}, pid {answer.pid}",
+            f"another controller holds this job: epoch {newest.epoch} on {newest.host}, pid {newest.pid}",
             fix="wait for it, or give this run a name of its own: srobust run --name NAME …",
             code=ExitCode.OTHER_CONTROLLER,
         )

@@ -10,7 +10,7 @@ shows that it was carried out.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -20,9 +20,12 @@ from slurm_robust.model.findings import Alert
 from slurm_robust.model.probes import Place
 from slurm_robust.model.progress import Progress as Progress
 from slurm_robust.model.progress import Traffic
-from slurm_robust.model.record import Record, decoded
+from slurm_robust.model.record import UNREADABLE, Record, decoded
 from slurm_robust.model.stacks import RankStacks
 from slurm_robust.model.standby import Rehearsal
+from slurm_robust.util.text import one_line
+
+T = TypeVar("T")
 
 
 class Phase(str, Enum):
@@ -76,6 +79,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     unflushed: str = ""  # why a checkpoint of the generation did not get onto storage: step N: …
     saved_ranks: tuple[int, ...] = ()  # whose parts of ``saved`` that Save has put on storage
     save_begun: float = 0.0  # ``begun`` of the Save that saved and unsaved answer
+    protocol: int = 0  # that the agent speaks (wire/protocol.py)
 
 
 class Pulse(Record, tag_field="kind", tag="pulse"):
@@ -117,6 +121,7 @@ class Ack(Record, tag_field="kind", tag="ack"):
 
     epoch: int
     seq: int  # the heartbeat's; notes of heartbeats up to it are in the journal and need no repetition
+    protocol: int = 0  # that the controller speaks (wire/protocol.py)
 
 
 class Launch(Record, tag_field="kind", tag="launch"):
@@ -305,6 +310,13 @@ class StacksShown(Record, tag_field="kind", tag="stacks_shown"):
     error: str = ""  # why there are no stacks
 
 
+class Refused(Record, tag_field="kind", tag="refused"):
+    """Answer to a message of a kind that this controller does not know."""
+
+    refused: str  # that kind
+    protocol: int  # that the controller speaks
+
+
 ToController: TypeAlias = Heartbeat | Pulse | StacksTaken | NodesProbed | Ping | Drill | ShowStacks
 Order: TypeAlias = (
     Launch
@@ -322,26 +334,61 @@ Order: TypeAlias = (
 )
 """What the state machine of an agent is to do."""
 
-FromController: TypeAlias = Order | Ack | ProbeNodes | Pong | DrillReply | StacksShown
+FromController: TypeAlias = Order | Ack | ProbeNodes | Pong | DrillReply | StacksShown | Refused
 
 _to_controller: msgspec.msgpack.Decoder[ToController] = msgspec.msgpack.Decoder(ToController)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are not a message of this protocol (another version, or garbage)."""
+    """Bytes that are no message of any version of this protocol."""
+
+
+class Foreign(Record):
+    """A message of another version that this one cannot read; it is made by the reader and never sent."""
+
+    kind: str
+    node: str = ""  # of the agent that sent it; "" if it does not say so
+    protocol: int | None = None  # of the sender, if the message says so
+    why: str = ""  # the field that cannot be read; "" if the kind is unknown
+
+    def describe(self) -> str:
+        """``message 'xyz' is unknown``."""
+        name, why = one_line(self.kind, 40), one_line(self.why, 120)
+        return f"message '{name}' cannot be read ({why})" if why else f"message '{name}' is unknown"
+
+
+class _Envelope(Record):
+    """What messages of all versions have."""
+
+    kind: str
+    node: str = ""
+    protocol: int | None = None
+
+
+_envelope = msgspec.msgpack.Decoder(_Envelope)
+_KINDS = frozenset(str(message.__struct_config__.tag) for message in get_args(ToController | FromController))
 
 
 def encode(message: ToController | FromController) -> bytes:
-    """One message as bytes."""
+    """Encode one message."""
     return msgspec.msgpack.encode(message)
 
 
-def decode_to_controller(data: bytes) -> ToController:
-    """Bytes from an agent or client. Raises :class:`MalformedMessage`."""
-    return decoded(_to_controller, data, MalformedMessage)
+def decode_to_controller(data: bytes) -> ToController | Foreign:
+    """Decode a message of an agent or client. Raises :class:`MalformedMessage`."""
+    return _decode(_to_controller, data)
 
 
-def decode_from_controller(data: bytes) -> FromController:
-    """Bytes from a controller. Raises :class:`MalformedMessage`."""
-    return decoded(_from_controller, data, MalformedMessage)
+def decode_from_controller(data: bytes) -> FromController | Foreign:
+    """Decode a message of a controller. Raises :class:`MalformedMessage`."""
+    return _decode(_from_controller, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T | Foreign:
+    try:
+        return decoder.decode(data)
+    except UNREADABLE as reason:
+        envelope = decoded(_envelope, data, MalformedMessage)
+        why = str(reason) if envelope.kind in _KINDS else ""
+        return Foreign(kind=envelope.kind, node=envelope.node, protocol=envelope.protocol, why=why)

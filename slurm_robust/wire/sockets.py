@@ -21,6 +21,7 @@ from slurm_robust.wire.gate import Attendant, Gate, listen
 from slurm_robust.wire.keys import ClientKeys, ServerKeys
 from slurm_robust.wire.messages import (
     Drill,
+    Foreign,
     FromController,
     MalformedMessage,
     Ping,
@@ -120,8 +121,8 @@ class AgentSocket:
             return False
         return True
 
-    def recv(self) -> FromController | None:
-        """The next message, None when there is none. Malformed ones are dropped."""
+    def recv(self) -> FromController | Foreign | None:
+        """Return the next message, None if there is none. Malformed ones are dropped."""
         while self._chosen is not None:
             try:
                 return messages.decode_from_controller(joined(self._chosen.recv_multipart(zmq.NOBLOCK)))
@@ -195,8 +196,8 @@ class Client:
         self._socket = AgentSocket(keys, f"client-{os.getpid()}-{os.urandom(4).hex()}")
         self._socket.connect(endpoints)
 
-    def ask(self, question: Question, timeout_s: float) -> FromController | None:
-        """The answer; None when none comes within ``timeout_s``."""
+    def ask(self, question: Question, timeout_s: float) -> FromController | Foreign | None:
+        """Return the answer; None if none comes within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         sent = False
         while True:
@@ -218,8 +219,8 @@ class Client:
 
 def ask(
     endpoints: Sequence[str], keys: ClientKeys, question: Question, timeout_s: float
-) -> FromController | None:
-    """Ask a controller once; None when none answers within ``timeout_s``."""
+) -> FromController | Foreign | None:
+    """Ask a controller once; None if none answers within ``timeout_s``."""
     with closing(Client(endpoints, keys)) as client:
         return client.ask(question, timeout_s)
 
@@ -275,8 +276,8 @@ class ControllerSocket:
         self.socket.setsockopt(zmq.USE_FD, os.dup(self._listener.fileno()))  # which it closes
         self.socket.bind(f"tcp://*:{self.port}")
 
-    def recv(self) -> tuple[bytes, ToController] | None:
-        """The next message with the name of its sender, for :meth:`send`; None when there is none.
+    def recv(self) -> tuple[bytes, ToController | Foreign] | None:
+        """Return the next message with the name of its sender, for :meth:`send`; None if there is none.
 
         Raises ``RuntimeError`` when nobody can be let in, or floods are not seen, any more.
         """

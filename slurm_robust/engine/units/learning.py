@@ -10,8 +10,6 @@ from slurm_robust.util.modules import clean_names
 from slurm_robust.wire.messages import Heartbeat, Load
 
 RESEND_S = 5.0
-MAX_SENT = 5
-"""Orders to one agent that it does not take: another version of it, or it cannot."""
 AT_ONCE = 16
 """Agents that import at a time, beside the training and from the same storage: standbys first."""
 MAX_LEARNED = 20
@@ -25,8 +23,7 @@ class Learning:
         self._context = context
         self._generation = 0
         self._since = 0.0  # when this generation was first seen to train
-        # By node: to which agent, which number, how often, when last.
-        self._sent: dict[str, tuple[str, int, int, float]] = {}
+        self._sent: dict[str, tuple[str, int, float]] = {}  # by node: to which agent, which number, when
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: Now) -> None:
         """Write down what is new of what rank 0 has imported."""
@@ -57,20 +54,15 @@ class Learning:
             return
         waiting = 0
         for node, heartbeat in context.fleet.heartbeats((*state.spares, *state.slots)).items():
-            if heartbeat.loaded >= state.learned.number or not heartbeat.ready or node in state.aside:
+            number, agent = state.learned.number, heartbeat.agent
+            if heartbeat.loaded >= number or not heartbeat.ready or node in state.aside:
                 continue
-            waiting += self._order(node, heartbeat.agent, state.learned, now)
+            if not context.knows(node, Load):
+                continue
+            known, sent, at = self._sent.get(node, ("", 0, 0.0))
+            if (known, sent) != (agent, number) or now.mono - at >= RESEND_S:
+                self._sent[node] = agent, number, now.mono
+                context.send(node, Load(epoch=state.epoch, number=number, modules=state.learned.modules))
+            waiting += 1
             if waiting >= AT_ONCE:
                 return
-
-    def _order(self, node: str, agent: str, learned: ev.ModulesLearned, now: Now) -> bool:
-        """Whether an answer is waited for."""
-        known, number, times, at = self._sent.get(node, ("", 0, 0, 0.0))
-        if (known, number) != (agent, learned.number):
-            times = 0
-        if times < MAX_SENT and (times == 0 or now.mono - at >= RESEND_S):
-            self._sent[node] = agent, learned.number, times + 1, now.mono
-            order = Load(epoch=self._context.state.epoch, number=learned.number, modules=learned.modules)
-            self._context.send(node, order)
-            return True
-        return times < MAX_SENT

@@ -13,11 +13,9 @@ from slurm_robust.model.standby import Rehearsal, RehearsalState, StandbyStage
 from slurm_robust.policy.quick_test import quick_answers
 from slurm_robust.policy.standbys import SETTLED_S, failed_alike, tests_fail_alike
 from slurm_robust.util.text import one_line
-from slurm_robust.wire.messages import Heartbeat, Rehearse
+from slurm_robust.wire.messages import Heartbeat, Phase, Rehearse
 
 RESEND_S = 2.0
-MAX_SENT = 5
-"""Orders to one agent that it does not take: another version of it, or it cannot."""
 
 MAX_TESTS = 3
 """Of one standby: those that were ended since the node was needed, or the training had to start."""
@@ -54,7 +52,7 @@ class Standbys:
         self._context = context
         self._generation = 0
         self._since = 0.0  # when this generation was first seen to train
-        self._sent: dict[str, tuple[str, int, float]] = {}  # by node: to which agent, how often, when last
+        self._sent: dict[str, tuple[str, float]] = {}  # by node: to which agent, when last
         self._told: set[str] = set()
         self._test: _Test | None = None
         self._tests = 0  # so many were begun
@@ -206,16 +204,16 @@ class Standbys:
         for node, heartbeat in heartbeats.items():
             last = rehearsals.get(node)
             is_due = last is None or last.state is RehearsalState.ENDED
-            if not is_due or not heartbeat.ready or node in self._context.state.aside:
+            is_free = heartbeat.ready and heartbeat.phase in (Phase.IDLE, Phase.ENDED)
+            if not is_due or not is_free or node in self._context.state.aside:
+                continue
+            if not self._context.knows(node, Rehearse):
                 continue
             if self._is_to_be_tested(node) or (self._test is not None and self._test.node == node):
                 continue
-            agent, times, at = self._sent.get(node, ("", 0, 0.0))
-            times = times if agent == heartbeat.agent else 0
-            if times >= MAX_SENT:
-                continue
-            if times == 0 or now.mono - at >= RESEND_S:
-                self._sent[node] = heartbeat.agent, times + 1, now.mono
+            agent, at = self._sent.get(node, ("", 0.0))
+            if agent != heartbeat.agent or now.mono - at >= RESEND_S:
+                self._sent[node] = heartbeat.agent, now.mono
                 self._context.send(node, self._make(last.number + 1 if last is not None else 1))
             return
 

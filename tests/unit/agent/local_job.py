@@ -26,6 +26,7 @@ from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
 from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, StacksTaken, Stop
+from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
 from tests.forked_python import ForkedPython
 from tests.users import run_as
@@ -53,6 +54,7 @@ class ScriptedController:
         self.stacks: list[StacksTaken] = []
         self.silent = False
         self.answering = True
+        self.protocol = PROTOCOL
 
     def pump(self) -> None:
         """Take in what has come, waiting up to 20 ms for the first."""
@@ -68,7 +70,7 @@ class ScriptedController:
             self.identities[message.node] = identity
             self.heartbeats.append((time.monotonic(), message))
             if self.answering:
-                self.socket.send(identity, Ack(epoch=self.epoch, seq=message.seq))
+                self.socket.send(identity, Ack(epoch=self.epoch, seq=message.seq, protocol=self.protocol))
 
     def meant(self, pulse: Pulse) -> Heartbeat:
         """The heartbeat of which the agent says that it still holds."""

@@ -19,7 +19,7 @@ import pytest
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, Source, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
-from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, RequestCheckpoint, Shutdown
+from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, Refused, RequestCheckpoint, Shutdown
 from slurm_robust.wire.sockets import knock
 from tests.unit.agent.copy_nodes import MIB, fill
 from tests.unit.agent.local_job import LocalJob, ScriptedController, is_alive, pause, rival
@@ -114,6 +114,30 @@ def test_an_agent_without_news_sends_one_heartbeat_an_interval(make_job: MakeJob
     begun, count = time.monotonic(), 10
     controller.wait_for("n1", lambda b: b.seq >= first + count)
     assert time.monotonic() - begun > count * job.spec.heartbeat_s / 2
+
+
+def test_an_agent_names_a_controller_of_another_version_and_serves_it(make_job: MakeJob) -> None:
+    job = make_job("", **as_program(SLEEPER))
+    controller = job.controller()
+    controller.protocol = 0
+    job.start_agent("n1")
+    older = "this agent speaks protocol 1, its controller 0: it may not know all that this agent says"
+    controller.wait_for("n1", lambda b: older in b.notes)
+    controller.protocol = 9
+    dance = msgspec.msgpack.encode({"kind": "dance", "epoch": controller.epoch})
+    begun = len(controller.heartbeats)
+    wait_for(lambda: controller.pump() or len(controller.heartbeats) > begun + 1)
+    controller.socket.socket.send_multipart([controller.identities["n1"], dance])
+    controller.send("n1", Refused(refused="weather", protocol=9))
+    unknown = "this agent speaks protocol 1, its controller 9: message 'dance' is unknown and is ignored"
+    refused = "this agent speaks protocol 1, its controller 9: it refuses 'weather'"
+    controller.wait_for(
+        "n1", lambda _: {unknown, refused} <= {n for _, b in controller.heartbeats for n in b.notes}
+    )
+    up(job, controller)
+    noted = [n for _, b in controller.heartbeats for n in b.notes if "protocol" in n]
+    assert set(noted) == {older, unknown, refused}
+    assert not controller.newest("n1").notes, "each is told once"
 
 
 def test_workers_may_open_as_many_files_as_the_hard_limit_allows(make_job: MakeJob) -> None:

@@ -615,6 +615,17 @@ def test_modules_are_loaded_once_and_a_late_order_cannot_undo_a_newer_one() -> N
     assert machine.state.loaded == 2
 
 
+def test_an_order_whose_zygote_has_ended_is_over_and_the_next_one_is_taken() -> None:
+    """The controller waits for no answer that cannot come."""
+    machine = Machine()
+    machine.order(Load(epoch=1, number=1, modules=("a",)))
+    machine.say(Gone(reason="the zygote ended by signal SIGSEGV"))
+    assert machine.state.loaded == 1
+    machine.say(Ready(import_s=1.0))
+    again = Load(epoch=1, number=2, modules=("a", "b"))
+    assert machine.order(again) == [LoadModules(order=again)]
+
+
 def test_modules_are_loaded_while_workers_live_but_not_before_the_zygote_is_ready_or_at_the_end() -> None:
     order = Load(epoch=1, number=1, modules=("a",))
     assert Machine(ready=False).order(order) == []

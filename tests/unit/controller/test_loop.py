@@ -50,6 +50,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Heartbeat, Phase
+from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
 from tests.waiting import wait_for
 
@@ -288,6 +289,20 @@ def test_runs_with_a_name_can_be_distinguished_in_the_jobs_log(
     assert capfd.readouterr().out.rstrip().endswith(f" {begin}end, exit code 0: done")
 
 
+def test_a_message_of_another_version_is_refused_and_written_down(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sent(hands, monkeypatch)
+    for _ in range(2):
+        hands.loop._on_message(b"n2", msg.Foreign(kind="weather", node="n2", protocol=9))
+    assert found == [msg.Refused(refused="weather", protocol=PROTOCOL)] * 2
+    (note,) = noted(hands)
+    assert note.node == "n2"
+    assert note.text.startswith(
+        f"agent on n2 speaks protocol 9, this controller {PROTOCOL}: message 'weather'"
+    )
+
+
 # -- storage that refuses or hangs ---------------------------------------------------------------------
 
 
@@ -319,7 +334,7 @@ def sent(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> list[msg.FromControll
 
 NOTED = fx.Write(event=ev.Noted(t=1.0, text="a decision"))
 STOP = fx.Send(node="n1", message=msg.Stop(epoch=0, generation=3, grace_s=1.0))
-ACK = fx.Send(node="n2", message=msg.Ack(epoch=0, seq=7))
+ACK = fx.Send(node="n2", message=msg.Ack(epoch=0, seq=7, protocol=PROTOCOL))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, None])
@@ -332,7 +347,7 @@ def test_what_storage_does_not_take_is_not_done_but_agents_are_answered(
     trying.turn()
     stage = trying.core.stage
     trying.do(ACK)
-    assert found == [msg.Ack(epoch=0, seq=0)] * 2, "a sign of life, which confirms nothing"
+    assert found == [msg.Ack(epoch=0, seq=0, protocol=PROTOCOL)] * 2, "a sign of life, which confirms nothing"
     trying.core.on_agents_gone(trying.loop._now())
     trying.turn()
     assert (trying.core.held, trying.core.stage) == (True, stage)

@@ -39,6 +39,7 @@ from slurm_robust.wire.messages import (
     Stop,
     TakeStacks,
 )
+from slurm_robust.wire.protocol import PROTOCOL
 from tests.unit.sample_events import run_started
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
@@ -360,7 +361,7 @@ class Job:
             self.heartbeats[node] = Heartbeat(
                 node=node, agent=agent or f"agent of {node}", seq=0, epoch=1, phase=Phase.IDLE,
                 address=f"10.0.0.{node[1:]}", rendezvous_port=4000, ready=True, data_port=5000,
-                probe_port=6000, copies=self.copies.get(node, ()),
+                probe_port=6000, copies=self.copies.get(node, ()), protocol=PROTOCOL,
             )  # fmt: skip
             self.change(node, **changes)
 

@@ -24,7 +24,8 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.messages import ShowStacks, StacksShown
+from slurm_robust.wire.messages import Refused, ShowStacks, StacksShown
+from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
 from tests.unit.engine.fake_job import Job, doing
 from tests.unit.report.test_logs import ENDED, STARTED
@@ -129,6 +130,21 @@ def test_whole_stacks_are_there_when_asked_for(
     sample = msgspec.json.decode(saved.read_bytes(), type=StackSample)
     assert [stack.rank for stack in sample.ranks] == [0, 1, 2, 3]
     assert (printed.localisation.ranks, printed.ranks) == ((2,), ())
+
+
+@pytest.mark.parametrize("command", [["stacks"], ["drill", "kill-rank", "--rank", "0"]])
+def test_a_controller_of_another_release_is_named_and_not_taken_for_a_silent_one(
+    directory: JobDirectory, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(ControllerSocket(load_server(directory.keys))) as server:
+        take_epoch(
+            directory.epochs, host="localhost", addresses=("127.0.0.1",), port=server.port, pid=1, run_id="r"
+        )
+        with serving(server, lambda wish: Refused(refused="a\x1bsked", protocol=9)):
+            assert main([command[0], str(directory.path), *command[1:]]) == ExitCode.NO_INPUT
+    said = capsys.readouterr().err
+    assert f"it speaks protocol 9, this command {PROTOCOL}: it does not know 'a" in said
+    assert "use the srobust of the release that runs the job" in said
 
 
 def test_a_silent_node_is_named_and_changes_the_exit_code(

@@ -32,7 +32,7 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
-from slurm_robust.wire.messages import Ping, Pong
+from slurm_robust.wire.messages import Ping, Pong, Refused
 from slurm_robust.wire.sockets import ControllerSocket
 from slurm_robust.worker.lookup import missing
 from tests.unit.engine.fake_job import Job
@@ -251,8 +251,9 @@ def test_the_job_directory_is_closed_to_others(tmp_path: Path) -> None:
     assert directory.keys.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.fixture
-def live_controller(tmp_path: Path) -> Iterator[JobDirectory]:
+@pytest.fixture(params=[Pong(epoch=1, host="n1", pid=42), Refused(refused="ping", protocol=9)])
+def live_controller(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[JobDirectory]:
+    """A controller of this release, and one of another that does not know the question."""
     directory = JobDirectory(tmp_path / "7")
     preflight.open_directory(directory)
     server = ControllerSocket(load_server(directory.keys))
@@ -271,7 +272,7 @@ def live_controller(tmp_path: Path) -> Iterator[JobDirectory]:
             server.socket.poll(20)
             received = server.recv()
             if received is not None and isinstance(received[1], Ping):
-                server.send(received[0], Pong(epoch=1, host="n1", pid=42))
+                server.send(received[0], request.param)
 
     thread = threading.Thread(target=answer)
     thread.start()

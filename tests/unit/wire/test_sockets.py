@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
-from slurm_robust.wire.messages import Ack, Heartbeat, Phase, Ping, Pong, ToController
+from slurm_robust.wire.messages import Ack, Foreign, Heartbeat, Phase, Ping, Pong, Refused, ToController
+from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import AgentSocket, ControllerSocket, PortTaken, ask, knock
 from tests.waiting import wait_for
 
@@ -36,8 +38,8 @@ def endpoint(controller: ControllerSocket) -> str:
     return f"tcp://127.0.0.1:{controller.port}"
 
 
-def receive(controller: ControllerSocket) -> tuple[bytes, ToController]:
-    found: list[tuple[bytes, ToController]] = []
+def receive(controller: ControllerSocket) -> tuple[bytes, ToController | Foreign]:
+    found: list[tuple[bytes, ToController | Foreign]] = []
 
     def came() -> bool:
         message = controller.recv()
@@ -122,6 +124,24 @@ def test_malformed_messages_are_counted_and_passed_over(
         assert agent.send(BEAT)
         assert receive(controller)[1] == BEAT
     assert controller.malformed == 2
+
+
+def test_messages_of_another_version_are_named_to_both_ends(
+    controller: ControllerSocket, keys: ClientKeys
+) -> None:
+    with closing(AgentSocket(keys, "a1")) as agent:
+        agent.connect([endpoint(controller)])
+        wait_for(lambda: agent.connected)
+        (raw, _) = agent.pollers(writing=False)[0]
+        raw.send(msgspec.msgpack.encode({"kind": "weather", "node": "n1", "protocol": 9}))
+        identity, message = receive(controller)
+        assert message == Foreign(kind="weather", node="n1", protocol=9)
+        controller.socket.send_multipart([identity, msgspec.msgpack.encode({"kind": "dance", "epoch": 1})])
+        assert controller.send(identity, Refused(refused="weather", protocol=PROTOCOL))
+        answers: list[object] = []
+        wait_for(lambda: (m := agent.recv()) is not None and (answers.append(m) or len(answers) == 2))
+        assert answers == [Foreign(kind="dance"), Refused(refused="weather", protocol=PROTOCOL)]
+    assert controller.malformed == 0
 
 
 def test_sending_to_a_peer_that_is_gone_does_not_wait(controller: ControllerSocket) -> None:

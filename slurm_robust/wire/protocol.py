@@ -1,0 +1,41 @@
+"""The version of the messages between controller, agents and clients, and what a peer of an older one gets.
+
+A rolling upgrade mixes releases in one job: a controller that is started again, or that takes over, runs the
+new code beside agents of the old one; an agent that is started again meets an older controller; and the
+owner's commands are newer than both. Each side names its version in what it says first, and nobody infers it
+from silence.
+
+A message may change in these ways only:
+
+* A new field has a default, and by that default a peer means what peers without the field do. Who does not
+  know a field passes over it.
+* A new message gets the next :data:`PROTOCOL` and a line in :data:`SINCE`, and is sent to peers of that
+  version only. Who does not know a message refuses it by name (:class:`.messages.Foreign`).
+* A message, or a field without a default, is never removed, renamed or given another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from slurm_robust.wire.messages import FromController, Load, Rehearse
+
+PROTOCOL = 1
+"""Of this release. 0 is that of peers that do not name any."""
+
+SINCE: Mapping[type[FromController], int] = MappingProxyType({Load: 1, Rehearse: 1})
+"""The first version with each message; the others are in all.
+
+:class:`.messages.Refused` goes to peers of all versions: who does not know it drops it.
+"""
+
+
+def knows(protocol: int, message: type[FromController]) -> bool:
+    """Whether a peer of version ``protocol`` knows this kind of message."""
+    return protocol >= SINCE.get(message, 0)
+
+
+def unknown_to(protocol: int) -> list[str]:
+    """Name the messages of a controller that a peer of version ``protocol`` does not know."""
+    return [str(message.__struct_config__.tag) for message in SINCE if not knows(protocol, message)]
