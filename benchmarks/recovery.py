@@ -25,6 +25,7 @@ from benchmarks.samples import Summary, interleaved
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import read
 from slurm_robust.policy.spares import PAPER_RATE, QUANTILE, REPLENISH_DAYS, at_once, failing
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.startup import start_of
 from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.boot import EXPEDITES, slurm_version
@@ -224,7 +225,9 @@ def _srobust(
     opened = next(e for e in events if isinstance(e, ev.IncidentOpened))
     taken = (e for e in events if isinstance(e, ev.StageDone) and e.what == "requeue" and e.ok)
     requeued = next((at + step - e.t for e in taken), None)
-    return Sample(max(0.0, opened.t - at), step, number, load, start_of(events).stages, requeued)
+    return Sample(
+        max(0.0, opened.t - at), step, number, load, start_of(JobView(events=events)).stages, requeued
+    )
 
 
 def resubmission(sandbox: Sandbox, folder: common.Folder, case: Case) -> Sample:

@@ -10,17 +10,16 @@ from rich.text import Text
 from slurm_robust.ledger.ledger import Ledger
 from slurm_robust.ledger.summary import Summary
 from slurm_robust.model import events as ev
+from slurm_robust.report.job_view import JobView
 from slurm_robust.terminal.console import told_table
 from slurm_robust.trainings.jobs import ChapterRow, ChapterState
 from slurm_robust.util.text import date_and_time, duration, one_line
 
 
-def chapter_row(
-    events: Sequence[ev.AnyEvent], books: Ledger, summary: Summary, state: ChapterState, how: str
-) -> ChapterRow:
+def chapter_row(job: JobView, books: Ledger, summary: Summary, state: ChapterState, how: str) -> ChapterRow:
     """The row of a job with a journal, by its ledger."""
-    started = next((event for event in events if isinstance(event, ev.RunStarted)), None)
-    launched = next((event for event in events if isinstance(event, ev.GenerationLaunched)), None)
+    events, started = job.events, job.started
+    launched = next((launch.launched for launch in job.launches.values()), None)
     steps = [event.step for event in events if isinstance(event, ev.FirstStep | ev.ProgressMade)]
     ends = [event for event in events if isinstance(event, ev.RunEnded | ev.ControllerStarted)]
     last = ends[-1] if ends else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,25 +16,24 @@ from rich.text import Text
 from slurm_robust.evidence import incident_text
 from slurm_robust.evidence import stacks as stack_text
 from slurm_robust.evidence.bundle import SavedAlerts, alerts_text, folder_of, wanted_ranks
-from slurm_robust.evidence.incident_text import IncidentRow, incident_rows
-from slurm_robust.evidence.incidents import IncidentReport, incident_reports
+from slurm_robust.evidence.incident_text import IncidentRow, incident_row
+from slurm_robust.evidence.incidents import IncidentReport
 from slurm_robust.evidence.stacks import SavedStacks
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.journal import fold
 from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report.hookseen import seen_of, told
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import INCIDENT_STYLES, incident_table
 from slurm_robust.report.together import all_incidents
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import STYLES, Bar, facts_table, indented, section, show
 from slurm_robust.trainings.find import find, load_events, named, newest_job
 from slurm_robust.trainings.jobs import begun, jobs_of, journals_after, later_of
-from slurm_robust.trainings.phase import phase_of
 from slurm_robust.trainings.slurmview import make_slurm, view_of
 from slurm_robust.util.text import clean_log, clock, count, date_and_time, fold_ranks, one_line
 
@@ -48,7 +47,7 @@ MAX_GROUPS = 12
 _Saved = TypeVar("_Saved", SavedAlerts, SavedStacks)
 
 
-class Listing(Record):
+class IncidentListing(Record):
     """All that ``srobust incidents --json`` prints."""
 
     job_id: int
@@ -68,37 +67,37 @@ def show_all(name: str, *, json: bool, last: int | None, job_dir: str | None) ->
     if isinstance(found, TrainingDirectory):
         shown = listing_of_training(found, last, slurm)
     else:
-        directory, events, job, is_over = _load(found, slurm)
-        shown = listing(events, last, job, is_over=is_over, later=journals_after(directory, events))
+        shown = listing(*_load(found, slurm), last)
     show(shown, render_list, json=json)
     return 0
 
 
-def listing_of_training(training: TrainingDirectory, last: int | None, slurm: SlurmClient) -> Listing:
-    """The newest ``last`` incidents of all jobs of a training. Raises ``NoSuchJob``."""
+def listing_of_training(training: TrainingDirectory, last: int | None, slurm: SlurmClient) -> IncidentListing:
+    """Return the newest ``last`` incidents of all jobs of a training. Raises ``NoSuchJob``."""
     jobs = begun(jobs_of(training, slurm))
     if not jobs:
         newest_job(training, slurm)  # says why there is none
     *earlier, newest = jobs
-    _, events, job, is_over = _load(newest.directory, slurm)
+    job, state = _load(newest.directory, slurm)
     # A later job began only when those before it were over.
     every = [
-        (one.chapter.job, incident_rows(one.events, is_over=True, later=later))
+        (one.chapter.job, JobView(events=one.events, is_over=True, later=later))
         for one, later in zip(earlier, later_of(jobs), strict=False)
     ]
-    rows = all_incidents([*every, (newest.chapter.job, incident_rows(events, is_over=is_over))])
+    every.append((newest.chapter.job, job))
+    rows = all_incidents([(name, tuple(map(incident_row, one.incidents))) for name, one in every])
     shown = rows if last is None else rows[-last:]
-    return Listing(
+    return IncidentListing(
         job_id=newest.chapter.job_id,
-        job=job,
+        job=state,
         incidents=shown,
         left_out=len(rows) - len(shown),
         training=training.name,
     )
 
 
-def _load(directory: JobDirectory, slurm: SlurmClient) -> tuple[JobDirectory, list[ev.AnyEvent], str, bool]:
-    """A job, its state (``training; Slurm: RUNNING``), and whether Slurm has ended it.
+def _load(directory: JobDirectory, slurm: SlurmClient) -> tuple[JobView, str]:
+    """Return a job and its state (``training; Slurm: RUNNING``).
 
     Slurm is asked because a job that Slurm ended could not write that down.
     Raises ``NoSuchJob``, ``JournalDamaged``.
@@ -106,28 +105,23 @@ def _load(directory: JobDirectory, slurm: SlurmClient) -> tuple[JobDirectory, li
     events = load_events(directory)
     with Bar("asking Slurm"):
         view = view_of(events, slurm)
-    phase, _ = phase_of(events, is_over=view.is_over)
-    return directory, events, f"{phase}; Slurm: {view.state}" if view.state else phase, view.is_over
+    job = JobView(events=events, is_over=view.is_over, later=journals_after(directory, events))
+    phase, _ = job.activity
+    return job, f"{phase}; Slurm: {view.state}" if view.state else phase
 
 
-def listing(
-    events: Sequence[ev.AnyEvent],
-    last: int | None,
-    job: str,
-    *,
-    is_over: bool = False,
-    later: Iterable[Sequence[ev.AnyEvent]] = (),
-) -> Listing:
-    """The newest ``last`` incidents of a journal, or all of them.
-
-    ``job``: its state; ``is_over``: Slurm has ended it; ``later``: the journals of the jobs after it.
-    """
-    rows = incident_rows(events, is_over=is_over, later=later)
-    chosen = rows[-last:] if last is not None else rows
-    return Listing(job_id=fold(events).job_id, job=job, incidents=chosen, left_out=len(rows) - len(chosen))
+def listing(job: JobView, state: str, last: int | None) -> IncidentListing:
+    """Return the newest ``last`` incidents of a job, or all of them; ``state``: its state."""
+    chosen = job.incidents[-last:] if last is not None else job.incidents
+    return IncidentListing(
+        job_id=job.state.job_id,
+        job=state,
+        incidents=tuple(map(incident_row, chosen)),
+        left_out=len(job.incidents) - len(chosen),
+    )
 
 
-def render_list(found: Listing) -> RenderableType:
+def render_list(found: IncidentListing) -> RenderableType:
     """The whole screen of ``srobust incidents``."""
     title = Text(f"job {found.job_id} ({one_line(found.job)}): ", style="bold")
     if found.training:
@@ -172,39 +166,25 @@ class Bundle(Record):
 def show_one(name: str, number: int, *, json: bool, logs: bool, stacks: bool, job_dir: str | None) -> int:
     """Print one incident. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchIncident`."""
     slurm = make_slurm()
-    directory, events, job, is_over = _load(find(name, job_dir, slurm), slurm)
-    later = journals_after(directory, events)
+    directory = find(name, job_dir, slurm)
     try:
-        found = gather(directory, events, number, job, is_over=is_over, later=later)
+        found = gather(directory, *_load(directory, slurm), number)
     except NoSuchIncident as error:
         raise NoSuchIncident(str(error), fix=f"'srobust incidents {one_line(name)}' lists them") from None
     show(found, partial(render, logs=logs, stacks=stacks), json=json)
     return 0
 
 
-def gather(
-    directory: JobDirectory,
-    events: Sequence[ev.AnyEvent],
-    number: int,
-    job: str,
-    *,
-    is_over: bool = False,
-    later: Iterable[Sequence[ev.AnyEvent]] = (),
-) -> Bundle:
-    """One incident and the contents of its folder.
-
-    ``job``: its state; ``is_over``: Slurm has ended it; ``later``: the journals of the jobs after it.
-    Raises :class:`NoSuchIncident`.
-    """
-    reports = incident_reports(events, is_over=is_over, later=later)
-    every = {report.number: report for report in reports}
+def gather(directory: JobDirectory, job: JobView, state: str, number: int) -> Bundle:
+    """Return one incident and the contents of its folder. Raises :class:`NoSuchIncident`."""
+    every = {report.number: report for report in job.incidents}
     if number not in every:
         those = f"it has {fold_ranks(every)}" if every else "it has none"
         raise NoSuchIncident(f"{directory.path} has no incident {number}; {those}")
     report, folder = every[number], folder_of(directory, number)
     damaged: dict[str, str] = {}
     return Bundle(
-        job=job,
+        job=state,
         facts=dict(incident_text.facts(report)),
         incident=report,
         root=report.root,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slurm_robust.evidence import incident_text
-from slurm_robust.evidence.incident_text import IncidentRow, ResultRow, TimelineEntry, restored_text
-from slurm_robust.evidence.incidents import IncidentReport, incident_reports
+from slurm_robust.evidence.incident_text import IncidentRow, ResultRow, TimelineEntry
 from slurm_robust.ledger.accounting import AccountedRun
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger, ledger, times_of
@@ -16,9 +15,9 @@ from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import Record
 from slurm_robust.report.chapters import chapter_row
 from slurm_robust.report.curves import EttrCurve, Progress, ettr_points, progress
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.nodelines import NodeLine, node_lines
 from slurm_robust.trainings.jobs import ChapterRow, state_and_how
-from slurm_robust.trainings.phase import phase_of
 from slurm_robust.util.text import one_line
 
 MAX_NOTES = 100
@@ -195,9 +194,9 @@ def job_report(
     summary = summarise(books, events)
     end = books.begin + books.wall_ms / 1000
     few, when = _without_steps(events, times)
-    started = next((event for event in few if isinstance(event, ev.RunStarted)), None)
-    phase, reason = phase_of(few, is_over=slurm.ended)
-    reports = incident_reports(few, is_over=slurm.ended, later=later)
+    job = JobView(events=few, is_over=slurm.ended, later=later)
+    started, (phase, reason) = job.started, job.activity
+    at = dict(zip(map(id, few), when, strict=True))
     return JobReport(
         job_id=books.job_id,
         command=started.command if started is not None else (),
@@ -220,13 +219,13 @@ def job_report(
         ettr=ettr_points(books),
         progress=progress(events, times),
         marks=tuple(sorted((*_marks(few, when), *_updates(books)), key=lambda mark: mark.t)),
-        generations=tuple(_generations(few, when, reports)),
-        incidents=tuple(_entries(few, when, reports, end, summary, evidence)),
+        generations=tuple(_generations(job, at)),
+        incidents=tuple(_entries(job, at, end, summary, evidence)),
         nodes=node_lines(few, when, end, summary.incidents, summary.by_node),
         training=started.training if started is not None else "",
         chapters=(
             chapter_row(
-                few,
+                job,
                 books,
                 summary,
                 *state_and_how(phase, reason, ended=books.ended, lost=slurm.now is None),
@@ -297,37 +296,19 @@ def _updates(books: Ledger) -> Iterator[Mark]:
             last_ms = span.end_ms
 
 
-def _generations(
-    events: Sequence[ev.AnyEvent], times: Sequence[float], reports: Sequence[IncidentReport]
-) -> Iterator[Generation]:
-    incidents = {number: report.number for report in reports for number in report.generations[1:]}
-    measured = {e.generation: e for e in events if isinstance(e, ev.StartMeasured)}
-    first: dict[int, float] = {}
-    ended: dict[int, float] = {}
-    launched: dict[int, tuple[float, int, ev.GenerationLaunched]] = {}
-    run = 0
-    for t, event in zip(times, events, strict=True):
-        match event:
-            case ev.AllocationTaken():
-                run = event.restart_count
-            case ev.GenerationLaunched():
-                launched[event.generation] = t, run, event
-            case ev.FirstStep():
-                first.setdefault(event.generation, t)
-            case ev.GenerationEnded():
-                ended[event.generation] = t
-    for number, (t, of_run, event) in launched.items():
-        start = measured.get(number)
+def _generations(job: JobView, at: Mapping[int, float]) -> Iterator[Generation]:
+    for number, launch in job.launches.items():
+        incident, ended = job.incident_of.get(number), launch.ended
         yield Generation(
             number=number,
-            run=of_run,
-            launched=t,
-            first_step=first.get(number),
-            ended=ended.get(number),
-            incident=incidents.get(number, 0),
-            slots=len(event.slots),
-            restored=restored_text(event),
-            took_s=start.took_s if start is not None else None,
+            run=max(0, launch.run),
+            launched=at[id(launch.launched)],
+            first_step=at[id(launch.first)] if launch.first is not None else None,
+            ended=at[id(ended)] if isinstance(ended, ev.GenerationEnded) else None,
+            incident=incident.number if incident is not None else 0,
+            slots=len(launch.launched.slots),
+            restored=launch.restored,
+            took_s=launch.took_s,
             phases=tuple(
                 PhaseFigures(
                     phase=times.phase,
@@ -335,35 +316,28 @@ def _generations(
                     slowest_s=max(times.nodes.values(), default=times.median_s),
                     slowest=next(iter(times.nodes), ""),
                 )
-                for times in (start.phases if start is not None else ())
+                for times in launch.phases
             ),
         )
 
 
 def _entries(
-    events: Sequence[ev.AnyEvent],
-    times: Sequence[float],
-    reports: Sequence[IncidentReport],
+    job: JobView,
+    at: Mapping[int, float],
     end: float,
     summary: Summary,
     evidence: Mapping[int, Evidence],
 ) -> Iterator[IncidentEntry]:
     costs = {cost.number: cost for cost in summary.incidents}
-    opened: dict[int, float] = {}
-    closed: dict[int, float] = {}
-    for t, event in zip(times, events, strict=True):
-        if isinstance(event, ev.IncidentOpened):
-            opened[event.incident] = t - event.detect_s
-        elif isinstance(event, ev.IncidentClosed):
-            closed[event.incident] = t
-    for report in reports:
+    for report in job.incidents:
+        opened = next(e for e in report.events if isinstance(e, ev.IncidentOpened))
+        closed, begin = report.events[-1], at[id(opened)] - opened.detect_s
         root, lines = incident_text.deciding_lines(report)
-        begin = opened[report.number]
         yield IncidentEntry(
             row=incident_text.incident_row(report),
             cost=costs.get(report.number),
             begin=begin,
-            end=max(begin, closed.get(report.number, end)),
+            end=max(begin, at[id(closed)] if isinstance(closed, ev.IncidentClosed) else end),
             facts=dict(incident_text.facts(report)),
             timeline=tuple(incident_text.timeline(report)),
             root=root,

@@ -10,14 +10,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.evidence.incident_text import restored_text
-from slurm_robust.evidence.incidents import IncidentReport, incident_reports
+from slurm_robust.evidence.incidents import IncidentReport
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
-from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.startup import START_PHASES, PhaseTimes
 from slurm_robust.report.chapters import place_text
+from slurm_robust.report.job_view import JobView
 from slurm_robust.terminal.console import facts_table, section, show
 from slurm_robust.trainings.find import find, load_events, place_of
 from slurm_robust.trainings.slurmview import make_slurm
@@ -65,49 +64,33 @@ class GenerationStart(Record):
     """Another controller ended that incident, so ``stages`` follow from the times of the journal's events."""
 
 
-def start_of(events: Sequence[ev.AnyEvent], generation: int | None = None) -> GenerationStart:
-    """The start of ``generation``, else of the newest. Raises :class:`NoSuchGeneration`."""
-    every = {e.generation: e for e in events if isinstance(e, ev.GenerationLaunched)}
-    number = max(every, default=0) if generation is None else generation
-    if number not in every:
-        job = f"job {fold(events).job_id}"
+def start_of(job: JobView, generation: int | None = None) -> GenerationStart:
+    """Return the start of ``generation``, else of the newest. Raises :class:`NoSuchGeneration`."""
+    number = max(job.launches, default=0) if generation is None else generation
+    if number not in job.launches:
+        name = f"job {job.state.job_id}"
         if generation is None:
-            raise NoSuchGeneration(f"{job} has launched no generation yet", fix="try again when it trains")
-        has = f"it has {fold_ranks(every)}" if every else "none was launched yet"
-        raise NoSuchGeneration(f"{job} has no generation {number}; {has}")
-    launched = every[number]
-    measured = next(
-        (e for e in reversed(events) if isinstance(e, ev.StartMeasured) and e.generation == number), None
+            raise NoSuchGeneration(f"{name} has launched no generation yet", fix="try again when it trains")
+        has = f"it has {fold_ranks(job.launches)}" if job.launches else "none was launched yet"
+        raise NoSuchGeneration(f"{name} has no generation {number}; {has}")
+    launch, incident = job.launches[number], job.incident_of.get(number)
+    closed = (
+        next((e for e in incident.events if isinstance(e, ev.IncidentClosed)), None) if incident else None
     )
-    incident = next((r for r in incident_reports(events) if number in r.generations[1:]), None)
-    stages = _measured_stages(incident) if incident is not None else {}
+    stages = closed.stages if closed is not None else {}
     return GenerationStart(
-        job_id=fold(events).job_id,
+        job_id=job.state.job_id,
         generation=number,
-        t=launched.t,
-        slots=launched.slots,
-        restored=restored_text(launched),
-        queued_s=_queued_s(events, launched),
-        took_s=measured.took_s if measured is not None else None,
-        phases=measured.phases if measured is not None else (),
+        t=launch.launched.t,
+        slots=launch.launched.slots,
+        restored=launch.restored,
+        queued_s=launch.queued_s,
+        took_s=launch.took_s,
+        phases=launch.phases,
         incident=incident.number if incident is not None else 0,
         stages=stages or (_journal_stages(incident) if incident is not None else {}),
         by_wall_clocks=incident is not None and not stages,
     )
-
-
-def _queued_s(events: Sequence[ev.AnyEvent], launched: ev.GenerationLaunched) -> float | None:
-    """Known where ``launched`` is the first generation of its run."""
-    before = events[: events.index(launched)]
-    last = next(
-        (e for e in reversed(before) if isinstance(e, ev.AllocationTaken | ev.GenerationLaunched)), None
-    )
-    return last.queued_s if isinstance(last, ev.AllocationTaken) else None
-
-
-def _measured_stages(incident: IncidentReport) -> dict[str, float]:
-    closed = next((e for e in incident.events if isinstance(e, ev.IncidentClosed)), None)
-    return closed.stages if closed is not None else {}
 
 
 _ENDED_BY: dict[type[ev.AnyEvent], str] = {
@@ -135,9 +118,9 @@ def _journal_stages(incident: IncidentReport) -> dict[str, float]:
 def main(name: str, *, generation: int | None, json: bool, job_dir: str | None) -> int:
     """Print it. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`NoSuchGeneration`."""
     directory = find(name, job_dir, make_slurm())
-    events = load_events(directory)
-    start = start_of(events, generation)
-    if (state := fold(events)).training:
+    job = JobView(events=load_events(directory))
+    start = start_of(job, generation)
+    if (state := job.state).training:
         chapter = state.continued.chapter if state.continued is not None else 1
         place = place_of(directory, state.training, state.run_id)
         start = replace(start, training=place_text(place.training, chapter, place.newest))

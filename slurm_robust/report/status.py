@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from msgspec import structs
 from rich import box
@@ -14,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.evidence.incident_text import IncidentRow, incident_rows, restored_text
+from slurm_robust.evidence.incident_text import IncidentRow, incident_row
 from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.ledger.classes import EFFECTIVE, TimeClass
 from slurm_robust.ledger.summary import Summary, summary_of
@@ -30,11 +31,12 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX
 from slurm_robust.policy.interval import IntervalAdvice, advise
 from slurm_robust.report.chapters import place_text
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.startup import GenerationStart, start_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import MIN_WIDE, Bar, ByWidth, Screen, facts_table, seconds, show
 from slurm_robust.trainings.find import find, load_events, place_of
-from slurm_robust.trainings.phase import CANCELLED, REQUEUED, phase_of
+from slurm_robust.trainings.phase import CANCELLED, REQUEUED
 from slurm_robust.trainings.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
 from slurm_robust.trainings.waiting import Waiting
 from slurm_robust.util.hostlist import fold as fold_nodes
@@ -160,23 +162,15 @@ class Status(Record):
     """What the start of the newest generation waited for; on the screen with ``--phases``."""
 
 
-def status_at(
-    events: Sequence[ev.AnyEvent], now: float, slurm: str = "", advice: str = "", *, is_over: bool = False
-) -> Status:
-    """The status by a journal at wall-clock time ``now``.
-
-    ``slurm``, ``advice`` and ``is_over`` are what Slurm says of the job.
-    """
-    state = fold(events)
-    started = next((e for e in events if isinstance(e, ev.RunStarted)), None)
-    progress = [e for e in events if isinstance(e, (ev.ProgressMade, ev.FirstStep))]
-    last = progress[-1] if progress else None
-    launched = next((e for e in reversed(events) if isinstance(e, ev.GenerationLaunched)), None)
-    phase, reason = phase_of(events, state, is_over=is_over)
-    is_left = is_over or state.ended is not None or phase == REQUEUED  # the nodes are others' now
+def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> Status:
+    """Return the status by a journal at wall-clock time ``now``; ``slurm``, ``advice``: what Slurm says."""
+    state, (phase, reason) = job.state, job.activity
+    last = next((e for e in reversed(job.events) if isinstance(e, ev.ProgressMade | ev.FirstStep)), None)
+    newest = job.launches[max(job.launches)] if job.launches else None
+    is_left = job.is_over or state.ended is not None or phase == REQUEUED  # the nodes are others' now
     return Status(
         job_id=state.job_id,
-        command=started.command if started else (),
+        command=job.started.command if job.started else (),
         phase=phase,
         reason=reason,
         exit_code=state.ended.code if state.ended else None,
@@ -193,15 +187,17 @@ def status_at(
         standbys={} if is_left else _standbys(state),
         drained={} if is_left else {n: why for n, why in state.drained.items() if n in state.slots},
         evicted=dict(state.evicted),
-        incidents=incident_rows(events, is_over=is_over),
-        ledger=summary_of(events, now),
-        restored=restored_text(launched) if launched else "",
+        incidents=tuple(map(incident_row, job.incidents)),
+        ledger=summary_of(job.events, now),
+        restored=newest.restored if newest else "",
         stored=state.stored,
-        interval=advise(events, now),
-        notes=tuple(f"{e.node}: {e.text}" if e.node else e.text for e in events if isinstance(e, ev.Noted)),
+        interval=advise(job.events, now),
+        notes=tuple(
+            f"{e.node}: {e.text}" if e.node else e.text for e in job.events if isinstance(e, ev.Noted)
+        ),
         training=state.training,
         chapter=state.continued.chapter if state.continued is not None else int(bool(state.training)),
-        start=start_of(events) if launched else None,
+        start=start_of(job) if newest else None,
     )
 
 
@@ -297,7 +293,7 @@ def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
 
 
 def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[SlurmView, str]:
-    """The job as Slurm knows it, and what it waits for."""
+    """Return the job as Slurm knows it, and what it waits for."""
     view = view_of(events, slurm)
     if view.job is None:
         return view, ""
@@ -308,44 +304,40 @@ def _ask(events: Sequence[ev.AnyEvent], slurm: SlurmClient) -> tuple[SlurmView, 
 
 
 def _status(events: Sequence[ev.AnyEvent], view: SlurmView, advice: str, directory: JobDirectory) -> Status:
-    """The status now, or as of the last event of a job that Slurm does not have or that has ended.
+    """Return the status now, or as of the last event of a job that Slurm does not have or that has ended.
 
     With a note on each channel of notifications that is given up.
     """
-    now = time.time() if view.goes_on else max((event.t for event in events), default=time.time())
-    status = status_at(events, now, view.describe(), advice, is_over=view.is_over)
-    if status.phase == CANCELLED and view.job is not None and view.job.is_pending:
-        why = f"by Slurm or its owner; the run before was {status.reason}"
-        status = structs.replace(status, phase=REQUEUED, reason=why)
-    status = structs.replace(status, waiting=view.waiting)
-    silent = silent_channels(directory, time.time())
-    if view.goes_on and status.phase in _CONTROLLED:
-        silent_s = controller_silent_s(directory, events, time.time())
-        status = structs.replace(status, controller_silent_s=silent_s)
-    notes = (
-        f"channel {name} of notifications is given up for a while: {why}" for name, why in silent.items()
+    wall = time.time()
+    job = JobView(events=events, is_over=view.is_over)
+    status = status_at(
+        job, wall if view.goes_on else max((e.t for e in events), default=wall), view.describe(), advice
     )
+    changes: dict[str, Any] = {"waiting": view.waiting, "silent": silent_channels(directory, wall)}
+    if status.phase == CANCELLED and view.job is not None and view.job.is_pending:
+        changes["phase"] = REQUEUED
+        changes["reason"] = f"by Slurm or its owner; the run before was {status.reason}"
+    elif view.goes_on and status.phase in _CONTROLLED:
+        changes["controller_silent_s"] = controller_silent_s(directory, job.state, wall)
+    given_up = changes["silent"].items()
+    notes = (f"channel {name} of notifications is given up for a while: {why}" for name, why in given_up)
     if status.training:
-        place = place_of(directory, status.training, fold(events).run_id)
-        status = structs.replace(
-            status, training=place.training, newest_job=place.newest, moved_aside=place.moved_aside
-        )
-    return structs.replace(status, silent=silent, notes=(*status.notes, *notes))
+        place = place_of(directory, status.training, job.state.run_id)
+        changes |= {"training": place.training, "newest_job": place.newest, "moved_aside": place.moved_aside}
+    return structs.replace(status, notes=(*status.notes, *notes), **changes)
 
 
 _CONTROLLED = ("training", "recovering", "starting")
 
 
-def controller_silent_s(directory: JobDirectory, events: Sequence[ev.AnyEvent], now: float) -> float | None:
-    """For how long the newest controller has written no moment; None where that is no longer than usual."""
+def controller_silent_s(directory: JobDirectory, state: JobState, now: float) -> float | None:
+    """Return for how long the newest controller has written no moment; None if no longer than usual."""
     try:
         moment = read(directory.moment)
     except (OSError, NotAMoment):
         return None
     silent_s = now - moment.t
-    newest = next((e.epoch for e in reversed(events) if isinstance(e, ev.ControllerStarted)), 0)
-    run_id = next((e.run_id for e in events if isinstance(e, ev.RunStarted)), "")
-    is_newest = (moment.run_id, moment.epoch) == (run_id, newest)
+    is_newest = (moment.run_id, moment.epoch) == (state.run_id, state.epoch)
     return silent_s if is_newest and not moment.final and silent_s > OLD_S else None
 
 

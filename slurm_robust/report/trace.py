@@ -19,11 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.evidence.incident_text import actions_text
+from slurm_robust.evidence.incidents import IncidentReport
 from slurm_robust.model import events as ev
 from slurm_robust.model import startup
-from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
+from slurm_robust.report.job_view import JobView, Launch
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.telemetry.spans import NotSent, Trace, TraceSpan, Value, by_parent, endpoint_of
 from slurm_robust.terminal.console import section, show
@@ -67,7 +68,7 @@ def main(name: str, *, otlp: str | None, json: bool, job_dir: str | None) -> int
         if not _sent(tuple(every.jobs.values()), otlp, json=json):
             show(every, render_all, json=json)
     else:
-        trace = trace_of(load_events(found))
+        trace = trace_of(JobView(events=load_events(found)))
         if not _sent((trace,), otlp, json=json):
             show(trace, render, json=json)
     return 0
@@ -99,15 +100,14 @@ def traces_of(training: TrainingDirectory, slurm: SlurmClient) -> TrainingTraces
         newest_job(training, slurm)  # says why there is none
     return TrainingTraces(
         training=training.name,
-        jobs={job.chapter.job: trace_of(job.events) for job in begun(jobs)},
+        jobs={job.chapter.job: trace_of(JobView(events=job.events)) for job in begun(jobs)},
         left_out={row.job: row.how for row in jobs if isinstance(row, ChapterRow)},
     )
 
 
-def trace_of(events: Sequence[ev.AnyEvent]) -> Trace:
-    """All spans of a journal that have ended. Pure."""
-    state = fold(events)
-    started = next((event for event in events if isinstance(event, ev.RunStarted)), None)
+def trace_of(job: JobView) -> Trace:
+    """Return all spans of a journal that have ended. Pure."""
+    state, started = job.state, job.started
     cluster = started.cluster if started is not None else ""
     about: dict[str, Value] = {
         "slurm.job.id": state.job_id,
@@ -117,9 +117,10 @@ def trace_of(events: Sequence[ev.AnyEvent]) -> Trace:
         "world_size": state.placement.world_size,
         "srobust.version": started.version if started is not None else "",
     }
-    found: list[TraceSpan] = []
+    spans: list[TraceSpan] = []
     if started is not None and state.ended is not None and state.ended.final:
-        found.append(
+        reason = one_line(state.ended.reason, MAX_TEXT)
+        spans.append(
             TraceSpan(
                 key=APPLICATION,
                 name=APPLICATION,
@@ -128,20 +129,33 @@ def trace_of(events: Sequence[ev.AnyEvent]) -> Trace:
                 attributes={
                     "process.command_args": one_line(" ".join(started.command), MAX_TEXT),
                     "process.exit.code": state.ended.code,
-                    "srobust.reason": one_line(state.ended.reason, MAX_TEXT),
+                    "srobust.reason": reason,
                 },
-                error=one_line(state.ended.reason, MAX_TEXT) if state.ended.code else "",
+                error=reason if state.ended.code else "",
             )
         )
-    found += _runs(events)
-    found += _generations(events)
-    found += _incidents(events)
-    found += _checkpoints(events)
+    spans += _runs(job.events)
+    for launch in job.launches.values():
+        spans += _generation(launch)
+    for report in job.incidents:
+        spans += _incident(report)
+    spans += (
+        TraceSpan(
+            key=f"stored {event.generation} {event.step}",
+            name=SAVE,
+            begin=event.t - event.seconds,
+            end=event.t,
+            parent=f"generation {event.generation}",
+            attributes={"current_iteration": event.step, "srobust.tier": "storage"},
+        )
+        for event in job.events
+        if isinstance(event, ev.StorageWritten)
+    )
     return Trace(
         key=f"{cluster} {state.job_id} {state.run_id}",
         service="slurm_robust",
         attributes={name: value for name, value in about.items() if value != ""},
-        spans=tuple(found),
+        spans=tuple(spans),
     )
 
 
@@ -164,112 +178,67 @@ def _runs(events: Sequence[ev.AnyEvent]) -> Iterator[TraceSpan]:
             begun = event
 
 
-def _generations(events: Sequence[ev.AnyEvent]) -> Iterator[TraceSpan]:
-    """Each launch of the workers, with its start phases and its training."""
-    launched: ev.GenerationLaunched | None = None
-    measured: ev.StartMeasured | None = None
-    first: ev.FirstStep | None = None
-    last: ev.FirstStep | ev.ProgressMade | None = None
-    run = -1
-    for event in events:
-        match event:
-            case ev.AllocationTaken():
-                run = event.restart_count
-            case ev.GenerationLaunched():
-                launched, measured, first, last = event, None, None, None
-            case ev.StartMeasured():
-                measured = event
-            case ev.FirstStep():
-                first = last = event
-            case ev.ProgressMade():
-                last = event
-            case ev.GenerationEnded() | ev.RunEnded() if launched is not None:
-                yield from _generation(launched, event, measured, first, last, f"run {run}")
-                launched = None
-
-
-def _generation(
-    launched: ev.GenerationLaunched,
-    ended: ev.GenerationEnded | ev.RunEnded,
-    measured: ev.StartMeasured | None,
-    first: ev.FirstStep | None,
-    last: ev.FirstStep | ev.ProgressMade | None,
-    parent: str,
-) -> Iterator[TraceSpan]:
-    number = launched.generation
-    key = f"generation {number}"
-    phases = measured.phases if measured is not None and measured.generation == number else ()
-    before = [one for one in phases if one.phase in _BEFORE_LAUNCH]
-    begin = launched.t - sum(one.median_s for one in before)
+def _generation(launch: Launch) -> Iterator[TraceSpan]:
+    """Yield a launch of the workers that has ended, with its start phases and its training."""
+    if launch.ended is None:
+        return
+    key = f"generation {launch.number}"
+    begin = launch.launched.t - sum(one.median_s for one in launch.phases if one.phase in _BEFORE_LAUNCH)
     yield TraceSpan(
         key=key,
         name="srobust.generation",
         begin=begin,
-        end=ended.t,
-        parent=parent,
+        end=launch.ended.t,
+        parent=f"run {launch.run}",
         attributes={
-            "srobust.generation": number,
-            "train_iterations_start": launched.restore_step + 1,
-            "srobust.nodes": len(launched.slots),
-            "srobust.reason": one_line(ended.reason, MAX_TEXT),
+            "srobust.generation": launch.number,
+            "train_iterations_start": launch.launched.restore_step + 1,
+            "srobust.nodes": len(launch.launched.slots),
+            "srobust.reason": one_line(launch.ended.reason, MAX_TEXT),
         },
     )
-    at = begin
-    for one in phases:
+    for one in launch.phases:
         yield TraceSpan(
             key=f"{key} {one.phase}",
             name=NAMES.get(one.phase, f"srobust.start.{one.phase.replace(' ', '_')}"),
-            begin=at,
-            end=at + one.median_s,
+            begin=begin,
+            end=begin + one.median_s,
             parent=key,
             attributes={
                 "srobust.median_s": one.median_s,
                 **({"srobust.slowest_node": next(iter(one.nodes))} if one.nodes else {}),
             },
         )
-        at += one.median_s
-    if first is not None and last is not None:
-        loss = last.loss if isinstance(last, ev.ProgressMade) else None
+        begin += one.median_s
+    if launch.first is not None and launch.last is not None:
+        loss = launch.last.loss if isinstance(launch.last, ev.ProgressMade) else None
         yield TraceSpan(
             key=f"{key} training",
             name=TRAINING_LOOP,
-            begin=first.t,
-            end=max(first.t, ended.t),
+            begin=launch.first.t,
+            end=max(launch.first.t, launch.ended.t),
             parent=key,
             attributes={
-                "train_iterations_start": first.step,
-                "current_iteration": last.step,
+                "train_iterations_start": launch.first.step,
+                "current_iteration": launch.last.step,
                 **({"latest_loss": loss} if loss is not None else {}),
             },
         )
 
 
-def _incidents(events: Sequence[ev.AnyEvent]) -> Iterator[TraceSpan]:
-    """Each incident that is over, with the stages of its recovery."""
-    opened: ev.IncidentOpened | None = None
-    decided: ev.Decided | None = None
-    for event in events:
-        if isinstance(event, ev.IncidentOpened):
-            opened, decided = event, None
-        elif opened is None:
-            continue
-        elif isinstance(event, ev.Decided):
-            decided = event
-        elif isinstance(event, ev.IncidentClosed) or (isinstance(event, ev.RunEnded) and event.final):
-            stages = event.stages if isinstance(event, ev.IncidentClosed) else {}
-            yield from _incident(opened, decided, event.t, stages)
-            opened = None
-
-
-def _incident(
-    opened: ev.IncidentOpened, decided: ev.Decided | None, end: float, stages: Mapping[str, float]
-) -> Iterator[TraceSpan]:
-    key, begin = f"incident {opened.incident}", opened.t - opened.detect_s
+def _incident(report: IncidentReport) -> Iterator[TraceSpan]:
+    """Yield an incident that is over, with the stages of its recovery."""
+    end = report.events[-1]
+    if not isinstance(end, ev.IncidentClosed | ev.RunEnded):
+        return
+    key, begin = f"incident {report.number}", report.t - report.detect_s
+    opened = next(event for event in report.events if isinstance(event, ev.IncidentOpened))
+    decided = next((event for event in reversed(report.events) if isinstance(event, ev.Decided)), None)
     attributes: dict[str, Value] = {
-        "srobust.incident": opened.incident,
+        "srobust.incident": report.number,
         "srobust.symptom": opened.symptom.value,
-        "srobust.generation": opened.generation,
-        "srobust.detect_s": opened.detect_s,
+        "srobust.generation": report.generation,
+        "srobust.detect_s": report.detect_s,
     }
     if decided is not None:
         attributes["srobust.actions"] = one_line(actions_text(decided), MAX_TEXT)
@@ -281,30 +250,15 @@ def _incident(
         key=key,
         name="srobust.incident",
         begin=begin,
-        end=end,
+        end=end.t,
         parent=APPLICATION,
         attributes=attributes,
         error=one_line(f"{opened.symptom.value}: {opened.detail}", MAX_TEXT),
     )
-    at = begin
-    for stage, seconds in stages.items():
+    for stage, seconds in (end.stages if isinstance(end, ev.IncidentClosed) else {}).items():
         name = f"srobust.recovery.{one_line(stage, MAX_TEXT).replace(' ', '_')}"
-        yield TraceSpan(key=f"{key} {stage}", name=name, begin=at, end=at + seconds, parent=key)
-        at += seconds
-
-
-def _checkpoints(events: Sequence[ev.AnyEvent]) -> Iterator[TraceSpan]:
-    """Those that went from memory to storage."""
-    for event in events:
-        if isinstance(event, ev.StorageWritten):
-            yield TraceSpan(
-                key=f"stored {event.generation} {event.step}",
-                name=SAVE,
-                begin=event.t - event.seconds,
-                end=event.t,
-                parent=f"generation {event.generation}",
-                attributes={"current_iteration": event.step, "srobust.tier": "storage"},
-            )
+        yield TraceSpan(key=f"{key} {stage}", name=name, begin=begin, end=begin + seconds, parent=key)
+        begin += seconds
 
 
 def render_all(traces: TrainingTraces) -> RenderableType:

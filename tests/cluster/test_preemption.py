@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_robust.model import events as ev
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import status_at
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
@@ -122,7 +123,7 @@ def all_modes(sandbox: Sandbox, option: str, **sbatch: str) -> None:
     cancelled.wait(lambda: cancelled.slurm_state() == "PREEMPTED", 60, "its end")
     (ended,) = cancelled.events(ev.RunEnded)
     assert (ended.reason, ended.requeued) == ("preempted by Slurm, which cancels the job", False)
-    assert status_at(cancelled.events(ev.Event), ended.t).phase == "preempted"
+    assert status_at(JobView(events=cancelled.events(ev.Event)), ended.t).phase == "preempted"
     again = begin("cancel")
 
     requeued = jobs["requeue"]

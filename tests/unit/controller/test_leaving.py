@@ -10,6 +10,7 @@ from slurm_robust.engine.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import status_at
 from slurm_robust.run.preflight import check_history
 from tests.unit.engine.fake_job import Job, doing
@@ -127,7 +128,7 @@ def test_the_journal_says_that_the_job_was_ordered_to_end(stage: str) -> None:
     job.until(lambda: bool(job.events(ev.RunEnded)), limit=KILL_WAIT_S - 5)
     (ended,) = job.events(ev.RunEnded)
     assert (ended.code, ended.reason, ended.final) == (ExitCode.TERMINATED, ORDERED, False)
-    status = status_at(job.journal, job.wall)
+    status = status_at(JobView(events=job.journal), job.wall)
     assert (status.phase, status.reason, status.exit_code) == ("cancelled", ORDERED, 143)
 
 
@@ -144,6 +145,6 @@ def test_a_job_that_was_ordered_to_end_may_be_started_again() -> None:
     job.until(lambda: job.code is not None)
     assert check_history(fold(job.journal), job.journal, ("train.py",)) is None
     again = ev.ControllerStarted(t=job.wall, epoch=2, host="n1", pid=2, port=1)
-    assert status_at([*job.journal, again], job.wall).phase == "starting"
-    wall_ms = status_at([*job.journal, again], job.wall + 60).ledger.wall_ms
+    assert status_at(JobView(events=[*job.journal, again]), job.wall).phase == "starting"
+    wall_ms = status_at(JobView(events=[*job.journal, again]), job.wall + 60).ledger.wall_ms
     assert wall_ms == pytest.approx(1000 * (job.wall + 60 - job.journal[0].t), abs=1)

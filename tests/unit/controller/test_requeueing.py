@@ -17,6 +17,7 @@ from slurm_robust.engine.transitions import ToRequeueing
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
 from slurm_robust.policy.patience import ANSWER_COMES_S, GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import status_at
 from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.requests import SubmitRequest
@@ -58,7 +59,7 @@ def test_slurm_is_asked_until_it_answers() -> None:
     assert len([text for text in job.said if "Slurm has not taken the requeue" in text]) == 1
     job.pass_time(600)
     assert len([text for text in job.said if "Slurm has not taken the requeue" in text]) == 2
-    status = status_at(job.journal, job.wall)
+    status = status_at(JobView(events=job.journal), job.wall)
     assert status.phase == "requeueing"
     assert "Unable to contact slurm controller" in status.reason
     job.slurm_says = (TAKEN, DONE)

@@ -12,6 +12,7 @@ from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.policy.leaving import WORD_S, Sentence
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import status_at
 from slurm_robust.wire.messages import Phase, Stay
 from tests.unit.engine.fake_job import Job
@@ -128,7 +129,7 @@ def test_a_preemption_is_told_as_one(requeued: bool, reason: str, phase: str) ->
     assert (ended.reason, ended.preempted, ended.requeued) == (reason, True, requeued)
     assert (ended.final, job.code, job.requeued) == (False, ExitCode.TERMINATED, [])
     assert f"end, exit code 143: {reason}" in job.said
-    status = status_at(job.journal, job.wall)
+    status = status_at(JobView(events=job.journal), job.wall)
     assert (status.phase, status.reason) == (phase, reason)
     assert not [e for e in job.journal if isinstance(e, ev.IncidentOpened | ev.NodeEvicted | ev.Decided)]
 
@@ -148,7 +149,7 @@ def test_slurms_word_is_waited_for_within_bounds_and_never_before_all_is_saved()
     answer(cancelled, Sentence(running=False))
     cancelled.until(lambda: cancelled.code is not None)
     assert cancelled.mono - begun < WORD_S, "Slurm has said it"
-    assert status_at(cancelled.journal, cancelled.wall).phase == "cancelled"
+    assert status_at(JobView(events=cancelled.journal), cancelled.wall).phase == "cancelled"
 
 
 def test_a_next_controller_asks_what_the_order_means() -> None:
@@ -176,7 +177,7 @@ def test_status_says_what_is_lost_while_the_job_saves() -> None:
     job.writes = False
     leave(job)
     job.until(lambda: job.stage == "Saving")
-    status = status_at(job.journal, job.wall)
+    status = status_at(JobView(events=job.journal), job.wall)
     assert (status.phase, status.exit_code) == ("saving", None)
     assert status.reason == "step 4 goes from memory to storage before the job leaves its nodes"
 

@@ -18,6 +18,7 @@ from rich.console import Console, RenderableType
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.report import incident_view
+from slurm_robust.report.job_view import JobView
 from tests.unit.report import incident_journal
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -51,19 +52,24 @@ def is_golden(name: str, text: str) -> None:
 
 
 def shown(directory: JobDirectory, events: list[ev.AnyEvent], number: int, width: int = 80) -> str:
-    found = incident_view.gather(directory, events, number, "stopped")
+    found = incident_view.gather(directory, JobView(events=events), "stopped", number)
     found = msgspec.structs.replace(found, folder=f"JOB/incidents/{number:03d}")
     return re.sub(r"\d+ kB", "N kB", screen(incident_view.render(found), width))
 
 
 def listed(events: list[ev.AnyEvent], last: int | None = None, width: int = 120) -> str:
-    return screen(incident_view.render_list(incident_view.listing(events, last, "training")), width)
+    return screen(
+        incident_view.render_list(incident_view.listing(JobView(events=events), "training", last)), width
+    )
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_list(width: int) -> None:
     text = screen(
-        incident_view.render_list(incident_view.listing(incident_journal.whole(), None, "stopped")), width
+        incident_view.render_list(
+            incident_view.listing(JobView(events=incident_journal.whole()), "stopped", None)
+        ),
+        width,
     )
     is_golden(f"incidents-{width}.txt", text)
 
@@ -108,7 +114,7 @@ REQUEUED = [*incident_journal.start(), *incident_journal.network_alert()]
     ],
 )
 def test_an_open_incident_says_how_far_it_is(events: list[ev.AnyEvent], blamed: str, outcome: str) -> None:
-    (row,) = incident_view.listing(events, None, "recovering").incidents
+    (row,) = incident_view.listing(JobView(events=events), "recovering", None).incidents
     assert (row.blamed, row.outcome) == (blamed, outcome)
     assert outcome in listed(events, width=400)
 
@@ -125,9 +131,9 @@ def test_what_was_only_observed_is_not_reported_as_done(tmp_path: Path) -> None:
 
 def test_a_wrong_number_names_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 9; it has 1-6$"):
-        incident_view.gather(JobDirectory(tmp_path), incident_journal.whole(), 9, "")
+        incident_view.gather(JobDirectory(tmp_path), JobView(events=incident_journal.whole()), "", 9)
     with pytest.raises(incident_view.NoSuchIncident, match=r"has no incident 1; it has none$"):
-        incident_view.gather(JobDirectory(tmp_path), incident_journal.start(), 1, "")
+        incident_view.gather(JobDirectory(tmp_path), JobView(events=incident_journal.start()), "", 1)
 
 
 def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from rich.console import Console
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.startup import phase_times
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.startup import NoSuchGeneration, render, start_of
 from tests.unit.report import incident_journal as sample
 
@@ -18,7 +19,7 @@ def measured(generation: int) -> ev.StartMeasured:
 def screen(events: list[ev.AnyEvent], generation: int | None = None) -> str:
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(render(start_of(events, generation)))
+        console.print(render(start_of(JobView(events=events), generation)))
     return capture.get()
 
 
@@ -38,7 +39,7 @@ def test_stages_that_the_controller_measured_are_shown_as_they_are() -> None:
         stages={"detecting": 0.25, "stopping": 1.0},
     )  # fmt: skip
     events = [closed if isinstance(e, ev.IncidentClosed) else e for e in sample.rank_killed()]
-    start = start_of([*sample.start(), *events])
+    start = start_of(JobView(events=[*sample.start(), *events]))
     assert (start.incident, start.by_wall_clocks) == (1, False)
     assert start.stages == {"detecting": 0.25, "stopping": 1.0}
     text = screen([*sample.start(), *events])
@@ -51,10 +52,10 @@ def test_a_requeue_shows_the_time_without_a_controller_and_in_the_queue() -> Non
         ev.AllocationTaken(**{**as_dict(e), "queued_s": 14.0}) if isinstance(e, ev.AllocationTaken) else e
         for e in sample.whole()
     ]
-    start = start_of(events, 6)
+    start = start_of(JobView(events=events), 6)
     assert (start.incident, start.queued_s, start.by_wall_clocks) == (5, 14.0, True)
     assert start.stages["without controller"] == pytest.approx(19.4)
-    assert start_of(events, 5).queued_s is None
+    assert start_of(JobView(events=events), 5).queued_s is None
     assert "14 s from submission or requeue" in screen(events, 6)
 
 
@@ -64,9 +65,9 @@ def as_dict(event: ev.AllocationTaken) -> dict[str, object]:
 
 def test_a_generation_that_is_not_there_is_named() -> None:
     with pytest.raises(NoSuchGeneration, match="has launched no generation yet"):
-        start_of(sample.start()[:3])
+        start_of(JobView(events=sample.start()[:3]))
     with pytest.raises(NoSuchGeneration, match="no generation 9; it has 1"):
-        start_of(sample.start(), 9)
+        start_of(JobView(events=sample.start()), 9)
     assert "not known yet" in screen(sample.start())
-    start = start_of(sample.start())
+    start = start_of(JobView(events=sample.start()))
     assert (start.incident, start.stages, start.phases) == (0, {}, ())

@@ -22,6 +22,7 @@ from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.moment import encode
 from slurm_robust.model.standby import StandbyStage
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -109,7 +110,7 @@ def launched(**changes: object) -> ev.GenerationLaunched:
 def shown(*events: ev.AnyEvent) -> str:
     console = Console(width=600)
     with console.capture() as capture:
-        console.print(render(status_at(events, 3600.0)))
+        console.print(render(status_at(JobView(events=events), 3600.0)))
     return capture.get()
 
 
@@ -119,7 +120,7 @@ def test_from_where_the_newest_generation_continued() -> None:
     assert "restored" not in shown(launched(restore=None))
     assert "nothing yet, run 0 of the Slurm job" in shown()
     assert "generation 2, run 0 of the Slurm job" in shown(launched())
-    start = status_at([launched()], 3600.0).start
+    start = status_at(JobView(events=[launched()]), 3600.0).start
     assert start is not None
     assert start.generation == 2
 
@@ -195,7 +196,7 @@ def test_the_reason_of_an_eviction_is_one_sentence_of_its_own() -> None:
     srun = "srun: error: Unable to create step for job 7: Requested nodes are busy\nsrun: error: again"
     reason = f"n2: two starts failed ({srun}); n3: {srun}; n4: its power is off"
     gone = [ev.NodeEvicted(t=1.0, node=node, reason=reason, incident=1) for node in ("n2", "n4")]
-    status = status_at(gone, 2.0)
+    status = status_at(JobView(events=gone), 2.0)
     assert status.evicted == {"n2": reason, "n4": reason}
     text = " ".join(shown(*gone).split())
     assert "n2 (n2: two starts failed (srun: error: Unable to create step for job 7" in text
@@ -244,7 +245,7 @@ def test_standbys_are_shown_in_the_order_of_their_stages_until_they_are_in_the_w
         ev.StandbyChanged(t=1.0, node="n4", stage=StandbyStage.REHEARSED, took_s=12.0, loaded=1),
         ev.CompanionSubmitted(t=1.0, job_id=9, source=Source(reservation="spares")),
     ]
-    rows = status_at([taken, *changes], 60.0).standbys
+    rows = status_at(JobView(events=[taken, *changes]), 60.0).standbys
     assert list(rows) == ["companion 9", "n5", "n3", "n2", "n4"]
     assert [row.describe() for row in rows.values()] == [
         "provisioning",
@@ -254,9 +255,11 @@ def test_standbys_are_shown_in_the_order_of_their_stages_until_they_are_in_the_w
         "rehearsed in 12 s, asleep; taken last: its quick test did not pass",
     ]
     woken = structs.replace(launched(), slots=("n2",))
-    assert status_at([taken, *changes, woken], 60.0).standbys["n2"].stage == "woken"
+    assert status_at(JobView(events=[taken, *changes, woken]), 60.0).standbys["n2"].stage == "woken"
     step = ev.FirstStep(t=2.0, generation=woken.generation, step=1, reported=True)
-    assert status_at([taken, *changes, woken, step], 60.0).standbys["n2"].stage == "in the world"
+    assert (
+        status_at(JobView(events=[taken, *changes, woken, step]), 60.0).standbys["n2"].stage == "in the world"
+    )
 
 
 def test_a_standby_that_does_not_answer_is_shown_with_the_reason() -> None:
@@ -277,13 +280,13 @@ def test_companions_and_their_nodes_are_shown() -> None:
         ev.CompanionStarted(t=4.0, job_id=12, node="n5"),
         ev.CompanionSubmitted(t=5.0, job_id=13, source=Source()),
     )
-    status = status_at(events, 6.0)
+    status = status_at(JobView(events=events), 6.0)
     assert status.spares == ("n5",)
     console = Console(width=120, record=True)
     console.print(render(status))
     text = console.export_text()
     assert "n5 by companion 12 (reservation spares); companion 13 waits for a node from the partition" in text
-    ended = status_at((*events, ev.CompanionEnded(t=6.0, job_id=12, reason="over")), 7.0)
+    ended = status_at(JobView(events=(*events, ev.CompanionEnded(t=6.0, job_id=12, reason="over"))), 7.0)
     assert (ended.spares, list(ended.companions)) == ((), [13])
 
 

@@ -18,17 +18,18 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.startup import PhaseTimes
 from slurm_robust.report import trace
+from slurm_robust.report.job_view import JobView
 from slurm_robust.report.trace import trace_of
 from slurm_robust.telemetry.spans import NotSent, TraceSpan, by_parent, endpoint_of, span_id, trace_id
 from tests.unit.report import incident_journal
 
 
 def spans(events: list[ev.AnyEvent]) -> dict[str, TraceSpan]:
-    return {span.key: span for span in trace_of(events).spans}
+    return {span.key: span for span in trace_of(JobView(events=events)).spans}
 
 
 def test_a_whole_job_is_one_tree() -> None:
-    found = trace_of(incident_journal.whole())
+    found = trace_of(JobView(events=incident_journal.whole()))
     keys = [span.key for span in found.spans]
     assert len(set(keys)) == len(keys)
     assert {span.parent for span in found.spans} <= {"", *keys}
@@ -57,7 +58,7 @@ def test_stages_of_a_recovery_follow_each_other_from_the_fault() -> None:
     events = [*incident_journal.start(), *incident_journal.rank_killed()]
     place = next(i for i, event in enumerate(events) if isinstance(event, ev.IncidentClosed))
     events[place] = structs.replace(events[place], stages={"detecting": 0.5, "first step": 1.5})
-    parts = by_parent(trace_of(events).spans)["incident 1"]
+    parts = by_parent(trace_of(JobView(events=events)).spans)["incident 1"]
     assert [(span.name, span.seconds) for span in parts] == [
         ("srobust.recovery.detecting", 0.5),
         ("srobust.recovery.first_step", 1.5),
@@ -76,7 +77,7 @@ def test_start_phases_have_the_names_of_one_logger_and_end_where_training_begins
     )
     ended = ev.GenerationEnded(t=launched.t + 60, generation=launched.generation, reason="over")
     key = f"generation {launched.generation}"
-    parts = by_parent(trace_of([*events, measured, ended]).spans)[key]
+    parts = by_parent(trace_of(JobView(events=[*events, measured, ended])).spans)[key]
     assert [span.name for span in parts if span.name != "training_loop"] == [
         "srobust.start.zygote",
         "srobust.start.launch",
@@ -94,7 +95,7 @@ def test_what_goes_on_is_left_out_until_it_has_ended() -> None:
 
 
 def test_an_empty_journal_has_no_spans() -> None:
-    assert trace_of([]).spans == ()
+    assert trace_of(JobView(events=[])).spans == ()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_collector_gets_every_span_with_its_ids_and_times(
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     assert trace.main(str(job.path), otlp=collector.url, json=False, job_dir=None) == 0
-    expected = trace_of(incident_journal.whole())
+    expected = trace_of(JobView(events=incident_journal.whole()))
     assert capsys.readouterr().out == f"{len(expected.spans)} spans sent to {collector.url}\n"
     ((path, body),) = collector.taken
     assert path == "/v1/traces"
@@ -192,12 +193,12 @@ def test_a_collector_that_refuses_is_an_error_with_its_words(collector: Collecto
     otlp = pytest.importorskip("slurm_robust.telemetry.otlp", reason="pip install 'slurm_robust[otlp]'")
     collector.status = 400
     with pytest.raises(NotSent, match=r"did not take the spans: .*400"):
-        otlp.send(trace_of(incident_journal.whole()), collector.url)
+        otlp.send(trace_of(JobView(events=incident_journal.whole())), collector.url)
 
 
 def test_json_has_all_of_it(job: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert trace.main(str(job.path), otlp=None, json=True, job_dir=None) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert len(shown["spans"]) == len(trace_of(incident_journal.whole()).spans)
+    assert len(shown["spans"]) == len(trace_of(JobView(events=incident_journal.whole())).spans)
     assert trace.main(str(job.path), otlp=None, json=False, job_dir=None) == 0
     assert "training_loop" in capsys.readouterr().out
