@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.kernel.events import SXID, XID
+from slurm_robust.kernel.xid import SXID, XID
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.nodeseen import DriverError, HookSeen
 from slurm_robust.model.record import UNREADABLE
@@ -80,7 +80,7 @@ def _gpu_counters(facts: GpuFacts) -> Iterator[tuple[str, dict[str, int]]]:
 def driver_errors(report: Report, memory: Memory, since: float) -> tuple[DriverError, ...]:
     """What the driver reported from ``since`` on, without the lines, which name other processes."""
     log = memory.newest(kernel.SOURCE, report.at, report.boot_id)
-    events = log.facts.log.events if log is not None else ()
+    events = log.facts.events if log is not None else ()
     found = [
         DriverError(kind=e.shape, code=e.code, subject=e.subject, at=e.last_at, count=e.count)
         for e in events

@@ -43,6 +43,42 @@ class KernelRecord(Record):
     """Printable ASCII only, in one line."""
 
 
+class KernelEvent(Record):
+    """Messages of one kind about one subject, or one of them. Times are seconds since 1970."""
+
+    shape: str
+    """XID, SXID or a name of :data:`~slurm_robust.kernel.shapes.SHAPES`."""
+
+    last_at: float = 0.0
+    subject: str = ""
+    """A GPU's or a switch's PCI address as ``0000:9b:00``, without function; else what the message names."""
+
+    code: int = 0
+    severity: str = ""
+    """A value of :class:`~slurm_robust.kernel.xid.Severity`."""
+
+    cause: int = 0
+    """The earlier XID that the newest message follows, or 0."""
+
+    count: int = 1
+    """Lines, not faults, that the log still has."""
+
+    recent: int = 0
+    """Those within the window before it was read."""
+
+    pids: tuple[int, ...] = ()
+    """Processes that recent ones name."""
+
+    process: str = ""
+    """The name of the newest of them, in plain characters: a user chooses it."""
+
+    occasions: tuple[int, ...] = ()
+    """Of each recent burst the first process, see :data:`~slurm_robust.kernel.events.BURST_S`."""
+
+    line: str = ""
+    """The newest."""
+
+
 def parse(line: bytes) -> KernelRecord | None:
     """The record of one line; None for anything else, and for the later parts of a broken-up message.
 

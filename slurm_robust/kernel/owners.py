@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from slurm_robust.kernel.events import KernelEvent
 from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.kmsg import KernelEvent
 
 _MAX_PROCESSES = 16
 _NAMES = {"SLURM_JOB_ID": "job", "RANK": "rank", "SLURM_PROCID": "rank"}

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from slurm_robust.kernel.kmsg import KernelEvent
 from slurm_robust.kernel.recovery import Recovery, recovery
 from slurm_robust.model.findings import Suggestion
-from slurm_robust.model.record import Record
 
 if TYPE_CHECKING:
     from slurm_robust.kernel.catalog import XidRule
@@ -41,31 +41,7 @@ class Severity(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Xid(Record):
-    """One line of the driver."""
-
-    address: str
-    """The GPU's PCI address as ``0000:9b:00``, without function."""
-
-    code: int
-    severity: Severity = Severity.PLAIN
-    pid: int = 0
-    """0 where the line names no process."""
-
-    process: str = ""
-    """Its name, as far as it is made of plain characters: a user chooses it."""
-
-    cause: int = 0
-    """The earlier XID that this one follows, or 0."""
-
-
-class SXid(Record):
-    """One line of an NVSwitch's driver."""
-
-    address: str
-    code: int
-    fatal: bool
-
+XID, SXID = "xid", "sxid"
 
 STOPPED = 43
 """A channel of a program that has failed otherwise."""
@@ -113,21 +89,23 @@ def without_prefix(line: str) -> str:
     return line[before.end() :] if before else line
 
 
-def parse(text: str) -> Xid | None:
-    """The XID of a kernel message; None if it is another message."""
+def parse(text: str) -> KernelEvent | None:
+    """Return the XID of a kernel message, without its time; None if it is another message."""
     found = re.match(_XID, text)
     if found is None:
         gone = re.match(_FELL_OFF, text)
-        return Xid(address=gone[1].lower(), code=FELL_OFF) if gone else None
+        return KernelEvent(shape=XID, subject=gone[1].lower(), code=FELL_OFF) if gone else None
     code, rest = int(found[2]), found[3]
     process = re.match(_PROCESS, rest)
     cause = re.match(_CAUSE, rest)
-    return Xid(
-        address=found[1].lower(),
+    names_one = process is not None and process[1].isdecimal()
+    return KernelEvent(
+        shape=XID,
+        subject=found[1].lower(),
         code=code,
-        severity=_severity(code, rest),
-        pid=int(process[1]) if process and process[1].isdecimal() else 0,
-        process=re.sub(_PLAIN, "", process[2] or "")[:15] if process and process[1].isdecimal() else "",
+        severity=_severity(code, rest).value,
+        pids=(int(process[1]),) if process and names_one and int(process[1]) else (),
+        process=re.sub(_PLAIN, "", process[2] or "")[:15] if process and names_one else "",
         cause=int(cause[1]) if cause else 0,
     )
 
@@ -166,16 +144,18 @@ def _link_severity(code: int, word: str, info: int) -> Severity:
     return Severity.ELSEWHERE if code == _NETIR and info >> 20 & 0x3F in _ELSEWHERE else Severity.FATAL
 
 
-def parse_switch(text: str) -> SXid | None:
-    """The SXid of a kernel message that says how severe it is; None for anything else."""
+def parse_switch(text: str) -> KernelEvent | None:
+    """Return the SXid of a kernel message that says how severe it is; None for anything else."""
     found = re.match(_SXID, text)
     if found is None:
         return None
-    return SXid(address=found[1].lower(), code=int(found[2]), fatal=found[3].lower() == "fatal")
+    severity = Severity.FATAL if found[3].lower() == "fatal" else Severity.NON_FATAL
+    return KernelEvent(shape=SXID, subject=found[1].lower(), code=int(found[2]), severity=severity.value)
 
 
-def rule(code: int, severity: Severity = Severity.PLAIN) -> XidRule:
-    """What an XID means for the node. One that is not in the table is worth attention and no more."""
+def rule(code: int, severity: str = Severity.PLAIN.value) -> XidRule:
+    """Return what an XID means for the node. One that is not in the table is worth attention and no more."""
+    severity = Severity(severity)
     # Here: most nodes never have an XID to judge.
     from slurm_robust.kernel import catalog
 

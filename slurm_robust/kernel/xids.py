@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_robust.kernel import xid
-from slurm_robust.kernel.events import KernelEvent
-from slurm_robust.kernel.kmsg import DEVICE
+from slurm_robust.kernel.kmsg import DEVICE, KernelEvent
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 
 MANY_PROGRAMS = 3
@@ -47,7 +46,7 @@ class Node:
 
     def _gpu(self, address: str, events: list[KernelEvent]) -> Finding | None:
         """The worst; what follows from it (13, 31, 43, 45 of the programs that it took) is left out."""
-        rules = [(xid.rule(event.code, xid.Severity(event.severity)), event) for event in events]
+        rules = [(xid.rule(event.code, event.severity), event) for event in events]
         matter = [
             (rule, event)
             for rule, event in rules
@@ -108,7 +107,7 @@ class Node:
         fatal = [
             event
             for event in self._events
-            if event.code in xid.LINK_ERRORS and event.severity == xid.Severity.FATAL.value
+            if event.code in xid.LINK_ERRORS and event.severity == xid.Severity.FATAL
         ]
         newest = max(fatal, key=lambda event: event.last_at, default=None)
         if newest is None:
@@ -157,7 +156,7 @@ def switches(events: Sequence[KernelEvent], since: float) -> Iterator[Finding]:
     """One finding for each NVSwitch that reported an error; ``since`` as for :class:`Node`."""
     for address in sorted({event.subject for event in events}):
         mine = [event for event in events if event.subject == address]
-        fatal = [event for event in mine if event.severity == xid.Severity.FATAL.value]
+        fatal = [event for event in mine if event.severity == xid.Severity.FATAL]
         matter = fatal or [event for event in mine if event.last_at >= since]
         if not matter:
             yield Finding(

@@ -17,6 +17,7 @@ from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
 from slurm_robust.analysis.logs.survival import Sighting
 from slurm_robust.analysis.logs.text import Line, canonical
 from slurm_robust.kernel import shapes, xid
+from slurm_robust.kernel.kmsg import KernelEvent
 
 MAX_LINES = 400
 """At most this many lines with one literal are read, half of them the first and half the last ones."""
@@ -178,7 +179,7 @@ def _kind(message: str) -> str:
     return (xid.rule(found.cause) if found.cause else xid.rule(found.code, found.severity)).kind
 
 
-def _event(message: str) -> xid.Xid | None:
+def _event(message: str) -> KernelEvent | None:
     """The code in a message of the driver, or in one of a program that repeats it."""
     retold = None if message.startswith("NVRM: ") else _XID.search(message)
     if retold is None:
@@ -186,15 +187,15 @@ def _event(message: str) -> xid.Xid | None:
     return xid.parse(f"NVRM: Xid (0000:00:00): {retold[1]}, {message[retold.end() :].lstrip(' ,:')}")
 
 
-def _needs(text: str) -> tuple[str, xid.Severity]:
+def _needs(text: str) -> tuple[str, str]:
     """The GPU of XID 154, with all but times that stands in front of it, and what it needs; "" for none."""
     message = xid.without_prefix(text)
     found = xid.parse(message)
     if found is None or found.code != xid.RECOVERY_ACTION:
-        return "", xid.Severity.PLAIN
+        return "", xid.Severity.PLAIN.value
     # Hosts give their GPUs the same addresses.
     before = _TIMES.sub("", text[: len(text) - len(message)])
-    return f"{''.join(before.split())} {found.address}", found.severity
+    return f"{''.join(before.split())} {found.subject}", found.severity
 
 
 def _shape(text: str) -> str:
@@ -269,8 +270,8 @@ class _Log:
     def _over(self) -> set[int]:
         """The lines with what a GPU needed until the driver said of the same one that it needs nothing."""
         found = [(at, _needs(self.lines[at].text)) for at in self.having(_NEEDS)]
-        last = {gpu: at for at, (gpu, needs) in found if gpu and needs is xid.Severity.NONE}
-        return {at for at, (gpu, needs) in found if needs is not xid.Severity.NONE and at < last.get(gpu, -1)}
+        last = {gpu: at for at, (gpu, needs) in found if gpu and needs == xid.Severity.NONE}
+        return {at for at, (gpu, needs) in found if needs != xid.Severity.NONE and at < last.get(gpu, -1)}
 
     @cached_property
     def _by_last(self) -> _Shapes:

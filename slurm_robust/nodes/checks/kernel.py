@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
+
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.kernel.events import BEGINS, SXID, XID, Happened, KernelEvent, summarise, with_earlier
+from slurm_robust.kernel.events import BEGINS, KernelFacts, summarise, with_earlier
 from slurm_robust.kernel.host import Host
-from slurm_robust.kernel.kmsg import DEVICE, KernelLog, boot_time
+from slurm_robust.kernel.kmsg import DEVICE, KernelEvent, KernelLog, boot_time
 from slurm_robust.kernel.shapes import OF_GPUS, SHAPES, Shape
+from slurm_robust.kernel.xid import SXID, XID
 from slurm_robust.kernel.xids import MANY_PROGRAMS, Node, switches, utc
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
-from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
 
 DRIVER = "/proc/driver/nvidia/gpus"
@@ -34,53 +36,28 @@ CRASH_S = 3600.0
 """A record of a crash so long before the boot is of the crash that led to it."""
 
 
-class KernelFacts(Record):
-    """What the kernel says of the node: its log, its state, and records of crashes."""
-
-    boot_at: float
-    log: Happened = Happened()
-    error: str = ""
-    """Why the log cannot be read."""
-
-    cut: bool = False
-    """The log was not read to its end."""
-
-    tainted: int | None = None
-    gpus: tuple[str, ...] | None = None
-    """PCI addresses of the GPUs that NVIDIA's driver has, in its order; None without the driver."""
-
-    owners: dict[str, str] = {}
-    """Ranks of jobs, by the ids of the processes that the log names."""
-
-    crashed_at: float = 0.0
-    """When a crash left a record, the newest; 0 for none."""
-
-
 def gather(host: Host, config: NodeConfig) -> KernelFacts:
     """Reads /dev/kmsg from its beginning: nothing has to be remembered from one run to the next."""
-    boot_at = boot_time(host)
-    log, error, cut = Happened(), "", False
+    facts = KernelFacts(boot_at=boot_time(host))
     try:
         with KernelLog(host) as messages:
             records = messages.read(BEGINS)
             cut = messages.cut
-        log = summarise(
+        facts = summarise(
             records,
-            boot_at,
+            facts.boot_at,
             time.time(),
             lambda shape: window_s(shape, config),
             injected=config.kernel.injected,
         )
+        facts = replace(facts, cut=cut)
     except OSError as failure:
-        error = f"{DEVICE}: {failure.strerror}"
-    return KernelFacts(
-        boot_at=boot_at,
-        log=log,
-        error=error,
-        cut=cut,
+        facts = replace(facts, error=f"{DEVICE}: {failure.strerror}")
+    return replace(
+        facts,
         tainted=host.number(TAINTED),
         gpus=host.names(DRIVER) if host.path(DRIVER).is_dir() else None,
-        owners=_owners(host, log.events, boot_at),
+        owners=_owners(host, facts.events, facts.boot_at),
         crashed_at=_crash_time(host),
     )
 
@@ -132,8 +109,8 @@ SOURCE = Source(name="kernel", facts=KernelFacts, gather=gather, fresh_s=0.0, hi
 
 def events_of(view: View[KernelFacts]) -> tuple[KernelEvent, ...]:
     """Since the boot: the log forgets when it is full, so what earlier runs saw counts, too."""
-    earlier = [sample.facts.log for sample in view.before if sample.boot_id == view.boot_id]
-    return with_earlier(view.facts.log, earlier)
+    earlier = [sample.facts for sample in view.before if sample.boot_id == view.boot_id]
+    return with_earlier(view.facts, earlier)
 
 
 def unread(check: str, view: View[KernelFacts]) -> Iterator[Finding]:

@@ -16,7 +16,8 @@ from slurm_robust.config.node import Hooks, NodeConfig, Paths
 from slurm_robust.hooks.owner import Told, tell
 from slurm_robust.hooks.seen import MAX_KEPT, SKIP, keep, seen_by, take, wants_no_tests
 from slurm_robust.hooks.suspects import Ignored
-from slurm_robust.kernel.events import Happened, KernelEvent
+from slurm_robust.kernel.events import KernelFacts
+from slurm_robust.kernel.kmsg import KernelEvent
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.nodeseen import DriverError, HookSeen, NodeSeen, grown
 from slurm_robust.nodes.check import Context, Sample
@@ -24,7 +25,6 @@ from slurm_robust.nodes.checks.gpu import GPUS
 from slurm_robust.nodes.checks.infiniband import SOURCE as INFINIBAND
 from slurm_robust.nodes.checks.infiniband import InfinibandFacts, Port
 from slurm_robust.nodes.checks.kernel import SOURCE as KERNEL
-from slurm_robust.nodes.checks.kernel import KernelFacts
 from slurm_robust.nodes.gpus.facts import Gpu, GpuFacts
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.verdict import Conclusion, Report
@@ -109,7 +109,7 @@ class Node:
         for source, facts in (
             (INFINIBAND, InfinibandFacts(ports={"mlx5_0/1": port})),
             (GPUS, GpuFacts(gpus=(Gpu(index=3, link_errors=errors, clique="u/1"), Gpu(index=4)))),
-            (KERNEL, KernelFacts(boot_at=0.0, log=Happened(events=events))),
+            (KERNEL, KernelFacts(boot_at=0.0, events=events)),
         ):
             memory.remember(source, Sample(at=self.now, boot_id=boot, facts=facts))
         report = Report(node="n1", at=self.now, boot_id=boot, context=Context.EPILOG, findings=findings)

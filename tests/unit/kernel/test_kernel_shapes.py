@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_robust.config.node import KernelLimits, NodeConfig, StorageLimits
-from slurm_robust.kernel.events import BEGINS, MARK, Happened, summarise
+from slurm_robust.kernel.events import BEGINS, MARK, KernelFacts, summarise
 from slurm_robust.kernel.kmsg import parse
 from slurm_robust.kernel.shapes import SHAPES, recognise
 from slurm_robust.model.findings import Outcome, Party, Suggestion
@@ -292,7 +292,7 @@ def test_no_name_of_a_process_or_file_makes_a_message_that_counts(
     record = parse(f"{level},1,1,-;{line.format(name=name, file=file)}".encode())
     assert record is not None
     assert recognise(record.text) is None
-    assert summarise([record], BOOT, BOOT, lambda shape: 3600.0) == Happened()
+    assert summarise([record], BOOT, BOOT, lambda shape: 3600.0) == KernelFacts(boot_at=BOOT)
 
 
 @pytest.mark.parametrize(
@@ -443,9 +443,9 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
     )
     os.utime(host.path("/sys/fs/pstore/dmesg-erst-7"), (BOOT, BOOT))
     facts = gather(host, NodeConfig())
-    assert [event.shape for event in facts.log.events] == ["uncorrected", "xid"]
-    assert facts.log.events[0].last_at == pytest.approx(facts.boot_at + 1.0)
-    assert facts.log.events[1].recent == 1
+    assert [event.shape for event in facts.events] == ["uncorrected", "xid"]
+    assert facts.events[0].last_at == pytest.approx(facts.boot_at + 1.0)
+    assert facts.events[1].recent == 1
     assert (facts.tainted, facts.gpus, facts.error) == (4113, ("0000:9b:00.0",), "")
     assert facts.crashed_at == (BOOT if os.getuid() == 0 else 0.0)
 
@@ -453,4 +453,4 @@ def test_a_machine_is_read(tmp_path: Path) -> None:
 def test_a_machine_without_anything_is_read(tmp_path: Path) -> None:
     facts = gather(plant(tmp_path, {"/proc/uptime": "1.0 1.0"}), NodeConfig())
     assert facts.error == "/dev/kmsg: No such file or directory"
-    assert (facts.gpus, facts.tainted, facts.crashed_at, facts.log.events) == (None, None, 0.0, ())
+    assert (facts.gpus, facts.tainted, facts.crashed_at, facts.events) == (None, None, 0.0, ())

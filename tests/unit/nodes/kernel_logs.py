@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.kernel.events import Happened, summarise
+from slurm_robust.kernel.events import KernelFacts, summarise
 from slurm_robust.kernel.kmsg import KernelRecord
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.nodes.check import Sample, View
 from slurm_robust.nodes.checks import kernel
-from slurm_robust.nodes.checks.kernel import KernelFacts, window_s
+from slurm_robust.nodes.checks.kernel import window_s
 
 BOOT = 1_700_000_000.0
 CONFIG = NodeConfig()
@@ -18,7 +20,7 @@ CONFIG = NodeConfig()
 
 def happened(
     *lines: tuple[float, str], now: float, facility: int = 0, config: NodeConfig = CONFIG
-) -> Happened:
+) -> KernelFacts:
     """What messages at times (seconds since the boot) amount to."""
     records = (
         KernelRecord(sequence=number, uptime_s=at, level=4, facility=facility, text=text)
@@ -34,18 +36,15 @@ def view(
     now: float = 10_000.0,
     gpus: tuple[str, ...] | None = None,
     config: NodeConfig = CONFIG,
-    earlier: Iterable[Happened] = (),
+    earlier: Iterable[KernelFacts] = (),
     earlier_boot: str = "boot",
     facility: int = 0,
     **facts: object,
 ) -> View[KernelFacts]:
     """What judges see ``now`` seconds after the boot, when the log holds ``lines``."""
     log = happened(*lines, now=now, facility=facility, config=config)
-    before = tuple(
-        Sample(at=BOOT + 1.0, boot_id=earlier_boot, facts=KernelFacts(boot_at=BOOT, log=past))
-        for past in earlier
-    )
-    read = KernelFacts(boot_at=BOOT, log=log, gpus=gpus, **facts)  # type: ignore[arg-type]
+    before = tuple(Sample(at=BOOT + 1.0, boot_id=earlier_boot, facts=past) for past in earlier)
+    read = structs.replace(log, gpus=gpus, **facts)
     return View(facts=read, at=BOOT + now, boot_id="boot", before=before)
 
 

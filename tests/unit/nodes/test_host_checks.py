@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from slurm_robust.config.node import NodeConfig, ServiceLimits
 from slurm_robust.kernel import xid
@@ -159,7 +160,7 @@ def test_a_log_that_is_followed_tells_of_a_lost_gpu_at_once(tmp_path: Path) -> N
         new = log.read()
     boot_at = boot_time(host)
     happened = summarise(new, boot_at, boot_at + 3.0, lambda shape: 60.0)
-    facts = kernel.KernelFacts(boot_at=boot_at, log=happened, gpus=("0000:9b:00.0",))
+    facts = structs.replace(happened, gpus=("0000:9b:00.0",))
     (found,) = kernel.judge_xid(View(facts=facts, at=boot_at + 3.0), CONFIG)
     assert (found.subject, found.text[:6]) == ("gpu0", "XID 79")
 
