@@ -86,24 +86,16 @@ class Source(Record, Generic[F], kw_only=False):
 HISTORY = 64
 
 
-class Sample(Record, Generic[F], kw_only=False):
-    """Facts of an earlier run."""
+class View(Record, Generic[F], kw_only=False):
+    """The facts of one run, and what a judge sees beside them: earlier ones, and the site's baseline."""
 
+    facts: F
     at: float
     """Wall-clock time, seconds since 1970."""
 
-    boot_id: str
-    facts: F
-
-
-class View(Record, Generic[F], kw_only=False):
-    """What a judge sees: the facts of now, earlier ones, and the site's baseline."""
-
-    facts: F
-    at: float
     boot_id: str = ""
-    before: tuple[Sample[F], ...] = ()
-    """Oldest first."""
+    before: tuple[View[F], ...] = ()
+    """Views of earlier runs, oldest first, which have facts, time and boot only."""
 
     baseline: F | None = None
     job_gone: bool | None = None

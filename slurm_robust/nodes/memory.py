@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import HISTORY, AnySource, Sample, Source
+from slurm_robust.nodes.check import HISTORY, AnySource, Source, View
 from slurm_robust.util.isolate import MAX_BYTES, call
 
 F = TypeVar("F", bound=Record)
@@ -61,20 +61,20 @@ class Memory:
         self._away: set[str] = set()
         self._ran: set[str] = set()
 
-    def before(self, source: AnySource, now: float) -> tuple[Sample[Any], ...]:
+    def before(self, source: AnySource, now: float) -> tuple[View[Any], ...]:
         """Earlier facts of a source that keeps a history, oldest first."""
         kept = self._contents.facts.get(source.name, ()) if source.history_s else ()
         samples = (_sample(source, stored) for stored in kept if now - source.history_s <= stored.at < now)
         return tuple(sample for sample in samples if sample is not None)
 
-    def fresh(self, source: AnySource, now: float, boot_id: str) -> Sample[Any] | None:
+    def fresh(self, source: AnySource, now: float, boot_id: str) -> View[Any] | None:
         """The newest facts, unless they are too old, of another boot, or of a clock that was put back."""
         kept = self._contents.facts.get(source.name)
         if not kept or kept[-1].boot_id != boot_id or not 0 <= now - kept[-1].at <= source.fresh_s:
             return None
         return _sample(source, kept[-1])
 
-    def newest(self, source: Source[F], now: float, boot_id: str) -> Sample[F] | None:
+    def newest(self, source: Source[F], now: float, boot_id: str) -> View[F] | None:
         """What this run has gathered, or has used again; None for neither."""
         new = self._new.get(source.name)
         return _sample(source, new[1]) if new else self.fresh(source, now, boot_id)
@@ -94,7 +94,7 @@ class Memory:
         except (OSError, msgspec.MsgspecError):
             return {}
 
-    def remember(self, source: AnySource, sample: Sample[Any]) -> None:
+    def remember(self, source: AnySource, sample: View[Any]) -> None:
         """Keep the facts that a run has gathered."""
         packed = msgspec.msgpack.encode(sample.facts)
         self._new[source.name] = (source, Stored(at=sample.at, boot_id=sample.boot_id, facts=packed))
@@ -212,13 +212,13 @@ def _replace(path: Path, data: bytes, mode: int, *, durable: bool = True) -> Non
         beside.unlink(missing_ok=True)
 
 
-def _sample(source: AnySource, stored: Stored) -> Sample[Any] | None:
+def _sample(source: AnySource, stored: Stored) -> View[Any] | None:
     """None for facts of another version of the source."""
     try:
         facts = msgspec.msgpack.decode(stored.facts, type=source.facts)
     except msgspec.MsgspecError:
         return None
-    return Sample(at=stored.at, boot_id=stored.boot_id, facts=facts)
+    return View(at=stored.at, boot_id=stored.boot_id, facts=facts)
 
 
 def joined(kept: list[Stored], new: Stored, history_s: float) -> list[Stored]:

@@ -14,7 +14,7 @@ from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import AnyCheck, AnySource, Context, Sample, View
+from slurm_robust.nodes.check import AnyCheck, AnySource, Context, View
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.together import together
 from slurm_robust.nodes.verdict import OUT_OF_TIME, Report, overridden, rule_of, subject_key
@@ -145,7 +145,7 @@ class _CheckRun:
         self._memory = memory
         self._now = now
         self.job_gone = job_gone
-        self.facts: dict[str, Sample[Any]] = {}
+        self.facts: dict[str, View[Any]] = {}
         self.boot_id = host.boot_id()
         self.answers: dict[str, Answer] = {}
         self.errors: dict[str, str] = {}
@@ -184,7 +184,7 @@ class _CheckRun:
                 self.answers[source.name] = wrong
                 self.errors[source.name] = wrong.error
                 continue
-            sample = Sample(at=self._now, boot_id=self.boot_id, facts=facts)
+            sample = View(at=self._now, boot_id=self.boot_id, facts=facts)
             self.facts[source.name] = sample
             if self._memory is not None:
                 self._memory.remember(source, sample)

@@ -20,7 +20,7 @@ from slurm_robust.kernel.events import KernelFacts
 from slurm_robust.kernel.kmsg import KernelEvent
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.nodeseen import DriverError, HookSeen, NodeSeen, grown
-from slurm_robust.nodes.check import Context, Sample
+from slurm_robust.nodes.check import Context, View
 from slurm_robust.nodes.checks.gpu import GPUS
 from slurm_robust.nodes.checks.infiniband import SOURCE as INFINIBAND
 from slurm_robust.nodes.checks.infiniband import InfinibandFacts, Port
@@ -111,7 +111,7 @@ class Node:
             (GPUS, GpuFacts(gpus=(Gpu(index=3, link_errors=errors, clique="u/1"), Gpu(index=4)))),
             (KERNEL, KernelFacts(boot_at=0.0, events=events)),
         ):
-            memory.remember(source, Sample(at=self.now, boot_id=boot, facts=facts))
+            memory.remember(source, View(at=self.now, boot_id=boot, facts=facts))
         report = Report(node="n1", at=self.now, boot_id=boot, context=Context.EPILOG, findings=findings)
         return report, Conclusion(fit=True), memory
 

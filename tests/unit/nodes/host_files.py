@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import Sample, View
+from slurm_robust.nodes.check import View
 
 F = TypeVar("F", bound=Record)
 
@@ -33,7 +33,7 @@ def view(
     facts: F, *before: tuple[float, F], baseline: F | None = None, boot_id: str = "b", **more: Any
 ) -> View[F]:
     """What a judge sees at ``NOW``; ``before`` are facts with their age in seconds, oldest first."""
-    samples = tuple(Sample(at=NOW - age, boot_id="b", facts=old) for age, old in before)
+    samples = tuple(View(at=NOW - age, boot_id="b", facts=old) for age, old in before)
     return View(facts=facts, at=NOW, boot_id=boot_id, before=samples, baseline=baseline, **more)
 
 

@@ -10,7 +10,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.events import KernelFacts, summarise
 from slurm_robust.kernel.kmsg import KernelRecord
 from slurm_robust.model.findings import Finding, Outcome
-from slurm_robust.nodes.check import Sample, View
+from slurm_robust.nodes.check import View
 from slurm_robust.nodes.checks import kernel
 from slurm_robust.nodes.checks.kernel import window_s
 
@@ -43,7 +43,7 @@ def view(
 ) -> View[KernelFacts]:
     """What judges see ``now`` seconds after the boot, when the log holds ``lines``."""
     log = happened(*lines, now=now, facility=facility, config=config)
-    before = tuple(Sample(at=BOOT + 1.0, boot_id=earlier_boot, facts=past) for past in earlier)
+    before = tuple(View(at=BOOT + 1.0, boot_id=earlier_boot, facts=past) for past in earlier)
     read = structs.replace(log, gpus=gpus, **facts)
     return View(facts=read, at=BOOT + now, boot_id="boot", before=before)
 

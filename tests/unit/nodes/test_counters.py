@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import Sample, View
+from slurm_robust.nodes.check import View
 from slurm_robust.nodes.counters import grown, most_within, readings
 
 
@@ -60,10 +60,10 @@ def test_nothing_is_counted_that_did_not_happen(moves: list[tuple[float, int, bo
 
 def test_readings_are_of_this_boot_and_not_of_the_future() -> None:
     before = (
-        Sample(at=1.0, boot_id="old", facts=Facts(count=9)),
-        Sample(at=2.0, boot_id="new", facts=Facts(count=1)),
-        Sample(at=3.0, boot_id="new", facts=Facts(count=None)),
-        Sample(at=8.0, boot_id="new", facts=Facts(count=7)),
+        View(at=1.0, boot_id="old", facts=Facts(count=9)),
+        View(at=2.0, boot_id="new", facts=Facts(count=1)),
+        View(at=3.0, boot_id="new", facts=Facts(count=None)),
+        View(at=8.0, boot_id="new", facts=Facts(count=7)),
     )
     view = View(facts=Facts(count=2), at=5.0, boot_id="new", before=before)
     assert readings(view, lambda facts: facts.count) == [(2.0, 1), (5.0, 2)]

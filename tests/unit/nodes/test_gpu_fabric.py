@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from slurm_robust.model.findings import Suggestion
-from slurm_robust.nodes.check import Sample, View
+from slurm_robust.nodes.check import View
 from slurm_robust.nodes.gpus.facts import GpuFacts
 from slurm_robust.nodes.together import together
 from tests.unit.nodes.kernel_logs import judged
@@ -30,9 +30,7 @@ WAITS = (UNKNOWN, NONE, "NVLink fabric is being initialised")
 
 
 def view(fabric: str, uptime_s: float | None, *before: tuple[float, str], boot: str = "b") -> View[GpuFacts]:
-    samples = tuple(
-        Sample(at=NOW - ago, boot_id=boot, facts=facts(gpu(fabric=state))) for ago, state in before
-    )
+    samples = tuple(View(at=NOW - ago, boot_id=boot, facts=facts(gpu(fabric=state))) for ago, state in before)
     return View(facts=facts(gpu(fabric=fabric), uptime_s=uptime_s), at=NOW, boot_id="b", before=samples)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.model.findings import Outcome
-from slurm_robust.nodes.check import Sample, View
+from slurm_robust.nodes.check import View
 from slurm_robust.nodes.gpus.facts import GpuError, GpuFacts, Throttle
 from tests.unit.nodes.host_files import NOW, view
 from tests.unit.nodes.sample_gpus import (
@@ -187,7 +187,7 @@ def test_what_the_baseline_had_on_is_missed() -> None:
 
 @given(st.integers(-10, 10), st.sampled_from(["", "b", "next"]))
 def test_judges_take_samples_of_any_time_and_boot(hours: int, boot_id: str) -> None:
-    before = (Sample(at=NOW + 3600.0 * hours, boot_id=boot_id, facts=facts(*EIGHT)),)
+    before = (View(at=NOW + 3600.0 * hours, boot_id=boot_id, facts=facts(*EIGHT)),)
     seen = View(facts=facts(*EIGHT), at=NOW, boot_id="b", before=before, baseline=facts())
     for name in PER_GPU:
         assert all(one.suggestion is not REBOOT for one in judge(name.removeprefix("gpu."), seen))

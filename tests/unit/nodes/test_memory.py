@@ -10,7 +10,7 @@ import pytest
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import HISTORY, AnySource, Sample, Source
+from slurm_robust.nodes.check import HISTORY, AnySource, Source, View
 from slurm_robust.nodes.memory import IN_A_ROW, Memory, ProcessMemory, Stored, joined, record_baseline
 from tests.alone import alone
 
@@ -35,7 +35,7 @@ DOORS: AnySource = Source(name="fans", facts=Doors, gather=look, fresh_s=60.0, h
 def keep(folder: Path, *ats: float, source: AnySource = FANS, boot: str = "b") -> None:
     for at in ats:
         memory = Memory(folder)
-        memory.remember(source, Sample(at=at, boot_id=boot, facts=Fans(rpm=int(at))))
+        memory.remember(source, View(at=at, boot_id=boot, facts=Fans(rpm=int(at))))
         assert memory.save()
 
 
@@ -101,8 +101,8 @@ def test_a_source_without_history_keeps_only_the_newest(tmp_path: Path) -> None:
 
 def test_hooks_side_by_side_do_not_overwrite_each_other(tmp_path: Path) -> None:
     first, second = Memory(tmp_path), Memory(tmp_path)
-    first.remember(FANS, Sample(at=1.0, boot_id="b", facts=Fans(rpm=1)))
-    second.remember(BRIEF, Sample(at=1.0, boot_id="b", facts=Fans(rpm=2)))
+    first.remember(FANS, View(at=1.0, boot_id="b", facts=Fans(rpm=1)))
+    second.remember(BRIEF, View(at=1.0, boot_id="b", facts=Fans(rpm=2)))
     assert first.save()
     assert second.save()
     assert Memory(tmp_path).fresh(FANS, 2.0, "b") is not None
@@ -171,7 +171,7 @@ def test_a_baseline_is_a_readable_file(tmp_path: Path) -> None:
 def test_what_cannot_be_saved_is_lost_and_nothing_is_raised(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     memory = Memory(tmp_path / "state")
-    memory.remember(FANS, Sample(at=1.0, boot_id="b", facts=Fans(rpm=1)))
+    memory.remember(FANS, View(at=1.0, boot_id="b", facts=Fans(rpm=1)))
     assert not memory.save()
 
 
@@ -182,7 +182,7 @@ def test_a_long_memory_is_cut_to_the_newest_facts(tmp_path: Path) -> None:
     source: AnySource = Source(name="long", facts=Long, gather=look, history_s=1e6)
     for at in range(1, 5):
         memory = Memory(tmp_path)
-        memory.remember(source, Sample(at=float(at), boot_id="b", facts=Long(text="x" * 400_000)))
+        memory.remember(source, View(at=float(at), boot_id="b", facts=Long(text="x" * 400_000)))
         assert memory.save()
     assert len(Memory(tmp_path).before(source, 10.0)) <= 2
     assert (tmp_path / "facts.msgpack").stat().st_size < 2**20
@@ -195,7 +195,7 @@ def test_a_process_remembers_by_itself_and_writes_nothing(tmp_path: Path) -> Non
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     memory = ProcessMemory(tmp_path)
     for at in (1000.0, 1010.0):
-        memory.remember(FANS, Sample(at=at, boot_id="b", facts=Fans(rpm=int(at))))
+        memory.remember(FANS, View(at=at, boot_id="b", facts=Fans(rpm=int(at))))
         memory.count({"fans left": True}, ["fans left"], ["fans"])
         assert memory.save()
     assert [sample.at for sample in memory.before(FANS, 1020.0)] == [1000.0, 1010.0]
