@@ -11,8 +11,9 @@ that all have, own or peer.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import (
     Buffer,
     BufferInUse,
+    Image,
     NotReserved,
     OnMap,
     TensorSpec,
@@ -96,181 +98,26 @@ class Target:
     parts: Sequence[torch.Tensor]  # the same memory in pieces
 
 
-@dataclass
-class Filling:
-    """A buffer that is being filled. Either :meth:`commit` or :meth:`discard` ends it."""
+class TensorBuffer(Buffer):
+    """A buffer and the tensors in it; making thousands takes milliseconds, so they are kept."""
 
-    owner: PartBuffers
-    number: int
-    checkpoint: CheckpointId
-    buffer: Buffer
-    targets: list[Target]
-    tree: bytes
-    stride: int  # this and ``flush`` are what it was begun with
-    flush: int
+    targets: Sequence[Target] = ()
+    _targets_of: tuple[tuple[TensorSpec, ...], int] = ((), 0)
 
-    def replace_tree(self, tree: bytes) -> bool:
-        """Put in another tree; False if there is no room for it."""
-        fits = self.buffer.replace_tree(tree)
-        if fits:
-            self.tree = tree
-        return fits
-
-    def commit(self) -> None:
-        """All tensors are in place: sum them up, and the image is whole."""
-        self.buffer.commit()
-        self.owner.held[self.number] = self.checkpoint
-
-    def discard(self) -> None:
-        """Leave the buffer empty."""
-        self.buffer.discard()
-
-
-@dataclass(frozen=True)
-class UnreservedBuffer:
-    """A buffer for which memory is still to be reserved."""
-
-    owner: PartBuffers
-    number: int
-    total: int  # bytes
-
-    def reserve(self) -> None:
-        """Reserve it, which takes seconds. Raises :class:`NotWritten`."""
-        self.owner.reserve(self.number, self.total)
-
-
-@dataclass
-class PartBuffers:
-    """Buffers ``own-<rank>.<number>`` (or ``shared.<number>``) in a folder of copies.
-
-    Not for several threads at once, but for :meth:`reserve`, beside which no other method may run.
-    """
-
-    folder: MemoryFolder
-    header: PartHeader  # of all images, but for the step
-    restored: CheckpointId | None  # what this generation went on from, None for a fresh start
-    on_map: OnMap = lambda _: lambda: None
-    cap: int = 0  # buffers that may be used
-    held: dict[int, CheckpointId | None] = field(default_factory=dict)  # whole images by number, None: empty
-    _open: dict[int, Buffer] = field(default_factory=dict)
-    _targets: dict[int, tuple[tuple[TensorSpec, ...], int, list[Target]]] = field(default_factory=dict)
-
-    def scan(self) -> None:
-        """Take over the buffers that processes before this one left."""
-        for number in range(_MAX_BUFFERS):
-            path = self.folder.own(self.header.rank, number)
-            if path.exists():
-                header = read_header(path)
-                ours = header is not None and self._is_ours(header)
-                self.held[number] = header.checkpoint if header and ours else None
-
-    def limit(self, cap: int) -> None:
-        """Use at most ``cap`` buffers, and give back the memory of those beyond, least wanted first."""
-        self.cap = cap
-        surplus = max(0, len(self.held) - cap) if cap else 0
-        for number in [n for n in self._order(1, -1) if n in self.held][:surplus]:
-            self._forget(number)
-
-    def begin(
-        self, step: int, specs: tuple[TensorSpec, ...], tree: bytes, *, stride: int, flush: int
-    ) -> Filling | UnreservedBuffer:
-        """Give up the image that is needed least and lay out the next one; or what must be reserved before.
-
-        Raises :class:`NotWritten` if all buffers are being read or cannot be made.
-        """
-        header = msgspec.structs.replace(self.header, step=step)
-        for number in self._order(stride, flush):
-            try:
-                buffer = self._buffer(number)
-                views = buffer.begin(header, specs, tree, reserved=True)
-            except BufferInUse:
-                continue
-            except NotReserved:
-                return UnreservedBuffer(self, number, buffer.total)
-            except OSError as error:
-                raise self._not_written(number, error) from error
-            self.held[number] = None
-            targets = self._targets_in(number, specs, views)
-            return Filling(self, number, header.checkpoint, buffer, targets, tree, stride, flush)
-        raise NotWritten(
-            f"all {len(self.held)} snapshots of rank {header.rank} are being read: copying them to peers or "
-            "storage takes longer than the steps"
-        )
-
-    def reserve(self, number: int, total: int) -> None:
-        """Have memory for an image of ``total`` bytes. Raises :class:`NotWritten`.
-
-        The kernel clears that memory, and a GPU's driver registers it, which takes longer than copying.
-        """
-        try:
-            self._buffer(number).reserve(total)
-        except BufferInUse:
-            pass  # somebody reads it meanwhile: another one is next
-        except OSError as error:
-            raise self._not_written(number, error) from error
-
-    def wanted(self, total: int, *, stride: int = 1, flush: int = -1) -> UnreservedBuffer | None:
-        """The buffer that an image of ``total`` bytes takes next, if it still needs memory."""
-        number = next(iter(self._order(stride, flush)), None)
-        if number is None or (number in self._open and self._open[number].mapped >= total):
-            return None
-        return UnreservedBuffer(self, number, total)
+    def lay_out(self, header: PartHeader, specs: tuple[TensorSpec, ...], tree: bytes) -> None:
+        """Begin an image whose tensors are :attr:`targets`; raises as :meth:`begin` with ``reserved``."""
+        views = self.begin(header, specs, tree, reserved=True)
+        memory = next((torch.frombuffer(view, dtype=torch.uint8) for view in views if len(view)), None)
+        made_of = specs, 0 if memory is None else memory.data_ptr()
+        if self._targets_of != made_of:
+            tensors = [tensor_in(view, spec) for view, spec in zip(views, specs, strict=True)]
+            self.targets = [Target(tensor, pieces(tensor)) for tensor in tensors]
+            self._targets_of = made_of
 
     def close(self) -> None:
-        """Let go of the buffers; the images in them stay."""
-        self._targets.clear()
-        for buffer in self._open.values():
-            buffer.close()
-        self._open.clear()
-
-    def _order(self, stride: int, flush: int) -> list[int]:
-        return refill_order(
-            self.held,
-            cap=self.cap,
-            generation=self.header.generation,
-            restored=self.restored,
-            stride=max(1, stride),
-            flush=flush,
-        )
-
-    def _is_ours(self, header: PartHeader) -> bool:
-        fields = {"generation": header.generation, "step": header.step, "library": header.library}
-        return msgspec.structs.replace(self.header, **fields) == header
-
-    def _buffer(self, number: int) -> Buffer:
-        if number not in self._open:
-            self._open[number] = Buffer(self.folder.own(self.header.rank, number), self.on_map)
-            self.held.setdefault(number, None)
-        return self._open[number]
-
-    def _targets_in(
-        self, number: int, specs: tuple[TensorSpec, ...], views: list[memoryview]
-    ) -> list[Target]:
-        """The tensors that are in a buffer; making thousands takes milliseconds, so they are kept."""
-        address = next((_address(view) for view in views if len(view)), 0)
-        known = self._targets.get(number)
-        if known is None or known[:2] != (specs, address):
-            made = [tensor_in(view, spec) for view, spec in zip(views, specs, strict=True)]
-            known = specs, address, [Target(tensor, pieces(tensor)) for tensor in made]
-            self._targets[number] = known
-        return known[2]
-
-    def _not_written(self, number: int, error: OSError) -> NotWritten:
-        return NotWritten(
-            f"{self.folder.own(self.header.rank, number)}: {os.strerror(error.errno or 0)}; give the job "
-            "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
-        )
-
-    def _forget(self, number: int) -> None:
-        self._targets.pop(number, None)
-        if number in self._open:
-            self._open.pop(number).close()
-        del self.held[number]
-        self.folder.own(self.header.rank, number).unlink(missing_ok=True)
-
-
-def _address(view: memoryview) -> int:
-    return torch.frombuffer(view, dtype=torch.uint8).data_ptr()
+        """Unmap and close; the file and a whole image in it stay."""
+        self.targets, self._targets_of = (), ((), 0)
+        super().close()
 
 
 class TensorPlace(Record):
@@ -294,17 +141,26 @@ class Contents(NamedTuple):
     tensors: list[list[torch.Tensor]]
 
 
-class Table(NamedTuple):
-    """What an image holds."""
-
-    specs: tuple[TensorSpec, ...]
-    tree: bytes  # to which the tensors belong
+Reserve = Callable[[], None]
+"""Reserves memory for one buffer, which takes seconds. Raises :class:`NotWritten`."""
 
 
-class RankParts:
-    """The parts that one rank writes.
+@dataclass
+class _Part:
+    """What of one part stays from snapshot to snapshot."""
 
-    ``gather`` says how much there is; ``on_map`` is called as by :class:`PartBuffers`.
+    header: PartHeader  # of all images, but for the step
+    buffers: dict[int, TensorBuffer] = field(default_factory=dict)
+    signature: list[tuple[torch.dtype, torch.Size]] = field(default_factory=list)
+    specs: tuple[TensorSpec, ...] = ()
+    nbytes: int = 0
+
+
+class RankBuffers:
+    """The buffers that one rank fills: of its own part and, if it is a node's first, of the shared part.
+
+    Not for several threads at a time; while a :data:`Reserve` is called, no method may run. ``gather`` says
+    how much memory there is; ``on_map`` is called as by :class:`Buffer`.
     """
 
     def __init__(
@@ -318,118 +174,166 @@ class RankParts:
         self._folder = folder
         self._place = place
         self._gather = gather
-        self._own = self._part(place.header.rank, on_map)
-        self._shared = self._part(SHARED, on_map) if place.first_on_node else None
+        self._on_map = on_map
+        self._cap = 0  # buffers of each part that may be used
         self._planned = (0, 0)
+        self._parts: list[_Part] = []
+        for rank in (place.header.rank, SHARED) if place.first_on_node else (place.header.rank,):
+            part = _Part(msgspec.structs.replace(place.header, rank=rank))
+            self._parts.append(part)
+            for number in range(_MAX_BUFFERS):  # those that processes before this one left
+                path = folder.own(rank, number)
+                if path.exists():
+                    buffer, found = self._buffer(part, number), read_header(path)
+                    if found is not None and found.matches(
+                        msgspec.structs.replace(part.header, generation=found.generation, step=found.step)
+                    ):
+                        buffer.checkpoint = found.checkpoint
 
     def contents(self, snapshot: Snapshot) -> Contents:
-        """What this rank writes of a state. Raises ``UnsupportedState``."""
+        """Return what this rank writes of a state. Raises ``UnsupportedState``."""
         own = {"own": snapshot.own, "rng": snapshot.rng, "has_shared": bool(snapshot.shared)}
         values = [own | {"bound": sorted(snapshot.bound)}]
-        if self._shared is not None and snapshot.shared:
+        if len(self._parts) > 1 and snapshot.shared:
             values.append({"shared": snapshot.shared})
         trees, tensors = zip(*map(flatten, values), strict=True)
         return Contents(values, list(trees), list(tensors))
 
     def describe(self, contents: Contents) -> bool:
-        """See what the state is made of; True if that is not what it was."""
-        first = not self._own.signature
-        parts = zip(self._parts(), contents.trees, contents.tensors, strict=False)
-        changed = [part.describe(tree, tensors) for part, tree, tensors in parts]
-        return any(changed) and not first
+        """Bring the tables of the parts up to date; True if the state has other tensors than before."""
+        first, changed = not self._parts[0].signature, False
+        for part, tree, tensors in zip(self._parts, contents.trees, contents.tensors, strict=False):
+            signature = [(tensor.dtype, tensor.shape) for tensor in tensors]
+            if signature != part.signature:
+                changed, part.signature = True, signature
+                part.specs = specs_of(tensors)
+                part.nbytes = image_bytes(part.specs, tree)
+        return changed and not first
 
     def make_room(self, snapshot: Snapshot) -> str:
         """Plan for the state when it has become larger; why there are fewer buffers than it takes, if so.
 
         Raises :class:`NotWritten`.
         """
-        if self._own.nbytes <= self._planned[0] and (
-            self._shared is None or self._shared.nbytes <= self._planned[1]
-        ):
+        own, *others = (part.nbytes for part in self._parts)
+        if own <= self._planned[0] and sum(others) <= self._planned[1]:
             return ""
         shared = sum(tensor.nbytes for tensor in flatten(snapshot.shared)[1])
-        return self._planned_for(self._own.nbytes, max(shared, self._shared.nbytes if self._shared else 0))
+        return self._plan(own, max([shared, *others]))
 
-    def begin(
-        self, step: int, trees: list[bytes], *, stride: int, flush: int
-    ) -> list[Filling] | UnreservedBuffer:
-        """Lay out each part's next buffer, or what must be reserved before. Raises :class:`NotWritten`."""
-        fillings: list[Filling] = []
-        found: Filling | UnreservedBuffer | None = None
-        try:
-            for part, tree in zip(self._parts(), trees, strict=False):  # there may be nothing to share
-                found = part.buffers.begin(step, part.specs, tree, stride=stride, flush=flush)
-                if isinstance(found, UnreservedBuffer):
-                    return found
-                fillings.append(found)
-            return fillings
-        finally:
-            if len(fillings) < len(trees):
-                for filling in fillings:
-                    filling.discard()
-
-    def expect(self, tables: list[Table]) -> tuple[list[UnreservedBuffer], str]:
-        """What to reserve for a state of which only these tables are known; and what :meth:`make_room` says.
+    def expect(self, images: Sequence[Image]) -> tuple[list[Reserve], str]:
+        """Plan for a state of which only these images are known: what to reserve, and as :meth:`make_room`.
 
         Raises :class:`NotWritten`.
         """
-        sizes = [image_bytes(table.specs, table.tree) for table in tables]
-        for part, table, size in zip(self._parts(), tables, sizes, strict=False):
-            part.specs, part.nbytes = table.specs, size
-        reason = self._planned_for(sizes[0], sum(sizes[1:]))
-        wanted = [part.buffers.wanted(size) for part, size in zip(self._parts(), sizes, strict=False)]
-        return [one for one in wanted if one is not None], reason
+        sizes = [image_bytes(image.tensors, image.tree) for image in images]
+        for part, image, size in zip(self._parts, images, sizes, strict=False):
+            part.specs, part.nbytes = image.tensors, size
+        reason = self._plan(sizes[0], sum(sizes[1:]))
+        return self.wanted(sizes), reason
+
+    def begin(
+        self, step: int, trees: list[bytes], *, stride: int, flush: int
+    ) -> list[TensorBuffer] | Reserve:
+        """Lay out the next image of each part in the buffer that is needed least; or what to reserve before.
+
+        Raises :class:`NotWritten` if all buffers of a part are being read or cannot be made.
+        """
+        begun: list[TensorBuffer] = []
+        try:
+            for part, tree in zip(self._parts, trees, strict=False):  # there may be nothing to share
+                found = self._begin(part, step, tree, stride=stride, flush=flush)
+                if not isinstance(found, TensorBuffer):
+                    return found
+                begun.append(found)
+            return begun
+        finally:
+            if len(begun) < len(trees):
+                for buffer in begun:
+                    buffer.discard()
+
+    def wanted(self, sizes: Sequence[int], *, stride: int = 1, flush: int = -1) -> list[Reserve]:
+        """What to reserve before images of these sizes are begun, of the own part first."""
+        found: list[Reserve] = []
+        for part, size in zip(self._parts, sizes, strict=False):
+            number = next(iter(self._order(part, stride, flush)), None)
+            if number is not None and not (number in part.buffers and part.buffers[number].mapped >= size):
+                found.append(partial(self._reserve, part, number, size))
+        return found
 
     def close(self) -> None:
         """Let go of the buffers; the images in them stay."""
-        for part in self._parts():
-            part.buffers.close()
+        for part in self._parts:
+            for buffer in part.buffers.values():
+                buffer.close()
+            part.buffers.clear()
 
-    def _planned_for(self, own: int, shared: int) -> str:
+    def _begin(
+        self, part: _Part, step: int, tree: bytes, *, stride: int, flush: int
+    ) -> TensorBuffer | Reserve:
+        header = msgspec.structs.replace(part.header, step=step)
+        for number in self._order(part, stride, flush):
+            try:
+                buffer = self._buffer(part, number)
+                buffer.lay_out(header, part.specs, tree)
+            except BufferInUse:
+                continue
+            except NotReserved:
+                return partial(self._reserve, part, number, buffer.total)
+            except OSError as error:
+                raise self._not_written(part, number, error) from error
+            return buffer
+        raise NotWritten(
+            f"all {len(part.buffers)} snapshots of rank {header.rank} are being read: copying them to peers "
+            "or storage takes longer than the steps"
+        )
+
+    def _reserve(self, part: _Part, number: int, total: int) -> None:
+        """The kernel clears that memory, and a GPU's driver registers it, which takes longer than copying."""
         try:
-            return self._plan(own, shared)
+            self._buffer(part, number).reserve(total)
+        except BufferInUse:
+            pass  # somebody reads it meanwhile: another one is next
         except OSError as error:
-            raise NotWritten(f"{self._folder.path}: {error.strerror}") from error
+            raise self._not_written(part, number, error) from error
 
     def _plan(self, own: int, shared: int) -> str:
         place = self._place
-        rooms = self._gather(self._folder.path)
-        plan = budget.plan(own=own, shared=shared, ranks=place.ranks_on_node, nodes=place.nodes, rooms=rooms)
-        self.active = plan.own_buffers > 0
-        for part in self._parts():
-            part.buffers.limit(plan.own_buffers)
-        budget.write_plan(self._folder.path, place.header.rank, plan)
+        try:
+            rooms = self._gather(self._folder.path)
+            plan = budget.plan(
+                own=own, shared=shared, ranks=place.ranks_on_node, nodes=place.nodes, rooms=rooms
+            )
+            self.active, self._cap = plan.own_buffers > 0, plan.own_buffers
+            for part in self._parts if self.active else ():  # the memory of those beyond is given back
+                surplus = max(0, len(part.buffers) - self._cap)
+                for number in [n for n in self._order(part, 1, -1) if n in part.buffers][:surplus]:
+                    buffer = part.buffers.pop(number)
+                    buffer.close()
+                    buffer.path.unlink(missing_ok=True)
+            budget.write_plan(self._folder.path, place.header.rank, plan)
+        except OSError as error:
+            raise NotWritten(f"{self._folder.path}: {error.strerror}") from error
         self._planned = own, shared
         return plan.reason
 
-    def _part(self, rank: int, on_map: OnMap) -> _Part:
-        header = msgspec.structs.replace(self._place.header, rank=rank)
-        buffers = PartBuffers(self._folder, header, self._place.restored, on_map)
-        buffers.scan()
-        return _Part(buffers)
+    def _order(self, part: _Part, stride: int, flush: int) -> list[int]:
+        return refill_order(
+            {number: buffer.checkpoint for number, buffer in part.buffers.items()},
+            cap=self._cap,
+            generation=part.header.generation,
+            restored=self._place.restored,
+            stride=max(1, stride),
+            flush=flush,
+        )
 
-    def _parts(self) -> Iterator[_Part]:
-        yield self._own
-        if self._shared is not None:
-            yield self._shared
+    def _buffer(self, part: _Part, number: int) -> TensorBuffer:
+        if number not in part.buffers:
+            part.buffers[number] = TensorBuffer(self._folder.own(part.header.rank, number), self._on_map)
+        return part.buffers[number]
 
-
-@dataclass
-class _Part:
-    """What of one part stays from snapshot to snapshot."""
-
-    buffers: PartBuffers
-    signature: list[tuple[torch.dtype, torch.Size]] = field(default_factory=list)
-    specs: tuple[TensorSpec, ...] = ()
-    nbytes: int = 0
-
-    def describe(self, tree: bytes, tensors: list[torch.Tensor]) -> bool:
-        """Bring the table up to date; True if it is another one than before."""
-        signature = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        changed = signature != self.signature
-        if changed:
-            self.signature, specs = signature, specs_of(tensors)
-            if specs != self.specs:  # else they are known by a state that was restored
-                self.specs = specs
-            self.nbytes = image_bytes(self.specs, tree)
-        return changed
+    def _not_written(self, part: _Part, number: int, error: OSError) -> NotWritten:
+        return NotWritten(
+            f"{self._folder.own(part.header.rank, number)}: {os.strerror(error.errno or 0)}; give the job "
+            "more memory (--mem), the node a larger /dev/shm, or set checkpoint.memory to false"
+        )

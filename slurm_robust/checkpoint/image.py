@@ -32,6 +32,7 @@ import xxhash
 from slurm_robust.checkpoint.chunks import CHUNK_BYTES, Piece, filled_sums, sums_of
 from slurm_robust.checkpoint.errors import CorruptPart, ForeignPart, MissingCheckpoint
 from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.record import UNREADABLE, Record, decoded
 from slurm_robust.util.ours import open_ours, read_ours
 
@@ -55,77 +56,6 @@ OnMap = Callable[[memoryview], Callable[[], None]]
 
 class BufferInUse(Exception):
     """Somebody reads the file, so it cannot be written now."""
-
-
-class SharedFile:
-    """One writer at a time; :attr:`map` is None until :meth:`make_room`."""
-
-    def __init__(self, path: Path, on_map: OnMap = lambda _: lambda: None) -> None:
-        """Open or make the file (0600), which keeps its content. Raises ``OSError``."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self.path = path
-        self.map: mmap.mmap | None = None
-        self._file = os.open(path, flags, 0o600)
-        self._on_map = on_map
-        self._on_unmap: Callable[[], None] = lambda: None
-
-    @property
-    def capacity(self) -> int:
-        """Bytes that are reserved."""
-        return os.fstat(self._file).st_size
-
-    def lock(self) -> None:
-        """Keep readers out. Raises :class:`BufferInUse`."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BufferInUse(str(self.path)) from None
-
-    def share(self) -> bool:
-        """Let readers in, and no other writer; False if another writer has come in between."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def unlock(self) -> None:
-        """Let everybody in."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def make_room(self, total: int) -> mmap.mmap:
-        """Reserve and map ``total`` bytes of a locked file.
-
-        Raises ``OSError`` when there is no memory; the file is empty and unlocked then.
-        """
-        try:
-            if self.capacity < total:
-                self._drop_map()
-                # Reserved now: writing to a sparse file on a full /dev/shm would kill us by SIGBUS.
-                os.posix_fallocate(self._file, 0, -(-total // mmap.PAGESIZE) * mmap.PAGESIZE)
-            if self.map is None:
-                self.map = mmap.mmap(self._file, self.capacity)
-                self._on_unmap = self._on_map(memoryview(self.map))
-        except OSError:
-            self._drop_map()
-            os.ftruncate(self._file, 0)
-            self.unlock()
-            raise
-        return self.map
-
-    def close(self) -> None:
-        """Unmap and close; the file and what is in it stay."""
-        self._drop_map()
-        os.close(self._file)
-
-    def _drop_map(self) -> None:
-        if self.map is not None:
-            self._on_unmap()
-            try:
-                self.map.close()
-            except BufferError:
-                pass  # a view of an earlier image lives; the kernel unmaps when it is gone
-            self.map = None
 
 
 class NotReserved(Exception):
@@ -174,34 +104,43 @@ class Buffer:
     def __init__(self, path: Path, on_map: OnMap = lambda _: lambda: None) -> None:
         """Open or make the file (0600), which keeps its content. Raises ``OSError``."""
         self.path = path
-        self._file = SharedFile(path, on_map)
+        self.checkpoint: CheckpointId | None = None  # of the whole image that its writer knows to be here
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._map: mmap.mmap | None = None
+        self._on_map = on_map
+        self._on_unmap: Callable[[], None] = lambda: None
+        self._header = _UNKNOWN  # this and the next two: of the image that was begun last
         self._meta = Meta(tensors=(), tree=b"", sums=b"")
         self._layout = _Layout(meta_bytes=0, data_at=0, data_bytes=0)
-        self._header = b""
 
     @property
     def capacity(self) -> int:
         """Bytes that are reserved."""
-        return self._file.capacity
+        return os.fstat(self._file).st_size
 
     @property
     def mapped(self) -> int:
         """Bytes that are reserved and mapped."""
-        return 0 if self._file.map is None else len(self._file.map)
+        return 0 if self._map is None else len(self._map)
 
     @property
     def total(self) -> int:
         """Bytes of the image that was begun last."""
         return self._layout.total
 
+    @property
+    def tree(self) -> bytes:
+        """To what the tensors of the image belong that was begun last."""
+        return self._meta.tree
+
     def reserve(self, total: int) -> None:
         """Reserve and map ``total`` bytes, which takes seconds; the image that is here stays.
 
         Raises :class:`BufferInUse`, or ``OSError`` when there is no memory (then the buffer is empty).
         """
-        self._file.lock()
-        self._file.make_room(total)
-        self._file.unlock()
+        self._lock()
+        self._make_room(total)
+        self._unlock()
 
     def begin(
         self, header: PartHeader, tensors: Sequence[TensorSpec], tree: bytes, *, reserved: bool = False
@@ -211,10 +150,10 @@ class Buffer:
         Raises :class:`BufferInUse`, or ``OSError`` when there is no memory (then the buffer is empty).
         ``reserved``: raise :class:`NotReserved` instead of reserving it.
         """
+        self._header = header
         self._layout, self._meta = _lay_out(tensors, tree)
-        self._header = msgspec.msgpack.encode(header)
-        if _HEADER_AT + len(self._header) > PAGE:
-            raise ValueError(f"the header has {len(self._header)} bytes: use a shorter run id and layout")
+        if _HEADER_AT + len(msgspec.msgpack.encode(header)) > PAGE:
+            raise ValueError("the header takes more than a page: use a shorter run id and layout")
         whole = self._open(self.total, reserved=reserved)
         views, at = [], self._layout.data_at
         for tensor in tensors:
@@ -231,20 +170,19 @@ class Buffer:
         return fits
 
     def commit(self) -> None:
-        """The data are in place: sum them up and make the image whole."""
-        whole = self._file.map
-        assert whole is not None
-        data = memoryview(whole)[self._layout.data_at : self.total]
+        """Sum up the data, which are in place, and make the image whole."""
+        assert self._map is not None
+        data = memoryview(self._map)[self._layout.data_at : self.total]
         meta = msgspec.msgpack.encode(msgspec.structs.replace(self._meta, sums=sums_of(data)))
         data.release()
-        whole[PAGE : PAGE + len(meta)] = meta
-        page = bytearray(PAGE)
-        fields = (VERSION, len(self._header), len(meta), self._layout.data_at, self._layout.data_bytes)
+        self._map[PAGE : PAGE + len(meta)] = meta
+        page, header = bytearray(PAGE), msgspec.msgpack.encode(self._header)
+        fields = (VERSION, len(header), len(meta), self._layout.data_at, self._layout.data_bytes)
         _PREFIX.pack_into(page, 8, *fields, CHUNK_BYTES, 0, _sum(meta), 0)
-        page[_HEADER_AT : _HEADER_AT + len(self._header)] = self._header
+        page[_HEADER_AT : _HEADER_AT + len(header)] = header
         struct.pack_into("<Q", page, _SUM_AT, _sum(page[8:]))
-        whole[8:PAGE] = bytes(page[8:])
-        self._publish()
+        self._map[8:PAGE] = bytes(page[8:])
+        self._publish(self._header)
 
     def receive(self, total: int) -> memoryview:
         """Give up the image that is here; where bytes 8 to ``total`` of another belong.
@@ -254,36 +192,85 @@ class Buffer:
         return self._open(total)[8:total]
 
     def adopt(self) -> PartHeader:
-        """What was received is whole if its sums agree. Raises :class:`CorruptPart`."""
-        assert self._file.map is not None
-        image = Image(self.path, self._file.map, received=True)
+        """Make what was received whole if its sums agree. Raises :class:`CorruptPart`."""
+        assert self._map is not None
+        image = Image(self.path, self._map, received=True)
         image.verify()
-        self._publish()
+        self._publish(image.header)
         return image.header
 
     def discard(self) -> None:
         """Leave the buffer empty."""
-        self._file.unlock()
+        self._unlock()
 
     def close(self) -> None:
         """Unmap and close; the file and a whole image in it stay."""
-        self._file.close()
+        self._drop_map()
+        os.close(self._file)
 
     def _open(self, total: int, *, reserved: bool = False) -> memoryview:
-        self._file.lock()
+        self._lock()
         if reserved and self.mapped < total:
-            self._file.unlock()
+            self._unlock()
             raise NotReserved(str(self.path))
-        whole = self._file.make_room(total)
+        whole = self._make_room(total)
         whole[:8] = bytes(8)
+        self.checkpoint = None
         return memoryview(whole)
 
-    def _publish(self) -> None:
-        assert self._file.map is not None
-        # In this order: an agent that sees the image opens it at once, and takes a locked one for refilled.
-        if self._file.share():
-            self._file.map[:8] = MAGIC
-        self._file.unlock()
+    def _publish(self, header: PartHeader) -> None:
+        assert self._map is not None
+        try:
+            # Readers are let in before the magic, and no other writer: an agent that sees the image opens it
+            # immediately, and takes a locked one for refilled.
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass  # another writer has come in between
+        else:
+            self._map[:8] = MAGIC
+            self.checkpoint = header.checkpoint
+        self._unlock()
+
+    def _lock(self) -> None:
+        """Keep readers out. Raises :class:`BufferInUse`."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BufferInUse(str(self.path)) from None
+
+    def _unlock(self) -> None:
+        """Let everybody in."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _make_room(self, total: int) -> mmap.mmap:
+        """Reserve and map ``total`` bytes of the locked file.
+
+        Raises ``OSError`` when there is no memory; the file is empty and unlocked then.
+        """
+        try:
+            if self.capacity < total:
+                self._drop_map()
+                # Reserved now: writing to a sparse file on a full /dev/shm would kill us by SIGBUS.
+                os.posix_fallocate(self._file, 0, _round_up(total, mmap.PAGESIZE))
+            if self._map is None:
+                self._map = mmap.mmap(self._file, self.capacity)
+                self._on_unmap = self._on_map(memoryview(self._map))
+        except OSError:
+            self._drop_map()
+            os.ftruncate(self._file, 0)
+            self.checkpoint = None
+            self._unlock()
+            raise
+        return self._map
+
+    def _drop_map(self) -> None:
+        if self._map is not None:
+            self._on_unmap()
+            try:
+                self._map.close()
+            except BufferError:
+                pass  # a view of an earlier image lives; the kernel unmaps when it is gone
+            self._map = None
 
 
 class Image:

@@ -31,17 +31,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from slurm_robust.checkpoint import budget, devices
-from slurm_robust.checkpoint.buffers import (
-    Contents,
-    Filling,
-    RankParts,
-    Table,
-    Target,
-    TensorPlace,
-    UnreservedBuffer,
-)
+from slurm_robust.checkpoint.buffers import Contents, RankBuffers, Reserve, Target, TensorBuffer, TensorPlace
 from slurm_robust.checkpoint.errors import NotWritten
 from slurm_robust.checkpoint.gpus import CUDA, GpuEvent, Gpus, Pairs
+from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training, capture, changed_by_optimizers, gpu_of, key_of
 from slurm_robust.checkpoint.tree import path_of
@@ -141,12 +134,20 @@ def sort_out(
     return early, late
 
 
+class _SnapshotRequest(Record):
+    """The snapshot of a step, which is asked for."""
+
+    step: int
+    stride: int  # this and ``flush`` say which earlier snapshots still matter
+    flush: int
+
+
 @dataclass
 class PendingSnapshot:
     """One snapshot on its way."""
 
-    step: int
-    fillings: list[Filling]
+    request: _SnapshotRequest
+    buffers: list[TensorBuffer]  # the own part's first
     values: list[Any]
     late: Late
     versions: list[int] = field(default_factory=list)
@@ -167,6 +168,11 @@ class PendingSnapshot:
         self.versions = self.late.versions()
         self.may_sum.set()
 
+    @property
+    def step(self) -> int:
+        """After which it is the state."""
+        return self.request.step
+
     def copy_late(self) -> None:
         """Copy the late tensors of the CPU. In the thread."""
         devices.copy(self.cpu(self.late.entries), self.begun)
@@ -181,13 +187,13 @@ class PendingSnapshot:
 
     def target(self, entry: PlacedTensor) -> Target:
         """Where it belongs."""
-        return self.fillings[entry.part].targets[entry.number]
+        return self.buffers[entry.part].targets[entry.number]
 
     def turn_into(self, contents: Contents) -> bool:
         """Take the rest of another state's contents; False if there is no room for its trees."""
         self.values = contents.values
-        pairs = zip(self.fillings, contents.trees, strict=True)
-        return all(filling.replace_tree(tree) for filling, tree in pairs)
+        pairs = zip(self.buffers, contents.trees, strict=True)
+        return all(buffer.replace_tree(tree) for buffer, tree in pairs)
 
     def check(self) -> None:
         """See whether a late tensor was changed since the snapshot was begun. Only the first call counts.
@@ -212,14 +218,6 @@ def _is_block(a: torch.Tensor, b: torch.Tensor) -> bool:
         and a.shape == b.shape
         and a.stride() == b.stride()
     )
-
-
-class _SnapshotRequest(Record):
-    """The snapshot of a step, which is asked for."""
-
-    step: int
-    stride: int  # this and ``flush`` say which earlier snapshots still matter
-    flush: int
 
 
 class Snapshotter:
@@ -249,7 +247,7 @@ class Snapshotter:
         self._runtime = gpus
         self._captures = captures or devices.Captures(gpus)  # its hook comes before ours
         self._pinned = devices.Pinned(gpus)
-        self._parts = RankParts(folder, place, gather, self._pinned.pin)
+        self._buffers = RankBuffers(folder, place, gather, self._pinned.pin)
         self._pending: PendingSnapshot | None = None
         # The newest that is whole; None while another one is on its way.
         self._last: PendingSnapshot | None = None
@@ -269,21 +267,21 @@ class Snapshotter:
     @property
     def active(self) -> bool:
         """There is memory for snapshots, as far as is known."""
-        return self._parts.active
+        return self._buffers.active
 
     @property
     def reserving(self) -> bool:
         """Memory is being reserved: there may be no snapshots until then."""
         return self._reserved is not None and not self._reserved.done
 
-    def expect(self, tables: list[Table], training: Training) -> None:
+    def expect(self, images: Sequence[Image], training: Training) -> None:
         """Reserve memory, beside what follows, for a state that is about to be restored into ``training``.
 
-        ``tables`` say what it is made of, the own part first.
+        ``images`` say what it is made of, the own part's first.
         """
         self._pinned.device = gpu_of(training, self._runtime)
         try:
-            wanted, reason = self._parts.expect(tables)
+            wanted, reason = self._buffers.expect(images)
         except NotWritten as error:
             _log.warning("no memory is reserved for snapshots yet: %s", error)
             return
@@ -350,7 +348,7 @@ class Snapshotter:
         self.settle()
         self._last = None
         if self._reserved is None or self._reserved.wait(PATIENCE_S):
-            self._parts.close()
+            self._buffers.close()
 
     # -- taking one -------------------------------------------------------------------------------
 
@@ -375,7 +373,7 @@ class Snapshotter:
             pending = self._ahead(wanted, last) if self._foreseen else None
         try:
             snapshot = capture(training.entries, deduplicate=training.deduplicate, compact=False)
-            contents = self._parts.contents(snapshot)
+            contents = self._buffers.contents(snapshot)
             owners = changed_by_optimizers(training.entries) if self._overlap else {}
             changed = self._describe(wanted.step, contents)
             before = last.late if last and not changed else None
@@ -385,7 +383,7 @@ class Snapshotter:
                 wrong, pending = pending, None
                 self._abandon(wrong)
             if pending is None:
-                self._tell_limit(self._parts.make_room(snapshot))
+                self._tell_limit(self._buffers.make_room(snapshot))
                 if not self.active:
                     return
                 self._pinned.device = next((e.device for e in (*early, *late.entries) if e.on_gpu), None)
@@ -404,7 +402,7 @@ class Snapshotter:
         late = last.late
         if not late.is_in_place() or all(entry.on_gpu for entry in late.entries):
             return None
-        pending = self._begin(wanted, last.values, [filling.tree for filling in last.fillings], late)
+        pending = self._begin(wanted, last.values, [buffer.tree for buffer in last.buffers], late)
         if pending is not None:
             pending.begun.wait(BEGIN_S)
         return pending
@@ -413,26 +411,21 @@ class Snapshotter:
         self, wanted: _SnapshotRequest, values: list[Any], trees: list[bytes], late: Late
     ) -> PendingSnapshot | None:
         """Lay out the buffers and let the thread copy; None while there is no memory for them yet."""
-        if (fillings := self._fillings(wanted, trees)) is None:
-            return None
-        self._pending = pending = PendingSnapshot(wanted.step, fillings, values, late)
-        pending.copying = self._thread.submit(pending.copy_late)
-        return pending
-
-    def _fillings(self, wanted: _SnapshotRequest, trees: list[bytes]) -> list[Filling] | None:
-        while True:
-            found = self._parts.begin(wanted.step, trees, stride=wanted.stride, flush=wanted.flush)
-            if not isinstance(found, UnreservedBuffer):
-                return found
+        while not isinstance(
+            found := self._buffers.begin(wanted.step, trees, stride=wanted.stride, flush=wanted.flush), list
+        ):
             self._reserve([found])
             if not self._is_reserved():
                 return None
+        self._pending = pending = PendingSnapshot(wanted, found, values, late)
+        pending.copying = self._thread.submit(pending.copy_late)
+        return pending
 
-    def _reserve(self, wanted: list[UnreservedBuffer]) -> None:
+    def _reserve(self, wanted: list[Reserve]) -> None:
         def work() -> None:
             with self._announce():
-                for one in wanted:
-                    one.reserve()
+                for reserve in wanted:
+                    reserve()
 
         self._reserved = BackgroundCall("reserve", work)
 
@@ -468,7 +461,7 @@ class Snapshotter:
         self.settle()
 
     def _describe(self, step: int, contents: Contents) -> bool:
-        changed = self._parts.describe(contents)
+        changed = self._buffers.describe(contents)
         if changed:
             self._warn_once(
                 "layout",
@@ -512,18 +505,16 @@ class Snapshotter:
             pending.may_sum.wait(UPDATE_S)
             whole = not (pending.torn or pending.captured or pending.abandoned)
         finally:
-            for filling in pending.fillings:
+            for buffer in pending.buffers:
                 if whole:
-                    filling.commit()
+                    buffer.commit()
                 else:
-                    filling.discard()
-            self._reserve_next(pending.fillings if whole else [])
-
-    def _reserve_next(self, fillings: list[Filling]) -> None:
-        """Have memory for the next snapshot before it is taken."""
-        found = [f.owner.wanted(f.buffer.total, stride=f.stride, flush=f.flush) for f in fillings]
-        if wanted := [one for one in found if one is not None]:
-            self._reserve(wanted)
+                    buffer.discard()
+            if whole:  # have memory for the next snapshot before it is taken
+                sizes, request = [buffer.total for buffer in pending.buffers], pending.request
+                wanted = self._buffers.wanted(sizes, stride=request.stride, flush=request.flush)
+                if wanted:
+                    self._reserve(wanted)
 
     def _before_update(self, optimizer: object, args: object, kwargs: object) -> None:
         pending = self._pending

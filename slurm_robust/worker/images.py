@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from slurm_robust.checkpoint.buffers import Table
 from slurm_robust.checkpoint.errors import ANEW, CorruptPart, EntryMismatch, MissingCheckpoint
 from slurm_robust.checkpoint.gpus import CUDA, Gpus
 from slurm_robust.checkpoint.header import PartHeader, check_header
@@ -70,11 +69,11 @@ class ImageReader:
         self,
         checkpoint: CheckpointId,
         training: Training,
-        found: Callable[[list[Table]], None] = lambda _: None,
+        found: Callable[[list[Image]], None] = lambda _: None,
     ) -> Snapshot:
         """The state at ``checkpoint``, verified: in the live tensors as far as it fits, else in the images.
 
-        ``found`` is called before that with what it is made of, since reading it takes seconds.
+        ``found`` is called before that with its images, the own part's first, since reading takes seconds.
 
         A damaged copy is removed, so that the next choice does without it; the live tensors may hold what
         is damaged then. Raises a
@@ -90,7 +89,7 @@ class ImageReader:
         parts = [own, self._part(SHARED, checkpoint, wait=True)] if own.tree["has_shared"] else [own]
         shared = parts[1].tree["shared"] if own.tree["has_shared"] else {}
         stored = Snapshot(own=names, shared=shared, rng=own.tree["rng"])
-        found([Table(part.image.tensors, part.image.tree) for part in parts])
+        found([part.image for part in parts])
         places = places_for(stored, training, self._gpus)
         for part in parts:
             with _removed_if_damaged(part.image):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from slurm_robust.checkpoint.buffers import Table, TensorPlace
+from slurm_robust.checkpoint.buffers import TensorPlace
 from slurm_robust.checkpoint.devices import Captures
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import (
@@ -25,6 +25,7 @@ from slurm_robust.checkpoint.errors import (
 )
 from slurm_robust.checkpoint.gpus import CUDA
 from slurm_robust.checkpoint.header import PartHeader
+from slurm_robust.checkpoint.image import Image
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Snapshot, Training, capture
@@ -127,10 +128,10 @@ class ManagedRun:
             return checkpoint.step, store.load(checkpoint, tuple(training.entries))
         self._reader = ImageReader(self._environment, *_place(self._environ))
 
-        def expect(tables: list[Table]) -> None:
+        def expect(images: list[Image]) -> None:
             if self._uses_memory():
                 self._memory = self._snapshotter()
-                self._memory.expect(tables, training)
+                self._memory.expect(images, training)
 
         return checkpoint.step, self._reader.load(checkpoint, training, expect)
 

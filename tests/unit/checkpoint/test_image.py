@@ -26,7 +26,6 @@ from slurm_robust.checkpoint.image import (
     ROOM_TO_GROW,
     Buffer,
     BufferInUse,
-    SharedFile,
     TensorSpec,
     image_bytes,
     open_image,
@@ -70,15 +69,15 @@ def test_what_was_committed_is_read_back(path: Path, sizes: list[int]) -> None:
 def test_an_image_can_be_opened_as_soon_as_it_is_seen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[PartHeader | None] = []
 
-    def unlock(file: SharedFile) -> None:
+    def unlock(buffer: Buffer) -> None:
         seen.append(read_header(path))
         open_image(path).close()
         with pytest.raises(BufferInUse):
             Buffer(path).reserve(1)
-        real(file)
+        real(buffer)
 
-    real = SharedFile.unlock
-    monkeypatch.setattr(SharedFile, "unlock", unlock)
+    real = Buffer._unlock
+    monkeypatch.setattr(Buffer, "_unlock", unlock)
     fill(Buffer(path), [b"a"])
     assert seen == [HEADER]
 

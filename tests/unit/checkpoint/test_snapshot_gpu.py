@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 import torch
 
 from slurm_robust.checkpoint import devices, snapshot
-from slurm_robust.checkpoint.buffers import Table
 from slurm_robust.checkpoint.errors import NotWritten
+from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
+from slurm_robust.model.copies import CheckpointId
 from slurm_robust.testing.lagging_gpus import PAGE, LaggingGpus
 from tests.unit.checkpoint.snapshot_training import RUN, Example, is_right, state_at
 from tests.waiting import wait_for
@@ -229,11 +231,12 @@ def test_snapshots_begin_when_their_memory_is_registered(
 def test_memory_is_registered_while_a_state_is_restored(example: OnGpu, folder: MemoryFolder) -> None:
     example.train(range(6))
     example.snapshotter.settle()
-    parts = example.snapshotter._parts
-    tables = [Table(parts._own.specs, b"")]
     example.snapshotter.close()
+    restored = folder.find(0, CheckpointId(generation=1, step=5))
+    assert restored is not None
     again = OnGpu(folder, example.gpus, generation=2)
-    again.snapshotter.expect(tables, again.training)
+    with closing(open_image(restored)) as image:
+        again.snapshotter.expect([image], again.training)
     wait_for(lambda: not again.snapshotter.reserving)
     registered = example.gpus.registered()
     assert len(registered) == 1

@@ -19,7 +19,6 @@ import torch
 
 import slurm_robust as sr
 from slurm_robust.checkpoint import snapshot
-from slurm_robust.checkpoint.buffers import PartBuffers
 from slurm_robust.checkpoint.errors import (
     CheckpointError,
     CorruptPart,
@@ -28,7 +27,7 @@ from slurm_robust.checkpoint.errors import (
     MissingCheckpoint,
     WrongUse,
 )
-from slurm_robust.checkpoint.image import open_image
+from slurm_robust.checkpoint.image import Buffer, open_image
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
@@ -405,14 +404,14 @@ def test_memory_that_takes_long_is_told_as_a_phase(
 ) -> None:
     """Training goes on meanwhile; a phase of the script's own goes before it."""
     gate = threading.Event()
-    reserve = PartBuffers.reserve
+    reserve = Buffer.reserve
 
-    def late(buffers: PartBuffers, number: int, total: int) -> None:
-        if number:  # the first snapshot finds memory
+    def late(buffer: Buffer, total: int) -> None:
+        if not buffer.path.name.endswith(".0"):  # the first snapshot finds memory
             gate.wait(60)
-        reserve(buffers, number, total)
+        reserve(buffer, total)
 
-    monkeypatch.setattr(PartBuffers, "reserve", late)
+    monkeypatch.setattr(Buffer, "reserve", late)
     monkeypatch.setattr(snapshot, "RESERVE_S", 0.01)  # of two steps, which are to find none
     launch(1)
     checkpointer = sr.Checkpointer(Model().entries)
