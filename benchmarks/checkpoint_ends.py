@@ -23,7 +23,7 @@ from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, TensorSpec, open_image
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.tiers import NodeTiers
-from slurm_robust.wire.copychannel import Channel, CopyVerdict, Put, derive_key
+from slurm_robust.wire.copychannel import CopyChannel, CopyVerdict, Put, derive_key
 
 OURS, BARE = "agents' channel, verified", "bare sendfile and recv_into"
 RUN, RANK, GENERATION = "bench", 0, 1
@@ -64,7 +64,7 @@ def send_ours(nbytes: int, folder: Path, to: tuple[str, int]) -> Iterator[Callab
     """From the image of one step after the other; until the peer has verified it."""
     path = folder / "image"
     buffer = Buffer(path)
-    channel = Channel.connect(*to, _KEY)
+    channel = CopyChannel.connect(*to, _KEY)
     # Each process begins where no earlier one has been: a peer takes no step that it has.
     steps = iter(range(time.monotonic_ns() // 10**6, 2**62))
 
@@ -141,7 +141,7 @@ def send_bare(nbytes: int, folder: Path, to: tuple[str, int]) -> Iterator[Callab
         yield copy
 
 
-def _expect_go(channel: Channel, work_bytes: int) -> None:
+def _expect_go(channel: CopyChannel, work_bytes: int) -> None:
     answer = channel.answer(work_bytes)
     if answer.verdict is not CopyVerdict.GO:
         raise ConnectionError(f"the peer answers {answer}")

@@ -25,7 +25,7 @@ from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.util.process import raise_file_limit
-from slurm_robust.wire.copychannel import Channel, Get, derive_key
+from slurm_robust.wire.copychannel import CopyChannel, Get, derive_key
 from slurm_robust.wire.network import bind_free
 
 REPS = 40
@@ -104,7 +104,7 @@ def connected(port: int) -> float | None:
     """Seconds until an agent was let in and was answered; None if it was not."""
     began = time.monotonic()
     try:
-        channel = Channel.connect("127.0.0.1", port, KEY)
+        channel = CopyChannel.connect("127.0.0.1", port, KEY)
         channel.send(Get(run_id="another", rank=0, checkpoint=CheckpointId(generation=1, step=1)))
         channel.answer()
         channel.close()

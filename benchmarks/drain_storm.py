@@ -26,7 +26,7 @@ from slurm_robust.config.node import Drain, NodeConfig, Paths
 from slurm_robust.hooks import drainer
 from slurm_robust.hooks.hook import Hook, is_refused
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.verdict import Conclusion, Report
 from slurm_robust.testing.clock import FakeClock, VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -39,7 +39,11 @@ FAULT_S = 360.0
 
 SLURM_S = 5.0
 BUDGET_S = {Hook.PROLOG: 8.6, Hook.EPILOG: 80.0, Hook.PERIODIC: 26.0}
-CONTEXT = {Hook.PROLOG: Context.PROLOG, Hook.EPILOG: Context.EPILOG, Hook.PERIODIC: Context.PERIODIC}
+CONTEXT = {
+    Hook.PROLOG: CheckContext.PROLOG,
+    Hook.EPILOG: CheckContext.EPILOG,
+    Hook.PERIODIC: CheckContext.PERIODIC,
+}
 PERIOD_S = 60.0
 JOBS_S = (30.0, 210.0)
 """When a job of all nodes starts: all prologs in one second."""

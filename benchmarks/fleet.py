@@ -24,9 +24,9 @@ import sqlalchemy as sa
 
 from benchmarks import common
 from slurm_robust.fleet import queries
-from slurm_robust.fleet.accept import CAUSES, Entry, NodePlace
+from slurm_robust.fleet.accept import CAUSES, JobEntry, NodePlace
 from slurm_robust.fleet.index import FleetIndex
-from slurm_robust.fleet.queries import Wanted
+from slurm_robust.fleet.queries import IncidentFilter
 from slurm_robust.model.jobsummary import IncidentSummary, NodeWork
 
 NODES, DAYS = 10_000, 365
@@ -43,10 +43,10 @@ PLACES = {
 
 def entry(
     job_id: int, start: float, end: float, nodes: tuple[str, ...], *incidents: IncidentSummary
-) -> Entry:
+) -> JobEntry:
     """A job of the site."""
     life = end - start
-    return Entry(
+    return JobEntry(
         cluster="bench",
         job_id=job_id,
         submitted=int(start),
@@ -67,14 +67,14 @@ def entry(
     )
 
 
-def busy_fleet() -> Iterator[Entry]:
+def busy_fleet() -> Iterator[JobEntry]:
     """On each day one job on all nodes."""
     for day in range(DAYS):
         start = BEGIN + day * DAY_S
         yield entry(10_000_000 + day, start, start + 0.9 * DAY_S, NAMES)
 
 
-def jobs(incidents: int, rnd: random.Random) -> Iterator[Entry]:
+def jobs(incidents: int, rnd: random.Random) -> Iterator[JobEntry]:
     """Jobs of 16 nodes, each with fifty incidents."""
     for job_id in range(1, incidents // PER_JOB + 1):
         first, start = rnd.randrange(NODES - WIDTH), BEGIN + rnd.random() * (DAYS - 2) * DAY_S
@@ -101,7 +101,7 @@ def fill(index: FleetIndex, incidents: int) -> dict[str, float]:
     for one in busy_fleet():
         index.add([one], PLACES)
     with_work = time.monotonic()
-    batch: list[Entry] = []
+    batch: list[JobEntry] = []
     for one in jobs(incidents, random.Random(1)):
         batch.append(one)
         many += len(one.incidents)
@@ -124,11 +124,13 @@ def questions() -> dict[str, Callable[[sa.Connection], Any]]:
     end = BEGIN + DAYS * DAY_S
     month, year = end - 28 * DAY_S, BEGIN
     found: dict[str, Callable[[sa.Connection], Any]] = {
-        "incidents, newest 100": lambda c: queries.incidents(c, Wanted()),
-        "incidents of a node": lambda c: queries.incidents(c, Wanted(nodes=(NAMES[4242],))),
-        "incidents of a rack": lambda c: queries.incidents(c, Wanted(nodes=NAMES[320:352], since=month)),
-        "incidents by cause": lambda c: queries.incidents(c, Wanted(cause="network", since=month)),
-        "incidents of a user": lambda c: queries.incidents(c, Wanted(user="user7", limit=1000)),
+        "incidents, newest 100": lambda c: queries.incidents(c, IncidentFilter()),
+        "incidents of a node": lambda c: queries.incidents(c, IncidentFilter(nodes=(NAMES[4242],))),
+        "incidents of a rack": lambda c: queries.incidents(
+            c, IncidentFilter(nodes=NAMES[320:352], since=month)
+        ),
+        "incidents by cause": lambda c: queries.incidents(c, IncidentFilter(cause="network", since=month)),
+        "incidents of a user": lambda c: queries.incidents(c, IncidentFilter(user="user7", limit=1000)),
     }
     for name, since in (("28 days", month), ("a year", year)):
         found |= {

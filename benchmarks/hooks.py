@@ -25,7 +25,7 @@ from benchmarks import common
 from slurm_robust.admin.items import Layout, scripts
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.host import Host
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.runner import all_checks, choose
 
 REPS = 100
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, (prepare, command) in kinds.items():
             prepare()
             samples[name].append(_run(command))
-    asked = len(choose(all_checks(NodeConfig(), Host()), NodeConfig(), Context.PROLOG)[0])
+    asked = len(choose(all_checks(NodeConfig(), Host()), NodeConfig(), CheckContext.PROLOG)[0])
     checks = f"{asked} checks, {_checks()} of which found their hardware"
     results = {name: _summary(found) for name, found in samples.items()}
     facts = {"reps": options.reps, "realtime": options.realtime, "machine": machine, "checks": checks}

@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks import common
 from benchmarks.controller_scale import SETTLE_S, SPARES, job_of
 from slurm_robust.config.job import Timings
-from slurm_robust.controller.metrics import Target
+from slurm_robust.controller.metrics import ScrapeTarget
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import read
 from slurm_robust.policy.liveness import beacon_interval
@@ -102,8 +102,8 @@ def scrape(place: str) -> bytes:
     return body
 
 
-def _targets(path: Path) -> tuple[Target, ...]:
-    return msgspec.json.decode(path.read_bytes(), type=tuple[Target, ...])
+def _targets(path: Path) -> tuple[ScrapeTarget, ...]:
+    return msgspec.json.decode(path.read_bytes(), type=tuple[ScrapeTarget, ...])
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ import msgspec
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.config.nodefile import FILE, load
-from slurm_robust.hooks.record import Cause, DrainFile, OwnDrain, has_passed
+from slurm_robust.hooks.record import DrainCause, DrainFile, OwnDrain, has_passed
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.gpus.gather import gather_gpus
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.reasons import TAG, as_one_part
@@ -45,7 +45,7 @@ class Examination(Record):
     remembered: bool = False
     """Whether the node still knows what it was drained for."""
 
-    open: tuple[Cause, ...] = ()
+    open: tuple[DrainCause, ...] = ()
     """The causes of its drain that have not passed now."""
 
     serials: dict[str, str] = {}
@@ -71,7 +71,7 @@ def examine(config: NodeConfig, host: Host, now: float) -> Examination:
     """Run everything, with nothing from the cache. ``now``: seconds since 1970."""
     report = inspect(
         config,
-        Context.DEEP,
+        CheckContext.DEEP,
         host=host,
         memory=Memory(Path(config.paths.state)),
         now=now,

@@ -32,7 +32,7 @@ class Meaning(str, Enum):
     PERSON = "person"
 
 
-class Part(Record):
+class _ReasonPart(Record):
     """What one of those who wrote a reason says."""
 
     text: str
@@ -56,29 +56,29 @@ def shipped() -> tuple[DrainReason, ...]:
     return msgspec.convert(yaml.safe_load(FILE.read_bytes()), tuple[DrainReason, ...])
 
 
-def read(reason: str, site: Sequence[DrainReason] = ()) -> tuple[Part, ...]:
+def read(reason: str, site: Sequence[DrainReason] = ()) -> tuple[_ReasonPart, ...]:
     """The parts of a reason. ``site``: lines that come before ours. Pure.
 
     What no line knows goes on with the message of the tool before it, and is a person's behind anything else.
     """
     rows = (*site, *shipped())
-    found: list[Part] = []
+    found: list[_ReasonPart] = []
     for text in parts(reason):
         if part := _known(text, rows):
             found += _listed(text, part, rows)
         elif found and not found[-1].is_ours and found[-1].means is Meaning.FAULT:
             found[-1] = msgspec.structs.replace(found[-1], text=f"{found[-1].text}; {text}")
         else:
-            found.append(Part(text=text, by="a person", means=Meaning.PERSON, says=PERSON))
+            found.append(_ReasonPart(text=text, by="a person", means=Meaning.PERSON, says=PERSON))
     return tuple(found)
 
 
-def evidence(reason: str, site: Sequence[DrainReason] = ()) -> Part | None:
+def evidence(reason: str, site: Sequence[DrainReason] = ()) -> _ReasonPart | None:
     """The part that counts against the node, that of a test before Slurm's; None where none does.
 
     What comes after a person or an upgrade took the node is what they do to it.
     """
-    seen: list[Part] = []
+    seen: list[_ReasonPart] = []
     for part in read(reason, site):
         if part.means in (Meaning.PERSON, Meaning.UPGRADE):
             break
@@ -90,15 +90,15 @@ def evidence(reason: str, site: Sequence[DrainReason] = ()) -> Part | None:
     return None
 
 
-def _known(text: str, rows: Sequence[DrainReason]) -> Part | None:
+def _known(text: str, rows: Sequence[DrainReason]) -> _ReasonPart | None:
     for row in rows:
         if re.match(row.pattern, text, re.IGNORECASE):
             says = row.says or f"{row.means} by {row.by}"
-            return Part(text=text, by=row.by, means=Meaning(row.means), says=says)
+            return _ReasonPart(text=text, by=row.by, means=Meaning(row.means), says=says)
     return None
 
 
-def _listed(text: str, first: Part, rows: Sequence[DrainReason]) -> list[Part]:
+def _listed(text: str, first: _ReasonPart, rows: Sequence[DrainReason]) -> list[_ReasonPart]:
     """Slurm lists what it has found behind commas, and so do some tools with what others have."""
     if first.is_ours:
         return [first]

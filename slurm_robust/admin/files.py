@@ -82,7 +82,7 @@ class FileAction(str, Enum):
     """It was changed by somebody, or is somebody else's."""
 
 
-class Step(Record):
+class FileChange(Record):
     """One change of the file tree."""
 
     action: FileAction
@@ -92,7 +92,7 @@ class Step(Record):
     """For people."""
 
 
-def plan(wanted: Sequence[Item], manifest: Manifest, found: Mapping[str, Found]) -> list[Step]:
+def plan(wanted: Sequence[Item], manifest: Manifest, found: Mapping[str, Found]) -> list[FileChange]:
     """Steps from what is there to what is wanted; what is right already needs none. Pure."""
     steps = [step for item in wanted if (step := _step(item, manifest, found.get(item.path)))]
     paths = {item.path for item in wanted}
@@ -102,21 +102,27 @@ def plan(wanted: Sequence[Item], manifest: Manifest, found: Mapping[str, Found])
         if now is None:
             continue
         if now.digest == manifest.digests[path]:
-            steps.append(Step(action=FileAction.REMOVE, path=path))
+            steps.append(FileChange(action=FileAction.REMOVE, path=path))
         else:
-            steps.append(Step(action=FileAction.KEEP, path=path, why="was changed after it was installed"))
+            steps.append(
+                FileChange(action=FileAction.KEEP, path=path, why="was changed after it was installed")
+            )
     return steps
 
 
-def _step(item: Item, manifest: Manifest, now: Found | None) -> Step | None:
+def _step(item: Item, manifest: Manifest, now: Found | None) -> FileChange | None:
     if now is None:
-        return Step(action=FileAction.WRITE, path=item.path, item=item)
+        return FileChange(action=FileAction.WRITE, path=item.path, item=item)
     if now.digest != item.digest:
         if manifest.digests.get(item.path) == now.digest:
-            return Step(action=FileAction.REPLACE, path=item.path, item=item, why="of an earlier version")
-        return Step(action=FileAction.KEEP, path=item.path, why="differs from ours: remove it to get ours")
+            return FileChange(
+                action=FileAction.REPLACE, path=item.path, item=item, why="of an earlier version"
+            )
+        return FileChange(
+            action=FileAction.KEEP, path=item.path, why="differs from ours: remove it to get ours"
+        )
     if item.kind != "link" and (now.mode, now.uid) != (item.mode, 0):
-        return Step(action=FileAction.MODE, path=item.path, item=item, why=f"{item.mode:04o}, root's")
+        return FileChange(action=FileAction.MODE, path=item.path, item=item, why=f"{item.mode:04o}, root's")
     return None
 
 
@@ -168,14 +174,16 @@ class Tree:
                 f"{path} cannot be read: {error}", "remove it; files then count as yours"
             ) from error
 
-    def steps(self, wanted: Sequence[Item]) -> list[Step]:
+    def steps(self, wanted: Sequence[Item]) -> list[FileChange]:
         """:func:`plan` for what is there now."""
         manifest = self.manifest()
         names = {item.path for item in wanted} | manifest.digests.keys()
         found = {name: now for name in names if (now := self.find(name))}
         return plan(wanted, manifest, found)
 
-    def carry_out(self, steps: Sequence[Step], wanted: Sequence[Item], version: str) -> list[Step]:
+    def carry_out(
+        self, steps: Sequence[FileChange], wanted: Sequence[Item], version: str
+    ) -> list[FileChange]:
         """Do it and remember it; returns what was kept in the end. Raises :class:`InstallError`.
 
         The manifest is written first with both what was and what will be, so that whatever interrupts this,
@@ -207,7 +215,7 @@ class Tree:
             raise InstallError(f"{error.filename}: {reason}", "fix that, then run it again") from error
         return kept
 
-    def _do(self, step: Step) -> Step | None:
+    def _do(self, step: FileChange) -> FileChange | None:
         path = self.path(step.path)
         item = step.item
         if step.action is FileAction.REMOVE:
@@ -215,7 +223,7 @@ class Tree:
                 try:
                     path.rmdir()
                 except OSError:
-                    return Step(action=FileAction.KEEP, path=step.path, why="is not empty")
+                    return FileChange(action=FileAction.KEEP, path=step.path, why="is not empty")
             else:
                 path.unlink(missing_ok=True)
         elif item is not None and item.kind == "folder":

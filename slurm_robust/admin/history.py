@@ -71,7 +71,7 @@ class LogUnreadable(SrobustError):
             )
 
 
-class Entry(Record):
+class HistoryEntry(Record):
     """One thing that happened to a node. Times are seconds since 1970."""
 
     node: str
@@ -233,10 +233,10 @@ def work_of(history: History) -> list[Work]:
     ]
 
 
-def timeline(history: History, site: Sequence[DrainReason] = ()) -> dict[str, list[Entry]]:
+def timeline(history: History, site: Sequence[DrainReason] = ()) -> dict[str, list[HistoryEntry]]:
     """Per node what happened, oldest first. ``site``: what the site says of reasons."""
     entries = [
-        Entry(
+        HistoryEntry(
             node=event.node,
             at=event.start_time or 0.0,
             until=event.end_time,
@@ -246,10 +246,10 @@ def timeline(history: History, site: Sequence[DrainReason] = ()) -> dict[str, li
         for event in history.events
     ]
     entries += [
-        Entry(node=event["node"], at=event["at"], what=_EVENTS[event["event"]], text=_text(event))
+        HistoryEntry(node=event["node"], at=event["at"], what=_EVENTS[event["event"]], text=_text(event))
         for event in history.logged
     ]
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, list[HistoryEntry]] = {}
     for entry in sorted(entries, key=lambda entry: entry.at):
         found.setdefault(entry.node, []).append(entry)
     return dict(sorted(found.items()))
@@ -345,7 +345,7 @@ def _scores_text(scores: Sequence[Score], days: float) -> str:
     return "\n".join(lines)
 
 
-def _timeline_text(entries: Mapping[str, Sequence[Entry]]) -> str:
+def _timeline_text(entries: Mapping[str, Sequence[HistoryEntry]]) -> str:
     lines = []
     for node, own in entries.items():
         lines.append(one_line(node))

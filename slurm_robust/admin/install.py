@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slurm_robust import __version__
 from slurm_robust.admin import items, slurmconf, verify
-from slurm_robust.admin.files import InstallError, Step
+from slurm_robust.admin.files import FileChange, InstallError
 from slurm_robust.admin.items import Layout
 from slurm_robust.admin.site import Site, is_packaged, must_be_root
 from slurm_robust.admin.verify import matches
@@ -81,7 +81,7 @@ def main(
     return _apply(site, plan, files, all_nodes=all_nodes, layout=layout)
 
 
-def _links(site: Site, plan: slurmconf.Plan, *, live: bool) -> tuple[dict[str, str], list[str]]:
+def _links(site: Site, plan: slurmconf.SlurmConfChange, *, live: bool) -> tuple[dict[str, str], list[str]]:
     """The links to make, and those that wait for a word: in a folder of the site a link is live at once."""
     known = site.tree.manifest().digests
     ready = {
@@ -104,7 +104,7 @@ def _refuse_shared(site: Site, links: Iterable[str]) -> None:
             )
 
 
-def listed(steps: Sequence[Step]) -> str:
+def listed(steps: Sequence[FileChange]) -> str:
     """One line for each step."""
     return "\n".join(
         f"{step.action.value:>8}  {one_line(f'{step.path} ({step.why})' if step.why else step.path)}"
@@ -160,7 +160,7 @@ def _refuse_open(site: Site, layout: Layout) -> None:
         )
 
 
-def _show(plan: slurmconf.Plan, known: bool, *, applied: bool) -> None:
+def _show(plan: slurmconf.SlurmConfChange, known: bool, *, applied: bool) -> None:
     for note in plan.notes:
         print(f"note: {one_line(note, None)}")
     difference = plan.diff()
@@ -175,7 +175,7 @@ def _show(plan: slurmconf.Plan, known: bool, *, applied: bool) -> None:
 
 
 def _apply(
-    site: Site, plan: slurmconf.Plan, files: dict[str, str], *, all_nodes: bool, layout: Layout
+    site: Site, plan: slurmconf.SlurmConfChange, files: dict[str, str], *, all_nodes: bool, layout: Layout
 ) -> int:
     if not files:
         raise InstallError("--apply: slurm.conf was not found", "name it with --slurm-conf")

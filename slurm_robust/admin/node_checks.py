@@ -22,7 +22,7 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import AnyCheck, Context
+from slurm_robust.nodes.check import AnyCheck, CheckContext
 from slurm_robust.nodes.memory import Memory, record_baseline
 from slurm_robust.nodes.runner import all_checks, baseline_facts, contexts_of, failing_runs, inspect
 from slurm_robust.nodes.verdict import Conclusion, Report, conclude, rule_of
@@ -71,7 +71,7 @@ def main(*, only: Sequence[str], deep: bool, json: bool, config_file: Path | Non
     with Bar("checking this node", quiet=json):
         report = inspect(
             config,
-            Context.DEEP if deep else Context.PERSON,
+            CheckContext.DEEP if deep else CheckContext.PERSON,
             host=host,
             memory=memory,
             now=time.time(),

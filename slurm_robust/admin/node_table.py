@@ -21,7 +21,7 @@ from slurm_robust.policy.spares import Measured
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
-from slurm_robust.slurm.records import Node, NodeEvent
+from slurm_robust.slurm.records import NodeEvent, SlurmNode
 from slurm_robust.terminal.console import show
 from slurm_robust.util.text import count, one_line
 
@@ -76,8 +76,8 @@ def main(
     missing: list[str] = []
 
     def ask(
-        what: str, question: Callable[[], tuple[Node | NodeEvent, ...]]
-    ) -> tuple[Node | NodeEvent, ...] | None:
+        what: str, question: Callable[[], tuple[SlurmNode | NodeEvent, ...]]
+    ) -> tuple[SlurmNode | NodeEvent, ...] | None:
         try:
             return question()
         except InvalidNode:
@@ -90,7 +90,7 @@ def main(
     events = ask("drains", lambda: slurm.node_events(days * DAY_S))
     views = views_of(
         found,
-        [one for one in states or () if isinstance(one, Node)],
+        [one for one in states or () if isinstance(one, SlurmNode)],
         None if events is None else [one for one in events if isinstance(one, NodeEvent)],
         nodes,
     )
@@ -100,7 +100,7 @@ def main(
 
 def views_of(
     rows: Iterable[NodeRow],
-    states: Iterable[Node],
+    states: Iterable[SlurmNode],
     events: Iterable[NodeEvent] | None,
     wanted: Collection[str] = (),
 ) -> tuple[NodeView, ...]:
@@ -117,7 +117,7 @@ def views_of(
     )
 
 
-def _view(name: str, row: NodeRow | None, node: Node | None, drains: int | None) -> NodeView:
+def _view(name: str, row: NodeRow | None, node: SlurmNode | None, drains: int | None) -> NodeView:
     return NodeView(
         node=name,
         state="+".join(sorted(node.states)) if node is not None else NOT_ASKED,

@@ -27,7 +27,7 @@ from slurm_robust.admin.reservations import end_reservation
 from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.hooks.drain import untouchable
 from slurm_robust.hooks.log import EventLog, Log
-from slurm_robust.hooks.record import Cause, causes_of, has_passed
+from slurm_robust.hooks.record import DrainCause, causes_of, has_passed
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
@@ -36,7 +36,7 @@ from slurm_robust.nodes.runner import node_name
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ReservationExists, SlurmCommandError
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import SlurmNode
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.terminal.console import Bar, show
 from slurm_robust.util.text import ascii_line, one_line
@@ -71,7 +71,7 @@ class NoNotes(SrobustError):
     fix = "run it as root, who drains nodes and tests them (sudo srobust admin quarantine)"
 
 
-class Result(Record):
+class QuarantineResult(Record):
     """One node for the repair desk."""
 
     node: str
@@ -104,7 +104,7 @@ Examine = Callable[[str, str], Examination]
 """Tests a node inside a reservation. Raises SlurmCommandError types and ``ValueError`` for no answer."""
 
 
-Remedy = Callable[[Node, Examination, str], str]
+Remedy = Callable[[SlurmNode, Examination, str], str]
 """Does something about a node that failed the test, inside the reservation of that name. Why it did nothing,
 or what was in vain; empty when the node is worth another test. Raises SlurmCommandError types."""
 
@@ -131,7 +131,7 @@ class Quarantine:
         self._notes, self._runs, self._remedy = notes, runs, remedy
         self._clock, self._pause = clock, pause
 
-    def run(self, names: Sequence[str] = ()) -> list[Result]:
+    def run(self, names: Sequence[str] = ()) -> list[QuarantineResult]:
         """Finish what a dead run left, then test all nodes that can be tested, of ``names`` if there are any.
 
         Raises :class:`QuarantineRuns`, :class:`NoNotes` and SlurmCommandError types.
@@ -180,7 +180,7 @@ class Quarantine:
             self._drop(reservation.name)
             self._log.write("quarantine_finished", nodes=reservation.nodes, reservation=reservation.name)
 
-    def _one(self, node: Node, *, named: bool) -> Result:
+    def _one(self, node: SlurmNode, *, named: bool) -> QuarantineResult:
         name = PREFIX + node.name
         # With the reason, which Slurm forgets when the drain is undone.
         (self._notes / name).write_text(node.reason + "\n")
@@ -216,7 +216,7 @@ class Quarantine:
             return ""
         return node.reason if node.is_drained and of_others(node.reason) else ""
 
-    def _tested(self, node: Node, reservation: str, *, named: bool) -> Result:
+    def _tested(self, node: SlurmNode, reservation: str, *, named: bool) -> QuarantineResult:
         result, failed = self._test(node, reservation, named=named)
         if failed is None or self._remedy is None:
             return result
@@ -231,8 +231,8 @@ class Quarantine:
         return self._test(node, reservation, known=known)[0]
 
     def _test(
-        self, node: Node, reservation: str, *, named: bool = False, known: tuple[Cause, ...] = ()
-    ) -> tuple[Result, Examination | None]:
+        self, node: SlurmNode, reservation: str, *, named: bool = False, known: tuple[DrainCause, ...] = ()
+    ) -> tuple[QuarantineResult, Examination | None]:
         """The result, and what was found on a node that failed.
 
         ``known``: the drain is known to be ours, and this must be seen to pass, if the node has forgotten it.
@@ -262,7 +262,7 @@ class Quarantine:
 # -- pure -------------------------------------------------------------------------------------------------
 
 
-def obstacle_of(node: Node) -> str:
+def obstacle_of(node: SlurmNode) -> str:
     """Why the node cannot be tested; empty when it can. A person's drain is the person's."""
     if not (node.is_drained and has_ours(node.reason)):
         return f"not drained by srobust: {node.reason or 'in service'}"
@@ -280,11 +280,11 @@ def obstacle_of(node: Node) -> str:
     return "" if node.responding else "Slurm has not heard of it lately"
 
 
-def _kept(node: Node, why: str) -> Result:
-    return Result(node=node.name, returned=False, why=why, reason=node.reason)
+def _kept(node: SlurmNode, why: str) -> QuarantineResult:
+    return QuarantineResult(node=node.name, returned=False, why=why, reason=node.reason)
 
 
-def claim(node: Node, reasons: Sequence[str], *, named: bool) -> str:
+def claim(node: SlurmNode, reasons: Sequence[str], *, named: bool) -> str:
     """Why the drain may be a person's; empty when it is not. ``reasons``: those that the node knows as ours.
 
     ``named``: a person has named this node to be tested and returned.
@@ -304,9 +304,9 @@ def claim(node: Node, reasons: Sequence[str], *, named: bool) -> str:
     )
 
 
-def _result(node: Node, tested: Examination, tests: int) -> Result:
+def _result(node: SlurmNode, tested: Examination, tests: int) -> QuarantineResult:
     conclusion = tested.conclusion
-    return Result(
+    return QuarantineResult(
         node=node.name,
         returned=not tested.fault,
         why=tested.fault or "passed",
@@ -370,11 +370,11 @@ def main(nodes: Sequence[str], *, once: bool, json: bool, config_file: Path | No
     return 0 if all(result.returned for result in results) else 1
 
 
-def _text(results: Sequence[Result]) -> str:
+def _text(results: Sequence[QuarantineResult]) -> str:
     return "\n".join(map(paragraph, results)) or "no node is drained by srobust"
 
 
-def paragraph(result: Result) -> str:
+def paragraph(result: QuarantineResult) -> str:
     """One node, for the repair desk."""
     lines = [f"{result.node}: {'returned to service' if result.returned else 'kept'}: {result.why}"]
     lines += [f"  drained for: {result.reason}"] if result.reason else []

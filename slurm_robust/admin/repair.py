@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from slurm_robust.admin.deep_check import Examination
-from slurm_robust.admin.quarantine import Quarantine, Result, job_test, obstacle_of, paragraph
+from slurm_robust.admin.quarantine import Quarantine, QuarantineResult, job_test, obstacle_of, paragraph
 from slurm_robust.admin.repair_hands import SlurmHands
 from slurm_robust.config.node import NodeConfig, Repair
 from slurm_robust.config.nodefile import FILE, load
@@ -32,7 +32,7 @@ from slurm_robust.nodes.runner import node_name
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmCommandError
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import SlurmNode
 from slurm_robust.terminal.console import Bar, show
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.text import ascii_line, date_and_time, one_line
@@ -53,23 +53,23 @@ _OF_A_REBOOT = frozenset(
 )
 
 
-class Kind(str, Enum):
+class RepairKind(str, Enum):
     """What can be done with a node."""
 
     RESET = "reset"
     REBOOT = "reboot"
 
 
-class Plan(Record):
+class RepairPlan(Record):
     """What to do, or why not."""
 
-    kind: Kind | None
+    kind: RepairKind | None
     why: str
     gpus: tuple[str, ...] = ()
     """To be reset (``gpu3``)."""
 
 
-class Step(Record):
+class RepairStep(Record):
     """One line of a node's journal."""
 
     t: float
@@ -78,7 +78,7 @@ class Step(Record):
     step: str
     """``ordered``, ``done`` or ``failed``, ``returned`` or ``kept``; ``resumed`` after one that was open."""
 
-    kind: Kind | None = None
+    kind: RepairKind | None = None
     why: str = ""
     reason: str = ""
     """Of the drain."""
@@ -110,30 +110,34 @@ class Hands(Protocol):
 # -- pure -----------------------------------------------------------------------------------------------
 
 
-def plan(causes: Sequence[Finding], journal: Sequence[Step], config: Repair, now: float) -> Plan:
+def plan(causes: Sequence[Finding], journal: Sequence[RepairStep], config: Repair, now: float) -> RepairPlan:
     """What the node needs, by what failed and what was done to it already."""
     failed = [found for found in causes if found.outcome is Outcome.FAIL]
     if not failed:
-        return Plan(kind=None, why="nothing that failed has a remedy")
+        return RepairPlan(kind=None, why="nothing that failed has a remedy")
     worst = max(failed, key=lambda found: found.suggestion.weight)
     text = f"{worst.check} {worst.subject}".rstrip()
     if worst.suggestion is Suggestion.REPLACE:
-        return Plan(kind=None, why=f"{text} is for the repair desk")
+        return RepairPlan(kind=None, why=f"{text} is for the repair desk")
     recent = _orders(journal, now)
     if len(recent) >= config.most_per_week:
-        return Plan(kind=None, why=f"{len(recent)} repairs within 7 days, no more (repair.most_per_week)")
+        return RepairPlan(
+            kind=None, why=f"{len(recent)} repairs within 7 days, no more (repair.most_per_week)"
+        )
     if worst.suggestion is Suggestion.REBOOT:
-        return Plan(kind=Kind.REBOOT, why=text)
+        return RepairPlan(kind=RepairKind.REBOOT, why=text)
     if others := [found for found in failed if not is_of_a_gpu(found)]:
-        return Plan(
+        return RepairPlan(
             kind=None, why=f"{others[0].check} {others[0].subject}: only GPUs are reset".replace(" :", ":")
         )
-    if any(step.kind is Kind.RESET for step in recent):
-        return Plan(kind=Kind.REBOOT, why=f"{text}, which a reset has not mended")
-    return Plan(kind=Kind.RESET, why=text, gpus=tuple(dict.fromkeys(found.subject for found in failed)))
+    if any(step.kind is RepairKind.RESET for step in recent):
+        return RepairPlan(kind=RepairKind.REBOOT, why=f"{text}, which a reset has not mended")
+    return RepairPlan(
+        kind=RepairKind.RESET, why=text, gpus=tuple(dict.fromkeys(found.subject for found in failed))
+    )
 
 
-def _orders(journal: Sequence[Step], now: float) -> list[Step]:
+def _orders(journal: Sequence[RepairStep], now: float) -> list[RepairStep]:
     """What was done within a week. Times of a clock that was ahead count, too: they err on doing nothing."""
     return [step for step in journal if step.step == "ordered" and step.t > now - WEEK_S]
 
@@ -145,19 +149,19 @@ def is_of_a_gpu(found: Finding) -> bool:
     )
 
 
-def has_booted(before: float | None, node: Node, boot: float | None) -> bool:
+def has_booted(before: float | None, node: SlurmNode, boot: float | None) -> bool:
     """Whether the node has booted since and is there again."""
     came = before is not None and boot is not None and boot > before + BOOTED_S
     busy = node.states & {"DOWN", "REBOOT_ISSUED", "REBOOT_REQUESTED", "UNKNOWN"}
     return came and not busy and node.responding
 
 
-def open_order(journal: Sequence[Step]) -> Step | None:
+def open_order(journal: Sequence[RepairStep]) -> RepairStep | None:
     """The order of which the journal does not say what came of it."""
     return journal[-1] if journal and journal[-1].step == "ordered" else None
 
 
-def is_left_by_us(node: Node, order: Step) -> bool:
+def is_left_by_us(node: SlurmNode, order: RepairStep) -> bool:
     """Whether the reason is that of the order, and Slurm has added nothing but what a reboot makes it add."""
     ours = [part for part in parts(node.reason) if is_ours(part)]
     others = {part.lower() for part in of_others(node.reason)}
@@ -167,23 +171,23 @@ def is_left_by_us(node: Node, order: Step) -> bool:
 # -- the journal ----------------------------------------------------------------------------------------
 
 
-class Journal:
+class RepairJournal:
     """What was done to a node: a file in a folder of root's on this host."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._path = folder / f"{node}.json"
         self.steps = self._read()
 
-    def _read(self) -> tuple[Step, ...]:
+    def _read(self) -> tuple[RepairStep, ...]:
         """Raises ``ValueError`` for one that is damaged: who cannot count repairs must not do one."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=tuple[Step, ...])
+            return msgspec.json.decode(self._path.read_bytes(), type=tuple[RepairStep, ...])
         except FileNotFoundError:
             return ()
         except UNREADABLE as error:
             raise ValueError(f"{self._path} is damaged ({error}): remove it to begin anew") from error
 
-    def add(self, step: Step) -> None:
+    def add(self, step: RepairStep) -> None:
         """Raises ``OSError``; then nothing must be done."""
         self.steps = (*self.steps, step)[-MAX_STEPS:]
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -211,10 +215,10 @@ class Repairer:
         self._log, self._folder = log, folder
         self._clock, self._pause = clock, pause
 
-    def __call__(self, node: Node, tested: Examination, reservation: str) -> str:
+    def __call__(self, node: SlurmNode, tested: Examination, reservation: str) -> str:
         """Do what the node needs, and wait until it is proven or its time is over."""
         try:
-            journal = Journal(self._folder, node.name)
+            journal = RepairJournal(self._folder, node.name)
             planned = plan(tested.conclusion.causes, journal.steps, self._config, self._clock())
             if planned.kind is None:
                 return f"not repaired: {planned.why}"
@@ -226,7 +230,7 @@ class Repairer:
         except (OSError, ValueError) as error:
             return f"not repaired: {error}"
         try:
-            if planned.kind is Kind.RESET:
+            if planned.kind is RepairKind.RESET:
                 wrong = self._hands.reset_gpus(node.name, reservation, planned.gpus)
             else:
                 wrong = self._reboot(node.name, boot)
@@ -240,7 +244,7 @@ class Repairer:
             wrong = wrong or str(error)
         return f"{planned.kind.value} was in vain: {wrong}" if wrong else ""
 
-    def _after_the_test(self, name: str) -> Node:
+    def _after_the_test(self, name: str) -> SlurmNode:
         """The node once its test has left it, which may be later than its srun ends, or after ``LEFT_S``.
 
         Nobody but root gets into its reservation, so what holds it now is most likely the test.
@@ -271,28 +275,34 @@ class Repairer:
         return f"it has not come back within {self._config.reboot_s:g} s (RebootProgram in slurm.conf?)"
 
     def _write(
-        self, journal: Journal, node: Node, step: str, kind: Kind, why: str, boot: float | None
+        self,
+        journal: RepairJournal,
+        node: SlurmNode,
+        step: str,
+        kind: RepairKind,
+        why: str,
+        boot: float | None,
     ) -> None:
         why = ascii_line(why, 300)
-        journal.add(Step(t=self._clock(), step=step, kind=kind, why=why, reason=node.reason, boot=boot))
+        journal.add(RepairStep(t=self._clock(), step=step, kind=kind, why=why, reason=node.reason, boot=boot))
         self._log.write(f"repair_{step}", node=node.name, kind=kind.value, why=why, reason=node.reason)
 
     # -- before and after the tests ---------------------------------------------------------------------
 
-    def go_on(self, nodes: Sequence[Node]) -> None:
+    def go_on(self, nodes: Sequence[SlurmNode]) -> None:
         """Take up orders that a killed run has left open. Slurm has changed the reasons of these nodes; they
         are tested again when they are up.
         """
         for node in nodes:
             try:
-                journal = Journal(self._folder, node.name)
+                journal = RepairJournal(self._folder, node.name)
             except ValueError:
                 continue  # said when it would be repaired
             order = open_order(journal.steps)
             if order is None or order.kind is None or not (node.is_drained and has_ours(node.reason)):
                 continue
             booted = has_booted(order.boot, node, self._hands.boot_time(node.name))
-            if order.kind is Kind.REBOOT and not booted:
+            if order.kind is RepairKind.REBOOT and not booted:
                 continue
             if is_left_by_us(node, order):
                 self._slurm.drain([node.name], order.reason)
@@ -300,18 +310,18 @@ class Repairer:
                 journal, node, "resumed", order.kind, "the run that ordered it was cut off", order.boot
             )
 
-    def finish(self, result: Result) -> None:
+    def finish(self, result: QuarantineResult) -> None:
         """Write down what became of a node to which something was done."""
         try:
-            journal = Journal(self._folder, result.node)
+            journal = RepairJournal(self._folder, result.node)
             if result.tests and journal.steps and journal.steps[-1].kind is not None:
                 step = "returned" if result.returned else "kept"
-                journal.add(Step(t=self._clock(), step=step, why=ascii_line(result.why, 300)))
+                journal.add(RepairStep(t=self._clock(), step=step, why=ascii_line(result.why, 300)))
         except (OSError, ValueError):
             pass  # The event log has it.
 
 
-class Outlook(Record):
+class RepairPreview(Record):
     """What a run would do with a node."""
 
     node: str
@@ -326,19 +336,19 @@ class Outlook(Record):
     """What a run that was cut off has ordered."""
 
 
-def outlook(nodes: Sequence[Node], folder: Path, config: Repair, now: float) -> Iterator[Outlook]:
+def outlook(nodes: Sequence[SlurmNode], folder: Path, config: Repair, now: float) -> Iterator[RepairPreview]:
     """What a run would do; nothing is touched."""
     for node in nodes:
         obstacle, left, begun = obstacle_of(node), 0, ""
         try:
-            steps = Journal(folder, node.name).steps
+            steps = RepairJournal(folder, node.name).steps
         except ValueError as error:
             obstacle = obstacle or str(error)
         else:
             left = max(0, config.most_per_week - len(_orders(steps, now)))
             if (order := open_order(steps)) is not None and order.kind is not None:
                 begun = f"{order.kind.value} ordered at {date_and_time(order.t)} for {order.why}"
-        yield Outlook(node=node.name, reason=node.reason, obstacle=obstacle, left=left, open=begun)
+        yield RepairPreview(node=node.name, reason=node.reason, obstacle=obstacle, left=left, open=begun)
 
 
 def main(nodes: Sequence[str], *, dry_run: bool, json: bool, config_file: Path | None) -> int:
@@ -373,7 +383,7 @@ def repair(
     config: NodeConfig,
     config_file: Path | None,
     log: Log,
-) -> list[Result]:
+) -> list[QuarantineResult]:
     """Go on with what is open, then test and repair all nodes that can be, of ``names`` if there are any."""
     repairer.go_on(slurm.nodes(list(names) or None))
     quarantine = Quarantine(
@@ -390,7 +400,7 @@ def repair(
     return results
 
 
-def _outlook_text(seen: Sequence[Outlook]) -> str:
+def _outlook_text(seen: Sequence[RepairPreview]) -> str:
     lines = []
     for one in seen:
         would = (

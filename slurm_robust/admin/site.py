@@ -102,17 +102,17 @@ class Site:
         # Bytes that are no UTF-8 pass through; line ends stay as they are.
         return self.tree.path(name).read_bytes().decode(errors="surrogateescape")
 
-    def wish(self, *, timer: bool) -> slurmconf.Wish:
+    def wish(self, *, timer: bool) -> slurmconf.HookSettings:
         """What slurm.conf shall say here."""
         hooks = self.config.hooks
-        return slurmconf.Wish(
+        return slurmconf.HookSettings(
             prolog=items.PROLOG,
             epilog=items.EPILOG,
             health_check="" if timer else items.HEALTH_CHECK,
             budget_s=max(hooks.prolog_s, hooks.epilog_s),
         )
 
-    def apply(self, plan: slurmconf.Plan, stamp: str) -> list[str]:
+    def apply(self, plan: slurmconf.SlurmConfChange, stamp: str) -> list[str]:
         """Change slurm.conf and have Slurm read it; returns the backups' names.
 
         A file that Slurm cannot parse never becomes the real one. What slurmctld refuses is undone. Raises

@@ -54,7 +54,7 @@ _INTERVAL_S = 61
 """Of the HealthCheckProgram: 26.05 wants it above HealthCheckTimeout, by default 60."""
 
 
-class Wish(Record):
+class HookSettings(Record):
     """What slurm.conf shall say."""
 
     prolog: str
@@ -66,7 +66,7 @@ class Wish(Record):
     """The longest that one of our hooks takes."""
 
 
-class Plan(Record):
+class SlurmConfChange(Record):
     """A change of slurm.conf. Texts and links are by path."""
 
     before: dict[str, str]
@@ -104,7 +104,7 @@ def read_all(main: str, read: Callable[[str], str]) -> dict[str, str]:
     return found
 
 
-def make_plan(files: Mapping[str, str], wish: Wish) -> Plan:
+def make_plan(files: Mapping[str, str], wish: HookSettings) -> SlurmConfChange:
     """``files``: the main one first, as :func:`read_all` returns them. A change of ours is made anew."""
     main = next(iter(files))
     plain = {name: revert(text) for name, text in files.items()}
@@ -122,12 +122,12 @@ def make_plan(files: Mapping[str, str], wish: Wish) -> Plan:
         for name, text in plain.items()
     }
     after[main] = _edited(after[main], [], changes.added)
-    return Plan(before=dict(files), after=after, links=hooks, notes=tuple(changes.notes))
+    return SlurmConfChange(before=dict(files), after=after, links=hooks, notes=tuple(changes.notes))
 
 
-def without_ours(files: Mapping[str, str]) -> Plan:
+def without_ours(files: Mapping[str, str]) -> SlurmConfChange:
     """Back to what the site had."""
-    return Plan(before=dict(files), after={name: revert(text) for name, text in files.items()})
+    return SlurmConfChange(before=dict(files), after={name: revert(text) for name, text in files.items()})
 
 
 def revert(text: str) -> str:
@@ -190,7 +190,7 @@ class _Changes:
         links = {str(folder / LINK): ours}
         return links | {str(folder / SITE_LINK): own} if own and own != pattern else links
 
-    def health_check(self, wish: Wish) -> None:
+    def health_check(self, wish: HookSettings) -> None:
         own = self.value("HealthCheckProgram")
         if not wish.health_check:
             return

@@ -18,9 +18,9 @@ from slurm_robust.policy.spares import (
     PAPER_RATE,
     QUANTILE,
     REPLENISH_DAYS,
+    FailureRate,
     Measured,
-    Plan,
-    Rate,
+    SparePlan,
     days_text,
     measure,
     plan,
@@ -29,7 +29,7 @@ from slurm_robust.policy.spares import (
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import InvalidNode, SlurmCommandError
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import SlurmNode
 from slurm_robust.terminal.console import facts_table, section, show
 from slurm_robust.util.hostlist import InvalidHostlist, expand, fold
 from slurm_robust.util.text import one_line
@@ -42,7 +42,7 @@ class NoNodes(SrobustError):
     fix = "give --nodes a number from 1, a partition, or a hostlist such as gpu[001-128]"
 
 
-class Wanted(Record):
+class SpareRequirements(Record):
     """What a plan is to hold for; policy/spares.py explains each. ``logs``: event logs of nodes.
 
     ``rate`` None: that of the last ``days``, else the paper's. ``index``: the fleet index to take it from, ""
@@ -58,7 +58,7 @@ class Wanted(Record):
     index: str = ""
 
 
-class Fleet(Record):
+class PlannedNodes(Record):
     """The nodes to plan for: ``count`` of them, by ``name``; ``nodes`` is None where only that is known."""
 
     name: str
@@ -66,7 +66,7 @@ class Fleet(Record):
     nodes: frozenset[str] | None = None
 
 
-def fleet_of(slurm: SlurmClient, nodes: str) -> Fleet:
+def fleet_of(slurm: SlurmClient, nodes: str) -> PlannedNodes:
     """``nodes``: a number, a partition, a hostlist, or "" for all. A partition wins over a node of its name.
 
     Raises :class:`NoNodes`, InvalidNode and other SlurmCommandError types.
@@ -74,16 +74,16 @@ def fleet_of(slurm: SlurmClient, nodes: str) -> Fleet:
     if nodes.isascii() and nodes.isdecimal():
         if not (count := int(nodes[:10])):
             raise NoNodes(f"--nodes {nodes}: no node")
-        return Fleet(name="nodes", count=count)
+        return PlannedNodes(name="nodes", count=count)
     return known_fleet(slurm.nodes(), nodes)
 
 
-def known_fleet(every: Iterable[Node], nodes: str) -> Fleet:
+def known_fleet(every: Iterable[SlurmNode], nodes: str) -> PlannedNodes:
     """The same for a partition or a hostlist, of what Slurm says of all nodes. Raises as :func:`fleet_of`."""
     real = [node for node in every if "FUTURE" not in node.states]
     members = frozenset(node.name for node in real if not nodes or nodes in node.partitions)
     if members:
-        return Fleet(
+        return PlannedNodes(
             name=f"nodes of {nodes}" if nodes else "nodes of the cluster", count=len(members), nodes=members
         )
     try:
@@ -94,7 +94,7 @@ def known_fleet(every: Iterable[Node], nodes: str) -> Fleet:
         raise NoNodes("Slurm has no nodes")
     if unknown := names - {node.name for node in real}:
         raise InvalidNode(f"{fold(unknown)}: no partition and no node of Slurm")
-    return Fleet(name="nodes", count=len(names), nodes=names)
+    return PlannedNodes(name="nodes", count=len(names), nodes=names)
 
 
 def measure_fleet(history: History, nodes: Collection[str] | None, days: float) -> Measured | None:
@@ -126,7 +126,7 @@ def measure_index(url: str, nodes: Collection[str] | None, since: float) -> Meas
     return measure(failures, hours / 24)
 
 
-def plan_for(slurm: SlurmClient, fleet: Fleet, wanted: Wanted, now: float) -> Plan:
+def plan_for(slurm: SlurmClient, fleet: PlannedNodes, wanted: SpareRequirements, now: float) -> SparePlan:
     """The plan; a slurmdbd that says nothing leaves the paper's rate. Raises ``LogUnreadable``."""
     measured, missing = None, ""
     if wanted.rate is None and wanted.index:
@@ -155,7 +155,7 @@ def plan_for(slurm: SlurmClient, fleet: Fleet, wanted: Wanted, now: float) -> Pl
 
 def main(
     nodes: str,
-    wanted: Wanted,
+    wanted: SpareRequirements,
     *,
     json: bool,
     slurm: SlurmClient | None = None,
@@ -168,10 +168,10 @@ def main(
     return 0
 
 
-def text_of(fleet: Fleet) -> Callable[[Plan], RenderableType]:
+def text_of(fleet: PlannedNodes) -> Callable[[SparePlan], RenderableType]:
     """How a plan for ``fleet`` is shown."""
 
-    def render(made: Plan) -> RenderableType:
+    def render(made: SparePlan) -> RenderableType:
         facts = [
             ("spares", f"{made.spares} for {made.nodes:,} {one_line(fleet.name)}"),
             ("because", made.reason),
@@ -185,12 +185,12 @@ def text_of(fleet: Fleet) -> Callable[[Plan], RenderableType]:
     return render
 
 
-def rate_text(rate: Rate) -> str:
+def rate_text(rate: FailureRate) -> str:
     """The rate, and why it is this one."""
     return f"{rate.per_day:.3g} failures per node and day, {one_line(rate.why)}"
 
 
-def _measured_facts(made: Plan) -> Sequence[tuple[str, str]]:
+def _measured_facts(made: SparePlan) -> Sequence[tuple[str, str]]:
     if (found := made.measured) is None or made.between is None:
         return ()
     few, many = made.between
@@ -201,7 +201,7 @@ def _measured_facts(made: Plan) -> Sequence[tuple[str, str]]:
     ]
 
 
-def _chances(made: Plan) -> Table:
+def _chances(made: SparePlan) -> Table:
     table = Table(box=None, padding=(0, 2))
     table.add_column("SPARES", justify="right")
     table.add_column("ENOUGH IN", justify="right")

@@ -19,10 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.admin.reservations import end_reservation
-from slurm_robust.admin.spare_plan import Wanted, known_fleet, plan_for, rate_text
+from slurm_robust.admin.spare_plan import SpareRequirements, known_fleet, plan_for, rate_text
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.record import Record
-from slurm_robust.policy.spares import Plan
+from slurm_robust.policy.spares import SparePlan
 from slurm_robust.slurm import commands
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
@@ -38,7 +38,7 @@ from slurm_robust.slurm.errors import (
     SlurmError,
     SlurmTimeout,
 )
-from slurm_robust.slurm.records import OF_RESERVATION, Job, Node, Reservation
+from slurm_robust.slurm.records import OF_RESERVATION, Reservation, SlurmJob, SlurmNode
 from slurm_robust.slurm.requests import ReservationRequest
 from slurm_robust.terminal.console import facts_table, section, show
 from slurm_robust.util.hostlist import fold
@@ -90,7 +90,7 @@ class Pool(Record):
     waiting: tuple[int, ...]
     replaced: bool
     ends: float | None
-    plan: Plan | None = None
+    plan: SparePlan | None = None
 
 
 # -- pure -------------------------------------------------------------------------------------------------
@@ -119,7 +119,9 @@ def request_of(
     )
 
 
-def check(request: ReservationRequest, nodes: Iterable[Node], made: Iterable[Reservation]) -> tuple[str, ...]:
+def check(
+    request: ReservationRequest, nodes: Iterable[SlurmNode], made: Iterable[Reservation]
+) -> tuple[str, ...]:
     """The nodes that Slurm can choose from. Raises what Slurm would, in words that help more.
 
     Of more nodes than the partition has, Slurm would give those that are free and call that a success.
@@ -156,7 +158,7 @@ def check(request: ReservationRequest, nodes: Iterable[Node], made: Iterable[Res
     return free
 
 
-def pool_of(made: Reservation, nodes: Iterable[Node], jobs: Iterable[Job]) -> Pool:
+def pool_of(made: Reservation, nodes: Iterable[SlurmNode], jobs: Iterable[SlurmJob]) -> Pool:
     """What the reservation is worth now."""
     every = list(jobs)
     own = [job for job in every if job.reservation == made.name]
@@ -177,7 +179,7 @@ def pool_of(made: Reservation, nodes: Iterable[Node], jobs: Iterable[Job]) -> Po
     )
 
 
-def _spare(node: Node, job: Job | None, reservation: str) -> Spare:
+def _spare(node: SlurmNode, job: SlurmJob | None, reservation: str) -> Spare:
     state = _unfit(node, busy=job is not None)
     if not state:
         state = "ready" if job is None else "in use" if job.reservation == reservation else "busy"
@@ -190,7 +192,7 @@ def _spare(node: Node, job: Job | None, reservation: str) -> Spare:
     )
 
 
-def _unfit(node: Node, *, busy: bool) -> str:
+def _unfit(node: SlurmNode, *, busy: bool) -> str:
     if node.is_down:
         return "down"
     if node.is_drained:
@@ -324,7 +326,7 @@ def find(slurm: SlurmClient, name: str) -> Reservation | None:
 
 def status(
     name: str,
-    wanted: Wanted,
+    wanted: SpareRequirements,
     *,
     json: bool,
     slurm: SlurmClient | None = None,
@@ -422,7 +424,7 @@ def _opened(made: Reservation) -> str:
     return f"{fold(made.nodes)} {'is' if len(made.nodes) == 1 else 'are'} open to all jobs again"
 
 
-def _removal(made: Reservation, jobs: Sequence[Job]) -> str:
+def _removal(made: Reservation, jobs: Sequence[SlurmJob]) -> str:
     lines = [
         one_line(shlex.join(commands.delete_reservation(made.name)), None),
         "",
@@ -435,7 +437,7 @@ def _removal(made: Reservation, jobs: Sequence[Job]) -> str:
     return "\n".join([*lines, "", "Nothing was done; --apply does it."])
 
 
-def _jobs_text(jobs: Sequence[Job], *, holding: bool) -> str:
+def _jobs_text(jobs: Sequence[SlurmJob], *, holding: bool) -> str:
     found = [job for job in jobs if bool(job.nodes) is holding]
     return ", ".join(f"job {job.job_id} of {one_line(job.user_name)}" for job in found)
 

@@ -14,7 +14,7 @@ from slurm_robust.agent import rankenv
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.folders import RuntimeFolder
 from slurm_robust.agent.launcher import ZygoteLauncher
-from slurm_robust.agent.liveness import Liveness
+from slurm_robust.agent.liveness import LivenessPorts
 from slurm_robust.agent.loop import Agent, Setup
 from slurm_robust.agent.stacks.taker import StackTaker
 from slurm_robust.inspector.inspection import Inspection
@@ -134,7 +134,7 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
     )
     inspection = Inspection(Inspector(spec.inspection) if spec.inspection else None)
     # One more port than the copies have.
-    liveness = Liveness(keys.client.public, node, identity, spec.beacon_s, spare_ports(ports))
+    liveness = LivenessPorts(keys.client.public, node, identity, spec.beacon_s, spare_ports(ports))
     stacks = StackTaker(runtime.path)
     return Agent(setup, ZygoteLauncher(prepare), runtime, holder, copies, stacks, inspection, liveness)
 

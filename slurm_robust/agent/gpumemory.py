@@ -21,7 +21,7 @@ from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.kernel.host import Host
 from slurm_robust.nodes.gpus.facts import GpuProcess, Use
 from slurm_robust.nodes.gpus.nvidia import read_use
-from slurm_robust.nodes.gpus.nvml import LIBRARY, DriverError, Nvml
+from slurm_robust.nodes.gpus.nvml import LIBRARY, Nvml, NvmlError
 from slurm_robust.util.process import die_with_parent
 
 FREE, NO_GPUS = "free", "no GPUs"
@@ -154,7 +154,7 @@ def main() -> int:
     die_with_parent(parser.parse_args().parent)
     try:
         Nvml()  # stays open, so that a query takes no lock of the driver for long
-    except (OSError, ImportError, DriverError):
+    except (OSError, ImportError, NvmlError):
         _report(NO_GPUS)
         return 0
     limit_mb = _config().gpu.max_leftover_memory_mb

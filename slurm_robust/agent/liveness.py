@@ -13,7 +13,7 @@ from slurm_robust.wire.network import bind_free
 from slurm_robust.wire.probes import probe
 
 
-class Liveness:
+class LivenessPorts:
     """Beacons to the controller, a port that only this node's kernel answers, and probes of other kernels."""
 
     def __init__(

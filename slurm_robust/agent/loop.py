@@ -22,7 +22,7 @@ from slurm_robust.agent.gpumemory import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver
 from slurm_robust.agent.link import ControllerLink
-from slurm_robust.agent.liveness import Liveness
+from slurm_robust.agent.liveness import LivenessPorts
 from slurm_robust.agent.orphan import OrphanWatch
 from slurm_robust.agent.progress import StepWatch
 from slurm_robust.agent.rehearsal import POLL_S, Rehearsals, free_share
@@ -62,7 +62,7 @@ from slurm_robust.agent.stimuli import (
 from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
-from slurm_robust.model.probes import Place
+from slurm_robust.model.probes import ProbeTarget
 from slurm_robust.util.process import file_shortage
 from slurm_robust.util.text import one_line
 from slurm_robust.util.threads import Executor
@@ -124,7 +124,7 @@ class Agent:
         copies: CopyService,
         stacks: StackTaking,
         inspection: Inspection,
-        liveness: Liveness,
+        liveness: LivenessPorts,
     ) -> None:
         spec = setup.spec
         self._setup = setup
@@ -346,7 +346,7 @@ class Agent:
     def _follow_controller(self, now: float) -> None:
         silence_s, addresses = self._link.silence(now), (self._book.address, self._setup.node)
         self._orphan.tick(silence_s)
-        place = Place(addresses=tuple(filter(None, addresses)), port=self._liveness.port)
+        place = ProbeTarget(addresses=tuple(filter(None, addresses)), port=self._liveness.port)
         self._takeover.tick(silence_s, self._link.controller, place)
         if self._link.wants_epoch(now):
             self._files.submit(partial(read_epoch, self._setup.job.epochs))

@@ -23,8 +23,8 @@ from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.records import Allocation, Job, Node
-from slurm_robust.slurm.requeue import Order, Until, carry_out
+from slurm_robust.slurm.records import Allocation, SlurmJob, SlurmNode
+from slurm_robust.slurm.requeue import RequeueRequest, Until, carry_out
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
 from slurm_robust.util.threads import start_thread
@@ -44,7 +44,7 @@ def is_rescuer(node: str, allocation: Allocation) -> bool:
     return node in others[:RESCUERS]
 
 
-def is_orphan(job: Job, hosts: Sequence[Node], restart_count: int) -> bool:
+def is_orphan(job: SlurmJob, hosts: Sequence[SlurmNode], restart_count: int) -> bool:
     """Whether this very run of the job goes on in Slurm's books without any of ``hosts``, which led it."""
     return job.is_in_run(restart_count) and bool(hosts) and all(host.is_down for host in hosts)
 
@@ -95,7 +95,7 @@ def rescue(
     hosts = tuple(dict.fromkeys(filter(None, (job.batch_host or allocation.batch_host, controller))))
     if not is_orphan(job, client.nodes(hosts), allocation.restart_count):
         return False
-    order = Order(
+    order = RequeueRequest(
         job_id=allocation.job_id,
         ending_run=allocation.restart_count,
         exclude=hosts,

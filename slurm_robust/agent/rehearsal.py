@@ -28,7 +28,7 @@ from slurm_robust.util.threads import Executor
 from slurm_robust.wire.messages import Rehearse
 from slurm_robust.worker import crash
 from slurm_robust.worker.environment import OF_A_RUN
-from slurm_robust.worker.rehearsal import IMPOSSIBLE, Task
+from slurm_robust.worker.rehearsal import IMPOSSIBLE, DryRunTask
 
 POLL_S = 0.25
 """How often its memory is looked at."""
@@ -152,7 +152,7 @@ class Rehearsals:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700)
         make_folder(self._log.parent, below=self._job.path)
-        task = Task(
+        task = DryRunTask(
             kind=self._spec.kind,
             command=self._spec.command,
             cwd=self._spec.cwd,

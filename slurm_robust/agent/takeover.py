@@ -20,7 +20,7 @@ import msgspec
 from slurm_robust.jobdir.place import make_in_job
 from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import JournalDamaged, fold, read
-from slurm_robust.model.probes import Answers, Place
+from slurm_robust.model.probes import Answers, ProbeTarget
 from slurm_robust.model.record import UNREADABLE
 from slurm_robust.policy import takeover as policy
 from slurm_robust.policy.takeover import Vote
@@ -52,7 +52,7 @@ def _is_candidate(node: str, environ: Mapping[str, str]) -> bool:
         return False  # started by hand or by a test
 
 
-Probe = Callable[[Mapping[str, Place], float], Answers]
+Probe = Callable[[Mapping[str, ProbeTarget], float], Answers]
 
 
 class TakeoverWatch:
@@ -89,7 +89,7 @@ class TakeoverWatch:
         self._ask_at, self._was_down = 0.0, False
         self._child: subprocess.Popen[bytes] | None = None
 
-    def tick(self, silence_s: float, controller: EpochRecord | None, place: Place) -> None:
+    def tick(self, silence_s: float, controller: EpochRecord | None, place: ProbeTarget) -> None:
         """Vote and act when it is due; ``place``: where this node's kernel is probed. Returns at once."""
         if not self._spec.takeover_s or not self._is_candidate or controller is None:
             return
@@ -127,7 +127,7 @@ class TakeoverWatch:
         with suppress(OSError, JournalDamaged, SlurmError, CommandTimeout):
             work()  # if storage or Slurm does not answer now, the next round asks again
 
-    def _round(self, silent_s: float, controller: EpochRecord, place: Place) -> None:
+    def _round(self, silent_s: float, controller: EpochRecord, place: ProbeTarget) -> None:
         silent_since = time.time() - silent_s
         newest = newest_epoch(self._job.epochs)
         host = controller.node or controller.host
@@ -139,7 +139,7 @@ class TakeoverWatch:
         voters = policy.voters(state.slots, state.spares, state.aside, {host, *state.lenders, *gone})
         if self._node not in voters:
             return
-        place_of_host = Place(addresses=(*controller.addresses, controller.host), port=controller.port)
+        place_of_host = ProbeTarget(addresses=(*controller.addresses, controller.host), port=controller.port)
         answers = self._probe({host: place_of_host}, policy.PROBE_S)
         is_answering = host in answers.nodes
         is_down = is_answering and self._is_down(host)
@@ -184,7 +184,7 @@ class TakeoverWatch:
 
     def _agreeing(self, epoch: int, voters: tuple[str, ...]) -> tuple[str, ...]:
         """This node and those whose vote is as new and whose kernel answers here, in the order of voters."""
-        places: dict[str, Place] = {}
+        places: dict[str, ProbeTarget] = {}
         # By the clock of storage, as those of the others are.
         own = self._path(epoch, self._node).stat().st_mtime
         names = names_in(self._job.votes)

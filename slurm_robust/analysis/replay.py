@@ -30,7 +30,7 @@ class CannotReplay(ValueError):
     """The nodes do not make two groups that hold the model, so there is nothing to compare."""
 
 
-class Phase(str, Enum):
+class ReplayPhase(str, Enum):
     """Neighbours first (x div m), then every n-th (x mod n)."""
 
     HORIZONTAL = "horizontal"
@@ -109,7 +109,7 @@ def fit(nodes: int, layout: ParallelLayout) -> Grid:
     return min(grids, key=key)
 
 
-def groups(phase: Phase, grid: Grid) -> tuple[tuple[int, ...], ...]:
+def groups(phase: ReplayPhase, grid: Grid) -> tuple[tuple[int, ...], ...]:
     """The units of each group; the last one is the shorter, if there is a rest.
 
     Without a rest this is x div m and x mod n. With one, the vertical rest takes one unit of each of the
@@ -117,7 +117,7 @@ def groups(phase: Phase, grid: Grid) -> tuple[tuple[int, ...], ...]:
     compared with.
     """
     m, n = grid.m, grid.n
-    if phase is Phase.HORIZONTAL:
+    if phase is ReplayPhase.HORIZONTAL:
         rest = tuple(range(m * n, grid.units))
         full = [tuple(range(a * m, a * m + m)) for a in range(n)]
     else:
@@ -156,8 +156,8 @@ def intersect(grid: Grid, horizontal: Sequence[Outcome], vertical: Sequence[Outc
     """
     a = tuple(i for i, outcome in enumerate(horizontal) if outcome is Outcome.FAIL)
     b = tuple(i for i, outcome in enumerate(vertical) if outcome is Outcome.FAIL)
-    rows = _by_unit(groups(Phase.HORIZONTAL, grid), horizontal)
-    columns = _by_unit(groups(Phase.VERTICAL, grid), vertical)
+    rows = _by_unit(groups(ReplayPhase.HORIZONTAL, grid), horizontal)
+    columns = _by_unit(groups(ReplayPhase.VERTICAL, grid), vertical)
     seen = {x: {rows[x], columns[x]} for x in range(grid.units)}
     units = tuple(x for x in seen if seen[x] == {Outcome.FAIL})
     if not units and Outcome.PASS in horizontal and Outcome.PASS in vertical:
@@ -266,7 +266,10 @@ class ReplayVerdict(Record):
                 peers=tuple(peer for peer in seen.nodes if peer != node),
                 took_s=self.took_s,
             )
-            for phase, groups_seen in ((Phase.HORIZONTAL, self.horizontal), (Phase.VERTICAL, self.vertical))
+            for phase, groups_seen in (
+                (ReplayPhase.HORIZONTAL, self.horizontal),
+                (ReplayPhase.VERTICAL, self.vertical),
+            )
             for seen in groups_seen
             for node in seen.nodes
         ]
@@ -293,8 +296,8 @@ def conclude(
     parts = [
         f"{phase.value} group {number} ({fold(seen[number].nodes)}: {seen[number].text})"
         for phase, seen, numbers in (
-            (Phase.HORIZONTAL, horizontal, found.a),
-            (Phase.VERTICAL, vertical, found.b),
+            (ReplayPhase.HORIZONTAL, horizontal, found.a),
+            (ReplayPhase.VERTICAL, vertical, found.b),
         )
         for number in numbers
     ]

@@ -21,7 +21,7 @@ from slurm_robust.cli.words import parse, split_command, width
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import collect
 from slurm_robust.config.reader import Layers
-from slurm_robust.doctor.gather import Wanted
+from slurm_robust.doctor.gather import DoctorRequest
 from slurm_robust.doctor.main import main, saved_s
 from slurm_robust.doctor.script import expands, read, run_of, unquoted
 from slurm_robust.model.errors import SrobustError
@@ -79,7 +79,7 @@ def _doctor(args: argparse.Namespace) -> int:
         if args.config is not None:
             layers.add_file(args.config)
         layers.overrule(settings_of(args))
-    wanted = Wanted(
+    wanted = DoctorRequest(
         script=script,
         job_id=args.jobid,
         saved_s=None if args.jobid is None else saved_s(args.jobid),

@@ -57,7 +57,7 @@ def _number_or_all(text: str) -> int | None:
 
 
 def _logs(args: argparse.Namespace) -> int:
-    wanted = logs.Wanted(
+    wanted = logs.LogSelection(
         rank=args.rank,
         generation=args.gen,
         stream="err" if args.err else "out",

@@ -48,6 +48,6 @@ def _report(args: argparse.Namespace) -> int:
         raise UsageError("--json and --csv both print", fix="give one of them")
     if args.html == job_main.STDOUT and (args.json or args.csv):
         raise UsageError("--html - prints, too", fix="give --html a file")
-    table = job_text.Table(args.table or job_text.Table.INCIDENTS.value) if args.csv else None
-    wanted = job_main.Wanted(html=args.html, json=args.json, csv=table)
+    table = job_text.CsvTable(args.table or job_text.CsvTable.INCIDENTS.value) if args.csv else None
+    wanted = job_main.ReportFormat(html=args.html, json=args.json, csv=table)
     return job_main.main(args.job, wanted, job_dir=args.job_dir)

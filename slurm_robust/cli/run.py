@@ -29,11 +29,11 @@ def _run(args: argparse.Namespace) -> int:
     def run_once() -> int:
         # Also a package that cannot be imported ends the run for good.
         from slurm_robust.run.command import run
-        from slurm_robust.run.continuing import Wish
+        from slurm_robust.run.continuing import ContinueOptions
 
         kind, options = checked(args)
         config = configured(args, kind, options)
-        wish = Wish(
+        wish = ContinueOptions(
             training=config.training or "", source=args.source or "", step=args.step, fresh=args.fresh
         )
         return run(config, args.command, kind, args.name, wish)

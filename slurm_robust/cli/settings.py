@@ -9,7 +9,7 @@ from slurm_robust.cli.parsing import UsageError
 from slurm_robust.config.errors import Problem
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import add_text
-from slurm_robust.config.reader import Layers, Place
+from slurm_robust.config.reader import Layers, ValueOrigin
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.util.text import without_urls
 
@@ -33,7 +33,7 @@ def settings_of(args: argparse.Namespace) -> Layers[JobConfig]:
     for text in args.settings:
         key, equals, value = text.partition("=")
         if equals:
-            add_text(layers, key, value, Place(f"option --set {without_urls(text)}", ExitCode.USAGE))
+            add_text(layers, key, value, ValueOrigin(f"option --set {without_urls(text)}", ExitCode.USAGE))
         else:
             wrong = UsageError(f"--set {text}: no value", fix=f"write --set {key}=VALUE")
             layers.problems.append(Problem.of(wrong))

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from slurm_robust.admin import spare_plan, spares
-from slurm_robust.admin.spare_plan import Wanted
+from slurm_robust.admin.spare_plan import SpareRequirements
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.fleet import add_index, index_of
 from slurm_robust.cli.parsing import (
@@ -111,8 +111,8 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _wanted(args: argparse.Namespace, logs: tuple[Path, ...] = (), index: str = "") -> Wanted:
-    return Wanted(
+def _wanted(args: argparse.Namespace, logs: tuple[Path, ...] = (), index: str = "") -> SpareRequirements:
+    return SpareRequirements(
         rate=args.rate,
         replenish_days=args.replenish,
         quantile=args.quantile,

@@ -10,7 +10,7 @@ from slurm_robust.cli.parsing import Commands, UsageError
 from slurm_robust.cli.settings import add_config_options, settings_of
 from slurm_robust.cli.words import OWN_OPTIONS
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.reader import Layers, Place
+from slurm_robust.config.reader import Layers, ValueOrigin
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
 
@@ -78,7 +78,7 @@ def options_of(args: argparse.Namespace, own: OwnSettings) -> Layers[JobConfig]:
     options = settings_of(args)
     for option, (key, value) in own.items():
         if value is not None:
-            options.add(key, value, Place(f"option {option}", ExitCode.USAGE))
+            options.add(key, value, ValueOrigin(f"option {option}", ExitCode.USAGE))
     return options
 
 

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.reader import Layers, Place, schema_keys, types_of
+from slurm_robust.config.reader import Layers, ValueOrigin, schema_keys, types_of
 from slurm_robust.util.files import is_there
 
 SITE_FILE = Path("/etc/slurm-robust/job.yaml")
@@ -57,11 +57,11 @@ def from_environment(environ: Mapping[str, str]) -> Layers[JobConfig]:
     names = {environment_name(key): key for key in schema_keys(JobConfig)}
     found = Layers(JobConfig)
     if environ.get(TRAINING) and environment_name("training") not in environ:
-        found.add("training", environ[TRAINING], Place(f"environment variable {TRAINING}"))
+        found.add("training", environ[TRAINING], ValueOrigin(f"environment variable {TRAINING}"))
     for variable in sorted(environ):
         if variable.startswith(_PREFIX) or _misspells(variable, (TRAINING, *names)):
             name = names.get(variable) or variable.removeprefix(_PREFIX).removeprefix("SROBUST_").lower()
-            add_text(found, name, environ[variable], Place(f"environment variable {variable}"))
+            add_text(found, name, environ[variable], ValueOrigin(f"environment variable {variable}"))
     return found
 
 
@@ -77,7 +77,7 @@ def environment_name(key: str) -> str:
     return _PREFIX + key.replace(".", "_").upper()
 
 
-def add_text(layers: Layers[JobConfig], name: str, text: str, place: Place) -> None:
+def add_text(layers: Layers[JobConfig], name: str, text: str, place: ValueOrigin) -> None:
     """Set a key to the text of an option or variable. Commas separate the items of a list."""
     key = schema_keys(JobConfig).get(name)
     layers.add(name, text if key is None else _value(types_of(key.kind), text), place)

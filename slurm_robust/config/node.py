@@ -189,7 +189,7 @@ class Suspects(Section):
                 yield Contradiction(keys=(f"job_dirs.{index}",), text=text, fix=f"use only {known}")
 
 
-class Fleet(Section):
+class FleetConfig(Section):
     """The fleet index: what happened to all jobs of the site. See [the fleet](fleet.md)."""
 
     collect: bool = False
@@ -557,7 +557,7 @@ class NodeConfig(Section):
     drain: Drain = Drain()
     repair: Repair = Repair()
     suspects: Suspects = Suspects()
-    fleet: Fleet = Fleet()
+    fleet: FleetConfig = FleetConfig()
     paths: Paths = Paths()
     checks: dict[str, CheckRule] = {}
     """``srobust check --explain`` lists the names of the checks."""

@@ -9,14 +9,14 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec import Meta
 
 from slurm_robust.config.section import SECRET, Contradiction, Folder, Positive, Seconds, Section
-from slurm_robust.model.notice import Kind, Severity
+from slurm_robust.model.notice import NoticeKind, Severity
 from slurm_robust.util.text import without_urls
 
 _NonEmpty = Annotated[str, Meta(min_length=1, title="a string that is not empty")]
 _MARKS = str.maketrans("", "", "._-")
 _SECRET_HOSTS = ("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "logic.azure.com")
 _MAX_TIMEOUT_S = 60.0
-_KINDS = tuple(Kind)
+_KINDS = tuple(NoticeKind)
 
 
 class ChannelConfig(Section):
@@ -51,7 +51,7 @@ class ChannelConfig(Section):
     sendmail: _NonEmpty = "/usr/sbin/sendmail"
     """Program that takes mail like sendmail(8), on the node of the controller."""
 
-    on: tuple[Kind, ...] | None = None
+    on: tuple[NoticeKind, ...] | None = None
     """Kinds of notices for this channel. ``null``: those of ``notify.on``."""
 
     min_severity: Severity | None = None
@@ -95,7 +95,7 @@ class NotifyConfig(Section):
     ] = ()
     """Channels that notices go to. By default there is none, and no notice is sent."""
 
-    on: tuple[Kind, ...] = _KINDS
+    on: tuple[NoticeKind, ...] = _KINDS
     """Kinds of notices."""
 
     min_severity: Severity = Severity.INFO

@@ -16,7 +16,7 @@ from slurm_robust.util.files import write_atomically
 from slurm_robust.util.ours import check_own_folder, read_ours
 
 
-class Plan(Record):
+class RunPlan(Record):
     """What ``srobust run`` was asked for, checked; the controller reads it from the job directory.
 
     ``cluster`` to ``required`` are as in :class:`~slurm_robust.model.events.RunStarted` and
@@ -66,17 +66,17 @@ def checkpoints_of(config: JobConfig, training: str, directory: JobDirectory, cw
     return directory.checkpoints
 
 
-def save_plan(directory: JobDirectory, plan: Plan) -> None:
+def save_plan(directory: JobDirectory, plan: RunPlan) -> None:
     """Write the plan for the controller, atomically. Raises ``OSError``."""
     write_atomically(directory.path / "plan.json", msgspec.json.encode(plan), durable=False)
 
 
-def load_plan(directory: JobDirectory, run_id: str = "") -> Plan:
+def load_plan(directory: JobDirectory, run_id: str = "") -> RunPlan:
     """The plan that :func:`save_plan` wrote, of this run unless it is "". Raises :class:`PreflightError`."""
     path = directory.path / "plan.json"
     try:
         check_own_folder(directory.path)
-        plan = decoded(msgspec.json.Decoder(Plan), read_ours(path), lambda why: _no_plan(path, why))
+        plan = decoded(msgspec.json.Decoder(RunPlan), read_ours(path), lambda why: _no_plan(path, why))
     except OSError as error:
         raise _no_plan(path, str(error)) from error
     if run_id not in ("", plan.run_id):

@@ -46,7 +46,7 @@ _SHOWN = 80
 # -- YAML -------------------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class ValueOrigin(NamedTuple):
     """Where a value was set: ``job.yaml, line 3``, ``option --nodes``."""
 
     text: str
@@ -60,7 +60,7 @@ class Document:
 
     name: str
     value: Any = None
-    places: dict[Key, Place] = field(default_factory=dict)
+    places: dict[Key, ValueOrigin] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, loader: yaml.SafeLoader, node: yaml.Node, key: Key) -> Any:
@@ -88,7 +88,7 @@ class Document:
 
     def _check_keys(self, node: yaml.Node, key: Key) -> None:
         """Note where keys are, and those that are set twice, of which YAML would drop the first."""
-        seen: dict[str, Place] = {}
+        seen: dict[str, ValueOrigin] = {}
         for name, _ in node.value:
             if not isinstance(name, yaml.ScalarNode):
                 problem = "a key must be a single word, not a list or a mapping"
@@ -99,8 +99,8 @@ class Document:
                 self.problems.append(Problem(f"{text}\n  fix: keep one"))
             self.places[inner] = seen[name.value] = place
 
-    def _place(self, node: yaml.Node) -> Place:
-        return Place(f"{self.name}, line {node.start_mark.line + 1}")
+    def _place(self, node: yaml.Node) -> ValueOrigin:
+        return ValueOrigin(f"{self.name}, line {node.start_mark.line + 1}")
 
 
 class _Loader(yaml.SafeLoader):
@@ -260,7 +260,7 @@ def _examples(kind: Any) -> list[Any]:
 class Checker:
     """Checks the values of one source against a schema. ``problems`` collects what is wrong."""
 
-    def __init__(self, schema: type[Section], places: Mapping[Key, Place]) -> None:
+    def __init__(self, schema: type[Section], places: Mapping[Key, ValueOrigin]) -> None:
         self.problems: list[Problem] = []
         self._schema = schema
         self._places = places
@@ -348,10 +348,10 @@ class Checker:
         self.problems.append(Problem(said, place.code, None if final else key))
 
 
-def place_of(places: Mapping[Key, Place], key: Key) -> Place:
+def place_of(places: Mapping[Key, ValueOrigin], key: Key) -> ValueOrigin:
     """The place of a key, or of the nearest mapping or list around it that has one."""
     known = (key[:end] for end in range(len(key), -1, -1) if key[:end] in places)
-    return places[found] if (found := next(known, None)) is not None else Place("default")
+    return places[found] if (found := next(known, None)) is not None else ValueOrigin("default")
 
 
 def contradictions(value: object, key: Key = ()) -> Iterator[tuple[list[Key], Contradiction]]:
@@ -381,7 +381,7 @@ class Layers(Generic[S]):
 
     schema: type[S]
     values: dict[str, Any] = field(default_factory=dict)
-    places: dict[Key, Place] = field(default_factory=dict)
+    places: dict[Key, ValueOrigin] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     whole: bool = True
 
@@ -407,14 +407,14 @@ class Layers(Generic[S]):
         value = {} if document.value is None else document.value
         self._add({root: document.value} if root else value, document.places)
 
-    def add(self, name: str, value: object, place: Place) -> None:
+    def add(self, name: str, value: object, place: ValueOrigin) -> None:
         """Set a single key above what is there; ``name`` is a full name (``timings.heartbeat_s``)."""
         key = tuple(name.split("."))
         for part in reversed(key):
             value = {part: value}
         self._add(value, {key[: end + 1]: place for end in range(len(key))})
 
-    def _add(self, value: object, places: dict[Key, Place]) -> None:
+    def _add(self, value: object, places: dict[Key, ValueOrigin]) -> None:
         checker = Checker(self.schema, places)
         good = checker.section(self.schema, value, ())
         self.problems += checker.problems
@@ -444,7 +444,7 @@ class Layers(Generic[S]):
         return config
 
     def _contradiction(self, keys: Sequence[Key], found: Contradiction) -> Problem:
-        places = [self.places.get(key, Place("default")) for key in keys]
+        places = [self.places.get(key, ValueOrigin("default")) for key in keys]
         codes = {place.code for place, key in zip(places, keys, strict=True) if key in self.places}
         code = ExitCode.USAGE if codes == {ExitCode.USAGE} else ExitCode.CONFIG
         if len(keys) == 1:
@@ -475,7 +475,7 @@ def as_yaml(layers: Layers[S], config: S) -> str:
             lines.append(f"{section}:")
             opened = section
         text = as_json(_without_secrets(getattr(getattr(config, section) if section else config, leaf)))
-        origin = layers.places.get(tuple(name.split(".")), Place("default")).text
+        origin = layers.places.get(tuple(name.split(".")), ValueOrigin("default")).text
         lines.append(f"{'  ' if section else ''}{leaf}: {text}".ljust(40) + f"  # {one_line(origin)}")
     return "\n".join(lines)
 

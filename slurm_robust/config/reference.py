@@ -30,7 +30,7 @@ END = "<!-- end of the generated part -->\n"
 _WIDTH = 100
 
 
-class Entry(Record):
+class _Key(Record):
     """One key."""
 
     name: str
@@ -51,7 +51,7 @@ class Group(Record):
     """Empty for the keys at the top level."""
 
     text: str
-    entries: tuple[Entry, ...]
+    entries: tuple[_Key, ...]
     holder: str = ""
     """The default of a list or mapping; empty for a mapping with these very keys."""
 
@@ -142,8 +142,8 @@ def page_with_tables(page: str, schema: type[Section]) -> str:
     return f"{before}{begin}\n{as_markdown(schema)}\n{end}{after}"
 
 
-def _entry(item: msgspec.structs.FieldInfo, prefix: str, texts: dict[str, str]) -> Entry:
-    return Entry(
+def _entry(item: msgspec.structs.FieldInfo, prefix: str, texts: dict[str, str]) -> _Key:
+    return _Key(
         name=item.name,
         full_name=prefix + item.name,
         type=expected(item.type),

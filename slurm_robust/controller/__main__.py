@@ -21,7 +21,7 @@ from slurm_robust import __version__
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.analysis.logs.site_rules import load_log_rules
 from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
-from slurm_robust.config.plan import Plan, load_plan
+from slurm_robust.config.plan import RunPlan, load_plan
 from slurm_robust.controller.addresses import of_controller
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.borrower import Borrower
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     directory = JobDirectory(given.job_dir)
     try:
-        taken = Taken(given.taken_from, given.why, given.silent_since)
+        taken = PreviousController(given.taken_from, given.why, given.silent_since)
         code = control(directory, load_plan(directory, given.run_id), taken)
         report_end(given.supervisor, code)
     except Exception as error:  # noqa: BLE001  # whatever it is, training must go on under the next controller
@@ -114,7 +114,7 @@ def _explain(error: Exception, supervisor: int | None) -> int:
     return int(ExitCode.INTERNAL)
 
 
-class Taken(NamedTuple):
+class PreviousController(NamedTuple):
     """The controller that this one takes over from: its node, why, and when it was last heard."""
 
     node: str = ""
@@ -122,10 +122,10 @@ class Taken(NamedTuple):
     silent_since: float = 0.0
 
 
-NOT_TAKEN = Taken()
+NOT_TAKEN = PreviousController()
 
 
-def control(directory: JobDirectory, plan: Plan, taken: Taken = NOT_TAKEN) -> int:
+def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = NOT_TAKEN) -> int:
     """Take the job's next epoch, replay the journal, and go on from there."""
     raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
@@ -183,7 +183,7 @@ def control(directory: JobDirectory, plan: Plan, taken: Taken = NOT_TAKEN) -> in
     return code
 
 
-def _requeuer(directory: JobDirectory, plan: Plan, slurm: SlurmClient) -> Requeuer:
+def _requeuer(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient) -> Requeuer:
     return Requeuer(
         slurm,
         plan.job_id,
@@ -197,7 +197,7 @@ def _requeuer(directory: JobDirectory, plan: Plan, slurm: SlurmClient) -> Requeu
 
 def _conclude(
     directory: JobDirectory,
-    plan: Plan,
+    plan: RunPlan,
     journal: Journal,
     slurm: SlurmClient,
     own_node: str,
@@ -212,7 +212,7 @@ def _conclude(
 def _serve_metrics(
     stack: ExitStack,
     directory: JobDirectory,
-    plan: Plan,
+    plan: RunPlan,
     moments: MomentFile,
     report: Callable[[str], None],
 ) -> None:
@@ -237,7 +237,7 @@ def _serve_metrics(
     stack.enter_context(closing(server))
 
 
-def introduction(plan: Plan, directory: JobDirectory, state: JobState) -> tuple[str, str, str]:
+def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tuple[str, str, str]:
     """What a controller says first: what runs and where, what protects it, and where its output is."""
     task = f" ({plan.array_task})" if plan.array_task else ""
     command = shlex.join(plan.command)
@@ -268,7 +268,7 @@ def _fenced(code: int, journal: Journal) -> int:
     return code if is_ours else int(ExitCode.OTHER_CONTROLLER)
 
 
-def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken: Taken) -> None:
+def _write_start(journal: Journal, plan: RunPlan, epoch: EpochRecord, taken: PreviousController) -> None:
     if fold(journal.events).own_node != taken.node:
         taken = NOT_TAKEN  # a controller that is started again under the same supervisor takes nothing over
     known = len(journal.events)
@@ -297,7 +297,7 @@ def _write_start(journal: Journal, plan: Plan, epoch: EpochRecord, taken: Taken)
         journal.append(ev.Noted(t=time.time(), text=short))
 
 
-def _listen(directory: JobDirectory, plan: Plan) -> ControllerSocket:
+def _listen(directory: JobDirectory, plan: RunPlan) -> ControllerSocket:
     return ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
 
 
@@ -317,7 +317,7 @@ def _listen_for_beacons(
         return None
 
 
-def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
+def _log_rules(journal: Journal, plan: RunPlan) -> RuleSet:
     """Read now, which costs nothing when a worker has failed."""
     rules, trouble = load_log_rules(plan.config, Path(plan.cwd))
     if trouble:
@@ -326,7 +326,7 @@ def _log_rules(journal: Journal, plan: Plan) -> RuleSet:
     return rules
 
 
-def _take(directory: JobDirectory, plan: Plan, port: int, slurm: SlurmClient) -> EpochRecord:
+def _take(directory: JobDirectory, plan: RunPlan, port: int, slurm: SlurmClient) -> EpochRecord:
     host, node = socket.gethostname(), os.environ.get("SLURMD_NODENAME", "")
     return take_epoch(
         directory.epochs,
@@ -339,7 +339,7 @@ def _take(directory: JobDirectory, plan: Plan, port: int, slurm: SlurmClient) ->
     )
 
 
-def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
+def _spec(directory: JobDirectory, plan: RunPlan) -> JobSpec:
     detect, checkpoint = plan.config.detect, plan.config.checkpoint
     inspection = InspectionSpec(
         kernel_s=detect.kernel_s, gpu_s=detect.gpu_s, network_s=detect.network_s, node_s=detect.node_s
@@ -373,7 +373,7 @@ def _spec(directory: JobDirectory, plan: Plan) -> JobSpec:
     )
 
 
-def _run_started(plan: Plan) -> ev.RunStarted:
+def _run_started(plan: RunPlan) -> ev.RunStarted:
     return ev.RunStarted(
         t=time.time(),
         run_id=plan.run_id,
@@ -391,7 +391,7 @@ def _run_started(plan: Plan) -> ev.RunStarted:
     )
 
 
-def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
+def _allocation(slurm: SlurmClient, plan: RunPlan) -> Allocation:
     """Slurm's own word on CPUs and GPUs per node; the environment's when it does not answer."""
     try:
         return slurm.allocation(plan.job_id)
@@ -400,7 +400,7 @@ def _allocation(slurm: SlurmClient, plan: Plan) -> Allocation:
         return allocation_from_environment(os.environ)
 
 
-def _borrower(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lent: Lent) -> Borrower:
+def _borrower(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, lent: Lent) -> Borrower:
     beside = directory.path.parent  # of folders of companions, where their epilogs look for suspects
     return Borrower(
         slurm,
@@ -416,7 +416,7 @@ def _borrower(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lent: Len
 
 def _tester(
     directory: JobDirectory,
-    plan: Plan,
+    plan: RunPlan,
     slurm: SlurmClient,
     allocation: Allocation,
     lent: Lent,
@@ -437,7 +437,7 @@ def _tester(
     )
 
 
-def _agent_command(directory: JobDirectory, plan: Plan) -> tuple[str, ...]:
+def _agent_command(directory: JobDirectory, plan: RunPlan) -> tuple[str, ...]:
     ports = plan.config.rendezvous.port_range
     agent = (sys.executable, "-m", "slurm_robust.agent")
     command = (*agent, "--job-dir", str(directory.path), "--run-id", plan.run_id)

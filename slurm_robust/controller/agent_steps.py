@@ -20,7 +20,7 @@ from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.errors import JobNotFound
 from slurm_robust.slurm.process import kill_srun
-from slurm_robust.slurm.records import Allocation, Node
+from slurm_robust.slurm.records import Allocation, SlurmNode
 from slurm_robust.slurm.step_output import before_abort, step_end, task_ends, why_ended
 from slurm_robust.util import proc
 from slurm_robust.util.files import read_regular, write_atomically
@@ -313,11 +313,11 @@ def _refusal(line: str) -> Refusal | None:
         return None  # srun may tear or mix lines of many tasks; the agent repeats nothing
 
 
-def _drain(node: Node) -> str:
+def _drain(node: SlurmNode) -> str:
     return f"{node.reason_user or 'somebody'}: {node.reason or 'no reason given'}"
 
 
-def _witness(node: Node, held: bool) -> Witness:
+def _witness(node: SlurmNode, held: bool) -> Witness:
     message = "+".join(sorted(node.states)) + (f" ({node.reason})" if node.reason else "")
     if not held:
         message += ", no longer part of the job"

@@ -15,7 +15,7 @@ from slurm_robust.policy.leaving import Sentence
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requeue import Clock, SystemClock
 from slurm_robust.slurm.step_output import PREEMPTION
 
@@ -66,7 +66,7 @@ class Asking:
         elif said is not None:
             yield said
 
-    def _of(self, job: Job, now: float) -> Sentence:
+    def _of(self, job: SlurmJob, now: float) -> Sentence:
         return Sentence(
             running=job.is_running,
             preempted=job.preempt_time is not None,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurm_robust.config.job import CompanionConfig
 from slurm_robust.engine.effects import BorrowAnswer
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.companion import Lent, companion_job, is_companion_of
@@ -45,7 +45,7 @@ FIND_TRIES, FIND_PAUSE_S = 3, 2.0
 SETTLE_TRIES, SETTLE_PAUSE_S = 5, 30.0
 """The same when nobody waits any more: what appears then is cancelled."""
 
-Submitted = Callable[[int, Source], None]
+Submitted = Callable[[int, CompanionPool], None]
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Wish:
 
     missing: int
     nodes: dict[int, str] = field(default_factory=dict)
-    refusals: list[tuple[Source, str]] = field(default_factory=list)
+    refusals: list[tuple[CompanionPool, str]] = field(default_factory=list)
 
 
 class Borrower:
@@ -96,7 +96,7 @@ class Borrower:
 
     def borrow(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[CompanionPool],
         missing: int,
         exclude: Collection[str],
         submitted: Submitted,
@@ -214,7 +214,7 @@ class Borrower:
     def _ask(
         self,
         wish: _Wish,
-        source: Source,
+        source: CompanionPool,
         left_s: float | None,
         exclude: tuple[str, ...],
         submitted: Submitted,
@@ -262,7 +262,7 @@ class Borrower:
             self._known.add(found)
             return found
 
-    def _free(self, source: Source, exclude: tuple[str, ...]) -> tuple[int | None, str]:
+    def _free(self, source: CompanionPool, exclude: tuple[str, ...]) -> tuple[int | None, str]:
         """How many nodes are free now, None where Slurm does not say, with a text for too few.
 
         To ask is faster than to wait for a companion in a queue that does not move.
@@ -285,7 +285,7 @@ class Borrower:
         why = f"{len(free)} of {counted(len(nodes), 'node')} free ({names}; see srobust spares status)"
         return len(free), why
 
-    def _wait(self, wish: _Wish, source: Source, waiting: list[int]) -> None:
+    def _wait(self, wish: _Wish, source: CompanionPool, waiting: list[int]) -> None:
         """Until all run, or ``wait_s`` is over."""
         deadline = self._clock.monotonic() + self._config.wait_s
         last: dict[int, str] = {}
@@ -302,7 +302,7 @@ class Borrower:
             reason = last.get(job_id, "")
             wish.refusals.append((source, why + (f" ({reason})" if reason else "") + _fix(source, reason)))
 
-    def _look(self, wish: _Wish, source: Source, job_id: int, last: dict[int, str]) -> bool:
+    def _look(self, wish: _Wish, source: CompanionPool, job_id: int, last: dict[int, str]) -> bool:
         """Whether it is known what became of the companion."""
         try:
             job = self._slurm.job(job_id)
@@ -329,7 +329,7 @@ class Borrower:
 _MAKE_IT = " (fix: srobust spares create, or another companions.reservation)"
 
 
-def _fix(source: Source, why: Exception | str) -> str:
+def _fix(source: CompanionPool, why: Exception | str) -> str:
     """What helps against a refusal of a reservation, by an error or by a reason of Slurm; "" if not known."""
     if not source.reservation:
         return ""

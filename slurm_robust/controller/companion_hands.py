@@ -8,7 +8,7 @@ from functools import partial
 from slurm_robust.controller.background import Errands
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.engine import effects as fx
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.process import CommandTimeout
 
@@ -29,7 +29,7 @@ class CompanionHands(Errands):
         }
 
     def _borrow_nodes(self, effect: fx.BorrowNodes) -> None:
-        def submitted(job_id: int, source: Source) -> None:
+        def submitted(job_id: int, source: CompanionPool) -> None:
             self.background.post(lambda: self.core.on_companion(effect.number, job_id, source, self.now()))
 
         def answered(found: fx.BorrowAnswer) -> None:

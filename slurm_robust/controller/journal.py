@@ -21,7 +21,7 @@ from slurm_robust.model.journal import parse, read_bytes
 from slurm_robust.util.threads import start_thread
 
 
-class Disk:
+class FileSystem:
     """The file system as it is. Each call may block for minutes; each raises ``OSError``."""
 
     def open(self, path: Path, flags: int) -> int:
@@ -77,7 +77,7 @@ class Journal:
     controller dies meanwhile is it lost. One other thread uses it.
     """
 
-    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+    def __init__(self, path: Path, disk: FileSystem | None = None) -> None:
         """Open or create it. ``events`` holds what was there, ``torn`` where a torn line went.
 
         Raises :class:`JournalDamaged`, ``OSError``.
@@ -91,7 +91,7 @@ class Journal:
         self.is_ours: Callable[[], bool] = lambda: True
         """Asked by the writing thread before it tries again what storage has refused: another controller may
         have taken over meanwhile. May raise ``OSError``."""
-        self._disk = disk or Disk()
+        self._disk = disk or FileSystem()
         data = read_bytes(path)
         self.events, self._durable = parse(data, str(path))
         self._fd = self._disk.open(path, _FLAGS | os.O_CREAT)

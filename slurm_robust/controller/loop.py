@@ -26,7 +26,7 @@ from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.storage_hands import StorageHands
 from slurm_robust.controller.supervisor import AT_ONCE, Signals
 from slurm_robust.controller.tester import Tester
-from slurm_robust.controller.turns import ClockWatch, Hold, Turns
+from slurm_robust.controller.turns import ClockWatch, StorageHold, Turns
 from slurm_robust.engine import effects as fx
 from slurm_robust.engine.core import Core
 from slurm_robust.jobdir.place import FolderGone, check_in_place
@@ -81,7 +81,7 @@ class Loop:
         self._tester = tester
         self._moments = moments
         self._background = Background()
-        self._hold = Hold()
+        self._hold = StorageHold()
         self._clock = ClockWatch()
         self._now = self._hold.now
         self._held: deque[tuple[int, Sequence[fx.Effect]]] = deque()

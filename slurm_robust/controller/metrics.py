@@ -33,7 +33,7 @@ _MAX_TOKEN = 4096
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
-class Target(Record):
+class ScrapeTarget(Record):
     """One element of a file of Prometheus's ``file_sd_configs``."""
 
     targets: tuple[str, ...]
@@ -70,7 +70,7 @@ def target(about: About, host: str, port: int) -> bytes:
         "user": about.user,
         "name": one_line(about.name, 100),
     }
-    found = Target(targets=(place,), labels={name: text for name, text in labels.items() if text})
+    found = ScrapeTarget(targets=(place,), labels={name: text for name, text in labels.items() if text})
     return msgspec.json.format(msgspec.json.encode((found,)), indent=2) + b"\n"
 
 

@@ -15,8 +15,8 @@ from slurm_robust.slurm.environment import allocation_from_environment
 from slurm_robust.slurm.errors import JobFinished, JobNotFound, SlurmError
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.records import Allocation, Job, SlurmVersion
-from slurm_robust.slurm.requeue import Clock, Order, StageOutcome, SystemClock, Until, carry_out
+from slurm_robust.slurm.records import Allocation, SlurmJob, SlurmVersion
+from slurm_robust.slurm.requeue import Clock, RequeueRequest, StageOutcome, SystemClock, Until, carry_out
 from slurm_robust.slurm.requeue_plan import waiting_advice, wanted_of
 from slurm_robust.slurm.select import make_client
 from slurm_robust.slurm.watcher import arrange_watcher
@@ -76,10 +76,10 @@ class Requeuer:
     ) -> None:
         """Requeue, exclude and start the watcher, within bounds; asked again it goes on where it was.
 
-        ``exclude``, ``holders`` and ``pins`` are as in :class:`~slurm_robust.slurm.requeue.Order`. ``answer``
-        gets what Slurm says, again when all is done. Never raises for Slurm or files.
+        ``exclude``, ``holders`` and ``pins`` are as in :class:`~slurm_robust.slurm.requeue.RequeueRequest`.
+        ``answer`` gets what Slurm says, again when all is done. Never raises for Slurm or files.
         """
-        order = Order(
+        order = RequeueRequest(
             job_id=self._job_id,
             ending_run=self._restart_count,
             exclude=exclude,
@@ -92,7 +92,7 @@ class Requeuer:
         with without_term():
             self._ask(order, report, answer)
 
-    def _ask(self, order: Order, report: Report, answer: Answer) -> None:
+    def _ask(self, order: RequeueRequest, report: Report, answer: Answer) -> None:
         is_taken = is_watched = False
 
         def watch() -> None:
@@ -134,13 +134,13 @@ class Requeuer:
         advice = waiting_advice(outcome.job) if outcome.job is not None else ""
         answer(RequeueAnswer(said=RequeueStatus.DONE, detail=advice))
 
-    def _is_unavailable(self, job: Job) -> bool:
+    def _is_unavailable(self, job: SlurmJob) -> bool:
         """Whether only a watcher can exclude nodes: the job was resized, and no slurmdbd records that."""
         if job.expedited or set(job.nodes) == set(self._nodes):
             return False
         return not self._slurm.config().get("AccountingStorageType", "").endswith("/slurmdbd")
 
-    def _say_given_up(self, order: Order, job: Job, report: Report) -> None:
+    def _say_given_up(self, order: RequeueRequest, job: SlurmJob, report: Report) -> None:
         """Name the nodes whose exclusion would leave too few for the job ever to start."""
         if not order.exclude:
             return
@@ -151,7 +151,7 @@ class Requeuer:
             report("exclude nodes", True, text)
             say(f"requeue: {text}")
 
-    def _watch(self, order: Order, job: Job, report: Report) -> bool:
+    def _watch(self, order: RequeueRequest, job: SlurmJob, report: Report) -> bool:
         """Start the watcher; False if it did not start, and then the job comes back later."""
         if job.expedited:
             report("watcher", True, "none: the requeue is expedited")

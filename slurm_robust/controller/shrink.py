@@ -16,7 +16,7 @@ from slurm_robust.model.probes import Knocked
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmError, SlurmTimeout, UpdateUnavailable
 from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.records import Job, Node
+from slurm_robust.slurm.records import SlurmJob, SlurmNode
 from slurm_robust.slurm.requeue import Clock, SystemClock
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.sockets import knock
@@ -130,23 +130,23 @@ class Shrinker:
                 self._shrink(job, dead)
             report("shrink", True, f"without {fold(dead)}, for which the requeue would have waited")
 
-    def _held(self, silent: Sequence[str]) -> tuple[Job, tuple[Node, ...]]:
+    def _held(self, silent: Sequence[str]) -> tuple[SlurmJob, tuple[SlurmNode, ...]]:
         """The job, and those of ``silent`` that it holds and Slurm has not given up."""
         job = self._slurm.job(self._job_id)  # anew: another thread may be at the same
         kept = (job.batch_host, self._own_node)
         held = [node for node in silent if node in job.nodes and node not in kept and job.is_running]
         return job, tuple(node for node in self._slurm.nodes(held) if not node.is_down)
 
-    def _shrink(self, job: Job, without: Sequence[str]) -> None:
+    def _shrink(self, job: SlurmJob, without: Sequence[str]) -> None:
         self._slurm.shrink(self._job_id, [node for node in job.nodes if node not in without])
 
-    def _answering(self, nodes: Sequence[Node], config: Mapping[str, str]) -> frozenset[str]:
+    def _answering(self, nodes: Sequence[SlurmNode], config: Mapping[str, str]) -> frozenset[str]:
         port = config.get("SlurmdPort", "")
         if not port.isdecimal():
             return frozenset()
         return self._knock({node.name: (node.address, int(port)) for node in nodes}).taken
 
 
-def _is_offered(node: Node) -> bool:
+def _is_offered(node: SlurmNode) -> bool:
     """Whether Slurm would give the node, once idle, to the next job."""
     return node.responding and not node.is_down and not node.is_leaving

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from slurm_robust.config.plan import Plan, load_plan
+from slurm_robust.config.plan import RunPlan, load_plan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.supervisor import Others, supervise
 from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def take_over(
     directory: JobDirectory,
-    plan: Plan,
+    plan: RunPlan,
     slurm: SlurmClient,
     epoch: int,
     taken_from: str,
@@ -110,7 +110,7 @@ def take_over(
     return code
 
 
-def watch(slurm: SlurmClient, plan: Plan, signalled: Callable[[int], None] | None = None) -> None:
+def watch(slurm: SlurmClient, plan: RunPlan, signalled: Callable[[int], None] | None = None) -> None:
     """Signal this process, as Slurm does with a batch script, before the time limit and when the job ends."""
     tell = signalled or (lambda number: os.kill(os.getpid(), number))
     is_warned = False
@@ -130,7 +130,7 @@ def watch(slurm: SlurmClient, plan: Plan, signalled: Callable[[int], None] | Non
     tell(signal.SIGTERM)
 
 
-def _journal(others: Others, slurm: SlurmClient, plan: Plan) -> JobState | None:
+def _journal(others: Others, slurm: SlurmClient, plan: RunPlan) -> JobState | None:
     """What the journal holds, asked until storage answers; None where it does not while the run lasts."""
     deadline = time.monotonic() + FINISH_S
     while (state := others.state()) is None and time.monotonic() < deadline:
@@ -141,7 +141,7 @@ def _journal(others: Others, slurm: SlurmClient, plan: Plan) -> JobState | None:
     return state
 
 
-def finish(directory: JobDirectory, plan: Plan, slurm: SlurmClient, code: int | None) -> None:
+def finish(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, code: int | None) -> None:
     """End the job in Slurm's books, unless its batch script does.
 
     ``code``: of a run that is over for good, else None.
@@ -180,7 +180,7 @@ def finish(directory: JobDirectory, plan: Plan, slurm: SlurmClient, code: int | 
         time.sleep(PAUSE_S)
 
 
-def revive(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lost: str) -> bool:
+def revive(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, lost: str) -> bool:
     """Requeue the job without the node ``lost`` if Slurm has ended it for want of its batch script.
 
     So it does where that host was DOWN and comes back: slurmd kills what runs there (22.05.8: FAILED,
@@ -203,7 +203,7 @@ def revive(directory: JobDirectory, plan: Plan, slurm: SlurmClient, lost: str) -
     return False
 
 
-def _batch_host(slurm: SlurmClient, plan: Plan) -> tuple[str, bool] | None:
+def _batch_host(slurm: SlurmClient, plan: RunPlan) -> tuple[str, bool] | None:
     """Its name, and whether Slurm has given it up; None if the job needs no end any more.
 
     Raises one of :data:`_NO_ANSWER`.
@@ -220,7 +220,7 @@ def _batch_host(slurm: SlurmClient, plan: Plan) -> tuple[str, bool] | None:
 
 def _requeue(
     directory: JobDirectory,
-    plan: Plan,
+    plan: RunPlan,
     slurm: SlurmClient,
     exclude: tuple[str, ...],
     *,

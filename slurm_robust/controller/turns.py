@@ -120,7 +120,7 @@ class ClockWatch:
         return now.wall - now.mono
 
 
-class Hold:
+class StorageHold:
     """Whether decisions wait for storage, and the clocks by which they are made.
 
     What was decided is done when the journal holds it, so until then nothing more is decided. Time that

@@ -21,8 +21,8 @@ from slurm_robust.diagnostics.part import (
     Died,
     Measurement,
     NotHere,
-    Part,
     PartAnswer,
+    TestPart,
     Wrong,
     died,
     failed,
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def answers(programs: Sequence[Program], part: Part, end: float) -> Iterator[PartAnswer]:
+def answers(programs: Sequence[Program], part: TestPart, end: float) -> Iterator[PartAnswer]:
     """Run one after the other; each gets its share of the time that is left until ``end`` (monotonic)."""
     for index, program in enumerate(programs):
         left = end - time.monotonic()
@@ -63,7 +63,7 @@ def answers(programs: Sequence[Program], part: Part, end: float) -> Iterator[Par
         yield answer(program, msgspec.structs.replace(part, limit_s=left * share))
 
 
-def answer(program: Program, part: Part) -> PartAnswer:
+def answer(program: Program, part: TestPart) -> PartAnswer:
     """Run one program in a child for ``part.limit_s`` seconds at most."""
     begun = time.monotonic()
     if part.limit_s < _MIN_S:
@@ -78,7 +78,7 @@ def answer(program: Program, part: Part) -> PartAnswer:
     return _answer(program, part, found, took_s, left_out=left_out)
 
 
-def _child(name: str, part: Part, parent: int) -> bytes:
+def _child(name: str, part: TestPart, parent: int) -> bytes:
     die_with_parent(parent)
     left_out = False
     try:
@@ -98,7 +98,7 @@ def _child(name: str, part: Part, parent: int) -> bytes:
 
 
 def _answer(
-    program: Program, part: Part, found: Measurement, took_s: float, *, left_out: bool = False
+    program: Program, part: TestPart, found: Measurement, took_s: float, *, left_out: bool = False
 ) -> PartAnswer:
     fields = msgspec.structs.asdict(found)
     measured = fields.pop("measured")
@@ -108,13 +108,13 @@ def _answer(
     return PartAnswer(result=result, left_out=left_out, measured=measured)
 
 
-def _part(args: argparse.Namespace) -> Part:
+def _part(args: argparse.Namespace) -> TestPart:
     groups = (text.partition("=") for text in args.groups.split())
     address, group = next(
         ((address, tuple(names.split(","))) for address, _, names in groups if args.node in names.split(",")),
         ("127.0.0.1", (args.node,)),
     )
-    return Part(
+    return TestPart(
         node=args.node,
         group=group,
         address=address,

@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slurm_robust.analysis.replay import Phase, ReplayVerdict
-from slurm_robust.diagnostics.places import HerePlace, Place, SlurmPlace, gpus_here
+from slurm_robust.analysis.replay import ReplayPhase, ReplayVerdict
+from slurm_robust.diagnostics.places import HerePlace, SlurmPlace, TestSite, gpus_here
 from slurm_robust.diagnostics.plan import BY_NAME, PROGRAMS
 from slurm_robust.diagnostics.runner import PlaceDiagnoser
 from slurm_robust.model.errors import ExitCode, SrobustError
@@ -121,7 +121,7 @@ def _with(result: TestResult) -> str:
     return f" with {fold(others)}" if others else ""
 
 
-def _place(environ: Mapping[str, str], wanted: Sequence[str]) -> tuple[Place, Sequence[str]]:
+def _place(environ: Mapping[str, str], wanted: Sequence[str]) -> tuple[TestSite, Sequence[str]]:
     """Where to test, and the nodes there."""
     if not environ.get("SLURM_JOB_ID"):
         here = socket.gethostname().partition(".")[0]
@@ -157,7 +157,10 @@ def render_replay(verdict: ReplayVerdict) -> RenderableType:
     """The suspects and why, and a row for each group of each phase."""
     parts: list[RenderableType] = [_headline(verdict.suspects), Text(one_line(verdict.reason))]
     table = Table("phase", "group", "nodes", "")
-    for phase, seen in ((Phase.HORIZONTAL, verdict.horizontal), (Phase.VERTICAL, verdict.vertical)):
+    for phase, seen in (
+        (ReplayPhase.HORIZONTAL, verdict.horizontal),
+        (ReplayPhase.VERTICAL, verdict.vertical),
+    ):
         for number, group in enumerate(seen):
             outcome = Text(one_line(f"{group.outcome.value} {group.text}"), style=STYLES[group.outcome])
             table.add_row(phase.value, str(number), Text(one_line(fold(group.nodes))), outcome)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from slurm_robust.diagnostics.part import Died, NotHere, Part, Wrong
+from slurm_robust.diagnostics.part import Died, NotHere, TestPart, Wrong
 from slurm_robust.util import isolate
 from slurm_robust.util.process import die_with_parent
 
 
-def gpus_of(part: Part) -> list[torch.device]:
+def gpus_of(part: TestPart) -> list[torch.device]:
     """The node's GPUs; [] where it should have none.
 
     Raises :class:`NotHere` where this PyTorch cannot use GPUs at all, and :class:`Wrong` where it sees fewer

@@ -148,7 +148,7 @@ def drill(name: str, fault: str, rank: int, *, job_dir: str | None) -> int:
 # -- stacks ----------------------------------------------------------------------------------------
 
 
-class Taken(Record):
+class LiveStacks(Record):
     """The stacks of ``generation`` at one moment."""
 
     generation: int
@@ -198,7 +198,7 @@ def stacks(
     return NOT_ALL if taken.silent else ExitCode.SUCCESS
 
 
-def _take_from(job: LiveJob) -> Taken:
+def _take_from(job: LiveJob) -> LiveStacks:
     with (
         closing(Client(job.epoch.endpoints, job.keys)) as client,
         Screen(stderr=True).status("asking the controller") as status,
@@ -220,7 +220,7 @@ def take(
     ask: Callable[[ShowStacks], StacksShown],
     progress: Callable[[int, int], None],
     pause: Callable[[], None],
-) -> Taken:
+) -> LiveStacks:
     """Ask until all nodes have answered or had their time. Raises :class:`NotLive`.
 
     ``progress`` gets how many nodes of how many have answered; ``pause`` waits before the next question.
@@ -236,7 +236,7 @@ def take(
         progress(len(found), len(shown.nodes))
         if shown.over:
             stacks = (stack for answer in found.values() for stack in answer.stacks)
-            return Taken(
+            return LiveStacks(
                 generation=shown.generation,
                 nodes=shown.nodes,
                 stacks=tuple(sorted(stacks, key=lambda stack: stack.rank)),
@@ -251,7 +251,7 @@ def take(
 # -- understanding ---------------------------------------------------------------------------------
 
 
-def explain(taken: Taken, state: JobState, t: float) -> StackSample:
+def explain(taken: LiveStacks, state: JobState, t: float) -> StackSample:
     """What the stacks say: of a hang if one is open, else of training that goes on.
 
     Raises :class:`NotLive` where ``state`` does not know the generation.

@@ -15,7 +15,7 @@ from slurm_robust.util import isolate
 from slurm_robust.util.process import die_with_parent
 
 
-class Part(Record):
+class TestPart(Record):
     """One node's part of one test."""
 
     node: str
@@ -112,13 +112,13 @@ def in_children(bodies: Mapping[str, Callable[[], Measurement]], limit_s: float)
     return {name: _decoded(name, answer, limit_s) for name, answer in answers.items()}
 
 
-def _decoded(name: str, answer: isolate.Answer, limit_s: float) -> Measurement:
+def _decoded(name: str, answer: isolate.CallResult, limit_s: float) -> Measurement:
     if answer.value is None:
         return without_value(answer, limit_s, name)
     return msgspec.json.decode(answer.value, type=Measurement)
 
 
-def without_value(answer: isolate.Answer, limit_s: float, what: str = "") -> Measurement:
+def without_value(answer: isolate.CallResult, limit_s: float, what: str = "") -> Measurement:
     """What a child that has not answered within ``limit_s`` seconds leaves to say of ``what`` it did."""
     if answer.hung or answer.is_cut or (answer.died and answer.took_s >= _LATE * limit_s):
         return late(limit_s, what)

@@ -35,7 +35,7 @@ class Launched(Protocol):
         ...
 
 
-class Place(Protocol):
+class TestSite(Protocol):
     """Knows some nodes, and starts commands there."""
 
     def gpus(self, node: str) -> int:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from slurm_robust.diagnostics.devices import name_of
-from slurm_robust.diagnostics.part import Measurement, Part, failed, in_children, late, unknown, worst
+from slurm_robust.diagnostics.part import Measurement, TestPart, failed, in_children, late, unknown, worst
 from slurm_robust.model.record import Record
 from slurm_robust.wire.network import local_address
 
@@ -37,7 +37,7 @@ class Ranks(Record):
     on_gpus: bool
 
 
-def run_ranks(ranks: Ranks, body: Callable[[int, torch.device], Measurement], part: Part) -> Measurement:
+def run_ranks(ranks: Ranks, body: Callable[[int, torch.device], Measurement], part: TestPart) -> Measurement:
     """Call ``body(rank, device)`` in every rank, with the process group up; the worst of what they found.
 
     The rate is that of the slowest. A rank that raises has failed; one that dies or does not end has measured

@@ -16,7 +16,7 @@ import msgspec
 from slurm_robust.config.job import MIN_TEST_S
 from slurm_robust.diagnostics.judge import judge, quiet_nodes, retry_rounds
 from slurm_robust.diagnostics.part import PartAnswer
-from slurm_robust.diagnostics.places import Launched, Place
+from slurm_robust.diagnostics.places import Launched, TestSite
 from slurm_robust.diagnostics.plan import DiagnosticPlan, DiagnosticRound, plan
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis
@@ -49,7 +49,7 @@ class Diagnoser(Protocol):
 
 
 class PlaceDiagnoser:
-    """The :class:`Diagnoser` over a :class:`~slurm_robust.diagnostics.places.Place`.
+    """The :class:`Diagnoser` over a :class:`~slurm_robust.diagnostics.places.TestSite`.
 
     ``tests``: only these, () for all. ``ports``: where groups may meet, for a firewall. ``report`` gets a
     line for each thing that happens.
@@ -57,7 +57,7 @@ class PlaceDiagnoser:
 
     def __init__(
         self,
-        place: Place,
+        place: TestSite,
         *,
         tests: Sequence[str] = (),
         ports: Sequence[int] | None = None,
@@ -101,7 +101,7 @@ class _DiagnosticRun:
 
     def __init__(
         self,
-        place: Place,
+        place: TestSite,
         storage: str,
         end: float,
         stopped: threading.Event,

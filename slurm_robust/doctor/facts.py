@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from slurm_robust.checkpoint.budget import Room
 from slurm_robust.config.job import JobConfig
-from slurm_robust.doctor.shape import Shape
+from slurm_robust.doctor.shape import ScriptShape
 from slurm_robust.hooks.times import HookTimes
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.options import Options
-from slurm_robust.slurm.records import Job, SlurmVersion, Terms
+from slurm_robust.slurm.records import SlurmJob, SlurmVersion, Terms
 from slurm_robust.slurm.values import parse_number, parse_version, parse_words
 
 Version = tuple[int, ...]
@@ -36,7 +36,7 @@ class Software(Record):
     driver: Version = ()
 
 
-class Node(Record):
+class NodeFacts(Record):
     """This node as a process of the job sees it."""
 
     rooms: tuple[Room, ...] = ()
@@ -74,7 +74,7 @@ class Facts(Record):
     hears: bool | None = None
     """Whether signals of Slurm reach ``srobust run`` in the batch script."""
 
-    shape: Shape | None = None
+    shape: ScriptShape | None = None
     """What the batch script does around ``srobust run``, if that is what the doctor looks at."""
 
     slurm: dict[str, str] | None = None
@@ -92,7 +92,7 @@ class Facts(Record):
     reservations: tuple[str, ...] | None = None
     """The names of those that this user may see, if the job's settings name one."""
 
-    job: Job | None = None
+    job: SlurmJob | None = None
     options: Options | None = None
     """What the job was, or will be, submitted with."""
 
@@ -100,7 +100,7 @@ class Facts(Record):
     """The environment that workers get."""
 
     software: Software | None = None
-    node: Node | None = None
+    node: NodeFacts | None = None
     gpus: bool | None = None
     """Whether the job has any."""
 

@@ -14,7 +14,7 @@ from slurm_robust.config import nodefile
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.doctor.facts import Facts, Node, Software, Unseen, Version
+from slurm_robust.doctor.facts import Facts, NodeFacts, Software, Unseen, Version
 from slurm_robust.doctor.shape import shape_of
 from slurm_robust.hooks.times import HookTimes, read_times
 from slurm_robust.kernel.host import Host
@@ -30,7 +30,7 @@ from slurm_robust.slurm.errors import (
     SlurmCommandError,
     SlurmError,
 )
-from slurm_robust.slurm.records import Job, Terms
+from slurm_robust.slurm.records import SlurmJob, Terms
 from slurm_robust.wire.network import speeds
 
 DRIVER = "/proc/driver/nvidia/version"
@@ -39,7 +39,7 @@ _CUDA = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 
-class Wanted(Record):
+class DoctorRequest(Record):
     """What to look at: a batch script, or a job (of this environment unless ``job_id`` names another)."""
 
     script: str | None = None
@@ -69,13 +69,13 @@ class _Site(Record):
     slurm: dict[str, str] | None = None
     clock_s: float | None = None
     reservations: tuple[str, ...] | None = None
-    job: Job | None = None
+    job: SlurmJob | None = None
     options: options.Options | None = None
     gpus_per_node: int | None = None
 
 
 def gather(
-    wanted: Wanted, config: JobConfig, environ: Mapping[str, str], slurm: SlurmClient, host: Host
+    wanted: DoctorRequest, config: JobConfig, environ: Mapping[str, str], slurm: SlurmClient, host: Host
 ) -> tuple[Facts, tuple[str, ...]]:
     """The facts, and a sentence on each part that was not seen.
 
@@ -225,7 +225,7 @@ def addresses_of(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-def node_of(host: Host, name: str) -> Node:
+def node_of(host: Host, name: str) -> NodeFacts:
     """This node, from inside of a job's step; ``name`` as Slurm calls it."""
     try:
         rooms = budget.limits(SHARED_MEMORY)
@@ -236,7 +236,7 @@ def node_of(host: Host, name: str) -> Node:
         synchronised = clock.gather(host, NodeConfig()).synchronised
     except (OSError, RuntimeError):
         synchronised = None
-    return Node(
+    return NodeFacts(
         rooms=rooms,
         addresses=addresses_of(name),
         speeds=speeds(),
@@ -247,7 +247,7 @@ def node_of(host: Host, name: str) -> Node:
     )
 
 
-def _nodes(job: Job | None, submitted: options.Options | None) -> int | None:
+def _nodes(job: SlurmJob | None, submitted: options.Options | None) -> int | None:
     if job is not None and job.num_nodes:
         return job.num_nodes
     asked = submitted.given.get("nodes", "") if submitted is not None else ""

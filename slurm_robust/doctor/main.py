@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.doctor.gather import Wanted, gather
+from slurm_robust.doctor.gather import DoctorRequest, gather
 from slurm_robust.doctor.rule import Hazard, Level, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.ends import ends
@@ -25,7 +25,7 @@ FOUND = 1
 """The exit code of a report with something bad."""
 
 
-class Report(Record):
+class HazardReport(Record):
     """All rules applied, the worst first; ``unseen``: what no rule could look at."""
 
     host: str
@@ -39,11 +39,11 @@ class Report(Record):
         return [hazard for hazard in self.hazards if hazard.level is level]
 
 
-def main(wanted: Wanted, config: JobConfig, *, json: bool, verbose: bool) -> int:
+def main(wanted: DoctorRequest, config: JobConfig, *, json: bool, verbose: bool) -> int:
     """Print what was found; 0 or :data:`FOUND`. Raises what ``gather`` does."""
     slurm = make_client(config.slurm.backend, config.slurm.timeout_s)
     facts, unseen = gather(wanted, config, os.environ, slurm, Host())
-    report = Report(
+    report = HazardReport(
         host=socket.gethostname(), hazards=apply_all(RULES, facts), unseen=unseen, ends=tuple(ends(facts))
     )
     show(report, partial(render, verbose=verbose), json=json)
@@ -60,12 +60,12 @@ def saved_s(job_id: int) -> float | None:
     return next(took, None)
 
 
-def render(report: Report, *, verbose: bool) -> str:
+def render(report: HazardReport, *, verbose: bool) -> str:
     """For a person."""
     return "\n".join(_lines(report, verbose=verbose))
 
 
-def _lines(report: Report, *, verbose: bool) -> Iterator[str]:
+def _lines(report: HazardReport, *, verbose: bool) -> Iterator[str]:
     for hazard in report.hazards:
         if hazard.level in (Level.BAD, Level.NOTE) or verbose:
             yield from _hazard(hazard, verbose=verbose)

@@ -43,7 +43,7 @@ class Level(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Rule(Record, kw_only=True):
+class HazardRule(Record, kw_only=True):
     """One hazard.
 
     ``judge`` returns what was found, "" for nothing; it may ask for anything, and what it asks for in vain
@@ -80,7 +80,7 @@ class Hazard(Record):
         return f"{self.text}: {self.why}; fix: {self.fix}"
 
 
-def apply(rule: Rule, facts: Facts) -> Hazard:
+def apply(rule: HazardRule, facts: Facts) -> Hazard:
     """What ``rule`` makes of the facts; nothing is raised."""
     missing: list[str] = [need for need in rule.needs if getattr(facts, need) is None]
     try:
@@ -101,7 +101,7 @@ def apply(rule: Rule, facts: Facts) -> Hazard:
     )
 
 
-def apply_all(rules: Iterable[Rule], facts: Facts) -> tuple[Hazard, ...]:
+def apply_all(rules: Iterable[HazardRule], facts: Facts) -> tuple[Hazard, ...]:
     """All hazards, the worst first."""
     order = list(Level)
     return tuple(sorted((apply(rule, facts) for rule in rules), key=lambda found: order.index(found.level)))

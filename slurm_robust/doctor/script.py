@@ -39,7 +39,7 @@ class CannotRead(SrobustError):
     fix = "give the script that sbatch would get"
 
 
-class Run(Record):
+class RobustRun(Record):
     """``srobust run`` in a batch script; words with their quotes, as the script has them."""
 
     words: tuple[str, ...]
@@ -74,7 +74,7 @@ def read(path: Path) -> str:
     return text
 
 
-def run_of(script: str) -> Run | None:
+def run_of(script: str) -> RobustRun | None:
     """The first ``srobust run``; None for a script without one."""
     commands = shell.parse(script).commands
     runs: list[tuple[int, int]] = []
@@ -88,7 +88,7 @@ def run_of(script: str) -> Run | None:
     if not runs:
         return None
     index, start = runs[0]
-    return Run(
+    return RobustRun(
         words=commands[index].words[start:],
         variables=tuple(variables),
         more=len(runs) - 1,

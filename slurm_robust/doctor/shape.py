@@ -18,7 +18,7 @@ _COMPARES = frozenset({"-eq", "-ne", "-gt", "-ge", "-lt", "-le"})
 _RESTARTS = re.compile(r"\$(?:SLURM_RESTART_COUNT\b|\{SLURM_RESTART_COUNT\})")
 
 
-class Shape(Record):
+class ScriptShape(Record):
     """Of a script for a shell."""
 
     protected: bool = True
@@ -52,7 +52,7 @@ class Shape(Record):
     """How it reads SLURM_RESTART_COUNT although that may not be set, "" for not."""
 
 
-def shape_of(script: str) -> Shape | None:
+def shape_of(script: str) -> ScriptShape | None:
     """None for a script that is for no shell."""
     if not re.search(r"sh\b", script.partition("\n")[0]):
         return None
@@ -69,7 +69,7 @@ def shape_of(script: str) -> Shape | None:
         if command.words[:1] == ("trap",)
         for word in command.words[2:]
     )
-    return Shape(
+    return ScriptShape(
         protected=bool(runs),
         hides=hides,
         code=code,

@@ -45,7 +45,7 @@ from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
 from slurm_robust.engine.units.witnesses import GONE, Witnesses
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.events import MIN_AHEAD_S
@@ -390,7 +390,7 @@ class Core(Context):
         self.drains.on_answer(drained, now)
         return self.on_tick(now)
 
-    def on_companion(self, number: int, job_id: int, source: Source, now: Now) -> None:
+    def on_companion(self, number: int, job_id: int, source: CompanionPool, now: Now) -> None:
         """A companion was submitted for BorrowNodes ``number``."""
         self.companions.on_companion(number, job_id, source, now)
 

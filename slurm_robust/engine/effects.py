@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import TypeAlias
 
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.findings import Alert, Suspect
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.model.probes import Place
+from slurm_robust.model.probes import ProbeTarget
 from slurm_robust.model.record import Record
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.wire.messages import FromController
@@ -46,7 +46,7 @@ class BorrowAnswer(Record):
 
     nodes: dict[int, str] = {}
     """By the companion that lends it."""
-    refusals: tuple[tuple[Source, str], ...] = ()
+    refusals: tuple[tuple[CompanionPool, str], ...] = ()
     """Why others do not."""
 
 
@@ -97,7 +97,7 @@ class Probe(Record):
     """
 
     number: int
-    places: dict[str, Place]
+    places: dict[str, ProbeTarget]
     for_s: float
     each_kind: bool = False
 
@@ -226,7 +226,7 @@ class BorrowNodes(Record):
     """
 
     number: int
-    sources: tuple[Source, ...]
+    sources: tuple[CompanionPool, ...]
     missing: int
     exclude: tuple[str, ...]
     some: bool = False

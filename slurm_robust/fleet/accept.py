@@ -22,7 +22,7 @@ from slurm_robust.model.jobsummary import (
 )
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import is_name
-from slurm_robust.slurm.records import AccountingRow, Node, Switch
+from slurm_robust.slurm.records import AccountingRow, SlurmNode, Switch
 from slurm_robust.util.text import ascii_line
 
 DAY_S = 86400.0
@@ -50,7 +50,7 @@ class NodePlace(Record):
     rack: str = ""
 
 
-class Entry(Record):
+class JobEntry(Record):
     """A job as the index holds it. Times are in seconds, points in time since 1970."""
 
     cluster: str
@@ -82,7 +82,7 @@ class Entry(Record):
         return sum(len(one.nodes) * (one.end - one.start) for one in self.work)
 
 
-class Share(Record):
+class _NodeDay(Record):
     """What a job adds to the account of one node on one day (UTC, counted from 1970)."""
 
     work_s: float = 0.0
@@ -122,7 +122,7 @@ def accept(
     known: Collection[str] | None,
     cluster: str,
     now: float,
-) -> Entry:
+) -> JobEntry:
     """The entry of a job.
 
     ``held``: by :func:`held_by`, None where accounting does not answer. ``known``: all nodes of Slurm that
@@ -139,7 +139,7 @@ def accept(
     work = tuple(held) if held else tuple(_claimed(said.work, known, within))
     wall_s = _between(said.wall_s, t + CLOCKS_S - submitted)
     since_start_s = _between(said.since_start_s, wall_s)
-    return Entry(
+    return JobEntry(
         cluster=ascii_line(spooled.cluster or cluster, 40),
         job_id=_whole(spooled.job_id),
         submitted=submitted,
@@ -163,7 +163,7 @@ def accept(
     )
 
 
-def shares_of(entry: Entry) -> dict[tuple[int, str], Share]:
+def shares_of(entry: JobEntry) -> dict[tuple[int, str], _NodeDay]:
     """What the job adds, by day and node."""
     found: dict[tuple[int, str], list[float]] = {}
     for one in entry.work:
@@ -181,12 +181,12 @@ def shares_of(entry: Entry) -> dict[tuple[int, str], Share]:
                     place = 1 if incident.cause == "node" else 2
                     found.setdefault((int(incident.t // DAY_S), node), [0.0, 0, 0])[place] += 1
     return {
-        key: Share(work_s=work_s, failures=int(failures), network=int(network))
+        key: _NodeDay(work_s=work_s, failures=int(failures), network=int(network))
         for key, (work_s, failures, network) in found.items()
     }
 
 
-def places_of(nodes: Iterable[Node], switches: Iterable[Switch], rack: str = "") -> dict[str, NodePlace]:
+def places_of(nodes: Iterable[SlurmNode], switches: Iterable[Switch], rack: str = "") -> dict[str, NodePlace]:
     """Type and rack of each node, by its GPUs and by the leaf switch that it hangs on.
 
     ``rack``: a regular expression whose first group finds the rack in a node's name; it wins over the switch.
@@ -199,7 +199,7 @@ def places_of(nodes: Iterable[Node], switches: Iterable[Switch], rack: str = "")
     }
 
 
-def _type_of(node: Node) -> str:
+def _type_of(node: SlurmNode) -> str:
     kinds = [f"{gres.count}x{gres.type or 'gpu'}" for gres in node.gres if gres.name == "gpu" and gres.count]
     return "+".join(kinds) or "cpu"
 

@@ -10,7 +10,7 @@ HOUR_S = 3600.0
 DAY_S = 86400.0
 
 
-class IncidentRow(Record):
+class FleetIncidentRow(Record):
     """One incident of any job."""
 
     cluster: str

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_robust.fleet.accept import (
-    Entry,
+    JobEntry,
     NodePlace,
     accept,
     held_by,
     places_of,
     submitted_of,
 )
-from slurm_robust.fleet.spool import Unusable, Waiting, remove, waiting_in
+from slurm_robust.fleet.spool import SpooledFile, Unusable, remove, waiting_in
 from slurm_robust.model.jobsummary import NodeWork, SpooledSummary
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
@@ -74,14 +74,14 @@ def collect(folder: Path, index: FleetIndex, slurm: SlurmClient, *, rack: str, n
 
 
 def _collect_some(
-    part: Sequence[Waiting | Unusable], index: FleetIndex, site: _Site, now: float
+    part: Sequence[SpooledFile | Unusable], index: FleetIndex, site: _Site, now: float
 ) -> Collected:
-    entries: list[Entry] = []
-    taken: list[Waiting] = []
+    entries: list[JobEntry] = []
+    taken: list[SpooledFile] = []
     late = 0
     unusable = [one for one in part if isinstance(one, Unusable)]
     for one in part:
-        if isinstance(one, Waiting):
+        if isinstance(one, SpooledFile):
             entry = site.entry_of(one.spooled, now)
             if entry is None:
                 late += 1
@@ -89,7 +89,7 @@ def _collect_some(
                 entries.append(entry)
                 taken.append(one)
     added = index.add(entries, site.places) if entries else None
-    done: list[Waiting | Unusable] = [*taken, *(one for one in unusable if not one.keep)]
+    done: list[SpooledFile | Unusable] = [*taken, *(one for one in unusable if not one.keep)]
     for one in done:
         remove(one)
     return Collected(
@@ -120,7 +120,7 @@ class _Site:
         except SlurmCommandError as error:
             self._silent = one_line(error.what)
 
-    def entry_of(self, spooled: SpooledSummary, now: float) -> Entry | None:
+    def entry_of(self, spooled: SpooledSummary, now: float) -> JobEntry | None:
         """None where the job is better taken later."""
         held = None if self._is_elsewhere(spooled) else self._held(spooled, now)
         if held is not None and not held and now - spooled.t < SLURMDBD_LATE_S:

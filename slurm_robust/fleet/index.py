@@ -24,7 +24,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql, sqlite
 
 from slurm_robust.fleet import schema
-from slurm_robust.fleet.accept import DAY_S, Entry, NodePlace, shares_of
+from slurm_robust.fleet.accept import DAY_S, JobEntry, NodePlace, shares_of
 from slurm_robust.fleet.errors import BadIndexUrl, IndexAway, IndexRefused, NoIndex
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.util.hostlist import fold
@@ -201,7 +201,7 @@ class FleetIndex:
 
     # -- adding ------------------------------------------------------------------------------------
 
-    def add(self, entries: Sequence[Entry], places: Mapping[str, NodePlace] | None = None) -> Added:
+    def add(self, entries: Sequence[JobEntry], places: Mapping[str, NodePlace] | None = None) -> Added:
         """Put the jobs in, each in place of what was known of it; all of them or none.
 
         ``places``: type and rack of nodes, as far as they are known now. Raises :mod:`.errors`.
@@ -249,7 +249,7 @@ class _Adding:
         self._incidents: list[dict[str, Any]] = []
         self._blames: list[dict[str, Any]] = []
 
-    def add(self, entries: Sequence[Entry]) -> Added:
+    def add(self, entries: Sequence[JobEntry]) -> Added:
         """All of them; the last of several entries of one job counts."""
         counts = {"new": 0, "renewed": 0, "unchanged": 0, "older": 0}
         by_key = {(e.cluster, e.job_id, e.submitted): e for e in entries}
@@ -259,7 +259,7 @@ class _Adding:
         self._flush()
         return Added(**counts)
 
-    def _one(self, entry: Entry) -> str:
+    def _one(self, entry: JobEntry) -> str:
         job, connection = schema.job, self._connection
         key = (
             job.c.cluster == entry.cluster,
@@ -293,7 +293,7 @@ class _Adding:
             self._learn_nodes((old,))
             self._count(old, -1)
 
-    def _count(self, entry: Entry, sign: int) -> None:
+    def _count(self, entry: JobEntry, sign: int) -> None:
         for (day, name), share in shares_of(entry).items():
             change = self._change.setdefault((day, self._nodes[entry.cluster, name]), [0.0, 0, 0])
             for place, value in enumerate((share.work_s, share.failures, share.network)):
@@ -305,7 +305,7 @@ class _Adding:
             for place, value in enumerate((1, lost_s, recovered, one.recover_s or 0.0)):
                 cost[place] += sign * value
 
-    def _collect_incidents(self, number: int, entry: Entry) -> None:
+    def _collect_incidents(self, number: int, entry: JobEntry) -> None:
         for one in entry.incidents:
             self._incidents.append(
                 {
@@ -356,7 +356,7 @@ class _Adding:
         for part in _parts(rows):
             self._connection.execute(added, part)
 
-    def _learn_nodes(self, entries: Iterable[Entry]) -> None:
+    def _learn_nodes(self, entries: Iterable[JobEntry]) -> None:
         """The ids of all nodes of the entries, and what is new of their places."""
         names: dict[str, set[str]] = {}
         for entry in entries:
@@ -398,15 +398,15 @@ class _Adding:
 
 # -- entries as they are kept -------------------------------------------------------------------------------
 
-_entries = msgspec.msgpack.Decoder(Entry)
+_entries = msgspec.msgpack.Decoder(JobEntry)
 _MAX_UNPACKED = 2**26
 
 
-def _pack(entry: Entry) -> bytes:
+def _pack(entry: JobEntry) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(entry), 6)
 
 
-def _unpack(packed: bytes) -> Entry | None:
+def _unpack(packed: bytes) -> JobEntry | None:
     """None for what another release has kept in a way that this one cannot read."""
     try:
         return _entries.decode(zlib.decompressobj().decompress(packed, _MAX_UNPACKED))
@@ -414,7 +414,7 @@ def _unpack(packed: bytes) -> Entry | None:
         return None
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: JobEntry) -> dict[str, Any]:
     last = max([entry.ended or 0.0, entry.started, *(one.end for one in entry.work)])
     return {
         "cluster": entry.cluster,

@@ -12,9 +12,9 @@ from slurm_robust.fleet.answers import (
     DAY_S,
     HOUR_S,
     CauseRow,
+    FleetIncidentRow,
     FleetReport,
     GroupRow,
-    IncidentRow,
     JobRow,
     NodeRow,
     Totals,
@@ -32,7 +32,7 @@ WORST = 10
 _NAMES_AT_ONCE = 5000
 
 
-class Wanted(Record):
+class IncidentFilter(Record):
     """Which incidents; empty fields want all."""
 
     since: float = 0.0
@@ -45,7 +45,7 @@ class Wanted(Record):
     training: str = ""
 
 
-def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, ...]:
+def incidents(connection: sa.Connection, wanted: IncidentFilter) -> tuple[FleetIncidentRow, ...]:
     """The newest first."""
     job, incident = schema.job, schema.incident
     training = _training(connection)
@@ -66,7 +66,7 @@ def incidents(connection: sa.Connection, wanted: Wanted) -> tuple[IncidentRow, .
     newest = asked.order_by(incident.c.seen.desc(), incident.c.job, incident.c.number)
     found = connection.execute(newest.limit(max(0, min(wanted.limit, MAX_ROWS))))
     return tuple(
-        IncidentRow(
+        FleetIncidentRow(
             cluster=row.cluster,
             job_id=row.job_id,
             array_task=row.array_task,

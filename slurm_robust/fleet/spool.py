@@ -26,7 +26,7 @@ _MAX_BYTES = MAX_BYTES + 256 * 1024  # the summary, and what the epilog has put 
 _PROBLEM = 300
 
 
-class Waiting(Record):
+class SpooledFile(Record):
     """A file of the spool that can be read."""
 
     path: Path
@@ -43,7 +43,7 @@ class Unusable(Record):
     """A later release may read it, or a person should look; else it is worth nothing."""
 
 
-def waiting_in(folder: Path) -> Iterator[Waiting | Unusable]:
+def waiting_in(folder: Path) -> Iterator[SpooledFile | Unusable]:
     """What the spool holds, one after the other; files of other names are none of it.
 
     Raises :class:`NoIndex` where there is no spool, ``OSError`` where it cannot be listed.
@@ -59,7 +59,7 @@ def waiting_in(folder: Path) -> Iterator[Waiting | Unusable]:
             yield found
 
 
-def remove(waiting: Waiting | Unusable) -> None:
+def remove(waiting: SpooledFile | Unusable) -> None:
     """Remove a file that the index has, unless an epilog has put a newer one in its place meanwhile.
 
     Raises ``OSError``.
@@ -71,7 +71,7 @@ def remove(waiting: Waiting | Unusable) -> None:
     except FileNotFoundError:
         return  # another collection has
     try:
-        is_newer = isinstance(waiting, Waiting) and _identity(os.lstat(taken)) != waiting.identity
+        is_newer = isinstance(waiting, SpooledFile) and _identity(os.lstat(taken)) != waiting.identity
         if is_newer:
             os.link(taken, path)
     except FileExistsError:
@@ -80,7 +80,7 @@ def remove(waiting: Waiting | Unusable) -> None:
     sync(path.parent)
 
 
-def _read(path: Path) -> Waiting | Unusable | None:
+def _read(path: Path) -> SpooledFile | Unusable | None:
     try:
         fd = os.open(path, _FLAGS)
     except FileNotFoundError:
@@ -95,7 +95,7 @@ def _read(path: Path) -> Waiting | Unusable | None:
             data = file.read(_MAX_BYTES + 1)
             if len(data) > _MAX_BYTES:
                 raise SummaryRefused("longer than any summary")
-            return Waiting(path=path, identity=_identity(info), spooled=decode_spooled(data))
+            return SpooledFile(path=path, identity=_identity(info), spooled=decode_spooled(data))
         except SummaryOfTheFuture as error:
             return Unusable(path=path, why=str(error), keep=True)
         except SummaryRefused as error:

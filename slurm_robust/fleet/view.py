@@ -15,9 +15,9 @@ from rich.text import Text
 
 from slurm_robust.fleet.answers import (
     CauseRow,
+    FleetIncidentRow,
     FleetReport,
     GroupRow,
-    IncidentRow,
     NodeRow,
     TrainingReport,
     TrainingRow,
@@ -70,7 +70,7 @@ def show_incidents(url: str, asked: IncidentQuestion, *, json: bool, as_csv: boo
     with open_index(url) as index:
         from slurm_robust.fleet import queries
 
-        wanted = queries.Wanted(**msgspec.structs.asdict(asked))
+        wanted = queries.IncidentFilter(**msgspec.structs.asdict(asked))
         found = index.read(lambda connection: queries.incidents(connection, wanted))
     if as_csv:
         write_csv(found)
@@ -82,7 +82,7 @@ def show_incidents(url: str, asked: IncidentQuestion, *, json: bool, as_csv: boo
 # -- incidents ----------------------------------------------------------------------------------------------
 
 
-def incidents_text(rows: Sequence[IncidentRow], limit: int) -> RenderableType:
+def incidents_text(rows: Sequence[FleetIncidentRow], limit: int) -> RenderableType:
     """A table, and whether there may be more."""
     if not rows:
         return "no incident in the fleet index is like that"
@@ -111,9 +111,9 @@ def incidents_text(rows: Sequence[IncidentRow], limit: int) -> RenderableType:
     )
 
 
-def write_csv(rows: Iterable[IncidentRow]) -> None:
+def write_csv(rows: Iterable[FleetIncidentRow]) -> None:
     """On standard output. No text of a user is a formula for a spreadsheet."""
-    names = IncidentRow.__struct_fields__
+    names = FleetIncidentRow.__struct_fields__
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(names)
     for row in rows:
@@ -127,7 +127,7 @@ def _cell(value: object) -> object:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _job(row: IncidentRow) -> str:
+def _job(row: FleetIncidentRow) -> str:
     return f"{row.cluster + '/' if row.cluster else ''}{row.array_task or row.job_id}"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from slurm_robust.config.node import NodeConfig
-    from slurm_robust.util.isolate import Answer
+    from slurm_robust.util.isolate import CallResult
 
     T = TypeVar("T")
 
@@ -264,7 +264,7 @@ def _configuration_of_watch(file: str) -> NodeConfig:
     return NodeConfig() if answer.value is None else msgspec.msgpack.decode(answer.value, type=NodeConfig)
 
 
-def _report_failure(name: str, answer: Answer, environ: Mapping[str, str]) -> bool:
+def _report_failure(name: str, answer: CallResult, environ: Mapping[str, str]) -> bool:
     """Whether the site wants this hook to be closed then.
 
     A child tells of it, since what that needs may not be importable in time either.

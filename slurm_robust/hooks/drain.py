@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slurm_robust.config.node import Drain
-from slurm_robust.hooks.record import DAY_S, Cause, DrainAction, OwnDrain, causes_of, has_passed
+from slurm_robust.hooks.record import DAY_S, DrainAction, DrainCause, OwnDrain, causes_of, has_passed
 from slurm_robust.model.findings import Finding, Party
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.reasons import TAG, has_ours
@@ -19,7 +19,7 @@ from slurm_robust.nodes.verdict import REASON_BYTES, Conclusion
 
 if TYPE_CHECKING:
     # Its package is not needed to decide, and a hook on a healthy node never asks Slurm.
-    from slurm_robust.slurm.records import Node
+    from slurm_robust.slurm.records import SlurmNode
 
 HOUR_S = 3600.0
 SITE_CHECKS = "site."
@@ -38,7 +38,7 @@ _HARMLESS = frozenset(
 _BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
 
 
-class Share(Record):
+class PartitionDrains(Record):
     """Drains of ours in one partition, the node in question left out."""
 
     partition: str
@@ -69,10 +69,10 @@ class DrainDecision(Record):
 
 
 def decide(
-    node: Node,
+    node: SlurmNode,
     conclusion: Conclusion,
     record: OwnDrain,
-    shares: Sequence[Share],
+    shares: Sequence[PartitionDrains],
     config: Drain,
     now: float,
 ) -> DrainDecision:
@@ -103,23 +103,23 @@ def may_be_common(conclusion: Conclusion) -> bool:
     )
 
 
-def untouchable(node: Node) -> str:
+def untouchable(node: SlurmNode) -> str:
     """The states of the node that are somebody else's business; empty when there are none."""
     foreign = sorted(node.states - _BASES - _HARMLESS)
     return "+".join(foreign or ([] if node.states & _BASES else ["UNKNOWN"]))
 
 
-def is_own(node: Node, record: OwnDrain) -> bool:
+def is_own(node: SlurmNode, record: OwnDrain) -> bool:
     """Whether the drain of ``node`` is ours and nobody has changed its reason since."""
     return bool(record.reason) and node.reason in (record.reason, record.former) and is_tagged(node)
 
 
-def is_tagged(node: Node) -> bool:
+def is_tagged(node: SlurmNode) -> bool:
     """Whether the node is drained with a reason of some node's own hook."""
     return node.is_drained and node.reason.startswith(TAG)
 
 
-def shares_of(nodes: Iterable[Node], name: str, now: float) -> tuple[Share, ...]:
+def shares_of(nodes: Iterable[SlurmNode], name: str, now: float) -> tuple[PartitionDrains, ...]:
     """Drains of ours in each partition of the node ``name``, itself left out. ``now`` is slurmctld's."""
     every = tuple(nodes)
     shares = []
@@ -129,11 +129,13 @@ def shares_of(nodes: Iterable[Node], name: str, now: float) -> tuple[Share, ...]
         # Slurm may keep the reason of a drain that was undone; it began within the hour all the same.
         recent = [n for n in others if has_ours(n.reason) and (n.reason_time or 0.0) > now - HOUR_S]
         drained = sum(node.is_drained and has_ours(node.reason) for node in others)
-        shares.append(Share(partition=partition, nodes=len(members), drained=drained, this_hour=len(recent)))
+        shares.append(
+            PartitionDrains(partition=partition, nodes=len(members), drained=drained, this_hour=len(recent))
+        )
     return tuple(shares)
 
 
-def beyond_cap(nodes: Iterable[Node], name: str, config: Drain) -> str:
+def beyond_cap(nodes: Iterable[SlurmNode], name: str, config: Drain) -> str:
     """Why the drain of ``name``, which stands now, is one too many; empty when it is not.
 
     For a drain that Slurm took perhaps after the turn of its node: it makes way for those of all others.
@@ -148,7 +150,7 @@ def beyond_cap(nodes: Iterable[Node], name: str, config: Drain) -> str:
 
 
 def hindrance(
-    node: Node, record: OwnDrain, findings: Sequence[Finding], left_out: Mapping[str, str], runs: int
+    node: SlurmNode, record: OwnDrain, findings: Sequence[Finding], left_out: Mapping[str, str], runs: int
 ) -> str:
     """What keeps a node drained that ``runs`` runs found fit, and only a person can change; else empty.
 
@@ -170,7 +172,7 @@ def hindrance(
     return f"{text}; if the node is well, return it: {resume}"
 
 
-def _unseen(cause: Cause, findings: Sequence[Finding], left_out: Mapping[str, str]) -> str:
+def _unseen(cause: DrainCause, findings: Sequence[Finding], left_out: Mapping[str, str]) -> str:
     own = [found for found in findings if found.check == cause.check]
     if cause.check in left_out:
         return f" is not checked: {left_out[cause.check]}"
@@ -200,7 +202,7 @@ def _update(conclusion: Conclusion, record: OwnDrain) -> DrainDecision:
 
 
 def _drain(
-    conclusion: Conclusion, record: OwnDrain, shares: Sequence[Share], config: Drain, now: float
+    conclusion: Conclusion, record: OwnDrain, shares: Sequence[PartitionDrains], config: Drain, now: float
 ) -> DrainDecision:
     for share in shares:
         if full := _full(share, config):
@@ -214,7 +216,7 @@ def _drain(
     return DrainDecision(action=DrainAction.DRAIN, why="a check has failed", reason=reason, stays=stays)
 
 
-def _return(node: Node, record: OwnDrain, config: Drain) -> DrainDecision:
+def _return(node: SlurmNode, record: OwnDrain, config: Drain) -> DrainDecision:
     if not config.undrain:
         return _nothing("passed, but drain.undrain is off")
     if record.stays:
@@ -231,7 +233,7 @@ def _return(node: Node, record: OwnDrain, config: Drain) -> DrainDecision:
 # -- caps --------------------------------------------------------------------------------------------
 
 
-def _full(share: Share, config: Drain) -> str:
+def _full(share: PartitionDrains, config: Drain) -> str:
     # The summand keeps 0.29 * 100 from being 28.
     most = max(1, math.floor(config.max_share * share.nodes + 1e-9))
     if share.drained >= most:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     # The Slurm layer is imported when a Slurm command is needed, which on a healthy node is never.
     from slurm_robust.slurm.client import SlurmClient
     from slurm_robust.slurm.errors import SlurmCommandError
-    from slurm_robust.slurm.records import Node
+    from slurm_robust.slurm.records import SlurmNode
 
 BUDGET_S = 20.0
 LOCK_S = 2.0
@@ -270,11 +270,11 @@ class _Drainer:
         return self._drain(decision, conclusion, slurm)
 
     def _decide(
-        self, node: Node, conclusion: Conclusion, shares: Sequence[drain.Share]
+        self, node: SlurmNode, conclusion: Conclusion, shares: Sequence[drain.PartitionDrains]
     ) -> drain.DrainDecision:
         return drain.decide(node, conclusion, self._record, shares, self._config.drain, self._now)
 
-    def _recognise(self, node: Node) -> None:
+    def _recognise(self, node: SlurmNode) -> None:
         """Bring the record up to what Slurm shows: a drain that took effect late, or that somebody undid."""
         record = self._record
         if drain.is_own(node, record):
@@ -300,7 +300,7 @@ class _Drainer:
                 tries=0,
             )
 
-    def _nothing(self, node: Node, decision: drain.DrainDecision, conclusion: Conclusion) -> DrainResult:
+    def _nothing(self, node: SlurmNode, decision: drain.DrainDecision, conclusion: Conclusion) -> DrainResult:
         if not conclusion.fit:
             return self._no_drain(decision, conclusion, known=drain.is_own(node, self._record))
         report, runs = self._report, self._config.drain.pass_runs
@@ -326,7 +326,7 @@ class _Drainer:
             action=decision.action, why=decision.why, reason=self._record.reason if known else ""
         )
 
-    def _drain_in_turn(self, node: Node, conclusion: Conclusion, slurm: SlurmClient) -> DrainResult:
+    def _drain_in_turn(self, node: SlurmNode, conclusion: Conclusion, slurm: SlurmClient) -> DrainResult:
         """Drain if there is room, which only the node sees truly whose turn it is."""
         if self._now < self._record.waits_until:
             return DrainResult(action=DrainAction.NOTHING, why=_WAITS)
@@ -394,7 +394,7 @@ class _Drainer:
         self._log_drain("drained" if new else "reason_updated", decision.why, conclusion.causes)
         return DrainResult(action=decision.action, why=decision.why, reason=decision.reason, carried_out=True)
 
-    def _excess(self, node: Node, slurm: SlurmClient) -> str:
+    def _excess(self, node: SlurmNode, slurm: SlurmClient) -> str:
         """Why a drain that Slurm took perhaps after the turn of its node is one too many; empty if it is not,
         or is too young: who had the turn when it was made may not have seen it, and still drain himself.
 
@@ -426,7 +426,7 @@ class _Drainer:
         self._log_change("not_drained", why=excess, reason=reason)
         return DrainResult(action=DrainAction.NOTHING, why=excess)
 
-    def _undrain(self, node: Node, decision: drain.DrainDecision, slurm: SlurmClient) -> DrainResult:
+    def _undrain(self, node: SlurmNode, decision: drain.DrainDecision, slurm: SlurmClient) -> DrainResult:
         slurm.resume([node.name])
         if drain.is_own(slurm.node(node.name), self._record):
             self._log_change("not_undrained", why="Slurm took the order, but the node is still drained")

@@ -23,7 +23,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.nodeseen import HookSeen
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.gpus.leftovers import LEFTOVERS, STANDS_S, is_being_freed
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.runner import failing_runs, inspect, node_name
@@ -99,7 +99,7 @@ class _HookRun:
         was_tested = wait_for_test(Path(self._config.paths.state), self.left_s(_TEST_SHARE))
         if seen.wants_no_tests(self._config, self._environ):
             return self._untested(was_tested=was_tested)
-        report, conclusion = self._check(Context.PROLOG)
+        report, conclusion = self._check(CheckContext.PROLOG)
         done = self._settle(report, conclusion)
         drained = DrainFile(Path(self._config.paths.state)).load().reason if was_tested else ""
         refused = is_refused(conclusion, done) or bool(drained)
@@ -151,7 +151,7 @@ class _HookRun:
             self.log.write(name, job=self.job, why=found.why)
 
     def _test(self, suspect: Suspect | None) -> HookResult:
-        context = Context.DEEP if suspect else Context.EPILOG
+        context = CheckContext.DEEP if suspect else CheckContext.EPILOG
         report, conclusion = self._check(context)
         if is_being_freed(report.findings):
             self._wait_for_gpus()
@@ -181,7 +181,7 @@ class _HookRun:
 
         ``known``: what a run of the same checks found moments ago; finding it again is no news.
         """
-        report, conclusion = self._check(Context.PERIODIC, only)
+        report, conclusion = self._check(CheckContext.PERIODIC, only)
         # A warning that has been confirmed is news.
         causes = [f"{subject_key(found)}: keeps jobs away" for found in conclusion.causes]
         failing = "\n".join(sorted([*causes, *map(subject_key, conclusion.warnings)]))
@@ -204,14 +204,14 @@ class _HookRun:
         freeing = True
         while freeing and time.monotonic() < end:
             self._begin_anew()
-            freeing = is_being_freed(self._check(Context.EPILOG, (LEFTOVERS,))[0].findings)
+            freeing = is_being_freed(self._check(CheckContext.EPILOG, (LEFTOVERS,))[0].findings)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._now = time.time()
         self._memory = Memory(Path(self._config.paths.state))
 
-    def _check(self, context: Context, only: Sequence[str] = ()) -> tuple[Report, Conclusion]:
+    def _check(self, context: CheckContext, only: Sequence[str] = ()) -> tuple[Report, Conclusion]:
         report = inspect(
             self._config,
             context,

@@ -29,7 +29,7 @@ from slurm_robust.util.text import ascii_line
 WRITE_S = 3.0
 
 
-class Told(Record):
+class FileFound(Record):
     """The job's directory has the file."""
 
     file: str
@@ -42,7 +42,7 @@ def tell(
     conclusion: Conclusion,
     memory: Memory,
     limit_s: float = WRITE_S,
-) -> Told | Ignored | None:
+) -> FileFound | Ignored | None:
     """Write what both hooks saw into the job's directory; None where there is no such directory.
 
     ``environ`` is that of the epilog. Raises nothing and takes ``limit_s`` seconds at most.
@@ -70,7 +70,7 @@ def tell(
     answer = call({"owner": task}, {"owner": limit_s}, limit_s)["owner"]
     if answer.value is None:
         return Ignored(why=ascii_line(answer.error, MAX_TEXT))
-    return Told(file=answer.value.decode(errors="replace")) if answer.value else None
+    return FileFound(file=answer.value.decode(errors="replace")) if answer.value else None
 
 
 # -- in the child -----------------------------------------------------------------------------------------

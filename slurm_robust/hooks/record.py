@@ -39,7 +39,7 @@ class DrainAction(str, Enum):
     UNDRAIN = "undrain"
 
 
-class Cause(Record):
+class DrainCause(Record):
     """A check and the subject on which it failed."""
 
     check: str
@@ -57,7 +57,7 @@ class OwnDrain(Record):
     undone the drain."""
 
     since: float = 0.0
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[DrainCause, ...] = ()
     """They stay when somebody else has undone the drain, until the next one."""
 
     unverified: bool = False
@@ -109,17 +109,17 @@ class Left(Record):
     """The boot during which it was found."""
 
 
-def causes_of(conclusion: Conclusion) -> tuple[Cause, ...]:
+def causes_of(conclusion: Conclusion) -> tuple[DrainCause, ...]:
     """The measured failures that keep jobs away. What is only unknown is never a cause to drain."""
     return tuple(dict.fromkeys(cause_of(f) for f in conclusion.causes if f.outcome is Outcome.FAIL))
 
 
-def cause_of(finding: Finding) -> Cause:
+def cause_of(finding: Finding) -> DrainCause:
     """What failed, without the numbers."""
-    return Cause(check=finding.check, subject=finding.subject)
+    return DrainCause(check=finding.check, subject=finding.subject)
 
 
-def has_passed(cause: Cause, findings: Sequence[Finding]) -> bool | None:
+def has_passed(cause: DrainCause, findings: Sequence[Finding]) -> bool | None:
     """Whether a run shows that the cause is gone; None when the run did not check it.
 
     A subject that has vanished has not passed: a GPU that fell off the bus has no finding at all any more. A

@@ -41,7 +41,7 @@ _FEW_NAMES = 1000
 _LISTING_SHARE = 0.3
 
 
-class Folder(Record):
+class AgentFolder(Record):
     """A folder that agents made."""
 
     name: str
@@ -69,7 +69,7 @@ class Swept(Record):
 
 
 class _Listing(Record):
-    folders: tuple[Folder, ...] = ()
+    folders: tuple[AgentFolder, ...] = ()
     cut: str = ""
     """Why there may be more."""
 
@@ -107,7 +107,7 @@ def number(environ: Mapping[str, str], name: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else 0
 
 
-def _listing(shm: Path, is_wanted: Callable[[Folder], bool], limit_s: float) -> _Listing:
+def _listing(shm: Path, is_wanted: Callable[[AgentFolder], bool], limit_s: float) -> _Listing:
     if _has_nothing_of_ours(shm):
         return _Listing()
     # In a child: a user may have mounted a file system that never answers on a folder of his.
@@ -128,9 +128,9 @@ def _has_nothing_of_ours(shm: Path) -> bool:
     return len(names) < _FEW_NAMES and not any(name.startswith(PREFIX) for name in names)
 
 
-def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listing:
+def _list(shm: Path, is_wanted: Callable[[AgentFolder], bool], end: float) -> _Listing:
     """At most :data:`MAX_FOLDERS` of each owner. Never root's, links, or what belongs to another user."""
-    found: dict[int, list[Folder]] = {}
+    found: dict[int, list[AgentFolder]] = {}
     cut = ""
     with os.scandir(shm) as entries:
         device = os.stat(shm).st_dev
@@ -151,23 +151,23 @@ def _list(shm: Path, is_wanted: Callable[[Folder], bool], end: float) -> _Listin
     return _Listing(folders=tuple(_in_turns(found)), cut=cut)
 
 
-def _folder(entry: os.DirEntry[str]) -> Folder | None:
+def _folder(entry: os.DirEntry[str]) -> AgentFolder | None:
     """What the name says; None where agents give no such name, or it is not a folder."""
     named = parse_folder_name(entry.name)
     if named is None or named.job_id > MAX_JOB or not entry.is_dir(follow_symlinks=False):
         return None
-    return Folder(name=entry.name, uid=named.uid, gid=0, job=named.job_id, has_copies=named.has_copies)
+    return AgentFolder(name=entry.name, uid=named.uid, gid=0, job=named.job_id, has_copies=named.has_copies)
 
 
-def _in_turns(found: Mapping[int, Sequence[Folder]]) -> Iterator[Folder]:
+def _in_turns(found: Mapping[int, Sequence[AgentFolder]]) -> Iterator[AgentFolder]:
     """The first of each user, then the second of each: a user with many stands in nobody's way."""
     for turn in zip_longest(*found.values()):
         yield from filter(None, turn)
 
 
 def _not_needed(
-    config: NodeConfig, folders: Sequence[Folder], job: int, node: str, limit_s: float
-) -> list[Folder]:
+    config: NodeConfig, folders: Sequence[AgentFolder], job: int, node: str, limit_s: float
+) -> list[AgentFolder]:
     """Those of jobs that Slurm says need them no more."""
     # Here, because on most nodes there is nothing to ask about.
     from slurm_robust.hooks.drainer import slurm_environment
@@ -186,7 +186,7 @@ def _not_needed(
     # A question for each job: Slurm answers it faster than one for a list, and no number spoils the others.
     known = {one: ask(one) for one in islice(dict.fromkeys(folder.job for folder in folders), MAX_ASKED)}
 
-    def is_needed(folder: Folder) -> bool:
+    def is_needed(folder: AgentFolder) -> bool:
         seen = known.get(folder.job)
         if seen is None or seen.has_ended:
             return seen is None
@@ -198,7 +198,7 @@ def _not_needed(
 
 
 def _comes_back(
-    config: NodeConfig, environ: Mapping[str, str], shm: Path, copies: Folder, limit_s: float
+    config: NodeConfig, environ: Mapping[str, str], shm: Path, copies: AgentFolder, limit_s: float
 ) -> bool:
     """Slurm calls every job COMPLETING now, whether it is over or requeued.
 
@@ -228,7 +228,7 @@ def _run_of(folder: Path) -> bytes:
     return text if re.fullmatch(_RUN, text) else b""
 
 
-def _remove(shm: Path, folders: Sequence[Folder], deadline: float, cut: str) -> Swept:
+def _remove(shm: Path, folders: Sequence[AgentFolder], deadline: float, cut: str) -> Swept:
     left_s = max(0.0, deadline - time.monotonic())
     tasks = {
         folder.name: partial(_as_owner, folder, partial(_delete, shm / folder.name)) for folder in folders
@@ -239,7 +239,7 @@ def _remove(shm: Path, folders: Sequence[Folder], deadline: float, cut: str) -> 
     return Swept(removed=removed, failed=failed | ({str(shm): cut} if cut else {}))
 
 
-def _as_owner(folder: Folder, task: Callable[[], bytes]) -> bytes:
+def _as_owner(folder: AgentFolder, task: Callable[[], bytes]) -> bytes:
     """In a child: there is no way back, and the owner's other processes cannot trace it."""
     os.setgroups([])
     os.setresgid(folder.gid, folder.gid, folder.gid)

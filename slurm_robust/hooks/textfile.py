@@ -16,7 +16,7 @@ from slurm_robust.hooks.record import DAY_S, DrainFile, OwnDrain
 from slurm_robust.model.findings import Outcome
 from slurm_robust.nodes.verdict import Conclusion, Report
 from slurm_robust.telemetry.metric import Family, render
-from slurm_robust.telemetry.table import Node
+from slurm_robust.telemetry.table import NodeMetric
 from slurm_robust.util.files import write_atomically
 from slurm_robust.util.isolate import call
 from slurm_robust.util.trust import ROOT, distrust
@@ -30,27 +30,27 @@ _FOR_ALL = 0o644
 
 def of_run(hook: str, report: Report, conclusion: Conclusion, exit_code: int) -> Iterator[Family]:
     """What a full run of a hook found. Pure."""
-    yield Node.FIT, (((hook,), conclusion.fit),)
-    yield Node.LAST_RUN, (((hook,), report.at),)
-    yield Node.DURATION, (((hook,), report.wall_s),)
-    yield Node.EXIT_CODE, (((hook,), exit_code),)
-    yield Node.ERRORS, (((hook,), len(report.errors)),)
-    yield Node.LEFT_OUT, (((hook,), len(report.left_out)),)
+    yield NodeMetric.FIT, (((hook,), conclusion.fit),)
+    yield NodeMetric.LAST_RUN, (((hook,), report.at),)
+    yield NodeMetric.DURATION, (((hook,), report.wall_s),)
+    yield NodeMetric.EXIT_CODE, (((hook,), exit_code),)
+    yield NodeMetric.ERRORS, (((hook,), len(report.errors)),)
+    yield NodeMetric.LEFT_OUT, (((hook,), len(report.left_out)),)
     if hook == "periodic":
         found = Counter((finding.check, finding.outcome) for finding in report.findings)
         checks = dict.fromkeys(finding.check for finding in report.findings)
         yield (
-            Node.FINDINGS,
+            NodeMetric.FINDINGS,
             [((check, outcome.value), found[check, outcome]) for check in checks for outcome in Outcome],
         )
 
 
 def of_node(own: OwnDrain, mode: str, now: float) -> Iterator[Family]:
     """How the node stands with Slurm, as far as that is our doing. Pure."""
-    yield Node.INFO, (((__version__, mode), 1),)
-    yield Node.DRAINED, (((), bool(own.reason)),)
-    yield Node.DRAIN_START, (((), own.since),) if own.reason else ()
-    yield Node.DRAINS, (((), own.drains_since(now - DAY_S)),)
+    yield NodeMetric.INFO, (((__version__, mode), 1),)
+    yield NodeMetric.DRAINED, (((), bool(own.reason)),)
+    yield NodeMetric.DRAIN_START, (((), own.since),) if own.reason else ()
+    yield NodeMetric.DRAINS, (((), own.drains_since(now - DAY_S)),)
 
 
 def publish(

@@ -11,7 +11,7 @@ from typing import Any
 from slurm_robust.kernel import xid
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.gpus.nvml import DriverError, Nvml
+from slurm_robust.nodes.gpus.nvml import Nvml, NvmlError
 from slurm_robust.util.threads import start_thread
 from slurm_robust.util.wakeup import Inbox
 
@@ -138,7 +138,7 @@ class GpuEvents:
 
 def _without_gpus(error: Exception) -> bool:
     """Whether there is nothing to be heard: no library of NVIDIA's, or no driver."""
-    return isinstance(error, OSError) or (isinstance(error, DriverError) and error.absent)
+    return isinstance(error, OSError) or (isinstance(error, NvmlError) and error.absent)
 
 
 def findings_of(events: Iterable[XidEvent]) -> list[Finding]:

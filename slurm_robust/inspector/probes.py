@@ -20,7 +20,7 @@ from slurm_robust.kernel.events import BEGINS
 from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.kmsg import KernelLog
 from slurm_robust.model.findings import Finding, Outcome
-from slurm_robust.nodes.check import Context, Probe
+from slurm_robust.nodes.check import CheckContext, Probe
 from slurm_robust.nodes.checks import ethernet, infiniband
 from slurm_robust.nodes.checks.ethernet import EthernetFacts
 from slurm_robust.nodes.checks.infiniband import InfinibandFacts
@@ -30,7 +30,7 @@ from slurm_robust.nodes.memory import ProcessMemory
 from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.runner import failing_runs, inspect
 from slurm_robust.nodes.verdict import Report, conclude, rule_of
-from slurm_robust.util.isolate import Answer, call, directly
+from slurm_robust.util.isolate import CallResult, call, directly
 
 if TYPE_CHECKING:
     from slurm_robust.model.job import InspectionSpec
@@ -66,7 +66,7 @@ class ProbeRunner:
     def __init__(
         self,
         probe: Probe,
-        calls: Callable[..., dict[str, Answer]],
+        calls: Callable[..., dict[str, CallResult]],
         host: Host,
         file: Path = FILE,
     ) -> None:
@@ -84,7 +84,7 @@ class ProbeRunner:
             self._config = self._read()
         report = inspect(
             self._config,
-            Context.LIVE,
+            CheckContext.LIVE,
             host=self._host,
             memory=self._memory,
             now=time.time(),
@@ -109,7 +109,9 @@ class ProbeRunner:
     def judged(self, findings: Sequence[Finding]) -> Observation:
         """Findings from elsewhere (the driver's events), judged by the site's rules."""
         wanted = [found for found in findings if rule_of(self._config, found.check).enabled is not False]
-        report = Report(node="", at=time.time(), boot_id="", context=Context.LIVE, findings=tuple(wanted))
+        report = Report(
+            node="", at=time.time(), boot_id="", context=CheckContext.LIVE, findings=tuple(wanted)
+        )
         return sort(report, conclude(report, self._config, {}), CHECKS)
 
     def _read(self) -> NodeConfig:

@@ -37,7 +37,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX, TrainingDirectory, storage_of
 from slurm_robust.policy import restore
 from slurm_robust.terminal.console import BYTES, Bar, show, track
-from slurm_robust.trainings.find import NoSuchJob, Place, load_events, named, newest_job, place_of
+from slurm_robust.trainings.find import NoSuchJob, TrainingPosition, load_events, named, newest_job, place_of
 from slurm_robust.trainings.jobs import newest_of
 from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.files import disk_use, free_on
@@ -192,7 +192,11 @@ def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
     plan = would_restore(job, copies, [ref for ref, one in stored.items() if one.complete])
     latest = job.store.latest()
     state = job.state
-    place = place_of(job.directory, state.training, state.run_id) if state.training else Place(training="")
+    place = (
+        place_of(job.directory, state.training, state.run_id)
+        if state.training
+        else TrainingPosition(training="")
+    )
     rows = [
         CheckpointRow(
             token=str(ref),

@@ -25,7 +25,7 @@ from slurm_robust.util.trust import group_name, is_private, user_name
 _ROOT_MODE = 0o755
 
 
-class Folder(Record):
+class PathOwner(Record):
     """What is known of a folder on the way to the job's, or of a link there."""
 
     path: Path
@@ -48,7 +48,7 @@ class Exchangeable(Record):
     """Only people whom the owner or the site has let in, above the job's own folder."""
 
 
-def judge(folder: Folder, uid: int) -> Exchangeable | None:
+def judge(folder: PathOwner, uid: int) -> Exchangeable | None:
     """Whether others than ``uid`` and root could put another folder in the place of one in this. Pure."""
     elsewhere = (
         "submit from a folder of your own, or give one: --job-dir DIR, or job_dir in the configuration"
@@ -78,7 +78,7 @@ def judge(folder: Folder, uid: int) -> Exchangeable | None:
     )
 
 
-def folders(job: Path, submitted: Path) -> Iterator[Folder]:
+def folders(job: Path, submitted: Path) -> Iterator[PathOwner]:
     """The job's folder and those above it up to ``submitted``, as far as they exist. Raises ``OSError``.
 
     As they are named, and where links lead. Where ``job`` is not below ``submitted``: up to two above it.
@@ -122,12 +122,12 @@ def mend(job: Path) -> None:
             folder.chmod(mode | stat.S_ISVTX if closed is None else closed)
 
 
-def _facts(path: Path, *, is_job: bool) -> Folder | None:
+def _facts(path: Path, *, is_job: bool) -> PathOwner | None:
     try:
         info = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return Folder(
+    return PathOwner(
         path=path,
         owner=info.st_uid,
         mode=info.st_mode,

@@ -168,7 +168,7 @@ def _clears(record: KernelRecord) -> tuple[str, ...]:
     if text.startswith(_DRIVER_LOADS):
         return (_ALL_GPUS,)
     if text.startswith("NVRM: Xid") and (found := xid.parse(text)):
-        if found.code == xid.RECOVERY_ACTION and found.severity == xid.Severity.NONE:
+        if found.code == xid.RECOVERY_ACTION and found.severity == xid.XidSeverity.NONE:
             return (found.subject,)
         if found.code in _TAKES_BACK:
             return (f"{found.subject} {_TAKES_BACK[found.code]}",)

@@ -16,7 +16,7 @@ _START, _PENDING = 12, 21
 _SIGKILL = 1 << 8
 
 
-class Process(NamedTuple):
+class KernelProcess(NamedTuple):
     """One process."""
 
     pid: int
@@ -33,7 +33,7 @@ class Process(NamedTuple):
     """It waits uninterruptibly although it was sent SIGKILL."""
 
 
-def listed(host: Host) -> Iterator[Process]:
+def listed(host: Host) -> Iterator[KernelProcess]:
     """All but threads of the kernel. One that ends meanwhile is left out."""
     # There may be thousands: this reads a file in a third of the time that pathlib takes.
     folder = os.open(host.path("/proc"), os.O_RDONLY | os.O_DIRECTORY)
@@ -61,7 +61,7 @@ def _kernel_threads(host: Host, folder: int) -> frozenset[str]:
     return frozenset(host.read_or(f"/proc/{_PARENT_OF_THREADS}/task/{_PARENT_OF_THREADS}/children").split())
 
 
-def _process(folder: int, name: str) -> Process | None:
+def _process(folder: int, name: str) -> KernelProcess | None:
     file = os.open(f"{name}/stat", os.O_RDONLY, dir_fd=folder)
     try:
         data = os.read(file, 1024)
@@ -75,7 +75,7 @@ def _process(folder: int, name: str) -> Process | None:
     state = fields[0]
     # From the place after the parent's faults on (proc(5), fields 10 and up).
     rest = fields[7].split(b" ", 22) if state == b"D" else []
-    return Process(
+    return KernelProcess(
         pid=int(name),
         name=_printable(data[data.index(b"(") + 1 : end]),
         state=state,

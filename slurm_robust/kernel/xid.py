@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from slurm_robust.kernel.catalog import XidRule
 
 
-class Severity(str, Enum):
+class XidSeverity(str, Enum):
     """What a line says beyond its code; which values there are depends on the code."""
 
     PLAIN = ""
@@ -116,32 +116,32 @@ def parse_address(text: str) -> str:
     return found[1].lower() if found else ""
 
 
-def _severity(code: int, text: str) -> Severity:
+def _severity(code: int, text: str) -> XidSeverity:
     if code == RECOVERY_ACTION:
         action = re.match(_RECOVERY, text)
-        return _needed(recovery(int(action[1], 16))) if action else Severity.PLAIN
+        return _needed(recovery(int(action[1], 16))) if action else XidSeverity.PLAIN
     if code == 74:
         registers = re.match(_REGISTERS, text)
         first, *others = (int(word, 16) for word in registers[1].split(",")) if registers else (0,)
         harmless = first and not first & ~_HARMLESS_LINK_BITS and not any(others)
-        return Severity.IGNORED if harmless else Severity.PLAIN
+        return XidSeverity.IGNORED if harmless else XidSeverity.PLAIN
     if code in LINK_ERRORS:
         named = re.match(_LINK_SEVERITY, text)
         if named:
             return _link_severity(code, named[1], int(named[2] or "0", 16))
-    return Severity.PLAIN
+    return XidSeverity.PLAIN
 
 
-def _needed(wanted: Recovery) -> Severity:
+def _needed(wanted: Recovery) -> XidSeverity:
     """Of what the driver wants, what is to be told apart: all kinds of reset are one."""
     same = wanted.value in (Recovery.NONE.value, Recovery.RECOVER_IMEX.value, Recovery.UNKNOWN.value)
-    return Severity(wanted.value if same else wanted.suggestion.value)
+    return XidSeverity(wanted.value if same else wanted.suggestion.value)
 
 
-def _link_severity(code: int, word: str, info: int) -> Severity:
+def _link_severity(code: int, word: str, info: int) -> XidSeverity:
     if word.lower().startswith("non"):
-        return Severity.NON_FATAL
-    return Severity.ELSEWHERE if code == _NETIR and info >> 20 & 0x3F in _ELSEWHERE else Severity.FATAL
+        return XidSeverity.NON_FATAL
+    return XidSeverity.ELSEWHERE if code == _NETIR and info >> 20 & 0x3F in _ELSEWHERE else XidSeverity.FATAL
 
 
 def parse_switch(text: str) -> KernelEvent | None:
@@ -149,13 +149,13 @@ def parse_switch(text: str) -> KernelEvent | None:
     found = re.match(_SXID, text)
     if found is None:
         return None
-    severity = Severity.FATAL if found[3].lower() == "fatal" else Severity.NON_FATAL
+    severity = XidSeverity.FATAL if found[3].lower() == "fatal" else XidSeverity.NON_FATAL
     return KernelEvent(shape=SXID, subject=found[1].lower(), code=int(found[2]), severity=severity.value)
 
 
-def rule(code: int, severity: str = Severity.PLAIN.value) -> XidRule:
+def rule(code: int, severity: str = XidSeverity.PLAIN.value) -> XidRule:
     """Return what an XID means for the node. One that is not in the table is worth attention and no more."""
-    severity = Severity(severity)
+    severity = XidSeverity(severity)
     # Here: most nodes never have an XID to judge.
     from slurm_robust.kernel import catalog
 
@@ -164,22 +164,22 @@ def rule(code: int, severity: str = Severity.PLAIN.value) -> XidRule:
         return catalog.unknown(code)
     if code == RECOVERY_ACTION:
         return _recovery(known, severity)
-    if code in LINK_ERRORS and severity is Severity.FATAL:
+    if code in LINK_ERRORS and severity is XidSeverity.FATAL:
         return replace(known, meaning=f"fatal {known.meaning}")
-    if code in LINK_ERRORS or severity in (Severity.NON_FATAL, Severity.IGNORED):
+    if code in LINK_ERRORS or severity in (XidSeverity.NON_FATAL, XidSeverity.IGNORED):
         meaning = ", ".join(filter(None, (known.meaning, severity.value)))
         return replace(known, meaning=meaning, suggestion=Suggestion.MONITOR)
     return known
 
 
-def _recovery(known: XidRule, severity: Severity) -> XidRule:
+def _recovery(known: XidRule, severity: XidSeverity) -> XidRule:
     """XID 154: the driver itself says what the GPU needs."""
-    if severity is Severity.PLAIN:
+    if severity is XidSeverity.PLAIN:
         return known
     wanted = Recovery(severity.value)
     asks = {
-        Severity.NONE: "the GPU needs nothing any more",
-        Severity.UNKNOWN: "the driver asks for something unknown: read its line",
-        Severity.RECOVER_IMEX: "the driver asks to recover the IMEX domain",
+        XidSeverity.NONE: "the GPU needs nothing any more",
+        XidSeverity.UNKNOWN: "the driver asks for something unknown: read its line",
+        XidSeverity.RECOVER_IMEX: "the driver asks to recover the IMEX domain",
     }.get(severity, f"the driver asks for a {wanted.value}")
     return replace(known, meaning=asks, suggestion=wanted.suggestion)

@@ -21,7 +21,7 @@ def utc(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-class Node:
+class NodeXids:
     """The XIDs of one node, and how its GPUs and processes are called."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Node:
         fatal = [
             event
             for event in self._events
-            if event.code in xid.LINK_ERRORS and event.severity == xid.Severity.FATAL
+            if event.code in xid.LINK_ERRORS and event.severity == xid.XidSeverity.FATAL
         ]
         newest = max(fatal, key=lambda event: event.last_at, default=None)
         if newest is None:
@@ -153,10 +153,10 @@ def when(event: KernelEvent) -> str:
 
 
 def switches(events: Sequence[KernelEvent], since: float) -> Iterator[Finding]:
-    """One finding for each NVSwitch that reported an error; ``since`` as for :class:`Node`."""
+    """One finding for each NVSwitch that reported an error; ``since`` as for :class:`NodeXids`."""
     for address in sorted({event.subject for event in events}):
         mine = [event for event in events if event.subject == address]
-        fatal = [event for event in mine if event.severity == xid.Severity.FATAL]
+        fatal = [event for event in mine if event.severity == xid.XidSeverity.FATAL]
         matter = fatal or [event for event in mine if event.last_at >= since]
         if not matter:
             yield Finding(

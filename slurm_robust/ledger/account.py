@@ -19,7 +19,7 @@ PRODUCTIVE: Kind = (TimeClass.PRODUCTIVE, "")
 SUSPENDED: Kind = (TimeClass.SUSPENDED, "")
 
 
-class Part(Record):
+class ClassShare(Record):
     """How much of a span belongs to one class."""
 
     time: TimeClass
@@ -34,7 +34,7 @@ class Span(Record):
     begin_ms: int
     """Since the job's first moment."""
     end_ms: int
-    parts: tuple[Part, ...]
+    parts: tuple[ClassShare, ...]
     run: int
     """Of the Slurm job, from 0."""
     generation: int
@@ -153,7 +153,7 @@ class Account:
                 Span(
                     begin_ms=self._begin_ms,
                     end_ms=self.at_ms,
-                    parts=tuple(Part(time=t, detail=d, ms=ms) for (t, d), ms in self._parts.items()),
+                    parts=tuple(ClassShare(time=t, detail=d, ms=ms) for (t, d), ms in self._parts.items()),
                     run=written.run,
                     generation=written.generation,
                     incident=written.incident,

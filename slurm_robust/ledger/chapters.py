@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from slurm_robust.ledger.account import Part, Span
+from slurm_robust.ledger.account import ClassShare, Span
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger
 from slurm_robust.model import events as ev
@@ -58,7 +58,7 @@ def _between(begin_ms: int, end_ms: int, last: Span, step: int) -> Span:
     return Span(
         begin_ms=begin_ms,
         end_ms=end_ms,
-        parts=(Part(time=TimeClass.BETWEEN, ms=end_ms - begin_ms),),
+        parts=(ClassShare(time=TimeClass.BETWEEN, ms=end_ms - begin_ms),),
         run=last.run,
         generation=last.generation,
         incident=0,

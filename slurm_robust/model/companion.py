@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.model.record import Record
 
 
-class Source(Record):
+class CompanionPool(Record):
     """Where companions get their nodes."""
 
     reservation: str = ""
@@ -18,6 +18,6 @@ class Source(Record):
 class Companion(Record):
     """One companion."""
 
-    source: Source
+    source: CompanionPool
     node: str = ""
     """That it lends; "" until Slurm has started it."""

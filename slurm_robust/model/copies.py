@@ -85,7 +85,7 @@ class Copy(Record, array_like=True, gc=False):
         return CheckpointId(step=self.step, generation=self.generation)
 
 
-class Source(Record):
+class RestoreSource(Record):
     """Where a node gets the part of ``rank`` for a restore."""
 
     rank: int

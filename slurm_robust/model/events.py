@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.findings import Outcome
-from slurm_robust.model.incident import Action, NodeExit, Place, Symptom, TestResult, Verdict
+from slurm_robust.model.incident import Action, NodeExit, StackLocation, Symptom, TestResult, Verdict
 from slurm_robust.model.progress import PaceHistory
 from slurm_robust.model.record import UNREADABLE, Record, decoded
 from slurm_robust.model.standby import StandbyStage
@@ -332,7 +332,7 @@ class Decided(Event):
     reason: str
     verdict: Verdict | None = None
     """None where the exit code of the training decides by itself (``final_exit_codes``)."""
-    place: Place | None = None
+    place: StackLocation | None = None
     """Where stacks placed the fault."""
     localise_s: float = 0.0
     """From detection until the verdict."""
@@ -437,7 +437,7 @@ class CompanionSubmitted(Event):
     """A companion waits for a node from ``source``."""
 
     job_id: int
-    source: Source
+    source: CompanionPool
 
 
 class CompanionStarted(Event):
@@ -457,7 +457,7 @@ class CompanionEnded(Event):
 class NotLent(Event):
     """A node that was asked for did not come from ``source``."""
 
-    source: Source
+    source: CompanionPool
     reason: str
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TypeAlias
 
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerExit
@@ -193,7 +193,7 @@ class Fault(Record):
     # -- once companions were asked for
     not_lent: tuple[str, ...] | None = None
     """Why some of them lend no node; None before that."""
-    asked: tuple[Source, ...] = ()
+    asked: tuple[CompanionPool, ...] = ()
     """Where nodes were asked for."""
 
     # -- once nodes that were evicted, or are to be, without proof were tested
@@ -264,7 +264,7 @@ class Signature(Record):
         return self.key if self.kind in _KEY_SAYS_IT else f"{self.kind.value} {self.key}".strip()
 
 
-class Place(Record):
+class StackLocation(Record):
     """Where the stacks of all ranks placed a fault."""
 
     symptom: Symptom
@@ -338,7 +338,7 @@ class Borrow(Record, tag_field="action", tag="borrow"):
 
     nodes: int
     reason: str
-    sources: tuple[Source, ...] = ()
+    sources: tuple[CompanionPool, ...] = ()
     """Where they are asked for, in this order."""
     some: bool = False
     """Fewer are of use, too: others may come from elsewhere."""

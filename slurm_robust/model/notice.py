@@ -9,7 +9,7 @@ import msgspec
 from slurm_robust.model.record import Record
 
 
-class Kind(str, Enum):
+class NoticeKind(str, Enum):
     """What a notice is about."""
 
     INCIDENT = "incident"
@@ -54,7 +54,7 @@ class Notice(Record):
     """Names it; what has the same key is told once in the life of the job."""
     t: float
     """When it happened, in seconds since 1970."""
-    kind: Kind
+    kind: NoticeKind
     severity: Severity
     text: str
     """What happened."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from slurm_robust.model.record import Record
 
 
-class Place(Record):
+class ProbeTarget(Record):
     """Where a node's kernel is probed."""
 
     addresses: tuple[str, ...]

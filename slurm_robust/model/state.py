@@ -14,10 +14,10 @@ from slurm_robust.model.incident import (
     Blame,
     Evict,
     GiveUp,
-    Place,
     Replace,
     Requeue,
     Signature,
+    StackLocation,
     Swap,
     Symptom,
     finds_out_more,
@@ -133,7 +133,7 @@ class JobState(Record, dict=True):
     reports: bool = False
     """The script reports its steps."""
     attempts: tuple[Attempt, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[StackLocation, ...] = ()
     """Where stacks placed the faults of earlier generations."""
     incidents: int = 0
     """The number of the last incident, also while it is open."""

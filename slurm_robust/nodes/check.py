@@ -21,7 +21,7 @@ from slurm_robust.model.record import Record
 F = TypeVar("F", bound=Record)
 
 
-class Context(str, Enum):
+class CheckContext(str, Enum):
     """On whose behalf checks run."""
 
     PROLOG = "prolog"
@@ -37,8 +37,8 @@ class Context(str, Enum):
     """A job's inspector, beside the training and as the job's user."""
 
 
-EVERYWHERE = frozenset(Context)
-NOT_LIVE = EVERYWHERE - {Context.LIVE}
+EVERYWHERE = frozenset(CheckContext)
+NOT_LIVE = EVERYWHERE - {CheckContext.LIVE}
 """For what only root, or only a node without jobs, can judge, what a job sees only its share of, and what
 does not change while a job runs."""
 
@@ -125,7 +125,7 @@ class Check(Record, Generic[F], kw_only=False):
     """The least of those who can bring about a failure that keeps jobs away, or any failure of a check that
     never does."""
 
-    contexts: frozenset[Context]
+    contexts: frozenset[CheckContext]
     """Where it runs, if the site does not say otherwise."""
 
     probe: Probe

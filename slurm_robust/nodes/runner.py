@@ -14,11 +14,11 @@ from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import AnyCheck, AnySource, Context, View
+from slurm_robust.nodes.check import AnyCheck, AnySource, CheckContext, View
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.together import together
 from slurm_robust.nodes.verdict import OUT_OF_TIME, Report, overridden, rule_of, subject_key
-from slurm_robust.util.isolate import Answer, call
+from slurm_robust.util.isolate import CallResult, call
 
 
 def node_name(environ: Mapping[str, str]) -> str:
@@ -39,7 +39,7 @@ def all_checks(config: NodeConfig, host: Host) -> tuple[AnyCheck, ...]:
 
 
 def choose(
-    checks: Iterable[AnyCheck], config: NodeConfig, context: Context, only: Sequence[str] = ()
+    checks: Iterable[AnyCheck], config: NodeConfig, context: CheckContext, only: Sequence[str] = ()
 ) -> tuple[tuple[AnyCheck, ...], dict[str, str]]:
     """The checks to run, and those that the site has switched off, with the reason. Pure."""
     chosen = []
@@ -55,17 +55,19 @@ def choose(
     return tuple(chosen), left_out
 
 
-def contexts_of(check: AnyCheck, rule: CheckRule) -> frozenset[Context]:
+def contexts_of(check: AnyCheck, rule: CheckRule) -> frozenset[CheckContext]:
     """Where a check runs by the site's rule for it. Live with the periodic runs, if it can run live. Pure."""
     if rule.contexts is None:
         return check.contexts
-    contexts = frozenset(map(Context, rule.contexts))
-    return contexts | (check.contexts & {Context.LIVE}) if Context.PERIODIC in contexts else contexts
+    contexts = frozenset(map(CheckContext, rule.contexts))
+    return (
+        contexts | (check.contexts & {CheckContext.LIVE}) if CheckContext.PERIODIC in contexts else contexts
+    )
 
 
 def inspect(
     config: NodeConfig,
-    context: Context,
+    context: CheckContext,
     *,
     host: Host = Host(),  # noqa: B008 - holds nothing but the root's path
     memory: Memory | None,
@@ -74,7 +76,7 @@ def inspect(
     job_gone: bool | Callable[[], bool | None] | None = None,
     only: Sequence[str] = (),
     checks: Sequence[AnyCheck] | None = None,
-    calls: Callable[..., dict[str, Answer]] = call,
+    calls: Callable[..., dict[str, CallResult]] = call,
 ) -> Report:
     """Run the checks of ``context`` within ``budget_s`` seconds. Never raises for what a check does.
 
@@ -88,7 +90,7 @@ def inspect(
     chosen, left_out = choose(all_checks(config, host) if checks is None else checks, config, context, only)
     is_gone = job_gone if callable(job_gone) else lambda: job_gone
     run = _CheckRun(config, host, memory, now, is_gone())
-    reused = run.reuse(chosen) if context is Context.PROLOG else ()
+    reused = run.reuse(chosen) if context is CheckContext.PROLOG else ()
     sources = {check.source.name: check.source for check in chosen}
     run.gather([source for name, source in sources.items() if name not in reused], budget_s, calls)
     if run.job_gone and sources.keys() - set(reused):
@@ -96,7 +98,7 @@ def inspect(
     findings = together([finding for check in chosen for finding in run.findings(check)])
     left_out |= run.left_out(chosen)
     if memory is not None:
-        if context in (Context.PERIODIC, Context.LIVE):
+        if context in (CheckContext.PERIODIC, CheckContext.LIVE):
             _count(memory, chosen, findings, config)
         memory.save()
     return Report(
@@ -147,7 +149,7 @@ class _CheckRun:
         self.job_gone = job_gone
         self.facts: dict[str, View[Any]] = {}
         self.boot_id = host.boot_id()
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, CallResult] = {}
         self.errors: dict[str, str] = {}
 
     def reuse(self, checks: Sequence[AnyCheck]) -> tuple[str, ...]:
@@ -165,7 +167,7 @@ class _CheckRun:
         return tuple(self.facts)
 
     def gather(
-        self, sources: Sequence[AnySource], budget_s: float, calls: Callable[..., dict[str, Answer]]
+        self, sources: Sequence[AnySource], budget_s: float, calls: Callable[..., dict[str, CallResult]]
     ) -> None:
         """Read these parts of the machine, side by side."""
         # What may take longest begins first: behind the others it might have no time to be found hanging.
@@ -180,7 +182,7 @@ class _CheckRun:
             try:
                 facts = msgspec.msgpack.decode(answer.value, type=source.facts)
             except msgspec.MsgspecError as error:
-                wrong = Answer(value=None, error=f"wrong facts: {error}", took_s=answer.took_s)
+                wrong = CallResult(value=None, error=f"wrong facts: {error}", took_s=answer.took_s)
                 self.answers[source.name] = wrong
                 self.errors[source.name] = wrong.error
                 continue
@@ -224,7 +226,7 @@ def _of(check: AnyCheck, finding: Finding) -> Finding:
     return msgspec.structs.replace(finding, confirm=check.confirm)
 
 
-def _silence(check: AnyCheck, answer: Answer) -> Finding:
+def _silence(check: AnyCheck, answer: CallResult) -> Finding:
     hang = check.source.hang
     if answer.hung and check.hangs:
         return Finding(

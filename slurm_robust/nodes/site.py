@@ -18,7 +18,7 @@ from slurm_robust.config.node import NodeConfig, SiteCheck
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import AnyCheck, Check, Context, Hang, Probe, Source, View
+from slurm_robust.nodes.check import AnyCheck, Check, CheckContext, Hang, Probe, Source, View
 from slurm_robust.util.text import one_line
 from slurm_robust.util.trust import distrust
 
@@ -84,7 +84,7 @@ def _made(check: SiteCheck) -> AnyCheck:
         source=source,
         judge=judge,
         written_by=Writer.ROOT,
-        contexts=frozenset(Context(name) for name in check.contexts),
+        contexts=frozenset(CheckContext(name) for name in check.contexts),
         probe=Probe.NODE,
         hangs=True,
         explain=f"A check of this site: {check.python or ' '.join(check.command)}. Exit codes of a command: "

@@ -10,7 +10,7 @@ import msgspec
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.reasons import TAG, as_one_part
 from slurm_robust.util.text import ascii_line
 
@@ -18,7 +18,7 @@ REASON_BYTES = 200
 
 _NO_RULE = CheckRule()
 # These contexts test thoroughly, or a person is asking: no second run is waited for.
-_CONCLUSIVE = (Context.DEEP, Context.PERSON)
+_CONCLUSIVE = (CheckContext.DEEP, CheckContext.PERSON)
 
 OUT_OF_TIME = "budget"
 """Why a check was left out for which the time was too short."""
@@ -32,7 +32,7 @@ class Report(Record):
     """Seconds since 1970."""
 
     boot_id: str
-    context: Context
+    context: CheckContext
     findings: tuple[Finding, ...]
     took_s: dict[str, float] = {}
     """Seconds by source."""

@@ -18,13 +18,13 @@ import traceback
 from functools import partial
 from pathlib import Path
 
-from slurm_robust.config.plan import Plan, load_plan
+from slurm_robust.config.plan import RunPlan, load_plan
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import Notified
 from slurm_robust.notify.channels import attempt, make_channel, missing
-from slurm_robust.notify.courier import Courier, Failure, Order, Route
-from slurm_robust.notify.follow import Follower
+from slurm_robust.notify.courier import Courier, Delivery, Route, SendFailure
+from slurm_robust.notify.follow import JournalFollower
 from slurm_robust.notify.message import Subject
 from slurm_robust.notify.narrate import Narrator, supervisor_ended
 from slurm_robust.notify.state import load, save
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
 class Teller:
     """Follows the journal of a run and tells people. Ends by itself only where another host has the job."""
 
-    def __init__(self, directory: JobDirectory, plan: Plan, since: int, after: int, last_s: float) -> None:
+    def __init__(self, directory: JobDirectory, plan: RunPlan, since: int, after: int, last_s: float) -> None:
         """``since``, ``after``, ``last_s``: as the options. Raises ``OSError``."""
         now = time.time()
         self._directory = directory
@@ -111,9 +111,9 @@ class Teller:
             for config in plan.config.notify.channels
         }
         # A channel that hangs delays no other.
-        self._sending: Executor[tuple[str, Failure | None]] = Executor("notify", grows=True)
+        self._sending: Executor[tuple[str, SendFailure | None]] = Executor("notify", grows=True)
         self._narrator = Narrator(name)
-        self._follower = Follower(directory)
+        self._follower = JournalFollower(directory)
         self._written: Notified | None = before
         self._unwritten_since: float | None = None
         self._is_away = False  # another host has the job
@@ -192,7 +192,7 @@ class Teller:
         # Not for a later offset alone, which steps of the training move on: what has a key is known anyway.
         return self._written is None or record.channels != self._written.channels
 
-    def _send(self, order: Order) -> tuple[str, Failure | None]:
+    def _send(self, order: Delivery) -> tuple[str, SendFailure | None]:
         channel, timeout_s = self._channels[order.channel]
         return order.channel, attempt(channel, order.message, timeout_s)
 
@@ -217,7 +217,7 @@ class Teller:
         return True
 
 
-def routes_of(plan: Plan) -> tuple[Route, ...]:
+def routes_of(plan: RunPlan) -> tuple[Route, ...]:
     """What each configured channel is told."""
     notify = plan.config.notify
     return tuple(
@@ -231,13 +231,13 @@ def routes_of(plan: Plan) -> tuple[Route, ...]:
     )
 
 
-def name_of(directory: JobDirectory, plan: Plan) -> str:
+def name_of(directory: JobDirectory, plan: RunPlan) -> str:
     """The job as commands of ours take it: by its id only where it is in the usual place."""
     usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
     return str(plan.job_id) if usual else shlex.quote(str(directory.path))
 
 
-def subject_of(plan: Plan, name: str) -> Subject:
+def subject_of(plan: RunPlan, name: str) -> Subject:
     """The job as messages name it."""
     return Subject(
         job=plan.array_task or str(plan.job_id),

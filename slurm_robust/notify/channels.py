@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from slurm_robust.config.notify import ChannelConfig, url_problem
 from slurm_robust.model.exits import signal_name
-from slurm_robust.notify.courier import Failure
+from slurm_robust.notify.courier import SendFailure
 from slurm_robust.notify.message import Message
 from slurm_robust.notify.secrets import Secret, SecretError, Source, from_environment, from_file
 from slurm_robust.util.program import run_program
@@ -56,7 +56,7 @@ class ChannelFailed(Exception):
         self.unsure = unsure
 
 
-class Channel(Protocol):
+class MessageChannel(Protocol):
     """Sends messages to people."""
 
     def send(self, message: Message, timeout_s: float) -> None:
@@ -67,12 +67,12 @@ class Channel(Protocol):
         ...
 
 
-def attempt(channel: Channel, message: Message, timeout_s: float) -> Failure | None:
+def attempt(channel: MessageChannel, message: Message, timeout_s: float) -> SendFailure | None:
     """Send one message; None if it was sent. Raises nothing."""
     try:
         channel.send(message, timeout_s)
     except ChannelFailed as error:
-        return Failure(
+        return SendFailure(
             text=one_line(str(error)),
             fix=error.fix,
             retry_after_s=error.retry_after_s,
@@ -81,11 +81,11 @@ def attempt(channel: Channel, message: Message, timeout_s: float) -> Failure | N
         )
     except Exception as error:  # noqa: BLE001  # a defect of a channel costs its messages, not those of others
         # Its text may hold anything, a secret too.
-        return Failure(text=f"{type(error).__name__} in the channel itself", unsure=True)
+        return SendFailure(text=f"{type(error).__name__} in the channel itself", unsure=True)
     return None
 
 
-def make_channel(config: ChannelConfig, cwd: str, environ: Environ) -> Channel:
+def make_channel(config: ChannelConfig, cwd: str, environ: Environ) -> MessageChannel:
     """The channel of a configuration. ``cwd``: files and programs are relative to it."""
     if config.command:
         return CommandChannel(config.command, cwd, environ)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from slurm_robust.model.notice import ChannelState, Kind, Notice, Notified, Severity
+from slurm_robust.model.notice import ChannelState, Notice, NoticeKind, Notified, Severity
 from slurm_robust.model.record import Record
 from slurm_robust.notify.message import MAX_NOTICES, Message, Subject, compose
 
@@ -40,7 +40,7 @@ class Route(Record):
     """What one channel is told."""
 
     name: str
-    kinds: frozenset[Kind]
+    kinds: frozenset[NoticeKind]
     min_severity: Severity
     timeout_s: float
     """In which a message has been sent, or has failed."""
@@ -50,14 +50,14 @@ class Route(Record):
         return notice.kind in self.kinds and notice.severity.rank >= self.min_severity.rank
 
 
-class Order(Record):
+class Delivery(Record):
     """Send ``message`` by ``channel`` now."""
 
     channel: str
     message: Message
 
 
-class Failure(Record):
+class SendFailure(Record):
     """A message that was not sent, as far as is known."""
 
     text: str
@@ -122,13 +122,13 @@ class Courier:
                     box.since = now if box.since is None else box.since
                     _shorten(box)
 
-    def due(self, now: float) -> list[Order]:
+    def due(self, now: float) -> list[Delivery]:
         """The messages to send now. They count as being sent from now on: write that down first."""
         orders = []
         for name, box in self._boxes.items():
             _set_clock(box, now)
             if now >= self._due_at(box, now):
-                orders.append(Order(channel=name, message=self._begin(box, now)))
+                orders.append(Delivery(channel=name, message=self._begin(box, now)))
         return orders
 
     def sent(self, channel: str, now: float) -> None:
@@ -143,7 +143,7 @@ class Courier:
         )
         box.since = now if box.state.waiting else None
 
-    def failed(self, channel: str, failure: Failure, now: float) -> None:
+    def failed(self, channel: str, failure: SendFailure, now: float) -> None:
         """The message of ``channel`` goes back among those that wait."""
         box = self._boxes[channel]
         box.failures += 1

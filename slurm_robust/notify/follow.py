@@ -24,7 +24,7 @@ class Followed(NamedTuple):
     """Where events before it do not count any more: the state before it."""
 
 
-class Follower:
+class JournalFollower:
     """Reads what was added to a journal. What nobody can read is passed over, and so is a torn last line."""
 
     def __init__(self, directory: JobDirectory) -> None:

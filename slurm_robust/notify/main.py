@@ -19,7 +19,7 @@ from slurm_robust.config.notify import ChannelConfig, NotifyConfig
 from slurm_robust.config.plan import load_plan
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.notice import ChannelState, Kind, Notice, Severity
+from slurm_robust.model.notice import ChannelState, Notice, NoticeKind, Severity
 from slurm_robust.model.record import Record
 from slurm_robust.notify.channels import attempt, make_channel
 from slurm_robust.notify.message import Message, Subject, compose
@@ -130,7 +130,7 @@ def sample(job: str) -> Message:
     notice = Notice(
         key="test",
         t=time.time(),
-        kind=Kind.INCIDENT,
+        kind=NoticeKind.INCIDENT,
         severity=Severity.INFO,
         text=one_line(f"test message, sent by {by}: this channel works; nothing has happened"),
         command=f"srobust status {job}" if job else "",

@@ -9,7 +9,7 @@ from slurm_robust.evidence.incident_text import actions_text
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, GiveUp, Requeue, finds_out_more
-from slurm_robust.model.notice import Kind, Notice, Severity
+from slurm_robust.model.notice import Notice, NoticeKind, Severity
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count, duration, one_line
@@ -54,7 +54,7 @@ class Narrator:
                 yield self._notice(
                     event,
                     f"incident/{event.incident}",
-                    Kind.INCIDENT,
+                    NoticeKind.INCIDENT,
                     f"incident {event.incident}: {event.symptom.value}: {event.detail}",
                     incident=event.incident,
                 )
@@ -65,7 +65,7 @@ class Narrator:
                 yield self._notice(
                     event,
                     f"recovery/{event.incident}/{event.generation}",
-                    Kind.RECOVERY,
+                    NoticeKind.RECOVERY,
                     f"incident {event.incident} is over: step {event.step} is the first new one{took}",
                     Severity.INFO,
                     incident=event.incident,
@@ -74,7 +74,7 @@ class Narrator:
                 yield self._notice(
                     event,
                     f"takeover/{event.epoch}",
-                    Kind.TAKEOVER,
+                    NoticeKind.TAKEOVER,
                     f"takeover: the controller runs on {event.node or event.host} now: {event.reason}",
                     nodes=(event.taken_from,),
                 )
@@ -89,13 +89,13 @@ class Narrator:
                 if run > 0:
                     text = f"run {run} begins on {count(len(event.slots), 'node')}"
                     yield self._notice(
-                        event, f"run/{run}", Kind.REQUEUE, text, Severity.INFO, nodes=event.nodes
+                        event, f"run/{run}", NoticeKind.REQUEUE, text, Severity.INFO, nodes=event.nodes
                     )
             case ev.RequeueStarted(exclude=exclude):
                 yield self._notice(
                     event,
                     f"requeue/{self._state.restart_count}",
-                    Kind.REQUEUE,
+                    NoticeKind.REQUEUE,
                     f"requeue: {event.reason}",
                     Severity.WARNING if event.failure else Severity.INFO,
                     nodes=exclude,
@@ -104,7 +104,7 @@ class Narrator:
                 )
             case ev.RunEnded(code=code):
                 told = self._gave_up and code == ExitCode.DO_NOT_REQUEUE
-                kind = Kind.GIVE_UP if code == ExitCode.DO_NOT_REQUEUE and not told else Kind.END
+                kind = NoticeKind.GIVE_UP if code == ExitCode.DO_NOT_REQUEUE and not told else NoticeKind.END
                 wanted = code == 0 or code in _BY_ORDER or not event.final
                 yield self._notice(
                     event,
@@ -128,7 +128,7 @@ class Narrator:
         return self._notice(
             event,
             f"decision/{number}/{self._decisions[number]}",
-            Kind.GIVE_UP if gives_up else Kind.INCIDENT,
+            NoticeKind.GIVE_UP if gives_up else NoticeKind.INCIDENT,
             f"incident {number}: {event.reason}",
             severity,
             nodes=verdict.suspects if verdict is not None and verdict.suspects else tuple(named),
@@ -152,19 +152,19 @@ class Narrator:
         of = f"of {self._wanted} that the job asked for"
         if len(left) >= self._wanted:
             text = f"{count(self._wanted, 'standby')} can be used again, as many as the job asked for"
-            yield self._notice(event, key, Kind.STANDBY, text, Severity.INFO, nodes=left)
+            yield self._notice(event, key, NoticeKind.STANDBY, text, Severity.INFO, nodes=left)
         elif left:
             are = "standby is" if len(left) == 1 else "standbys are"
-            yield self._notice(event, key, Kind.STANDBY, f"{len(left)} {are} left {of}", nodes=left)
+            yield self._notice(event, key, NoticeKind.STANDBY, f"{len(left)} {are} left {of}", nodes=left)
         else:
             text = f"no standby is left {of}: a node that fails now costs a companion or a requeue"
-            yield self._notice(event, key, Kind.STANDBY, text)
+            yield self._notice(event, key, NoticeKind.STANDBY, text)
 
     def _notice(
         self,
         event: ev.AnyEvent,
         key: str,
-        kind: Kind,
+        kind: NoticeKind,
         text: str,
         severity: Severity = Severity.WARNING,
         *,
@@ -192,7 +192,7 @@ def supervisor_ended(name: str, run: int, code: int, t: float) -> Notice:
     return Notice(
         key=f"supervisor/{run}",
         t=t,
-        kind=Kind.END,
+        kind=NoticeKind.END,
         severity=Severity.INFO if code in (0, ExitCode.REQUEUED, *_BY_ORDER) else Severity.CRITICAL,
         text=f"srobust run ended with exit code {code}, and the journal does not say why: see the job's log",
         command=f"srobust status {name}",

@@ -7,7 +7,7 @@ from enum import Enum
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.training import Chapter
-from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.records import SlurmJob
 
 COMPLETING_S = 120.0
 """A job that Slurm is ending is waited for so long: hardly any epilog takes longer."""
@@ -39,7 +39,7 @@ def end_of(ended: ev.RunEnded | None) -> ev.RunEnded | None:
     return ended if ended.final or ended.code in _ORDERED else None
 
 
-def judge(chapter: Chapter, ended: ev.RunEnded | None, job: Job | None, *, answers: bool) -> Hold:
+def judge(chapter: Chapter, ended: ev.RunEnded | None, job: SlurmJob | None, *, answers: bool) -> Hold:
     """Whether the job of ``chapter`` holds the training.
 
     ``ended``: the end in its journal (:func:`end_of`); ``job``: Slurm's word, None if it knows no such job;
@@ -68,7 +68,7 @@ def judge_elsewhere(ended: ev.RunEnded | None, newest: float, now: float) -> Hol
     return Hold.HELD if ended is None and now - newest < ALIVE_S else Hold.FREE
 
 
-def _is_another(chapter: Chapter, job: Job) -> bool:
+def _is_another(chapter: Chapter, job: SlurmJob) -> bool:
     """Whether ``job`` only has the same id.
 
     A requeue sets the submit time of a job again, never back; one that was never requeued keeps its own.

@@ -15,9 +15,9 @@ from slurm_robust.model.incident import (
     Diagnosis,
     Fault,
     FaultKind,
-    Place,
     Remedy,
     Signature,
+    StackLocation,
     Symptom,
     TestResult,
     Verdict,
@@ -318,7 +318,7 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     )
 
 
-def _stays_with(place: Place, state: JobState) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _stays_with(place: StackLocation, state: JobState) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The nodes with which the fault stays, and the ranks that had it there before; empty for none.
 
     Of two groups that have no rank in common, these are the nodes that both have.
@@ -341,7 +341,7 @@ def _most_suspect_first(nodes: Iterable[str], found: Localisation, state: JobSta
     return sorted(nodes, key=lambda node: (node not in odd, -before.count(node)))
 
 
-def place_of(fault: Fault, state: JobState) -> Place | None:
+def place_of(fault: Fault, state: JobState) -> StackLocation | None:
     """Where the stacks place what ended the generation; None where they do not."""
     found, symptom = fault.localisation, fault.symptom
     if found is None or symptom is None or not found.ranks:
@@ -349,14 +349,14 @@ def place_of(fault: Fault, state: JobState) -> Place | None:
     return place(symptom, found, state)
 
 
-def place(symptom: Symptom, found: Localisation, state: JobState) -> Place:
+def place(symptom: Symptom, found: Localisation, state: JobState) -> StackLocation:
     """The place of a fault that stacks name ranks for; the step is the newest that is done."""
     nodes = dict.fromkeys(state.placement.node_of(rank) for rank in found.ranks)
     step = max(state.steps_here, state.restored_step)
-    return Place(symptom=symptom, step=step, ranks=found.ranks, nodes=tuple(nodes), stack=found.stack)
+    return StackLocation(symptom=symptom, step=step, ranks=found.ranks, nodes=tuple(nodes), stack=found.stack)
 
 
-def moved_with_ranks(place: Place, state: JobState) -> Place | None:
+def moved_with_ranks(place: StackLocation, state: JobState) -> StackLocation | None:
     """The same fault on other nodes before; None if there was none. A hang is the same at the same step."""
     for before in state.places:
         is_alike = before.ranks == place.ranks or before.stack == place.stack != ""

@@ -85,7 +85,7 @@ def store_s(left_s: float | None, least_s: float, checkpoint_s: float) -> float:
 SEE_TO_NODES = "see to these nodes"
 
 
-class Loss(Record):
+class UnsavedSteps(Record):
     """Steps that only memory had and that did not get onto storage."""
 
     newest: int

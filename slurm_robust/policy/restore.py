@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, RestoreSource, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Blame, Fault, FaultKind, Signature, Verdict
@@ -35,7 +35,7 @@ class RestorePlan(Record):
     """What the next generation continues from."""
 
     ref: CheckpointId
-    sources: dict[str, tuple[Source, ...]]
+    sources: dict[str, tuple[RestoreSource, ...]]
     """For each node where it finds its parts."""
     tiers: dict[str, int]
     """How many ranks get their own part from which tier, as people count: ``memory`` of the node itself, a
@@ -113,7 +113,7 @@ def choose(
         if ref in storage:
             tier = storage[ref]
             sources = {
-                node: tuple(Source(rank=rank, tier=tier) for rank in placement.ranks_of(node))
+                node: tuple(RestoreSource(rank=rank, tier=tier) for rank in placement.ranks_of(node))
                 for node in placement.slots
             }
             return RestorePlan(ref=ref, sources=sources, tiers={tier.value: placement.world_size})
@@ -250,7 +250,7 @@ def _from_nodes(
 ) -> RestorePlan | None:
     if not _whole(parts, placement.world_size, shared):
         return None
-    sources: dict[str, tuple[Source, ...]] = {}
+    sources: dict[str, tuple[RestoreSource, ...]] = {}
     tiers: Counter[str] = Counter()
     asked: Counter[str] = Counter()  # so that not every node asks the same one for the shared part
     for node in placement.slots:
@@ -269,7 +269,7 @@ def _from_nodes(
 
 def _nearest(
     rank: int, node: str, copies: Sequence[_Where], asked: Counter[str]
-) -> tuple[Source, str] | None:
+) -> tuple[RestoreSource, str] | None:
     """The copy of ``rank`` that ``node`` should take, with the tier as people call it."""
     reach = [c for c in copies if c.holder.port or c.holder.node == node]
     if not reach:
@@ -277,9 +277,9 @@ def _nearest(
     best = min(reach, key=lambda c: (c.distance, c.holder.node != node, asked[c.holder.node]))
     holder, tier = best.holder, best.tier
     if holder.node == node:
-        return Source(rank=rank, tier=tier), Tier.MEMORY.value if tier.in_memory else tier.value
+        return RestoreSource(rank=rank, tier=tier), Tier.MEMORY.value if tier.in_memory else tier.value
     asked[holder.node] += 1
-    source = Source(rank=rank, tier=tier, address=holder.address, port=holder.port)
+    source = RestoreSource(rank=rank, tier=tier, address=holder.address, port=holder.port)
     return source, Tier.PEER.value if tier.in_memory else tier.value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from slurm_robust.config.job import CompanionConfig, JobConfig, Limits
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.incident import Blame, FaultKind, Signature, Verdict
 from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
@@ -24,7 +24,7 @@ class Rules(Record):
     """Also in a slowdown, once this many samples found no culprit; 0: not for that."""
     replay: bool = False
     """The script can be replayed in small groups."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[CompanionPool, ...] = ()
     """Where companions get nodes, in this order."""
     quick_test: bool = False
     """Nodes that suspicion alone speaks against may be tested and used again."""
@@ -46,13 +46,13 @@ class Rules(Record):
         )
 
 
-def sources(config: CompanionConfig) -> tuple[Source, ...]:
+def sources(config: CompanionConfig) -> tuple[CompanionPool, ...]:
     """Where companions get nodes, in the order in which it is tried."""
-    reserved = (Source(reservation=config.reservation),) if config.reservation is not None else ()
-    return (*reserved, Source()) if config.partition else reserved
+    reserved = (CompanionPool(reservation=config.reservation),) if config.reservation is not None else ()
+    return (*reserved, CompanionPool()) if config.partition else reserved
 
 
-def replenish_sources(config: CompanionConfig, choice: str) -> tuple[Source, ...]:
+def replenish_sources(config: CompanionConfig, choice: str) -> tuple[CompanionPool, ...]:
     """Those of :func:`sources` from which standbys are replaced, by ``standby.replenish``."""
     if choice == "none":
         return ()

@@ -47,7 +47,7 @@ class Measured(Record):
     high: float
 
 
-class Rate(Record):
+class FailureRate(Record):
     """The failures per node and day to plan with, where the number is from, and why that one."""
 
     per_day: float
@@ -62,7 +62,7 @@ class Chance(Record):
     share: float
 
 
-class Plan(Record):
+class SparePlan(Record):
     """So many ``spares`` for ``nodes``, and all that this follows from.
 
     ``p``: the probability that a node fails within ``replenish_days``; ``expected``: failures of all nodes in
@@ -73,7 +73,7 @@ class Plan(Record):
     nodes: int
     quantile: float
     replenish_days: float
-    rate: Rate
+    rate: FailureRate
     measured: Measured | None
     p: float
     expected: float
@@ -90,13 +90,13 @@ class Plan(Record):
 
 def plan(
     nodes: int,
-    rate: Rate,
+    rate: FailureRate,
     *,
     measured: Measured | None = None,
     quantile: float = QUANTILE,
     replenish_days: float = REPLENISH_DAYS,
     group: int = 0,
-) -> Plan:
+) -> SparePlan:
     """The spares for ``nodes`` that fail at ``rate``; never fewer than ``group``."""
 
     def needed(per_day: float) -> int:
@@ -111,7 +111,7 @@ def plan(
     )
     if group > by_chance:
         reason += f"; a group of {group} that is evicted at once needs {group}"
-    return Plan(
+    return SparePlan(
         nodes=nodes,
         quantile=quantile,
         replenish_days=replenish_days,
@@ -136,25 +136,25 @@ def days_text(days: float) -> str:
     return f"{days:g} {'day' if days == 1 else 'days'}"
 
 
-def rate_to_use(given: float | None, measured: Measured | None, missing: str = "") -> Rate:
+def rate_to_use(given: float | None, measured: Measured | None, missing: str = "") -> FailureRate:
     """The rate that somebody gave, else the measured one where it says enough, else the paper's.
 
     ``missing``: why nothing was measured.
     """
     if given is not None:
-        return Rate(per_day=given, source="given", why="as given")
+        return FailureRate(per_day=given, source="given", why="as given")
     if measured is None:
-        return Rate(
+        return FailureRate(
             per_day=PAPER_RATE, source="paper", why=f"the paper's: {missing or 'nothing was measured'}"
         )
     seen = f"{measured.failures} failures in {measured.node_days:,.0f} node-days"
     if measured.failures >= ENOUGH:
-        return Rate(per_day=measured.rate, source="measured", why=f"measured: {seen}")
+        return FailureRate(per_day=measured.rate, source="measured", why=f"measured: {seen}")
     if measured.low > PAPER_RATE:
         why = f"measured: only {seen}, but even the low end of the interval is above the paper's rate"
-        return Rate(per_day=measured.rate, source="measured", why=why)
+        return FailureRate(per_day=measured.rate, source="measured", why=why)
     why = f"the paper's: {seen} are too few to measure one, {ENOUGH} would do"
-    return Rate(per_day=PAPER_RATE, source="paper", why=why)
+    return FailureRate(per_day=PAPER_RATE, source="paper", why=why)
 
 
 def measure(failures: int, node_days: float) -> Measured | None:

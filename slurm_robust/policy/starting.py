@@ -62,7 +62,7 @@ def may_yet_end(end: StepEnd, node: str, heard_s: float) -> bool:
     return went_with_step(end, node, heard_s) and not end.named
 
 
-class Answer(Enum):
+class StartAdvice(Enum):
     """What to do about the node."""
 
     WAIT = "wait"
@@ -119,35 +119,35 @@ def apart(ends: Mapping[str, StepEnd | None]) -> tuple[str, ...]:
     return tuple(node for node, end in ends.items() if end and not end.is_task and node in end.named)
 
 
-def judge(start: Start, patience_s: float) -> Answer:
+def judge(start: Start, patience_s: float) -> StartAdvice:
     """The answer for one node; ``patience_s``: how long an agent may take to join."""
     end, witness = start.end, start.witness
     if start.missed and end is None:
         if witness is not None and witness.against:
-            return Answer.DOWN  # beside the silence
+            return StartAdvice.DOWN  # beside the silence
         if start.asks_again:
-            return Answer.ASK
+            return StartAdvice.ASK
     if end is None and start.waited_s <= patience_s:
-        return Answer.WAIT
+        return StartAdvice.WAIT
     if end is not None and start.outlook is not Outlook.STAYS and start.end_s < GRACE_S:
-        return Answer.WAIT
+        return StartAdvice.WAIT
     if start.asked_s is None:
-        return Answer.ASK
+        return StartAdvice.ASK
     if witness is None and start.asked_s < ASK_S:
-        return Answer.WAIT
+        return StartAdvice.WAIT
     if witness is not None and witness.against:
-        return Answer.DOWN
+        return StartAdvice.DOWN
     if start.outlook is Outlook.STAYS:
-        return Answer.REFUSED
+        return StartAdvice.REFUSED
     passes = start.outlook is Outlook.PASSES
     # What has let agents come before is as it was, so whatever keeps all of them away may pass.
     is_over = start.tried_s >= PASSING_S if passes or start.came_before else start.times >= MAX_STARTS
     if not is_over:
         is_due = end is None or start.end_s >= min(2.0**start.times, LONGEST_PAUSE_S)
-        return Answer.AGAIN if is_due else Answer.WAIT
+        return StartAdvice.AGAIN if is_due else StartAdvice.WAIT
     if passes:
-        return Answer.REFUSED
-    return Answer.UNSTARTED if end is None or start.node in end.named else Answer.REFUSED
+        return StartAdvice.REFUSED
+    return StartAdvice.UNSTARTED if end is None or start.node in end.named else StartAdvice.REFUSED
 
 
 def format_start(start: Start) -> str:

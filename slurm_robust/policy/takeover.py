@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from slurm_robust.model.probes import Place
+from slurm_robust.model.probes import ProbeTarget
 from slurm_robust.model.record import Record
 from slurm_robust.util.hostlist import fold
 
@@ -48,7 +48,7 @@ class Vote(Record):
 
     node: str
     epoch: int
-    place: Place
+    place: ProbeTarget
     silent_s: float
     reason: str
 

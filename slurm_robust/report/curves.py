@@ -27,7 +27,7 @@ class EttrCurve(Record):
     """Of the hour (:data:`~slurm_robust.ledger.summary.WINDOW_S`) before."""
 
 
-class Progress(Record):
+class TrainingCurves(Record):
     """How training went, as columns of equal length; None: not known."""
 
     t: tuple[float, ...] = ()
@@ -59,7 +59,7 @@ def ettr_points(books: Ledger, most: int = MAX_POINTS) -> EttrCurve:
 
 def progress(
     events: Sequence[ev.AnyEvent], times: Sequence[float], most: int | None = MAX_POINTS
-) -> Progress:
+) -> TrainingCurves:
     """What a journal says of each step, with at most about ``most`` points; None: all."""
     lines = [
         (t, event)
@@ -77,7 +77,7 @@ def progress(
         ends = _ends([event.generation for event in made])
         chosen = set(thinned(when, [loss, norm, took], most))
         kept = sorted(chosen | set(ends if len(ends) <= most else ()))  # type: ignore[assignment]
-    return Progress(
+    return TrainingCurves(
         t=tuple(round(when[place], 1) for place in kept),
         generation=tuple(made[place].generation for place in kept),
         step=tuple(made[place].step for place in kept),

@@ -25,9 +25,9 @@ from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report.curves import progress
 from slurm_robust.report.hookseen import clique_notes, seen_of
 from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, books_of, job_report
-from slurm_robust.report.job_text import Table, csv_text, render
+from slurm_robust.report.job_text import CsvTable, csv_text, render
 from slurm_robust.report.page.page import page_of
-from slurm_robust.report.together import Told, together, waiting
+from slurm_robust.report.together import ReportedJob, together, waiting
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import SlurmError
@@ -60,23 +60,23 @@ class CannotWrite(SrobustError):
     exit_code = ExitCode.JOB_DIR
 
 
-class Wanted(Record):
+class ReportFormat(Record):
     """What was asked for."""
 
     html: Path | None = None
     json: bool = False
-    csv: Table | None = None
+    csv: CsvTable | None = None
 
 
-def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
+def main(name: str, wanted: ReportFormat, *, job_dir: str | None) -> int:
     """Print or write the report. Raises ``NoSuchJob``, ``JournalDamaged``, :class:`CannotWrite`."""
     slurm = make_slurm()
     found = named(name, job_dir, slurm)
     with _without_collections():
         if isinstance(found, TrainingDirectory):
-            report = of_training(found, slurm, every_step=wanted.csv == Table.STEPS)
+            report = of_training(found, slurm, every_step=wanted.csv == CsvTable.STEPS)
         else:
-            report = of_job(found, slurm, every_step=wanted.csv == Table.STEPS)
+            report = of_job(found, slurm, every_step=wanted.csv == CsvTable.STEPS)
         if wanted.csv is not None:
             print(csv_text(report, wanted.csv), end="")
     if wanted.html == STDOUT:
@@ -98,13 +98,13 @@ def _told(
     best: int = -1,
     not_before: float | None = None,
     later: Iterable[Sequence[ev.AnyEvent]] = (),
-) -> Told:
+) -> ReportedJob:
     """One job with its report; ``best``, ``not_before``: of the jobs before it; ``later``: those after it."""
     books = books_of(events, facts, best, not_before)
     notes = [*notes, *clique_notes(directory)]
     report = job_report(events, time.time(), facts, gather(directory, events), notes, books, later)
     row = replace(report.chapters[0], folder=directory.path.name)
-    return Told(
+    return ReportedJob(
         job=row.job,
         events=events,
         books=books,
@@ -127,7 +127,7 @@ def of_job(directory: JobDirectory, slurm: SlurmClient, *, every_step: bool = Fa
 def of_training(training: TrainingDirectory, slurm: SlurmClient, *, every_step: bool = False) -> JobReport:
     """The report on all jobs of a training. Raises ``NoSuchJob`` where none of them has a journal."""
     found = jobs_of(training, slurm, load)
-    told, rows, best, end, waits = list[Told](), list[ChapterRow](), -1, None, None
+    told, rows, best, end, waits = list[ReportedJob](), list[ChapterRow](), -1, None, None
     facts = _facts_of(begun(found), slurm)
     later = iter(later_of(begun(found)))
     for job in found:

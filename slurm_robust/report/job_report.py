@@ -14,7 +14,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.nodeseen import NodeSeen
 from slurm_robust.model.record import Record
 from slurm_robust.report.chapters import chapter_row
-from slurm_robust.report.curves import EttrCurve, Progress, ettr_points, progress
+from slurm_robust.report.curves import EttrCurve, TrainingCurves, ettr_points, progress
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.nodelines import NodeLine, node_lines
 from slurm_robust.trainings.jobs import ChapterRow, state_and_how
@@ -99,7 +99,7 @@ class IncidentEntry(Record):
     evidence: Evidence | None = None
 
 
-class Mark(Record):
+class ChartMark(Record):
     """A moment that a chart shows."""
 
     t: float
@@ -143,8 +143,8 @@ class JobReport(Record):
     """The newest notes of the journal."""
     ledger: Summary
     ettr: EttrCurve
-    progress: Progress
-    marks: tuple[Mark, ...]
+    progress: TrainingCurves
+    marks: tuple[ChartMark, ...]
     generations: tuple[Generation, ...]
     incidents: tuple[IncidentEntry, ...]
     nodes: tuple[NodeLine, ...]
@@ -272,26 +272,26 @@ def _noted(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[Ti
         yield TimelineEntry(t=t, after_s=0.0, what=one_line(event.node), text=one_line(event.text))
 
 
-def _marks(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[Mark]:
+def _marks(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[ChartMark]:
     for t, event in zip(times, events, strict=True):
         match event:
             case ev.RequeueStarted():
-                yield Mark(t=t, kind=REQUEUE, text=one_line(event.reason))
+                yield ChartMark(t=t, kind=REQUEUE, text=one_line(event.reason))
             case ev.AllocationTaken() if event.restart_count > 0:
-                yield Mark(t=t, kind=RUN, text=f"run {event.restart_count} of the Slurm job")
+                yield ChartMark(t=t, kind=RUN, text=f"run {event.restart_count} of the Slurm job")
             case ev.ControllerStarted() if event.taken_from:
                 text = one_line(f"{event.host} took over from {event.taken_from}: {event.reason}")
-                yield Mark(t=t, kind=TAKEOVER, text=text)
+                yield ChartMark(t=t, kind=TAKEOVER, text=text)
 
 
-def _updates(books: Ledger) -> Iterator[Mark]:
+def _updates(books: Ledger) -> Iterator[ChartMark]:
     """Where the script announced that it changes its own code or settings."""
     last_ms = -1
     for span in books.spans:
         took = sum(part.ms for part in span.parts if part.time is TimeClass.UPDATING)
         if took and span.begin_ms != last_ms:
             t = books.begin + span.begin_ms / 1000
-            yield Mark(t=t, kind=UPDATE, text=f"the script announced an update ({took / 1000:.0f} s)")
+            yield ChartMark(t=t, kind=UPDATE, text=f"the script announced an update ({took / 1000:.0f} s)")
         if took:
             last_ms = span.end_ms
 

@@ -26,7 +26,7 @@ MAX_INCIDENTS, MAX_NODES = 20, 10
 """Rows on the screen; ``--html``, ``--json`` and ``--csv`` have all."""
 
 
-class Table(str, Enum):
+class CsvTable(str, Enum):
     """The tables that ``--csv`` prints."""
 
     INCIDENTS = "incidents"
@@ -157,7 +157,7 @@ def _nodes(lines: Sequence[NodeLine], report: JobReport) -> RenderableType:
 # -- CSV -------------------------------------------------------------------------------------------
 
 
-def csv_text(report: JobReport, table: Table) -> str:
+def csv_text(report: JobReport, table: CsvTable) -> str:
     """One table, with a line of names first. Times are seconds since 1970."""
     rows = _CSV[table](report)
     out = io.StringIO()
@@ -231,10 +231,10 @@ def _csv_chapters(report: JobReport) -> Rows:
         yield [row.state.value if name == "state" else getattr(row, name) for name in names]
 
 
-_CSV: dict[Table, Callable[[JobReport], Rows]] = {
-    Table.INCIDENTS: _csv_incidents,
-    Table.CLASSES: _csv_classes,
-    Table.NODES: _csv_nodes,
-    Table.STEPS: _csv_steps,
-    Table.CHAPTERS: _csv_chapters,
+_CSV: dict[CsvTable, Callable[[JobReport], Rows]] = {
+    CsvTable.INCIDENTS: _csv_incidents,
+    CsvTable.CLASSES: _csv_classes,
+    CsvTable.NODES: _csv_nodes,
+    CsvTable.STEPS: _csv_steps,
+    CsvTable.CHAPTERS: _csv_chapters,
 }

@@ -31,7 +31,7 @@ _BLOCK = 1 << 16
 _LAST_EVENT = 1 << 14  # bytes; the end of a run is a short event
 
 
-class Wanted(Record):
+class LogSelection(Record):
     """What to show."""
 
     rank: int | None = 0
@@ -46,7 +46,7 @@ class Wanted(Record):
     json: bool = False
 
 
-class Line(Record):
+class _OutputLine(Record):
     """One line of output, as ``--json`` prints it."""
 
     generation: int
@@ -55,7 +55,7 @@ class Line(Record):
     line: str
 
 
-def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
+def main(name: str, wanted: LogSelection, *, job_dir: str | None) -> int:
     """Print the output of a job's ranks. Raises ``NoSuchJob``, ``JournalDamaged``."""
     slurm = make_slurm()
     directory = wait(name, job_dir, slurm, time.sleep) if wanted.follow else find(name, job_dir, slurm)
@@ -65,7 +65,7 @@ def main(name: str, wanted: Wanted, *, job_dir: str | None) -> int:
             _print(line, wanted)
         return ExitCode.SUCCESS
     job_id = fold(load_events(directory)).job_id
-    for line in book.follow(End(directory, slurm, job_id), time.sleep):
+    for line in book.follow(RunEnd(directory, slurm, job_id), time.sleep):
         _print(line, wanted)
     return ExitCode.SUCCESS
 
@@ -86,7 +86,7 @@ def wait(name: str, job_dir: str | None, slurm: SlurmClient, pause: Callable[[fl
         pause(BEGIN_POLL_S)
 
 
-def _print(line: Line, wanted: Wanted) -> None:
+def _print(line: _OutputLine, wanted: LogSelection) -> None:
     if wanted.json:
         text = as_json(line, indent=None)
     else:
@@ -100,11 +100,11 @@ def _print(line: Line, wanted: Wanted) -> None:
 class Logs:
     """The output of one job's ranks, read as it grows."""
 
-    def __init__(self, directory: JobDirectory, wanted: Wanted) -> None:
+    def __init__(self, directory: JobDirectory, wanted: LogSelection) -> None:
         self._directory = directory
         self._wanted = wanted
 
-    def past(self) -> Iterator[Line]:
+    def past(self) -> Iterator[_OutputLine]:
         """The output so far. Raises ``NoSuchJob`` where there is nothing."""
         generation = self._wanted.generation or max(self._generations(), default=0)
         files = self._open(generation, {}, self._wanted.lines)
@@ -114,7 +114,7 @@ class Logs:
         for rank, file in sorted(files.items()):
             yield from self._lines(generation, rank, file.read(whole=False))
 
-    def follow(self, is_over: Callable[[], bool], pause: Callable[[float], None]) -> Iterator[Line]:
+    def follow(self, is_over: Callable[[], bool], pause: Callable[[float], None]) -> Iterator[_OutputLine]:
         """The output so far and what follows, until ``is_over`` or the one wanted generation has ended."""
         asked = self._wanted.generation
         generation = asked or max(self._generations(), default=0)
@@ -156,9 +156,9 @@ class Logs:
                 found[rank] = _File(path, lines)
         return found
 
-    def _lines(self, generation: int, rank: int, texts: Iterator[str]) -> Iterator[Line]:
+    def _lines(self, generation: int, rank: int, texts: Iterator[str]) -> Iterator[_OutputLine]:
         stream = self._wanted.stream
-        return (Line(generation=generation, rank=rank, stream=stream, line=text) for text in texts)
+        return (_OutputLine(generation=generation, rank=rank, stream=stream, line=text) for text in texts)
 
     def _introduce(self, generation: int) -> None:
         """Name the file on standard error: standard output has nothing but the training's output."""
@@ -219,7 +219,7 @@ def _begin_of_last(path: Path, lines: int) -> int:
     return at + len(before) + 1 if len(kept) == lines else 0
 
 
-class End:
+class RunEnd:
     """Whether the run is over, by its journal or by Slurm."""
 
     def __init__(self, directory: JobDirectory, slurm: SlurmClient, job_id: int) -> None:

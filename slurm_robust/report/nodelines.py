@@ -12,7 +12,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.util.hostlist import fold
 
 
-class Doing(str, Enum):
+class NodeActivity(str, Enum):
     """What a node is to the job."""
 
     SLOT = "slot"
@@ -25,12 +25,12 @@ class Doing(str, Enum):
     """The job holds it, and does not use it any more."""
 
 
-class Piece(Record):
+class NodeSpan(Record):
     """A time in which a node did one thing; seconds since 1970 by slurmctld's clock."""
 
     begin: float
     end: float
-    doing: Doing
+    doing: NodeActivity
 
 
 class NodeLine(Record):
@@ -39,7 +39,7 @@ class NodeLine(Record):
     nodes: str
     """As a hostlist."""
     count: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[NodeSpan, ...]
     slot_s: float
     """Seconds in which one of them held a slot."""
     standby_s: float
@@ -86,8 +86,8 @@ def _line(
         nodes=fold(nodes),
         count=len(nodes),
         pieces=pieces,
-        slot_s=_lasted(pieces, Doing.SLOT),
-        standby_s=_lasted(pieces, Doing.STANDBY),
+        slot_s=_lasted(pieces, NodeActivity.SLOT),
+        standby_s=_lasted(pieces, NodeActivity.STANDBY),
         incidents=tuple(blamed.get(first, ())),
         evicted=sweep.evicted.get(first, ""),
         given_back=sweep.given_back.get(first, ""),
@@ -95,7 +95,7 @@ def _line(
     )
 
 
-def _lasted(pieces: Iterable[Piece], doing: Doing) -> float:
+def _lasted(pieces: Iterable[NodeSpan], doing: NodeActivity) -> float:
     return round(sum(piece.end - piece.begin for piece in pieces if piece.doing is doing), 1)
 
 
@@ -103,10 +103,10 @@ class _Sweep:
     """Goes once through the events, and knows what each node does at that moment."""
 
     def __init__(self) -> None:
-        self.pieces: dict[str, list[Piece]] = {}
+        self.pieces: dict[str, list[NodeSpan]] = {}
         self.evicted: dict[str, str] = {}
         self.given_back: dict[str, str] = {}
-        self._now: dict[str, tuple[Doing, float]] = {}
+        self._now: dict[str, tuple[NodeActivity, float]] = {}
         self._lent: dict[int, str] = {}
 
     def take(self, event: ev.AnyEvent, t: float) -> None:
@@ -116,12 +116,12 @@ class _Sweep:
             case ev.AllocationTaken():
                 for node in self._now.keys() - set(event.nodes):
                     self._leaves(node, t)
-                self._do(event.spares, Doing.STANDBY, t)
-                self._do(event.slots, Doing.SLOT, t)
+                self._do(event.spares, NodeActivity.STANDBY, t)
+                self._do(event.slots, NodeActivity.SLOT, t)
             case ev.GenerationLaunched():
-                free = [n for n, (doing, _) in self._now.items() if doing is Doing.SLOT]
-                self._do(set(free) - set(event.slots), Doing.STANDBY, t)
-                self._do(event.slots, Doing.SLOT, t)
+                free = [n for n, (doing, _) in self._now.items() if doing is NodeActivity.SLOT]
+                self._do(set(free) - set(event.slots), NodeActivity.STANDBY, t)
+                self._do(event.slots, NodeActivity.SLOT, t)
             case ev.RequeueStarted() | ev.RunEnded():
                 self.all_leave(t)
             case _:
@@ -131,17 +131,17 @@ class _Sweep:
         match event:
             case ev.NodeEvicted():
                 self.evicted[event.node] = event.reason
-                self._do((event.node,) if event.node in self._now else (), Doing.EVICTED, t)
+                self._do((event.node,) if event.node in self._now else (), NodeActivity.EVICTED, t)
             case ev.NodeGivenBack():
                 self.given_back[event.node] = event.how
                 self._leaves(event.node, t)
             case ev.SpareSetAside():
-                self._do((event.node,), Doing.ASIDE, t)
+                self._do((event.node,), NodeActivity.ASIDE, t)
             case ev.SpareAnswers():
-                self._do((event.node,), Doing.STANDBY, t)
+                self._do((event.node,), NodeActivity.STANDBY, t)
             case ev.CompanionStarted():
                 self._lent[event.job_id] = event.node
-                self._do((event.node,), Doing.STANDBY, t)
+                self._do((event.node,), NodeActivity.STANDBY, t)
             case ev.CompanionEnded():
                 self._leaves(self._lent.pop(event.job_id, ""), t)
 
@@ -150,7 +150,7 @@ class _Sweep:
         for node in list(self._now):
             self._leaves(node, t)
 
-    def _do(self, nodes: Iterable[str], doing: Doing, t: float) -> None:
+    def _do(self, nodes: Iterable[str], doing: NodeActivity, t: float) -> None:
         for node in nodes:
             known = self._now.get(node)
             if known is None or known[0] is not doing:
@@ -160,5 +160,5 @@ class _Sweep:
     def _leaves(self, node: str, t: float) -> None:
         known = self._now.pop(node, None)
         if known is not None and t > known[1]:
-            piece = Piece(begin=round(known[1], 1), end=round(t, 1), doing=known[0])
+            piece = NodeSpan(begin=round(known[1], 1), end=round(t, 1), doing=known[0])
             self.pieces.setdefault(node, []).append(piece)

@@ -38,7 +38,7 @@ from slurm_robust.terminal.console import MIN_WIDE, Bar, ByWidth, Screen, facts_
 from slurm_robust.trainings.find import find, load_events, place_of
 from slurm_robust.trainings.phase import CANCELLED, REQUEUED
 from slurm_robust.trainings.slurmview import SlurmView, completing_advice, make_slurm, view_of, waits_for
-from slurm_robust.trainings.waiting import Waiting
+from slurm_robust.trainings.waiting import PendingJob
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.ours import read_ours
 from slurm_robust.util.text import count, date_and_time, duration, first_sentence, one_line
@@ -146,7 +146,7 @@ class Status(Record):
     controller_silent_s: float | None = None
     """For how long the controller has written nothing, where that is longer than it should be. By the clock
     of this machine, so clocks that differ show here, too."""
-    waiting: Waiting | None = None
+    waiting: PendingJob | None = None
     """What a pending job waits for."""
     silent: dict[str, str] = {}
     """Channels of notifications that are given up for a while, with the reason."""

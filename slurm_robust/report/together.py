@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
-from slurm_robust.ledger.account import Part, Span
+from slurm_robust.ledger.account import ClassShare, Span
 from slurm_robust.ledger.chapters import joined
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger
@@ -20,17 +20,17 @@ from slurm_robust.report.job_report import (
     CHAPTER,
     MAX_NOTES,
     Books,
+    ChartMark,
     Generation,
     IncidentEntry,
     JobReport,
-    Mark,
 )
 from slurm_robust.report.nodelines import node_lines
 from slurm_robust.trainings.jobs import ChapterRow, ChapterState
 from slurm_robust.util.text import some_of
 
 
-class Told(Record):
+class ReportedJob(Record):
     """One job of a training with its report."""
 
     job: str
@@ -40,7 +40,9 @@ class Told(Record):
     report: JobReport
 
 
-def together(name: str, jobs: Sequence[Told], rows: Sequence[ChapterRow], waits: Ledger | None) -> JobReport:
+def together(
+    name: str, jobs: Sequence[ReportedJob], rows: Sequence[ChapterRow], waits: Ledger | None
+) -> JobReport:
     """The report on the training ``name``, of which one job at least has a journal.
 
     ``rows``: of all its jobs. ``waits``: what a job that has none yet does, as :func:`waiting` says.
@@ -96,7 +98,7 @@ def waiting(row: ChapterRow, since: float, now: float) -> Ledger | None:
     ms = round((now - begin) * 1000)
     if row.state not in kinds or ms <= 0:
         return None
-    part = Part(time=kinds[row.state], ms=ms)
+    part = ClassShare(time=kinds[row.state], ms=ms)
     span = Span(
         begin_ms=0, end_ms=ms, parts=(part,), run=0, generation=0, incident=0, nodes=0, gpus=0, step=-1
     )
@@ -112,7 +114,7 @@ def all_incidents(jobs: Sequence[tuple[str, Sequence[IncidentRow]]]) -> tuple[In
     return tuple(found)
 
 
-def _before(jobs: Sequence[Told]) -> list[int]:
+def _before(jobs: Sequence[ReportedJob]) -> list[int]:
     """What is added to the numbers of the incidents of each job."""
     found, number = [], 0
     for one in jobs:
@@ -127,13 +129,13 @@ def _renumbered(entry: IncidentEntry, job: str, added: int) -> IncidentEntry:
     return replace(entry, row=replace(entry.row, number=number + added, job=job, of_job=number), cost=cost)
 
 
-def _costs(jobs: Sequence[Told], before: Sequence[int]) -> Iterator[IncidentCost]:
+def _costs(jobs: Sequence[ReportedJob], before: Sequence[int]) -> Iterator[IncidentCost]:
     for one, added in zip(jobs, before, strict=True):
         for cost in one.report.ledger.incidents:
             yield replace(cost, number=cost.number + added)
 
 
-def _generations(jobs: Sequence[Told], before: Sequence[int]) -> Iterator[Generation]:
+def _generations(jobs: Sequence[ReportedJob], before: Sequence[int]) -> Iterator[Generation]:
     for one, added in zip(jobs, before, strict=True):
         for made in one.report.generations:
             yield replace(made, incident=made.incident + added if made.incident else 0)
@@ -149,7 +151,7 @@ def _steps(journals: Sequence[Sequence[ev.AnyEvent]], books: Ledger) -> int:
     return max(0, max((span.step for span in books.spans), default=-1) - first + 1)
 
 
-def _one_after_the_other(jobs: Sequence[Told]) -> tuple[list[ev.AnyEvent], list[float]]:
+def _one_after_the_other(jobs: Sequence[ReportedJob]) -> tuple[list[ev.AnyEvent], list[float]]:
     """All events with their times. Each job gives its nodes back at its end, also where it did not say so."""
     events, times = list[ev.AnyEvent](), list[float]()
     for place, one in enumerate(jobs):
@@ -162,21 +164,21 @@ def _one_after_the_other(jobs: Sequence[Told]) -> tuple[list[ev.AnyEvent], list[
     return events, times
 
 
-def _marks(jobs: Sequence[Told]) -> Iterator[Mark]:
+def _marks(jobs: Sequence[ReportedJob]) -> Iterator[ChartMark]:
     for one in jobs:
         for mark in one.report.marks:
             yield replace(mark, text=f"job {one.job}: {mark.text}")
 
 
-def _begins(rows: Sequence[ChapterRow]) -> Iterator[Mark]:
+def _begins(rows: Sequence[ChapterRow]) -> Iterator[ChartMark]:
     for row in rows:
         t = row.started if row.started is not None else row.begin
         if t is not None:
             went_on = f" goes on from step {row.from_step}" if (row.from_step or -1) >= 0 else ""
-            yield Mark(t=t, kind=CHAPTER, text=f"job {row.job}{went_on or ' begins'}")
+            yield ChartMark(t=t, kind=CHAPTER, text=f"job {row.job}{went_on or ' begins'}")
 
 
-def _notes(jobs: Sequence[Told]) -> Iterator[str]:
+def _notes(jobs: Sequence[ReportedJob]) -> Iterator[str]:
     """Each note once, with the jobs that it is about."""
     about: dict[str, list[str]] = {}
     for one in jobs:

@@ -44,7 +44,7 @@ from slurm_robust.util.files import disk_use
 from slurm_robust.util.text import count, duration, one_line, size_text
 
 
-class TrainingRow(Record):
+class _TrainingLine(Record):
     """One training."""
 
     name: str
@@ -81,7 +81,7 @@ class TrainingRow(Record):
 class TrainingShown(Record):
     """What ``srobust training NAME`` shows."""
 
-    training: TrainingRow
+    training: _TrainingLine
     jobs: tuple[ChapterRow, ...]
     ledger: Summary | None
     """Of all jobs together; None where none of them has a journal."""
@@ -132,7 +132,7 @@ def shown(training: TrainingDirectory, slurm: SlurmClient) -> TrainingShown:
     )
 
 
-def row_of(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
+def row_of(training: TrainingDirectory, slurm: SlurmClient) -> _TrainingLine:
     """One line of the list, also for a training that cannot be read."""
     try:
         return _row(training, slurm)
@@ -140,12 +140,12 @@ def row_of(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
         return msgspec.structs.replace(_bare(training), trouble=str(error))
 
 
-def _bare(training: TrainingDirectory) -> TrainingRow:
+def _bare(training: TrainingDirectory) -> _TrainingLine:
     name = training.path.name
-    return TrainingRow(name=training.name, folder=name, moved_aside=ASIDE in name)
+    return _TrainingLine(name=training.name, folder=name, moved_aside=ASIDE in name)
 
 
-def _row(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
+def _row(training: TrainingDirectory, slurm: SlurmClient) -> _TrainingLine:
     many, newest, known = newest_of(training, slurm)
     row = msgspec.structs.replace(_bare(training), jobs=many)
     row = _with_stored(row, storage(training, known))
@@ -160,7 +160,7 @@ def _row(training: TrainingDirectory, slurm: SlurmClient) -> TrainingRow:
     )
 
 
-def _with_stored(row: TrainingRow, where: Path) -> TrainingRow:
+def _with_stored(row: _TrainingLine, where: Path) -> _TrainingLine:
     try:
         complete = CheckpointStore(where).complete()
     except OSError as error:
@@ -177,7 +177,7 @@ def _with_stored(row: TrainingRow, where: Path) -> TrainingRow:
 # -- the screen ------------------------------------------------------------------------------------
 
 
-def render_list(root: Path, rows: Sequence[TrainingRow]) -> RenderableType:
+def render_list(root: Path, rows: Sequence[_TrainingLine]) -> RenderableType:
     """One line for each training."""
     if not rows:
         return f"no training in {one_line(str(root))}: 'srobust run --training NAME' begins one"
@@ -186,7 +186,7 @@ def render_list(root: Path, rows: Sequence[TrainingRow]) -> RenderableType:
     return Group(table, Text("'srobust training NAME' shows the jobs of one", style="dim"))
 
 
-def _cells(row: TrainingRow) -> tuple[Text, ...]:
+def _cells(row: _TrainingLine) -> tuple[Text, ...]:
     name = row.folder.removeprefix(PREFIX) if row.moved_aside else row.name
     if row.trouble:
         return Text(one_line(name)), *[Text("-")] * 6, Text(one_line(row.trouble), style="yellow")

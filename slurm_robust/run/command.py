@@ -15,7 +15,7 @@ from msgspec import structs
 
 from slurm_robust.analysis.logs.site_rules import check_log_rules
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import Plan, checkpoints_of, save_plan
+from slurm_robust.config.plan import RunPlan, checkpoints_of, save_plan
 from slurm_robust.controller import supervisor
 from slurm_robust.controller.takeover import watch
 from slurm_robust.diagnostics.command import Code, code_of_replay, render_replay
@@ -31,8 +31,8 @@ from slurm_robust.model.state import JobState
 from slurm_robust.model.training import Chapter, TrainingDirectory
 from slurm_robust.policy.continuing import other_training, unheard
 from slurm_robust.run import preflight
-from slurm_robust.run.continuing import NOTHING, Wish, check_still_ours, start
-from slurm_robust.run.holding import Asked, take_alone
+from slurm_robust.run.continuing import NOTHING, ContinueOptions, check_still_ours, start
+from slurm_robust.run.holding import Applicant, take_alone
 from slurm_robust.run.preflight import job_directory, sizes
 from slurm_robust.run.sources import Here
 from slurm_robust.slurm.client import SlurmClient
@@ -47,7 +47,11 @@ from slurm_robust.util.threads import start_thread
 
 
 def run(
-    config: JobConfig, command: tuple[str, ...], kind: CommandKind, name: str = "", wish: Wish = NOTHING
+    config: JobConfig,
+    command: tuple[str, ...],
+    kind: CommandKind,
+    name: str = "",
+    wish: ContinueOptions = NOTHING,
 ) -> int:
     """Run ``command``, which was checked, protected, inside a batch script; returns the job's exit code.
 
@@ -109,7 +113,7 @@ def run(
 
 
 def _start_again(
-    wish: Wish, state: JobState, whole: TrainingDirectory, config: JobConfig, restart_count: int
+    wish: ContinueOptions, state: JobState, whole: TrainingDirectory, config: JobConfig, restart_count: int
 ) -> None:
     """A job that has begun goes on from its own journal, if its training is still its own.
 
@@ -138,7 +142,7 @@ def _take(alone: Alone, what: str, directory: JobDirectory, *, begun: bool) -> N
         preflight.check_unbegun(directory)
 
 
-def _supervise(directory: JobDirectory, plan: Plan, slurm: SlurmClient) -> int:
+def _supervise(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient) -> int:
     """Run controllers until the job is over; its exit code."""
     if "SLURMD_NODENAME" not in os.environ:  # within salloc, whose command Slurm neither signals nor ends
         start_thread("job", partial(watch, slurm, plan))
@@ -166,7 +170,7 @@ def _here(
         cwd=cwd,
         keep=config.checkpoint.keep,
         requeued=allocation.restart_count > 0,
-        asked=Asked(slurm, chapter.cluster, chapter.job_id, f"training {training}"),
+        asked=Applicant(slurm, chapter.cluster, chapter.job_id, f"training {training}"),
         fits=lambda slots: preflight.sizes(config, allocation, slots or None),
     )
 

@@ -22,10 +22,10 @@ from slurm_robust.model.journal import minute
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import ASIDE, Chapter, TrainingDirectory, encoded, is_shared
 from slurm_robust.policy import continuing as policy
-from slurm_robust.run.holding import REAL, Clock, await_free, await_kept, check_not_held, is_free
+from slurm_robust.run.holding import REAL, WaitClock, await_free, await_kept, check_not_held, is_free
 from slurm_robust.run.sources import (
     Here,
-    Source,
+    StartingPoint,
     find_source,
     has_written,
     newest_that_tells,
@@ -42,7 +42,7 @@ from slurm_robust.util.output import say
 from slurm_robust.util.text import count
 
 
-class Wish(Record):
+class ContinueOptions(Record):
     """What the options of ``srobust run`` ask for."""
 
     training: str = ""
@@ -78,7 +78,7 @@ class Wish(Record):
         return [*source, *step, *(["--fresh"] if self.fresh else [])]
 
 
-NOTHING = Wish()
+NOTHING = ContinueOptions()
 
 
 class Started(NamedTuple):
@@ -89,7 +89,7 @@ class Started(NamedTuple):
     """Why there is nothing to do, "" where there is."""
 
 
-def start(wish: Wish, here: Here) -> Started:
+def start(wish: ContinueOptions, here: Here) -> Started:
     """Decide how the job begins, take its training, and put its checkpoints in place.
 
     Raises :class:`PreflightError`, ``NoSuchJob``, ``JournalDamaged``.
@@ -113,7 +113,7 @@ def start(wish: Wish, here: Here) -> Started:
         return Started(_go_on(source, wish, here, before=None, chapter=0))
 
 
-def _own(here: Here) -> Source | None:
+def _own(here: Here) -> StartingPoint | None:
     """What this job has written, though its journal is gone; None for nothing."""
     store, job_id = CheckpointStore(here.storage), here.chapter.job_id
     if same(here.storage, here.directory.checkpoints):
@@ -124,7 +124,7 @@ def _own(here: Here) -> Source | None:
 # -- a training ------------------------------------------------------------------------------------
 
 
-def _take(wish: Wish, here: Here) -> Started:
+def _take(wish: ContinueOptions, here: Here) -> Started:
     training = TrainingDirectory.of(here.root, wish.training)
     while True:
         if training.path.exists():
@@ -195,7 +195,7 @@ def _check_still_free(training: TrainingDirectory, number: int, last: Chapter, h
         raise
 
 
-def _finished(told: Source, wish: Wish, here: Here) -> str:
+def _finished(told: StartingPoint, wish: ContinueOptions, here: Here) -> str:
     """Why a training whose newest job that trained ended with 0 needs no other one; "" where it does."""
     earlier = told.earlier
     if earlier is None:
@@ -212,7 +212,7 @@ def _finished(told: Source, wish: Wish, here: Here) -> str:
     )
 
 
-def _left(training: TrainingDirectory, here: Here) -> Source | None:
+def _left(training: TrainingDirectory, here: Here) -> StartingPoint | None:
     """What its storage has although no journal of its jobs is left; None without any checkpoint.
 
     Raises :class:`PreflightError` where the folder may be another training's.
@@ -232,7 +232,12 @@ def _left(training: TrainingDirectory, here: Here) -> Source | None:
     )
 
 
-def _check_source(named: Source | None, told: Source | None, chapters: Sequence[Chapter], wish: Wish) -> None:
+def _check_source(
+    named: StartingPoint | None,
+    told: StartingPoint | None,
+    chapters: Sequence[Chapter],
+    wish: ContinueOptions,
+) -> None:
     """A training that has a past goes on from one of its own jobs. Raises :class:`PreflightError`."""
     if named is None or told is None:
         return
@@ -250,7 +255,7 @@ def _check_source(named: Source | None, told: Source | None, chapters: Sequence[
         )
 
 
-def _check_step(source: Source | None, wish: Wish) -> None:
+def _check_step(source: StartingPoint | None, wish: ContinueOptions) -> None:
     if wish.step is None:
         return
     found = policy.counted(source.event, stored(source.store) or ()) if source is not None else []
@@ -266,7 +271,7 @@ def _check_step(source: Source | None, wish: Wish) -> None:
         )
 
 
-def _check_reach(source: Source | None, here: Here) -> None:
+def _check_reach(source: StartingPoint | None, here: Here) -> None:
     """What is to be put into this job's folder has to be there now: a later run does not look elsewhere.
 
     Raises :class:`PreflightError`.
@@ -326,7 +331,7 @@ def _move_aside(training: TrainingDirectory, here: Here) -> Path | None:
     return target if _claim(training, 1, (), here.chapter) else None
 
 
-def _renumbered(told: Source | None, wish: Wish, here: Here) -> ev.Continued | None:
+def _renumbered(told: StartingPoint | None, wish: ContinueOptions, here: Here) -> ev.Continued | None:
     """For a new beginning among checkpoints that stay where they are: their generations are taken."""
     newest = CheckpointStore(here.storage).newest_generation()
     if not newest:
@@ -353,7 +358,9 @@ def _renumbered(told: Source | None, wish: Wish, here: Here) -> ev.Continued | N
 # -- going on --------------------------------------------------------------------------------------
 
 
-def _go_on(source: Source, wish: Wish, here: Here, *, before: Source | None, chapter: int) -> ev.Continued:
+def _go_on(
+    source: StartingPoint, wish: ContinueOptions, here: Here, *, before: StartingPoint | None, chapter: int
+) -> ev.Continued:
     """The event for the journal. The checkpoints are in this job's folder when this returns; tells all."""
     event = source.event if wish.step is None else policy.until(source.event, wish.step)
     target = CheckpointStore(here.storage)
@@ -429,7 +436,7 @@ def _friendly(root: Path) -> Iterator[None]:
 
 
 def check_still_ours(
-    training: TrainingDirectory, run_id: str, job: str, timeout_s: float, clock: Clock = REAL
+    training: TrainingDirectory, run_id: str, job: str, timeout_s: float, clock: WaitClock = REAL
 ) -> None:
     """A job that was requeued is still the newest chapter of its training. Raises :class:`PreflightError`.
 

@@ -15,7 +15,7 @@ from slurm_robust.policy.holding import ALIVE_S, COMPLETING_S, SILENT_S, Hold, j
 from slurm_robust.run.preflight import check_alone
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmError
-from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.trainings.earlier import earlier_job
 from slurm_robust.trainings.slurmview import completing_advice
 from slurm_robust.util.alone import Alone
@@ -29,27 +29,27 @@ ENDING_S = 30.0
 TRY_EVERY_S = 1.0
 
 
-class Clock(NamedTuple):
+class WaitClock(NamedTuple):
     """Time, and how to let it pass."""
 
     mono: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
-REAL = Clock()
+REAL = WaitClock()
 
 
-class Asked(NamedTuple):
+class Applicant(NamedTuple):
     """Who asks: the cluster and the id of this job, and what it would go on with, in words."""
 
     slurm: SlurmClient
     cluster: str
     job_id: int
     what: str
-    clock: Clock = REAL
+    clock: WaitClock = REAL
 
 
-def await_free(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
+def await_free(chapter: Chapter, directory: JobDirectory, asked: Applicant) -> None:
     """Return when the job of ``chapter``, whose folder is ``directory``, has ended for good.
 
     Raises :class:`PreflightError`: 76 when it holds the training, 69 when Slurm does not say; and
@@ -76,7 +76,7 @@ def await_free(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
         asked.clock.sleep(ASK_EVERY_S)
 
 
-def check_not_held(chapter: Chapter, directory: JobDirectory, asked: Asked) -> None:
+def check_not_held(chapter: Chapter, directory: JobDirectory, asked: Applicant) -> None:
     """Raise as :func:`await_free` if the job holds the training by now; asked once."""
     if chapter.job_id == asked.job_id and chapter.cluster in ("", asked.cluster):
         return
@@ -86,8 +86,8 @@ def check_not_held(chapter: Chapter, directory: JobDirectory, asked: Asked) -> N
 
 
 def _look(
-    chapter: Chapter, directory: JobDirectory, asked: Asked
-) -> tuple[Hold, ev.RunEnded | None, Job | None, str]:
+    chapter: Chapter, directory: JobDirectory, asked: Applicant
+) -> tuple[Hold, ev.RunEnded | None, SlurmJob | None, str]:
     """Whether the job holds the training now; its end, Slurm's word on it, and why Slurm gives none."""
     # Its folder may be another job's by now, and its own be moved aside.
     found = earlier_job(directory, chapter.run_id)
@@ -103,7 +103,7 @@ def _look(
 
 
 def await_kept(
-    training: TrainingDirectory, run_id: str, timeout_s: float, clock: Clock = REAL
+    training: TrainingDirectory, run_id: str, timeout_s: float, clock: WaitClock = REAL
 ) -> tuple[Chapter, ...]:
     """The chapters, once the newest is this run's or that of a job that keeps the training.
 
@@ -126,7 +126,7 @@ def await_kept(
         clock.sleep(TRY_EVERY_S)
 
 
-def take_alone(alone: Alone, what: str, clock: Clock = REAL) -> None:
+def take_alone(alone: Alone, what: str, clock: WaitClock = REAL) -> None:
     """Keep every other start of ``what`` on this node out; 76 if there is one that does not end.
 
     Raises ``PreflightError``.
@@ -153,7 +153,7 @@ def is_free(chapter: Chapter, ended: ev.RunEnded | None, slurm: SlurmClient) -> 
     return judge(chapter, ended, job, answers=not answer) is Hold.FREE
 
 
-def _ask(slurm: SlurmClient, job_id: int) -> tuple[Job | None, str]:
+def _ask(slurm: SlurmClient, job_id: int) -> tuple[SlurmJob | None, str]:
     """Slurm's word on a job, None for one that it does not know; and why it gives none."""
     try:
         return slurm.job(job_id), ""
@@ -163,7 +163,7 @@ def _ask(slurm: SlurmClient, job_id: int) -> tuple[Job | None, str]:
         return None, str(error) or type(error).__name__
 
 
-def _refusal(chapter: Chapter, job: Job | None, asked: Asked, answer: str) -> PreflightError:
+def _refusal(chapter: Chapter, job: SlurmJob | None, asked: Applicant, answer: str) -> PreflightError:
     who = f"job {chapter.job}"
     if answer:
         return PreflightError(

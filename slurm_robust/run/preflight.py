@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import Plan
+from slurm_robust.config.plan import RunPlan
 from slurm_robust.engine.units.checkpoints import layout_of
 from slurm_robust.jobdir import owner
 from slurm_robust.model import events as ev
@@ -26,7 +26,7 @@ from slurm_robust.policy.resharding import Sizes, fitting_nodes, sizes_of
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment, array_task, time_limit
 from slurm_robust.slurm.errors import NotInAllocation, SlurmError
-from slurm_robust.slurm.records import Allocation, Job
+from slurm_robust.slurm.records import Allocation, SlurmJob
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import create_keys, load_client
@@ -239,16 +239,16 @@ def make_plan(
     environ: Mapping[str, str],
     allocation: Allocation,
     run_id: str,
-    job: Job | None = None,
+    job: SlurmJob | None = None,
     sized: tuple[Sizes, int] | None = None,
-) -> Plan:
+) -> RunPlan:
     """Put the checked pieces together. Raises PreflightError.
 
     ``job``: Slurm's view of it; ``sized``: the answer of :func:`sizes`, without it that for a first run.
     """
     found, nproc = sized or sizes(config, allocation)
     slots, spares = found.slots, found.spares
-    return Plan(
+    return RunPlan(
         run_id=run_id,
         job_id=allocation.job_id,
         kind=kind,
@@ -336,7 +336,7 @@ def check_slurm_commands(environ: Mapping[str, str]) -> None:
 ALIVE_S = 300.0  # a run of another cluster that wrote so lately may go on, whether it can be reached or not
 
 
-def find_job(slurm: SlurmClient, job_id: int) -> Job | None:
+def find_job(slurm: SlurmClient, job_id: int) -> SlurmJob | None:
     """Slurm's view of the job; None where Slurm does not answer."""
     try:
         return slurm.job(job_id)

@@ -18,7 +18,7 @@ from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.layout import replicated
 from slurm_robust.model.training import Chapter, TrainingDirectory, is_name
 from slurm_robust.policy import continuing as policy
-from slurm_robust.run.holding import Asked, await_free
+from slurm_robust.run.holding import Applicant, await_free
 from slurm_robust.trainings.earlier import Earlier, earlier_job, newest_of_script
 from slurm_robust.trainings.find import NoSuchJob, find
 from slurm_robust.util.files import names_in
@@ -40,7 +40,7 @@ class Here(NamedTuple):
     cwd: str
     keep: int
     """Checkpoints that are kept."""
-    asked: Asked
+    asked: Applicant
     requeued: bool = False
     """It has run before."""
     fits: Callable[[int], object] = lambda _: None
@@ -58,7 +58,7 @@ class Here(NamedTuple):
         return self.directory.path.parent
 
 
-class Source(NamedTuple):
+class StartingPoint(NamedTuple):
     """From where it goes on."""
 
     event: ev.Continued
@@ -83,7 +83,7 @@ def other_jobs(training: TrainingDirectory, chapters: Iterable[Chapter], here: H
     return [chapter for chapter in chapters if not is_mine(chapter)]
 
 
-def newest_that_tells(training: TrainingDirectory, chapters: Sequence[Chapter]) -> Source | None:
+def newest_that_tells(training: TrainingDirectory, chapters: Sequence[Chapter]) -> StartingPoint | None:
     """What counts after the newest of these jobs that has something to tell."""
     for chapter in reversed(chapters):
         found = earlier_job(training.job(chapter), chapter.run_id)
@@ -92,10 +92,10 @@ def newest_that_tells(training: TrainingDirectory, chapters: Sequence[Chapter]) 
     return None
 
 
-def _of_job(found: Earlier) -> Source:
+def _of_job(found: Earlier) -> StartingPoint:
     check_own_folder(found.directory.path)
     event = policy.lineage(found.state, str(found.directory.path), time.time())
-    return Source(event, CheckpointStore(found.storage), found.state.banned, found, found.jobs)
+    return StartingPoint(event, CheckpointStore(found.storage), found.state.banned, found, found.jobs)
 
 
 def same(one: Path, other: Path) -> bool:
@@ -111,7 +111,7 @@ def stored(store: CheckpointStore) -> list[CheckpointId] | None:
         return None
 
 
-def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> Source:
+def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> StartingPoint:
     """The job, training or folder that a person named. ``of``: the training that this job has taken.
 
     Raises :class:`PreflightError`, ``NoSuchJob``.
@@ -152,7 +152,7 @@ def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> S
     return _free(earlier, here)
 
 
-def _free(earlier: Earlier, here: Here) -> Source:
+def _free(earlier: Earlier, here: Here) -> StartingPoint:
     """``earlier``, which must have ended."""
     source = _of_job(earlier)
     if earlier.directory.path != here.directory.path:
@@ -162,7 +162,7 @@ def _free(earlier: Earlier, here: Here) -> Source:
     return source
 
 
-def _of_training(training: TrainingDirectory, here: Here, of: TrainingDirectory | None) -> Source:
+def _of_training(training: TrainingDirectory, here: Here, of: TrainingDirectory | None) -> StartingPoint:
     check_own_folder(training.path)
     chapters = other_jobs(training, training.read(), here)
     if chapters and (of is None or not same(of.path, training.path)):
@@ -182,7 +182,7 @@ def _has_checkpoints(path: Path) -> bool:
     return any(name.startswith("gen-") for name in names_in(path))
 
 
-def of_folder(path: Path, job_id: int = 0) -> Source:
+def of_folder(path: Path, job_id: int = 0) -> StartingPoint:
     """A folder of checkpoints that somebody has put somewhere.
 
     ``job_id``: only what this job wrote counts; 0 for all.
@@ -205,7 +205,7 @@ def of_folder(path: Path, job_id: int = 0) -> Source:
             fix="give another folder",
             code=ExitCode.NO_INPUT,
         )
-    return Source(policy.of_folder(str(path), sizes, tuple(runs), time.time(), layouts), store)
+    return StartingPoint(policy.of_folder(str(path), sizes, tuple(runs), time.time(), layouts), store)
 
 
 def has_written(job_id: int, store: CheckpointStore) -> bool:

@@ -19,11 +19,11 @@ from slurm_robust.sandbox.config import ACCOUNT, CLUSTER, HEAD, INSIDE, SandboxC
 from slurm_robust.sandbox.database import cache_folder, prepare_database
 from slurm_robust.sandbox.errors import AlreadyUp, BootFailed
 from slurm_robust.sandbox.folder import MADE, StateFolder
-from slurm_robust.sandbox.gpus import STATE_FILE, Gpus, library
+from slurm_robust.sandbox.gpus import STATE_FILE, StandInGpus, library
 from slurm_robust.sandbox.procs import INIT_MODULE, listens, wait_until
 from slurm_robust.sandbox.services import SYSTEM_PATH, user_path
 from slurm_robust.sandbox.teardown import take_down, undisturbed
-from slurm_robust.sandbox.view import View
+from slurm_robust.sandbox.view import SandboxView
 
 Progress = Callable[[str], None]
 
@@ -134,7 +134,7 @@ def _make_gpus(folder: StateFolder, config: SandboxConfig) -> None:
         device.chmod(0o666)
     for node in config.node_names:
         folder.gpus(node).mkdir(mode=0o755, parents=True)
-        Gpus(folder.gpus(node) / STATE_FILE, node, config.gpus_per_node).reset()
+        StandInGpus(folder.gpus(node) / STATE_FILE, node, config.gpus_per_node).reset()
     folder.libraries.mkdir(mode=0o755)
     shutil.copy2(library(cache_folder()), folder.libraries)
     # -X: no link is changed anywhere; folders named here come before those of the machine.
@@ -171,7 +171,7 @@ def slurm_version() -> tuple[int, int]:
         raise BootFailed(f"slurmd -V prints no release: {done.stdout!r} {done.stderr!r}") from None
 
 
-def launch_init(folder: StateFolder, view: View) -> None:
+def launch_init(folder: StateFolder, view: SandboxView) -> None:
     """Start the sandbox's PID 1 and wait until it takes orders. Raises :class:`BootFailed`."""
     # The package may be run from a source tree that only the caller's sys.path knows.
     path = str(Path(__file__).resolve().parents[2])
@@ -196,7 +196,7 @@ def launch_init(folder: StateFolder, view: View) -> None:
         raise BootFailed(f"the sandbox's PID 1 did not start:\n{view.log_tail('init')}")
 
 
-def boot(view: View, progress: Progress) -> None:
+def boot(view: SandboxView, progress: Progress) -> None:
     """From a filled folder to a cluster whose slurmds are started. Raises :class:`BootFailed`."""
     config, control = view.config, view.control
     progress("switch")
@@ -251,7 +251,7 @@ class _Work(threading.Thread):
             raise self._error
 
 
-def _start_database(view: View, head: int, progress: Progress) -> None:
+def _start_database(view: SandboxView, head: int, progress: Progress) -> None:
     """MariaDB, slurmdbd, then the cluster, its account and its users in one call of sacctmgr."""
     progress("MariaDB and slurmdbd")
     prepare_database(view.folder.database)
@@ -293,11 +293,11 @@ def _greets(path: Path) -> bool:
             return False
 
 
-def _need_munge(view: View) -> None:
+def _need_munge(view: SandboxView) -> None:
     _need(view, "munged", lambda: (view.folder.path / "munge" / "munge.socket.2").exists())
 
 
-def _need(view: View, daemon: str, ready: Callable[[], bool]) -> None:
+def _need(view: SandboxView, daemon: str, ready: Callable[[], bool]) -> None:
     def ready_or_over() -> bool:
         view.init_pid()  # Raises when the sandbox was ended meanwhile: nothing to wait for any more.
         return ready() or procs.daemon(head, daemon) is None

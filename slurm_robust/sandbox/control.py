@@ -40,11 +40,11 @@ class Control:
         """Plug or unplug the node's cable at the switch; the node itself goes on."""
         self._order(order="link", node=node, connected=connected)
 
-    def nodes(self) -> dict[str, NodeState]:
+    def nodes(self) -> dict[str, _RackNode]:
         """Power and network of every node that was ever booted."""
         raw = self._order(order="state")["nodes"]
         assert isinstance(raw, dict)
-        return {name: NodeState(**fields) for name, fields in raw.items()}
+        return {name: _RackNode(**fields) for name, fields in raw.items()}
 
     def _order(self, **order: object) -> dict[str, object]:
         try:
@@ -85,7 +85,7 @@ class Control:
         )
 
 
-class NodeState:
+class _RackNode:
     """What the power rack and the switch know of a node. ``pid`` counts in the sandbox's PID namespace."""
 
     def __init__(self, *, pid: int, connected: bool) -> None:

@@ -41,7 +41,7 @@ class AlreadyUp(SandboxError):
     """A sandbox with this name exists."""
 
 
-class NotOurs(SandboxError):
+class NotASandbox(SandboxError):
     """Where its folder should be is one that no sandbox made."""
 
 

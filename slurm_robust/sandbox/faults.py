@@ -13,7 +13,7 @@ from slurm_robust.sandbox.config import HEAD
 from slurm_robust.sandbox.errors import BootFailed, FaultRefused, NotThere, SandboxError
 from slurm_robust.sandbox.etcfiles import SLURMCTLD_PORT, SLURMD_PORT
 from slurm_robust.sandbox.procs import wait_until
-from slurm_robust.sandbox.view import View
+from slurm_robust.sandbox.view import SandboxView
 from slurm_robust.util.text import as_json
 
 DAEMON_S = 20.0
@@ -24,7 +24,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlantedFault:
     """What was done."""
 
     t: float
@@ -41,24 +41,24 @@ class Fault:
 class Faults:
     """Breaks a sandbox on purpose, and mends it.
 
-    Every method returns the :class:`Fault` that it recorded and raises :class:`FaultRefused` (nothing was
-    done) when node, job, rank or path is not there.
+    Every method returns the :class:`PlantedFault` that it recorded, and raises :class:`FaultRefused` without
+    doing anything if node, job, rank or path is not there.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: SandboxView) -> None:
         self._view = view
 
     # -- ranks -------------------------------------------------------------------------------------
 
-    def kill_rank(self, job_id: int, rank: int) -> Fault:
+    def kill_rank(self, job_id: int, rank: int) -> PlantedFault:
         """SIGKILL to the worker of one rank."""
         return self._signal_rank("kill-rank", job_id, rank, signal.SIGKILL)
 
-    def stop_rank(self, job_id: int, rank: int) -> Fault:
+    def stop_rank(self, job_id: int, rank: int) -> PlantedFault:
         """SIGSTOP to the worker of one rank: it hangs, with its connections open."""
         return self._signal_rank("stop-rank", job_id, rank, signal.SIGSTOP)
 
-    def continue_rank(self, job_id: int, rank: int) -> Fault:
+    def continue_rank(self, job_id: int, rank: int) -> PlantedFault:
         """SIGCONT to the worker of one rank: undoes :meth:`stop_rank`."""
         return self._signal_rank("continue-rank", job_id, rank, signal.SIGCONT)
 
@@ -74,14 +74,14 @@ class Faults:
 
     # -- nodes -------------------------------------------------------------------------------------
 
-    def power_cut(self, node: str) -> Fault:
+    def power_cut(self, node: str) -> PlantedFault:
         """The node is dead at once: no process ends in order, no packet leaves. Undo: :meth:`boot`."""
         self._need_node(node, on=True)
         fault = self._record("power-cut", node)
         self._view.control.power_cut(node)
         return fault
 
-    def boot(self, node: str) -> Fault:
+    def boot(self, node: str) -> PlantedFault:
         """Power a dead node on; returns when its slurmd listens. Raises :class:`BootFailed`."""
         self._need_node(node, on=False)
         # Slurm compares whole seconds, and does not see a boot within the second of the node's last
@@ -93,14 +93,14 @@ class Faults:
         self._start_slurmd(node, "-b")
         return fault
 
-    def cut_network(self, node: str) -> Fault:
+    def cut_network(self, node: str) -> PlantedFault:
         """Unplug the node's cable; its processes go on. Undo: :meth:`heal_network`."""
         self._need_node(node, on=True)
         fault = self._record("cut-network", node)
         self._view.control.set_link(node, connected=False)
         return fault
 
-    def heal_network(self, node: str) -> Fault:
+    def heal_network(self, node: str) -> PlantedFault:
         """Plug the node's cable in again."""
         self._need_node(node, on=True)
         fault = self._record("heal-network", node)
@@ -109,7 +109,7 @@ class Faults:
 
     # -- daemons -----------------------------------------------------------------------------------
 
-    def kill_slurmd(self, node: str) -> Fault:
+    def kill_slurmd(self, node: str) -> PlantedFault:
         """SIGKILL to the node's slurmd; jobs and their steps go on. Undo: :meth:`start_slurmd`."""
         self._need_node(node, on=True)
         pid = self._daemon(node, "slurmd")
@@ -117,7 +117,7 @@ class Faults:
         os.kill(pid, signal.SIGKILL)
         return fault
 
-    def start_slurmd(self, node: str) -> Fault:
+    def start_slurmd(self, node: str) -> PlantedFault:
         """Start a slurmd that was killed; returns when it listens. Raises :class:`BootFailed`."""
         self._need_node(node, on=True)
         self._need_absent(node, "slurmd")
@@ -125,7 +125,7 @@ class Faults:
         self._start_slurmd(node)
         return fault
 
-    def kill_slurmctld(self) -> Fault:
+    def kill_slurmctld(self) -> PlantedFault:
         """SIGKILL to slurmctld. Undo: :meth:`start_slurmctld`."""
         pid = self._daemon(HEAD, "slurmctld")
         fault = self._record("kill-slurmctld", HEAD)
@@ -134,14 +134,14 @@ class Faults:
         procs.wait_gone([pid], STOP_S)
         return fault
 
-    def start_slurmctld(self) -> Fault:
+    def start_slurmctld(self) -> PlantedFault:
         """Start slurmctld after :meth:`kill_slurmctld`; returns when it listens."""
         self._need_absent(HEAD, "slurmctld")
         fault = self._record("start-slurmctld", HEAD)
         self._start_slurmctld()
         return fault
 
-    def restart_slurmctld(self) -> Fault:
+    def restart_slurmctld(self) -> PlantedFault:
         """Stop slurmctld in order (by force after 10 s) and start it again; returns when it listens."""
         pid = self._daemon(HEAD, "slurmctld")
         fault = self._record("restart-slurmctld", HEAD)
@@ -154,7 +154,7 @@ class Faults:
 
     # -- disks -------------------------------------------------------------------------------------
 
-    def fill_disk(self, node: str, path: str = "/tmp", mb: int | None = None) -> Fault:
+    def fill_disk(self, node: str, path: str = "/tmp", mb: int | None = None) -> PlantedFault:
         """Fill the node's own /tmp or /dev/shm: ``mb`` MiB, or all that is left. Undo: :meth:`free_disk`."""
         self._need_node(node, on=True)
         if path.rstrip("/") not in FILLABLE:
@@ -172,7 +172,7 @@ class Faults:
             os.close(descriptor)
         return fault
 
-    def free_disk(self, node: str) -> Fault:
+    def free_disk(self, node: str) -> PlantedFault:
         """Remove what :meth:`fill_disk` wrote on the node; fine when there is nothing."""
         self._need_node(node, on=True)
         fault = self._record("free-disk", node)
@@ -185,8 +185,8 @@ class Faults:
 
     # -- inner -------------------------------------------------------------------------------------
 
-    def _record(self, name: str, target: str) -> Fault:
-        fault = Fault(time.time(), name, target)
+    def _record(self, name: str, target: str) -> PlantedFault:
+        fault = PlantedFault(time.time(), name, target)
         with self._view.folder.faults.open("a") as file:
             file.write(fault.to_json() + "\n")
         return fault
@@ -201,12 +201,12 @@ class Faults:
         if is_on != on:
             raise FaultRefused(f"{node} is {'on already' if is_on else 'off; boot it first'}")
 
-    def _processes(self) -> list[procs.Process]:
+    def _processes(self) -> list[procs.SandboxProcess]:
         nodes = [name for name, state in self._view.control.nodes().items() if state.on]
         found = (procs.read_process(pid) for node in nodes for pid in self._view.host_pids(node))
         return [process for process in found if process is not None]
 
-    def _signal_rank(self, name: str, job_id: int, rank: int, number: signal.Signals) -> Fault:
+    def _signal_rank(self, name: str, job_id: int, rank: int, number: signal.Signals) -> PlantedFault:
         pid = self.rank_pid(job_id, rank)
         fault = self._record(name, f"job {job_id} rank {rank}")
         try:

@@ -67,7 +67,7 @@ ALL = "*"
 DRIVER = "system"
 
 
-class Gpus:
+class StandInGpus:
     """Stand-in GPUs: ``set(3, lost=True)``, ``xid(3, 79)``, ``driver(hang=True)``. See ``nvml.c``.
 
     Changes are seen by running processes too. ``path`` is the state file, ``node`` goes into the UUIDs.

@@ -24,7 +24,7 @@ from slurm_robust.sandbox import linux
 from slurm_robust.sandbox.config import SandboxConfig
 from slurm_robust.sandbox.control import SOCKET
 from slurm_robust.sandbox.folder import StateFolder
-from slurm_robust.sandbox.mounts import Wanted, closed_to_others, plan_mounts, python_paths
+from slurm_robust.sandbox.mounts import ReachablePath, closed_to_others, plan_mounts, python_paths
 from slurm_robust.sandbox.node import run_node
 from slurm_robust.util.wakeup import WakeUp
 
@@ -34,7 +34,7 @@ NODE_BOOT_S = 15.0
 KILL_S = 5.0
 
 
-class Node:
+class _InitNode:
     """A node that is on, or was."""
 
     def __init__(self, pid: int, link: socket.socket) -> None:
@@ -67,11 +67,11 @@ class Rack:
 
     def __init__(self, config: SandboxConfig, state: Path) -> None:
         self._config = config
-        self._nodes: dict[str, Node] = {}
-        wanted = [Wanted(path) for path in python_paths()]
-        wanted += [Wanted(path, read_only=False) for path in config.binds]
+        self._nodes: dict[str, _InitNode] = {}
+        wanted = [ReachablePath(path) for path in python_paths()]
+        wanted += [ReachablePath(path, read_only=False) for path in config.binds]
         if config.gpus_per_node:
-            wanted.append(Wanted(str(StateFolder(state.name, state.parent).libraries)))
+            wanted.append(ReachablePath(str(StateFolder(state.name, state.parent).libraries)))
         # Planned before anything is mounted: it depends on the modes of the machine's own folders.
         self._mounts = {
             name: plan_mounts(config, state=str(state), node=name, wanted=wanted, closed=closed_to_others)
@@ -91,7 +91,7 @@ class Rack:
             ours.close()
             self._become(name, theirs)
         theirs.close()
-        node = Node(pid, ours)
+        node = _InitNode(pid, ours)
         self._nodes[name] = node
         try:
             node.receive(NODE_BOOT_S)
@@ -154,7 +154,7 @@ class Rack:
                 node.pid, node.connected = 0, False
                 node.link.close()
 
-    def _on(self, name: str) -> Node:
+    def _on(self, name: str) -> _InitNode:
         if name not in self._mounts:
             raise ValueError(f"no node {name!r}; there are: {', '.join(self._config.all_names)}")
         node = self._nodes.get(name)

@@ -69,7 +69,7 @@ def set_comm(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Mount:
+class MountSpec:
     """One mount to be made."""
 
     target: str
@@ -96,7 +96,7 @@ def fork_into_pid_namespace() -> int:
         os.close(own)
 
 
-def apply_mounts(mounts: tuple[Mount, ...]) -> None:
+def apply_mounts(mounts: tuple[MountSpec, ...]) -> None:
     """Make all mounts in their order. Sources are what they were before the first one.
 
     Must run in a mount namespace of its own with private propagation. Raises ``OSError``.
@@ -114,7 +114,7 @@ def apply_mounts(mounts: tuple[Mount, ...]) -> None:
                 os.close(fd)
 
 
-def _apply(item: Mount, fd: int) -> None:
+def _apply(item: MountSpec, fd: int) -> None:
     if fd < 0:
         mount("tmpfs", item.target, "tmpfs", MS_NOSUID | MS_NODEV, item.options)
         return

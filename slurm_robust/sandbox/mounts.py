@@ -18,11 +18,11 @@ from slurm_robust.kernel.mountinfo import is_below
 from slurm_robust.sandbox.config import HEAD, INSIDE, SandboxConfig
 from slurm_robust.sandbox.errors import InvalidSandbox
 from slurm_robust.sandbox.gpus import STATE_FOLDER
-from slurm_robust.sandbox.linux import Mount
+from slurm_robust.sandbox.linux import MountSpec
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReachablePath:
     """A path of the machine that ordinary users must reach at the same place."""
 
     path: str
@@ -34,9 +34,9 @@ def plan_mounts(
     *,
     state: str,
     node: str,
-    wanted: Iterable[Wanted],
+    wanted: Iterable[ReachablePath],
     closed: Callable[[str], bool],
-) -> tuple[Mount, ...]:
+) -> tuple[MountSpec, ...]:
     """The node's mounts in their order.
 
     ``closed`` says whether others may not search a folder. Raises :class:`InvalidSandbox` for a wanted
@@ -62,26 +62,26 @@ def plan_mounts(
             if blocked is None:
                 continue  # Everybody reaches it as it is.
             covers[blocked] = "mode=755"
-        binds.append(Mount(item.path, item.path, read_only=item.read_only))
-    tmpfs = [Mount(path, options=options) for path, options in sorted(covers.items())]
+        binds.append(MountSpec(item.path, item.path, read_only=item.read_only))
+    tmpfs = [MountSpec(path, options=options) for path, options in sorted(covers.items())]
     return (*tmpfs, *binds)
 
 
-def _own_binds(config: SandboxConfig, state: str, node: str) -> Iterable[Mount]:
-    yield Mount(INSIDE, state)
-    yield Mount("/run/munge", f"{state}/munge")
+def _own_binds(config: SandboxConfig, state: str, node: str) -> Iterable[MountSpec]:
+    yield MountSpec(INSIDE, state)
+    yield MountSpec("/run/munge", f"{state}/munge")
     if node != HEAD:
-        yield Mount("/run/slurmd", f"{state}/spool/{node}")
+        yield MountSpec("/run/slurmd", f"{state}/spool/{node}")
     for user in config.users:
-        yield Mount(f"/home/{user}", f"{state}/home/{user}")
+        yield MountSpec(f"/home/{user}", f"{state}/home/{user}")
     # The folder, not files in it: a file that is bound is gone when the machine renames another over it.
-    yield Mount("/etc", f"{state}/node-etc", read_only=True)
+    yield MountSpec("/etc", f"{state}/node-etc", read_only=True)
     # So that what runs without SLURM_CONF (a HealthCheckProgram, a user's cron job) finds it as well.
-    yield Mount("/etc/slurm", f"{state}/etc")
+    yield MountSpec("/etc/slurm", f"{state}/etc")
     if config.gpus_per_node and node != HEAD:
-        yield Mount(STATE_FOLDER, f"{state}/gpus/{node}")
+        yield MountSpec(STATE_FOLDER, f"{state}/gpus/{node}")
         # Programs find the stand-in library by the loader's own means, also in an empty environment.
-        yield Mount("/etc/ld.so.cache", f"{state}/etc/ld.so.cache", read_only=True)
+        yield MountSpec("/etc/ld.so.cache", f"{state}/etc/ld.so.cache", read_only=True)
 
 
 def python_paths() -> tuple[str, ...]:

@@ -33,7 +33,7 @@ _DEFAULT_SIGNALS = (
 
 
 def run_node(
-    config: SandboxConfig, node: str, mounts: tuple[linux.Mount, ...], orders: socket.socket
+    config: SandboxConfig, node: str, mounts: tuple[linux.MountSpec, ...], orders: socket.socket
 ) -> NoReturn:
     """Become the node. Called in the child of a fork; never returns.
 
@@ -76,7 +76,7 @@ def _network(config: SandboxConfig, node: str) -> None:
     )
 
 
-def _files(config: SandboxConfig, mounts: tuple[linux.Mount, ...]) -> None:
+def _files(config: SandboxConfig, mounts: tuple[linux.MountSpec, ...]) -> None:
     linux.mount("proc", "/proc", "proc")
     linux.apply_mounts(mounts)
     # A sysfs made in this network namespace shows this node's links. slurmd asks for something mounted on

@@ -20,7 +20,7 @@ _DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 @dataclass(frozen=True)
-class Process:
+class SandboxProcess:
     """One process. Its and its parent's pid count in this machine's PID namespace."""
 
     pid: int
@@ -33,14 +33,14 @@ class Process:
     environ: dict[str, str] = field(default_factory=dict)
 
 
-def read_process(pid: int) -> Process | None:
+def read_process(pid: int) -> SandboxProcess | None:
     """The process, or None when it is gone (a zombie is shown, without command line and environment)."""
     try:
         found = psutil.Process(pid).as_dict(["ppid", "name", "status", "cmdline", "environ"])
         nspids = _nspids(pid)
     except (psutil.NoSuchProcess, OSError):
         return None
-    return Process(
+    return SandboxProcess(
         pid=pid,
         parent=found["ppid"],
         comm=found["name"],
@@ -75,12 +75,12 @@ def members(init_pid: int) -> tuple[int, ...]:
     return tuple(pid for pid in psutil.pids() if pid_namespace(pid) == namespace)
 
 
-def find_child(parent: int, fits: Callable[[Process], bool]) -> Process | None:
+def find_child(parent: int, fits: Callable[[SandboxProcess], bool]) -> SandboxProcess | None:
     """The first live child of ``parent`` that fits; None when there is none."""
     return next((child for child in children(parent) if child.is_live and fits(child)), None)
 
 
-def children(parent: int) -> tuple[Process, ...]:
+def children(parent: int) -> tuple[SandboxProcess, ...]:
     """All children, zombies too."""
     # psutil would read all processes of the machine. The kernel lists the children of each thread apart.
     pids: list[str] = []
@@ -167,7 +167,7 @@ def listens(pid: int, port: int) -> bool:
     return False
 
 
-def find_rank(processes: Iterable[Process], job_id: int, rank: int) -> Process | None:
+def find_rank(processes: Iterable[SandboxProcess], job_id: int, rank: int) -> SandboxProcess | None:
     """The worker of one rank: of all processes that carry its mark, the one whose parent does not.
 
     The mark is ``RANK`` in the environment, or the name ``srobust-rank<R>`` that forked workers give
@@ -186,7 +186,7 @@ def find_rank(processes: Iterable[Process], job_id: int, rank: int) -> Process |
     return min(roots, key=lambda process: process.pid) if roots else None
 
 
-def ranks_of(processes: Iterable[Process], job_id: int) -> tuple[int, ...]:
+def ranks_of(processes: Iterable[SandboxProcess], job_id: int) -> tuple[int, ...]:
     """All ranks of the job that have a process, for the message when one is not found."""
     found = set()
     for process in processes:
@@ -199,6 +199,6 @@ def ranks_of(processes: Iterable[Process], job_id: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _names_other_rank(process: Process, rank: int) -> bool:
+def _names_other_rank(process: SandboxProcess, rank: int) -> bool:
     named = re.fullmatch(r"srobust-rank(\d+)", process.comm)
     return bool(named) and process.comm != f"srobust-rank{rank}"[:15]

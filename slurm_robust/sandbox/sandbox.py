@@ -15,11 +15,11 @@ from slurm_robust.sandbox.config import SandboxConfig
 from slurm_robust.sandbox.errors import BootFailed, NotThere, NotUp, RequirementMissing, SandboxError
 from slurm_robust.sandbox.faults import Faults
 from slurm_robust.sandbox.folder import MADE, StateFolder, state_root
-from slurm_robust.sandbox.gpus import STATE_FILE, Gpus
+from slurm_robust.sandbox.gpus import STATE_FILE, StandInGpus
 from slurm_robust.sandbox.procs import wait_until
 from slurm_robust.sandbox.services import SYSTEM_PATH
 from slurm_robust.sandbox.teardown import take_down, undisturbed
-from slurm_robust.sandbox.view import View
+from slurm_robust.sandbox.view import SandboxView
 
 IDLE_S = 60.0
 _IDLE = ("idle", "reserved")
@@ -42,7 +42,7 @@ _ACCOUNTING = {
 }
 
 
-class Sandbox(View):
+class Sandbox(SandboxView):
     """A sandbox that is up. Use :meth:`up` (as a context manager, it ends with the block) or :meth:`attach`.
 
     Everything runs as root of this machine inside namespaces of its own; see the package's docstring.
@@ -112,12 +112,12 @@ class Sandbox(View):
     ) -> None:
         self.down()
 
-    def gpus(self, node: str) -> Gpus:
+    def gpus(self, node: str) -> StandInGpus:
         """The stand-in GPUs of a compute node. Raises :class:`SandboxError` for a node without any."""
         self.check_node(node)
         if not self.config.gpus_per_node:
             raise SandboxError(f"{self.name} has no GPUs", fix="up with --gpus-per-node 8")
-        return Gpus(self.folder.gpus(node) / STATE_FILE, node, self.config.gpus_per_node)
+        return StandInGpus(self.folder.gpus(node) / STATE_FILE, node, self.config.gpus_per_node)
 
     def home(self, user: str) -> Path:
         """The user's home folder on this machine; inside it is /home/<user>."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_robust.sandbox import cgroups, procs
 from slurm_robust.sandbox.config import SandboxConfig
-from slurm_robust.sandbox.errors import NotOurs, SandboxError
+from slurm_robust.sandbox.errors import NotASandbox, SandboxError
 from slurm_robust.sandbox.folder import DEFAULT_ROOT, MADE, StateFolder
 from slurm_robust.sandbox.procs import wait_until
 
@@ -24,7 +24,7 @@ _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def take_down(name: str) -> None:
     """Kill every process of a sandbox, whole or half started, and remove its folder.
 
-    Fine when there is none. Raises :class:`NotOurs` for a folder that ``up`` did not make, and
+    Fine when there is none. Raises :class:`NotASandbox` for a folder that ``up`` did not make, and
     :class:`SandboxError` when something of it does not die within 15 s.
     """
     folder = StateFolder(name)
@@ -73,7 +73,7 @@ def _remove(path: Path) -> None:
         try:
             path.rmdir()  # An `up` may have died in its first moment.
         except OSError:
-            raise NotOurs(
+            raise NotASandbox(
                 f"{path} was not made by a sandbox, so it is not removed",
                 fix="take another --name, or another folder for sandboxes in SROBUST_SANDBOX_DIR",
             ) from None

@@ -20,7 +20,7 @@ from slurm_robust.sandbox.services import SLURM_CONF, user_path
 EXEC_TIMEOUT_S = 60.0
 
 
-class View:
+class SandboxView:
     """Finds and enters the nodes of one sandbox. Holds no resource; nothing in it ends the sandbox."""
 
     def __init__(self, folder: StateFolder, config: SandboxConfig) -> None:

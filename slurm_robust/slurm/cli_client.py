@@ -29,9 +29,9 @@ from slurm_robust.slurm.errors import (
 )
 from slurm_robust.slurm.need import Size
 from slurm_robust.slurm.process import (
+    CommandRunner,
     CommandTimeout,
     CompletedCommand,
-    Run,
     run_command,
     spawn_detached,
 )
@@ -39,12 +39,12 @@ from slurm_robust.slurm.records import (
     KNOWN_STATES,
     AccountingRow,
     Allocation,
-    Job,
-    Node,
     NodeEvent,
     Reservation,
+    SlurmJob,
+    SlurmNode,
+    SlurmStep,
     SlurmVersion,
-    Step,
     Submission,
     Switch,
     Terms,
@@ -73,7 +73,7 @@ class CliSlurmClient:
         *,
         prefix: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
-        run: Run = run_command,
+        run: CommandRunner = run_command,
     ) -> None:
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be greater than 0, got {timeout_s}")
@@ -99,7 +99,7 @@ class CliSlurmClient:
         """See the protocol."""
         return self._asked(commands.now(), text.parse_now)
 
-    def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+    def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
         """See the protocol."""
         if names is not None and not names:
             return ()
@@ -119,13 +119,13 @@ class CliSlurmClient:
                 raise InvalidNode(f"node {name} not found")
         return tuple(by_name[name] for name in names)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> SlurmNode:
         """See the protocol."""
         found = self._asked(commands.show_node_state(name), text.parse_node_state)
         # sinfo shows only nodes of partitions, and says nothing of a name that it does not know.
         return found or self.nodes([name])[0]
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> SlurmJob:
         """See the protocol."""
         return self._read(
             lambda parser: commands.show_job(job_id, parser=parser),
@@ -142,7 +142,7 @@ class CliSlurmClient:
             script=self._output_or_nothing(commands.batch_script(job_id)),
         )
 
-    def jobs(self, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, user: str | None = None) -> tuple[SlurmJob, ...]:
         """See the protocol."""
         found = self._read(
             lambda parser: commands.show_jobs(user, parser=parser),
@@ -155,7 +155,7 @@ class CliSlurmClient:
             if not jsonforms.ended_for_good(job) and (user is None or job.user_name == user)
         )
 
-    def steps(self, job_id: int) -> tuple[Step, ...]:
+    def steps(self, job_id: int) -> tuple[SlurmStep, ...]:
         """See the protocol."""
         try:
             found = self._read(
@@ -334,7 +334,7 @@ class CliSlurmClient:
         """See the protocol."""
         self._output(commands.delete_reservation(name))
 
-    def _warn_of_unknown_states(self, nodes: Sequence[Node]) -> None:
+    def _warn_of_unknown_states(self, nodes: Sequence[SlurmNode]) -> None:
         unknown = frozenset().union(*(node.states for node in nodes)) - KNOWN_STATES
         with self._lock:
             new, self._warned = unknown - self._warned, self._warned | unknown
@@ -385,7 +385,7 @@ class CliSlurmClient:
         self._first(jsonforms.parse_jobs(document), job_id)
         return jsonforms.parse_allocation(document)
 
-    def _first(self, found: tuple[Job, ...], job_id: int) -> Job:
+    def _first(self, found: tuple[SlurmJob, ...], job_id: int) -> SlurmJob:
         if not found:
             raise JobNotFound(f"job {job_id} not found")
         return next((job for job in found if job.job_id == job_id), found[0])

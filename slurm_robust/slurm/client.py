@@ -11,12 +11,12 @@ from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import (
     AccountingRow,
     Allocation,
-    Job,
-    Node,
     NodeEvent,
     Reservation,
+    SlurmJob,
+    SlurmNode,
+    SlurmStep,
     SlurmVersion,
-    Step,
     Submission,
     Switch,
     Terms,
@@ -65,11 +65,11 @@ class SlurmClient(Protocol):
         """slurmctld's clock: whole seconds since 1970, cut off. It takes no lock for the answer."""
         ...
 
-    def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+    def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
         """The nodes ``names`` in that order, or all. Raises InvalidNode for an unknown name."""
         ...
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> SlurmNode:
         """One node at the least cost for slurmctld: states, reason, CPUs in use, partitions; nothing else.
 
         :meth:`nodes` loads the table of all nodes, whatever names it is given: 6 MiB on 10,000 nodes. Raises
@@ -77,7 +77,7 @@ class SlurmClient(Protocol):
         """
         ...
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> SlurmJob:
         """One job, also for MinJobAge (300 s by default) after its end. Raises JobNotFound."""
         ...
 
@@ -85,11 +85,11 @@ class SlurmClient(Protocol):
         """How the job was submitted. slurmdbd has it some seconds late. Raises JobNotFound."""
         ...
 
-    def jobs(self, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, user: str | None = None) -> tuple[SlurmJob, ...]:
         """Jobs that have not ended (pending, running, completing), of one user or all."""
         ...
 
-    def steps(self, job_id: int) -> tuple[Step, ...]:
+    def steps(self, job_id: int) -> tuple[SlurmStep, ...]:
         """Steps of a job that have not ended; ``()`` when it has none. Raises JobNotFound.
 
         A step whose node died stays listed until Slurm declares the node DOWN, and longer.

@@ -14,11 +14,11 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError
 from slurm_robust.slurm.process import CommandTimeout
-from slurm_robust.slurm.records import Allocation, Job
+from slurm_robust.slurm.records import Allocation, SlurmJob
 from slurm_robust.slurm.requests import StepRequest, SubmitRequest, whole_node_steps
 from slurm_robust.slurm.requeue import Clock, SystemClock
 from slurm_robust.slurm.select import make_client
@@ -44,7 +44,7 @@ def companion_job(
     *,
     run: int,
     run_id: str,
-    source: Source,
+    source: CompanionPool,
     gpus: int,
     time_left_s: float | None,
     output: str,
@@ -88,7 +88,7 @@ def companion_job(
 _SAME = {"account": "SLURM_JOB_ACCOUNT", "qos": "SLURM_JOB_QOS"}
 
 
-def is_companion_of(job: Job, job_id: int, run_id: str) -> bool:
+def is_companion_of(job: SlurmJob, job_id: int, run_id: str) -> bool:
     """Whether ``job`` lends its node to the run ``run_id`` of ``job_id``."""
     return job.name == companion_name(job_id) and job.comment.endswith(f"run {run_id}")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.slurm import text
-from slurm_robust.slurm.process import CommandTimeout, Run, run_command
+from slurm_robust.slurm.process import CommandRunner, CommandTimeout, run_command
 
 _TIMEOUT_S = 30.0
 
@@ -20,7 +20,7 @@ class ConfigurationRefused(SrobustError):
 class LiveConfiguration:
     """``scontrol`` with a limit of 30 s for each command. ``environ`` replaces the environment."""
 
-    def __init__(self, environ: Mapping[str, str], *, run: Run = run_command) -> None:
+    def __init__(self, environ: Mapping[str, str], *, run: CommandRunner = run_command) -> None:
         self._environ = dict(environ)
         self._run = run
 

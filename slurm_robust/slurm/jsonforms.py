@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from slurm_robust.slurm.errors import UnparsableOutput, of_document
-from slurm_robust.slurm.records import TERMINAL_STATES, Allocation, Job, Node, Reservation, Step
+from slurm_robust.slurm.records import (
+    TERMINAL_STATES,
+    Allocation,
+    Reservation,
+    SlurmJob,
+    SlurmNode,
+    SlurmStep,
+)
 from slurm_robust.slurm.values import parse_gres, parse_list, parse_names, parse_states
 
 # What json.loads gives for an object; its values are checked where they are read.
@@ -96,13 +103,13 @@ def _listed(value: object) -> tuple[str, ...]:
 # -- nodes ---------------------------------------------------------------------------------------------
 
 
-def parse_nodes(document: Object) -> tuple[Node, ...]:
+def parse_nodes(document: Object) -> tuple[SlurmNode, ...]:
     """``scontrol show node --json`` (24.11 on) and ``sinfo --json`` of 22.05."""
     return tuple(_node(item) for item in _items(document, "nodes"))
 
 
-def _node(item: Object) -> Node:
-    return Node(
+def _node(item: Object) -> SlurmNode:
+    return SlurmNode(
         name=_string(item.get("name")),
         address=_string(item.get("address")),
         states=_states(item.get("state"), item.get("state_flags")),
@@ -119,14 +126,14 @@ def _node(item: Object) -> Node:
 # -- jobs ----------------------------------------------------------------------------------------------
 
 
-def parse_jobs(document: Object) -> tuple[Job, ...]:
+def parse_jobs(document: Object) -> tuple[SlurmJob, ...]:
     """``squeue --json`` of all releases and ``scontrol show job --json`` (24.11 on)."""
     return tuple(_job(item) for item in _items(document, "jobs"))
 
 
-def _job(item: Object) -> Job:
+def _job(item: Object) -> SlurmJob:
     description = _string(item.get("state_description")).replace(" ", "_")
-    return Job(
+    return SlurmJob(
         job_id=_integer(item.get("job_id")),
         name=_string(item.get("name")),
         user_name=_string(item.get("user_name")),
@@ -166,7 +173,7 @@ def _least_nodes(tres: str) -> int:
     return int(counts[0]) if counts and counts[0].isdecimal() else 0
 
 
-def ended_for_good(job: Job) -> bool:
+def ended_for_good(job: SlurmJob) -> bool:
     """Whether a listing of live jobs leaves ``job`` out (``squeue --json`` of 22.05 lists all)."""
     return job.is_finished and not job.is_completing and bool(job.states & TERMINAL_STATES)
 
@@ -190,15 +197,15 @@ def parse_allocation(document: Object) -> Allocation:
 # -- steps and reservations ----------------------------------------------------------------------------
 
 
-def parse_steps(document: Object) -> tuple[Step, ...]:
+def parse_steps(document: Object) -> tuple[SlurmStep, ...]:
     """``scontrol show step JOB --json`` (24.11 on); ``id`` is ``6.0`` or ``6.batch``."""
     return tuple(_step(item) for item in _items(document, "steps"))
 
 
-def _step(item: Object) -> Step:
+def _step(item: Object) -> SlurmStep:
     identity = item.get("id")
     job, _, step = _string(identity).partition(".")
-    return Step(
+    return SlurmStep(
         job_id=int(job) if job.isdecimal() else 0,
         step_id=step,
         name=_string(item.get("name")),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from slurm_robust.model.record import Record
-from slurm_robust.slurm.records import OF_RESERVATION, Job, Node
+from slurm_robust.slurm.records import OF_RESERVATION, SlurmJob, SlurmNode
 
 # A node in one of these is not there for a job that would start now, its own one included.
 _AWAY = frozenset({"FUTURE", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED"})
@@ -66,7 +66,7 @@ class Places(Record):
     """Those of ``left_out`` that are idle."""
 
 
-def places(job: Job, nodes: Iterable[Node], own: Collection[str] = ()) -> Places:
+def places(job: SlurmJob, nodes: Iterable[SlurmNode], own: Collection[str] = ()) -> Places:
     """The nodes of the job's partitions by what they are to it; ``own``: those that the job gives back."""
     found: dict[str, list[str]] = {name: [] for name in Places.__struct_fields__}
     partitions = set(job.partition.split(","))
@@ -88,11 +88,13 @@ def places(job: Job, nodes: Iterable[Node], own: Collection[str] = ()) -> Places
     return Places(**{name: tuple(names) for name, names in found.items()})
 
 
-def _is_idle(node: Node, job: Job) -> bool:
+def _is_idle(node: SlurmNode, job: SlurmJob) -> bool:
     return node.is_idle and node.usable_despite(OF_RESERVATION if job.reservation else frozenset())
 
 
-def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job, least: int) -> tuple[str, ...]:
+def affordable(
+    exclude: Sequence[str], nodes: Iterable[SlurmNode], job: SlurmJob, least: int
+) -> tuple[str, ...]:
     """As many of ``exclude``, the weakest first, as leave the job ``least`` nodes to start on.
 
     A node counts if it is in a partition of the job, responds, and is neither down nor to leave. Where those
@@ -117,7 +119,7 @@ def affordable(exclude: Sequence[str], nodes: Iterable[Node], job: Job, least: i
     return tuple(node for node in exclude if node not in given_up)
 
 
-def size_of(need: Need, job: Job, available: int) -> Size:
+def size_of(need: Need, job: SlurmJob, available: int) -> Size:
     """The size to ask for, of a job as it was submitted or asked for before.
 
     Slurm takes a number of tasks as a bound for the number of nodes, in both directions: never more nodes
@@ -136,7 +138,7 @@ def size_of(need: Need, job: Job, available: int) -> Size:
     return Size(least=need.least, most=need.most, tasks=tasks, cpus=tasks * job.cpus_per_task)
 
 
-def _tasks_per_node(need: Need, job: Job) -> int:
+def _tasks_per_node(need: Need, job: SlurmJob) -> int:
     """Tasks for each node of a job that names only their number, which may be that for the least nodes."""
     counts = (need.most, need.least) if not job.restart_count else (need.least, need.most)
     exact = (job.num_tasks // count for count in counts if job.num_tasks % count == 0)

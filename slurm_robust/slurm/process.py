@@ -37,7 +37,7 @@ class CommandTimeout(Exception):
         self.timeout_s = timeout_s
 
 
-class Run(Protocol):
+class CommandRunner(Protocol):
     """Runs one command to its end.
 
     Raises :class:`CommandTimeout` when it does not end within ``timeout_s`` seconds, and
@@ -63,7 +63,7 @@ def run_command(
     env: Mapping[str, str] | None = None,
     stdin: str = "",
 ) -> CompletedCommand:
-    """The real :class:`Run`.
+    """The real :class:`CommandRunner`.
 
     The command inherits the signals that this thread blocks, so that a dying controller can finish what it
     asks of Slurm.

@@ -18,7 +18,7 @@ import msgspec
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.errors import BackendUnavailable, CommandFailed, SlurmTimeout, classify
 from slurm_robust.slurm.process import CompletedCommand
-from slurm_robust.slurm.records import Job, Node, SlurmVersion
+from slurm_robust.slurm.records import SlurmJob, SlurmNode, SlurmVersion
 from slurm_robust.slurm.values import parse_version
 from slurm_robust.util.child import LineProcess
 from slurm_robust.util.text import one_line
@@ -131,18 +131,18 @@ class PyslurmClient(CliSlurmClient):
         """End the helper process."""
         self._helper.close()
 
-    def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+    def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
         """See the protocol."""
         try:
             found = self._helper.call("nodes", names=None if names is None else list(names))
         except Unsupported:
             return super().nodes(names)
-        return msgspec.convert(found, tuple[Node, ...])
+        return msgspec.convert(found, tuple[SlurmNode, ...])
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> SlurmJob:
         """See the protocol."""
         try:
-            return msgspec.convert(self._helper.call("job", job_id=job_id), Job)
+            return msgspec.convert(self._helper.call("job", job_id=job_id), SlurmJob)
         except Unsupported:
             return super().job(job_id)
 

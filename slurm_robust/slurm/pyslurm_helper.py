@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_robust.slurm.records import Gres, Job, Node
+from slurm_robust.slurm.records import Gres, SlurmJob, SlurmNode
 from slurm_robust.slurm.values import parse_gres, parse_job_states, parse_states
 from slurm_robust.util.hostlist import expand
 
@@ -26,7 +26,7 @@ from slurm_robust.util.hostlist import expand
 Module = Any
 
 
-def read_nodes(pyslurm: Module, names: list[str] | None) -> list[Node]:
+def read_nodes(pyslurm: Module, names: list[str] | None) -> list[SlurmNode]:
     """All nodes, or those named."""
     loaded = pyslurm.Nodes.load()
     if names is None:
@@ -37,9 +37,9 @@ def read_nodes(pyslurm: Module, names: list[str] | None) -> list[Node]:
     return [to_node(loaded[name]) for name in names]
 
 
-def to_node(node: Any) -> Node:
+def to_node(node: Any) -> SlurmNode:
     """A ``pyslurm.Node``. ``configured_gres`` is ``{"gpu:h100": 8}``."""
-    return Node(
+    return SlurmNode(
         name=node.name,
         address=node.address or "",
         states=parse_states(node.state or "UNKNOWN"),
@@ -57,9 +57,9 @@ def _gres(given: dict[str, int] | None) -> tuple[Gres, ...]:
     return parse_gres(",".join(f"{name}:{count}" for name, count in (given or {}).items()))
 
 
-def to_job(job: Any) -> Job:
+def to_job(job: Any) -> SlurmJob:
     """A ``pyslurm.Job``. Its time limit is in minutes; None is unlimited."""
-    return Job(
+    return SlurmJob(
         job_id=job.id,
         name=job.name or "",
         user_name=job.user_name or "",

@@ -69,7 +69,7 @@ class Gres(Record):
     count: int
 
 
-class Node(Record):
+class SlurmNode(Record):
     """One node as slurmctld sees it."""
 
     name: str
@@ -143,7 +143,7 @@ class Node(Record):
         return sum(g.count for g in self.gres if g.name == "gpu")
 
 
-class Job(Record):
+class SlurmJob(Record):
     """One job as slurmctld sees it."""
 
     job_id: int
@@ -270,7 +270,7 @@ class Submission(Record):
     script: str = ""
 
 
-class Step(Record):
+class SlurmStep(Record):
     """One step that is known to slurmctld."""
 
     job_id: int
@@ -299,7 +299,7 @@ class Allocation(Record):
     """What ``--ntasks-per-node`` of the submission says; 0 where it does not, or that is not known."""
 
     @classmethod
-    def of(cls, job: Job, gpus: Mapping[str, int]) -> Allocation:
+    def of(cls, job: SlurmJob, gpus: Mapping[str, int]) -> Allocation:
         """What ``job`` holds; a node that ``gpus`` leaves out counts as having none."""
         return cls(
             job_id=job.job_id,

@@ -52,13 +52,13 @@ from slurm_robust.model.record import Record
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import JobNotFound, SlurmCommandError
 from slurm_robust.slurm.need import Need
-from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requeue_plan import (
     Do,
-    End,
-    Memory,
-    Order,
-    Stage,
+    RequeueCommand,
+    RequeueEnd,
+    RequeueMemory,
+    RequeueRequest,
     StageOutcome,
     Until,
     Wait,
@@ -71,9 +71,9 @@ from slurm_robust.util.hostlist import fold
 
 __all__ = [
     "Clock",
-    "Order",
-    "Outcome",
-    "Stage",
+    "RequeueCommand",
+    "RequeueOutcome",
+    "RequeueRequest",
     "StageOutcome",
     "Until",
     "carry_out",
@@ -94,7 +94,7 @@ class Clock(Protocol):
         ...
 
 
-class Outcome(Record):
+class RequeueOutcome(Record):
     """How it ended."""
 
     ok: bool
@@ -103,7 +103,7 @@ class Outcome(Record):
     detail: str
     """Why not, or how."""
 
-    job: Job | None = None
+    job: SlurmJob | None = None
     final: bool = True
     """Slurm has said so; else it gave no answer in time, and the same may be asked again."""
 
@@ -138,7 +138,7 @@ def requeue_without(
     timeout_s: float = 20.0,
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
-) -> Outcome:
+) -> RequeueOutcome:
     """Requeue the job so that it comes back without ``exclude`` (which may be empty).
 
     ``ending_run`` is SLURM_RESTART_COUNT of the run that is to end; ``revives``: it may have ended because
@@ -148,7 +148,7 @@ def requeue_without(
     Never raises for what Slurm answers: ``report`` gets every order, the outcome says how it
     ended. ``timeout_s`` bounds the whole.
     """
-    order = Order(
+    order = RequeueRequest(
         job_id=job_id,
         ending_run=ending_run,
         exclude=tuple(exclude),
@@ -171,7 +171,7 @@ def watch_until_running(
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
     max_releases: int = 3,
-) -> Outcome:
+) -> RequeueOutcome:
     """See the job through from its requeue until it runs again (or is ordered to, ``until=STARTED``).
 
     Finishes what :func:`requeue_without` began, and may be started before it: a run that has not ended
@@ -179,7 +179,7 @@ def watch_until_running(
     (``launch_failed_requeued_held``) is released, at most ``max_releases`` times, without the nodes
     which that drained; a hold of the owner or an administrator is left alone.
     """
-    order = Order(
+    order = RequeueRequest(
         job_id=job_id,
         ending_run=ending_run,
         exclude=tuple(exclude),
@@ -193,15 +193,15 @@ def watch_until_running(
 
 def carry_out(
     client: SlurmClient,
-    order: Order,
+    order: RequeueRequest,
     *,
     unavailable: bool = False,
     timeout_s: float,
     clock: Clock | None = None,
     report: Callable[[StageOutcome], None] = lambda outcome: None,
-) -> Outcome:
+) -> RequeueOutcome:
     """Do what ``order`` says; :func:`requeue_without` and :func:`watch_until_running` explain the rest."""
-    clock, memory = clock or SystemClock(), Memory(unavailable=unavailable)
+    clock, memory = clock or SystemClock(), RequeueMemory(unavailable=unavailable)
     poll_s = _POLL_S if order.may_requeue else _WATCH_POLL_S
     looked = -_NODES_EVERY_S  # when the nodes were last asked for
     deadline = clock.monotonic() + timeout_s
@@ -213,7 +213,7 @@ def carry_out(
         try:
             job = client.job(order.job_id)
         except JobNotFound as error:
-            return Outcome(ok=False, detail=error.what)
+            return RequeueOutcome(ok=False, detail=error.what)
         except SlurmCommandError as error:
             last = error.what
             clock.sleep(poll_s)
@@ -229,8 +229,8 @@ def carry_out(
             looked = now
             memory = _look(client, order, job, memory)
         step = decide(order, job, memory)
-        if isinstance(step, End):
-            return Outcome(ok=step.ok, detail=step.why, job=job)
+        if isinstance(step, RequeueEnd):
+            return RequeueOutcome(ok=step.ok, detail=step.why, job=job)
         if isinstance(step, Wait):
             last = step.why
             if job.is_pending and memory.started:
@@ -244,14 +244,18 @@ def carry_out(
         memory = after(memory, step, error_met)
         if error_met is not None:
             last = error_met.what
-        if error_met is not None or step.stage is Stage.START:
+        if error_met is not None or step.stage is RequeueCommand.START:
             clock.sleep(poll_s)
-    return Outcome(ok=False, detail=f"not done within {timeout_s:g} s: {last}", final=False)
+    return RequeueOutcome(ok=False, detail=f"not done within {timeout_s:g} s: {last}", final=False)
 
 
 def _learn(
-    client: SlurmClient, order: Order, job: Job, memory: Memory, drained: frozenset[str] | None
-) -> Memory:
+    client: SlurmClient,
+    order: RequeueRequest,
+    job: SlurmJob,
+    memory: RequeueMemory,
+    drained: frozenset[str] | None,
+) -> RequeueMemory:
     """When Slurm holds the job, find the node whose prolog failed; without an answer, no node."""
     if order.until is not Until.RUNNING or not job.held_by_slurm:
         return memory
@@ -262,7 +266,7 @@ def _learn(
     return msgspec.structs.replace(memory, extra_exclude=bad)
 
 
-def _wants_nodes(order: Order, job: Job, memory: Memory) -> bool:
+def _wants_nodes(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> bool:
     """Whether what the job is to ask for depends on the nodes, and may have to be asked for now."""
     if not (order.exclude or order.need or order.holders or memory.extra_exclude):
         return False
@@ -271,7 +275,7 @@ def _wants_nodes(order: Order, job: Job, memory: Memory) -> bool:
     return job.is_pending and (not memory.started or memory.waits >= memory.nudge_at)
 
 
-def _look(client: SlurmClient, order: Order, job: Job, memory: Memory) -> Memory:
+def _look(client: SlurmClient, order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> RequeueMemory:
     """What to ask for by the nodes as they are; without an answer, as before."""
     try:
         wanted = wanted_of(order, memory.extra_exclude, job, client.nodes())
@@ -288,17 +292,17 @@ def _drained(client: SlurmClient) -> frozenset[str] | None:
         return None
 
 
-def _carry_out(client: SlurmClient, order: Order, action: Do) -> SlurmCommandError | None:
+def _carry_out(client: SlurmClient, order: RequeueRequest, action: Do) -> SlurmCommandError | None:
     try:
-        if action.stage is Stage.REQUEUE:
+        if action.stage is RequeueCommand.REQUEUE:
             client.requeue(order.job_id)
-        elif action.stage is Stage.EXCLUDE:
+        elif action.stage is RequeueCommand.EXCLUDE:
             client.set_excluded_nodes(order.job_id, action.nodes)
         elif action.size is not None:
             client.set_size(order.job_id, action.size)
-        elif action.stage in (Stage.UNPIN, Stage.PIN):
+        elif action.stage in (RequeueCommand.UNPIN, RequeueCommand.PIN):
             client.set_required_nodes(order.job_id, action.nodes)
-        elif action.stage is Stage.RELEASE:
+        elif action.stage is RequeueCommand.RELEASE:
             client.release(order.job_id)
         else:
             client.start_now(order.job_id)

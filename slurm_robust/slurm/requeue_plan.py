@@ -22,7 +22,7 @@ from slurm_robust.slurm.errors import (
     UpdateUnavailable,
 )
 from slurm_robust.slurm.need import Need, Size, affordable, places, size_of
-from slurm_robust.slurm.records import Job, Node
+from slurm_robust.slurm.records import SlurmJob, SlurmNode
 from slurm_robust.util.hostlist import fold
 
 # How long a job is left pending before it is ordered to start, since a too early start kills it (see
@@ -36,7 +36,7 @@ BY_NAME_S = 60.0
 _ATTEMPTS = 5
 
 
-class Stage(str, Enum):
+class RequeueCommand(str, Enum):
     """One order to Slurm."""
 
     REQUEUE = "requeue"
@@ -56,19 +56,27 @@ class Until(str, Enum):
     RUNNING = "running"  # it holds nodes again
 
 
-_STARTS_ANEW = frozenset({Stage.EXCLUDE, Stage.SIZE, Stage.UNPIN, Stage.PIN, Stage.RELEASE})
+_STARTS_ANEW = frozenset(
+    {
+        RequeueCommand.EXCLUDE,
+        RequeueCommand.SIZE,
+        RequeueCommand.UNPIN,
+        RequeueCommand.PIN,
+        RequeueCommand.RELEASE,
+    }
+)
 
 
 class StageOutcome(Record):
     """What became of one order."""
 
-    stage: Stage
+    stage: RequeueCommand
     ok: bool
     detail: str
     """Slurm's own text when it refused."""
 
 
-class Order(Record):
+class RequeueRequest(Record):
     """What is wanted. As JSON it is what a watcher gets."""
 
     job_id: int
@@ -96,10 +104,10 @@ class Order(Record):
 
     revives: bool = False
     """Requeue also a run that Slurm has ended since it lost the batch script
-    (:attr:`~slurm_robust.slurm.records.Job.has_lost_script`)."""
+    (:attr:`~slurm_robust.slurm.records.SlurmJob.has_lost_script`)."""
 
 
-class Wanted(Record):
+class _DesiredJob(Record):
     """What the job is to ask for, by the nodes as they are now."""
 
     exclude: tuple[str, ...]
@@ -107,11 +115,11 @@ class Wanted(Record):
     holders_are_free: bool = False
 
 
-class Memory(Record):
+class RequeueMemory(Record):
     """What this process did so far. All of it may be forgotten without harm."""
 
-    refused: frozenset[Stage] = frozenset()
-    attempts: dict[Stage, int] = {}
+    refused: frozenset[RequeueCommand] = frozenset()
+    attempts: dict[RequeueCommand, int] = {}
     started: bool = False
     pending_for_s: float = 0.0
     waits: int = 0
@@ -128,17 +136,17 @@ class Memory(Record):
     unavailable: bool = False
     """Slurm changes nothing of the job while its run is ending."""
 
-    wanted: Wanted | None = None
+    wanted: _DesiredJob | None = None
     """None as long as Slurm has not shown the nodes."""
 
-    sent: dict[Stage, tuple[str, ...]] = {}
+    sent: dict[RequeueCommand, tuple[str, ...]] = {}
     """What Slurm has taken. It is not sent again: somebody may have changed it since."""
 
 
 class Do(Record):
     """Carry out ``stage``."""
 
-    stage: Stage
+    stage: RequeueCommand
     nodes: tuple[str, ...] = ()
     """The whole new list, for EXCLUDE, UNPIN and PIN."""
 
@@ -157,14 +165,16 @@ class Wait(Record):
     why: str
 
 
-class End(Record):
+class RequeueEnd(Record):
     """Nothing more to do."""
 
     ok: bool
     why: str
 
 
-def wanted_of(order: Order, extra: Sequence[str], job: Job, nodes: Sequence[Node]) -> Wanted:
+def wanted_of(
+    order: RequeueRequest, extra: Sequence[str], job: SlurmJob, nodes: Sequence[SlurmNode]
+) -> _DesiredJob:
     """What to ask for. ``extra``: nodes to leave out beside those of the order.
 
     The nodes that the job holds count as free, since it gives them back.
@@ -174,85 +184,85 @@ def wanted_of(order: Order, extra: Sequence[str], job: Job, nodes: Sequence[Node
     kept = affordable(unwanted, nodes, job, least)
     owners = tuple(node for node in job.excluded_nodes if node not in unwanted)
     left = places(msgspec.structs.replace(job, excluded_nodes=(*owners, *kept)), nodes, own=job.nodes)
-    return Wanted(
+    return _DesiredJob(
         exclude=kept,
         size=size_of(order.need, job, len(left.free)) if order.need is not None else None,
         holders_are_free=bool(order.holders) and set(order.holders) <= set(left.free),
     )
 
 
-def decide(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
+def decide(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | Wait | RequeueEnd:
     """The next step for ``job`` as it is now."""
     has_lost_script = order.revives and job.has_lost_script and job.restart_count <= order.ending_run
     if job.is_running or has_lost_script:
         return _decide_running(order, job, memory)
     if job.is_finished and not job.is_completing:
         # Cancelled by its owner, or ended by itself: reviving it would be against somebody's will.
-        return End(ok=False, why=f"the job has ended ({_states(job)}) and is not requeued")
+        return RequeueEnd(ok=False, why=f"the job has ended ({_states(job)}) and is not requeued")
     if job.restart_count <= order.ending_run:
         if job.is_completing:
             return Wait(why="the run is ending for another reason")
         if not job.is_pending:
             return Wait(why=f"the job is {_states(job)}")  # on its way to another state
-        return End(ok=False, why=f"the job is {_states(job)} in run {job.restart_count} already")
+        return RequeueEnd(ok=False, why=f"the job is {_states(job)} in run {job.restart_count} already")
     if job.is_completing and (memory.unavailable or not order.may_requeue):
         # A watcher has until the begin time, so it leaves slurmctld alone meanwhile.
         if order.until is Until.EXCLUDED:
-            return End(ok=True, why="requeued; Slurm takes no exclusion before this run has ended")
+            return RequeueEnd(ok=True, why="requeued; Slurm takes no exclusion before this run has ended")
         return Wait(why="the last run is still completing")
     pending = _exclude(order, job, memory) or _release(order, job, memory)
     if order.until is Until.EXCLUDED and not isinstance(pending, Do):
         # That somebody holds the job does not undo its requeue.
-        return End(ok=True, why=pending.why if pending is not None else "requeued and excluded")
+        return RequeueEnd(ok=True, why=pending.why if pending is not None else "requeued and excluded")
     return pending or _start(order, job, memory)
 
 
-def _decide_running(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
+def _decide_running(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | Wait | RequeueEnd:
     if job.restart_count > order.ending_run:
-        return End(ok=True, why=f"running again on {fold(job.nodes)}")
+        return RequeueEnd(ok=True, why=f"running again on {fold(job.nodes)}")
     if not order.may_requeue:
         return Wait(why=f"run {job.restart_count} has not ended yet")
-    if Stage.REQUEUE in memory.refused:
-        return End(ok=False, why=f"Slurm does not requeue the job: {memory.refusal}")
-    return Do(stage=Stage.REQUEUE)
+    if RequeueCommand.REQUEUE in memory.refused:
+        return RequeueEnd(ok=False, why=f"Slurm does not requeue the job: {memory.refusal}")
+    return Do(stage=RequeueCommand.REQUEUE)
 
 
-def _exclude(order: Order, job: Job, memory: Memory) -> Do | None:
+def _exclude(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | None:
     unwanted = tuple(dict.fromkeys((*order.exclude, *memory.extra_exclude)))
     kept = memory.wanted.exclude if memory.wanted is not None else unwanted
     owners = [node for node in job.excluded_nodes if node not in unwanted]
-    order_of_stage = Do(stage=Stage.EXCLUDE, nodes=(*owners, *kept))
+    order_of_stage = Do(stage=RequeueCommand.EXCLUDE, nodes=(*owners, *kept))
     if set(order_of_stage.nodes) != set(job.excluded_nodes) and _may(order_of_stage, memory):
         return order_of_stage
     if memory.wanted is not None and memory.wanted.size is not None:
-        resize = Do(stage=Stage.SIZE, size=memory.wanted.size)
+        resize = Do(stage=RequeueCommand.SIZE, size=memory.wanted.size)
         if _may(resize, memory):
             return resize
     given_up = {*kept, *(node for node in order.pins if node not in order.holders)}
     pinned = [node for node in job.required_nodes if node in given_up]
-    if pinned and Stage.UNPIN not in memory.refused:
+    if pinned and RequeueCommand.UNPIN not in memory.refused:
         # A job that requires a node it excludes would wait for ever.
-        return Do(stage=Stage.UNPIN, nodes=tuple(n for n in job.required_nodes if n not in given_up))
+        return Do(stage=RequeueCommand.UNPIN, nodes=tuple(n for n in job.required_nodes if n not in given_up))
     return None
 
 
-def _may(order: Do, memory: Memory) -> bool:
+def _may(order: Do, memory: RequeueMemory) -> bool:
     return order.stage not in memory.refused and memory.sent.get(order.stage) != order.content
 
 
-def _release(order: Order, job: Job, memory: Memory) -> Do | End | None:
+def _release(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | RequeueEnd | None:
     if not job.held:
         return None
     if "requeued_in_held_state" not in job.reason and not job.held_by_slurm:
-        return End(ok=False, why=waiting_advice(job))
-    if Stage.RELEASE in memory.refused:
-        return End(ok=False, why="Slurm does not release the job")
+        return RequeueEnd(ok=False, why=waiting_advice(job))
+    if RequeueCommand.RELEASE in memory.refused:
+        return RequeueEnd(ok=False, why="Slurm does not release the job")
     if memory.releases >= order.max_releases:
-        return End(ok=False, why=f"still held ({job.reason}) after {memory.releases} releases")
-    return Do(stage=Stage.RELEASE)
+        return RequeueEnd(ok=False, why=f"still held ({job.reason}) after {memory.releases} releases")
+    return Do(stage=RequeueCommand.RELEASE)
 
 
-def _start(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
+def _start(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | Wait | RequeueEnd:
     if job.is_completing:
         return Wait(why="the last run is still completing")
     if memory.pending_for_s < SETTLE_S:
@@ -264,48 +274,48 @@ def _start(order: Order, job: Job, memory: Memory) -> Do | Wait | End:
     # slurmctld's answer to the first order may be "Resources" although nodes are free (they were
     # just given back), and it tries again only after 60 s, unless something asks it to.
     nudge = memory.waits >= memory.nudge_at
-    if (due or nudge) and Stage.START not in memory.refused:
-        return Do(stage=Stage.START)
-    is_nudged = memory.nudge_at > Memory().nudge_at
+    if (due or nudge) and RequeueCommand.START not in memory.refused:
+        return Do(stage=RequeueCommand.START)
+    is_nudged = memory.nudge_at > RequeueMemory().nudge_at
     if order.until is Until.STARTED and is_nudged and not _asked_by_name(order, job):
-        return End(ok=True, why=f"pending ({job.reason}), to be started as soon as nodes are free")
+        return RequeueEnd(ok=True, why=f"pending ({job.reason}), to be started as soon as nodes are free")
     return Wait(why=f"pending ({job.reason})")
 
 
-def _ask_by_name(order: Order, job: Job, memory: Memory) -> Do | Wait | None:
+def _ask_by_name(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | Wait | None:
     """The holders are required only once they are free, so a watcher that dies leaves no job that waits."""
-    if not order.holders or Stage.PIN in memory.refused:
+    if not order.holders or RequeueCommand.PIN in memory.refused:
         return None
     if memory.pending_for_s >= BY_NAME_S:
         others = tuple(node for node in job.required_nodes if node not in order.holders)
-        is_over = len(others) == len(job.required_nodes) or Stage.UNPIN in memory.refused
-        return None if is_over else Do(stage=Stage.UNPIN, nodes=others)
+        is_over = len(others) == len(job.required_nodes) or RequeueCommand.UNPIN in memory.refused
+        return None if is_over else Do(stage=RequeueCommand.UNPIN, nodes=others)
     if _asked_by_name(order, job):
         return None
     if memory.wanted is not None and memory.wanted.holders_are_free:
-        return Do(stage=Stage.PIN, nodes=tuple(dict.fromkeys((*job.required_nodes, *order.holders))))
+        return Do(stage=RequeueCommand.PIN, nodes=tuple(dict.fromkeys((*job.required_nodes, *order.holders))))
     return Wait(why=f"{fold(order.holders)} alone have the newest step, and are not free yet")
 
 
-def _asked_by_name(order: Order, job: Job) -> bool:
+def _asked_by_name(order: RequeueRequest, job: SlurmJob) -> bool:
     return bool(order.holders) and set(order.holders) <= set(job.required_nodes)
 
 
-def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory:
+def after(memory: RequeueMemory, action: Do, error: SlurmCommandError | None) -> RequeueMemory:
     """What to remember after ``action`` succeeded or failed with ``error``."""
     stage = action.stage
     if error is None:
         # With another list of nodes, or released, it has to be ordered to start once more.
-        started = stage is Stage.START or (memory.started and stage not in _STARTS_ANEW)
-        releases = memory.releases + (stage is Stage.RELEASE)
+        started = stage is RequeueCommand.START or (memory.started and stage not in _STARTS_ANEW)
+        releases = memory.releases + (stage is RequeueCommand.RELEASE)
         # An order that was due anyway does not count as a nudge.
-        nudged = stage is Stage.START and memory.waits >= memory.nudge_at
+        nudged = stage is RequeueCommand.START and memory.waits >= memory.nudge_at
         return msgspec.structs.replace(
             memory,
             started=started,
             sent={**memory.sent, stage: action.content},
             releases=releases,
-            waits=0 if stage is Stage.START else memory.waits,
+            waits=0 if stage is RequeueCommand.START else memory.waits,
             nudge_at=memory.nudge_at * 2 if nudged else memory.nudge_at,
         )
     if isinstance(error, (ControllerUnreachable, SlurmTimeout, JobNotPending, JobFinished)):
@@ -319,7 +329,7 @@ def after(memory: Memory, action: Do, error: SlurmCommandError | None) -> Memory
     return msgspec.structs.replace(memory, attempts=attempts, refused=refused, refusal=error.what)
 
 
-def newly_drained(before: frozenset[str] | None, nodes: Sequence[Node]) -> tuple[str, ...]:
+def newly_drained(before: frozenset[str] | None, nodes: Sequence[SlurmNode]) -> tuple[str, ...]:
     """Nodes that are drained by a failed prolog now and were not ``before``; none if that is not known."""
     if before is None:
         return ()
@@ -330,7 +340,7 @@ def newly_drained(before: frozenset[str] | None, nodes: Sequence[Node]) -> tuple
     )
 
 
-def waiting_advice(job: Job) -> str:
+def waiting_advice(job: SlurmJob) -> str:
     """Why a job that is held, or that no nodes fit, waits, and who can help how; "" for any other."""
     release = f"scontrol release {job.job_id}"
     if job.reason == "BadConstraints":
@@ -346,5 +356,5 @@ def waiting_advice(job: Job) -> str:
     return f"held ({job.reason}): {release}" if job.held else ""
 
 
-def _states(job: Job) -> str:
+def _states(job: SlurmJob) -> str:
     return "+".join(sorted(job.states))

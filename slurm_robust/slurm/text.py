@@ -18,11 +18,11 @@ from slurm_robust.slurm.errors import UnparsableOutput
 from slurm_robust.slurm.records import (
     AccountingRow,
     Allocation,
-    Job,
-    Node,
     NodeEvent,
     Reservation,
-    Step,
+    SlurmJob,
+    SlurmNode,
+    SlurmStep,
     Switch,
     Terms,
 )
@@ -124,7 +124,7 @@ def parse_now(text: str) -> float:
 # -- nodes ------------------------------------------------------------------------------------------
 
 
-def parse_nodes(text: str) -> tuple[Node, ...]:
+def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
     """Output of ``scontrol show node``. Line breaks of a reason become blanks."""
     text = _REASON.sub(lambda found: f"   Reason={_in_one_line(found[1])}", text)
     return tuple(_node(fields_of(block)) for block in blocks(text, "NodeName"))
@@ -139,12 +139,12 @@ def _in_one_line(reason: str) -> str:
     return " ".join(filter(None, lines)) + (stamp[0] if stamp else "")
 
 
-def _node(fields: dict[str, str]) -> Node:
+def _node(fields: dict[str, str]) -> SlurmNode:
     reason, user, when = fields.get("Reason", ""), "", None
     stamp = re.search(r"^(.*) \[([^@\]]+)@([^\]]+)\]$", reason, re.DOTALL)
     if stamp is not None:
         reason, user, when = stamp[1], stamp[2], parse_time(stamp[3])
-    return Node(
+    return SlurmNode(
         name=fields["NodeName"],
         address=_string(fields, "NodeAddr"),
         states=parse_states(fields.get("State", "UNKNOWN")),
@@ -158,7 +158,7 @@ def _node(fields: dict[str, str]) -> Node:
     )
 
 
-def parse_node_state(text: str) -> Node | None:
+def parse_node_state(text: str) -> SlurmNode | None:
     """Output of :func:`~slurm_robust.slurm.commands.show_node_state`; None if it is empty.
 
     A node of several partitions has a row for each, which otherwise say the same. Line breaks of a reason
@@ -178,7 +178,7 @@ def parse_node_state(text: str) -> Node | None:
     values = rows[0]
     allocated, *_, total = values["CPUsState"].split("/")
     reason = values["Reason"]
-    return Node(
+    return SlurmNode(
         name=values["NodeList"],
         address="",
         states=parse_states(values["StateComplete"]),
@@ -203,7 +203,7 @@ def _columns(line: str) -> dict[str, str]:
 # -- jobs -------------------------------------------------------------------------------------------
 
 
-def parse_job(text: str, job_id: int | None = None) -> Job:
+def parse_job(text: str, job_id: int | None = None) -> SlurmJob:
     """Output of ``scontrol show job ID``. Raises UnparsableOutput.
 
     An array's id stands for all its tasks, one of which has it for its own: that with ``job_id`` is meant.
@@ -212,7 +212,7 @@ def parse_job(text: str, job_id: int | None = None) -> Job:
     fields = fields_of(next(own, None) or _only_block(text, "JobId"))
     if "JobState" not in fields:
         raise UnparsableOutput("no JobState: the job's name holds a line break; change it", stdout=text)
-    return Job(
+    return SlurmJob(
         job_id=_integer(fields, "JobId"),
         name=fields.get("JobName", ""),
         user_name=re.sub(r"\(\d+\)$", "", fields.get("UserId", "")),
@@ -274,18 +274,18 @@ def _only_block(text: str, first: str) -> str:
 # -- steps, reservations, switches, configuration, accounting ------------------------------------------
 
 
-def parse_steps(text: str) -> tuple[Step, ...]:
+def parse_steps(text: str) -> tuple[SlurmStep, ...]:
     """Output of ``scontrol show step JOB``."""
     return tuple(_step(block) for block in blocks(text, "StepId"))
 
 
-def _step(block: str) -> Step:
+def _step(block: str) -> SlurmStep:
     # The name is the user's and stands before Network= in the middle of a line.
     name = re.search(r"(?m) Name=(.*) Network=\S*$", block)
     rest = block if name is None else block[: name.start()] + block[name.end() :]
     fields = fields_of(rest)
     job, _, step = fields["StepId"].partition(".")
-    return Step(
+    return SlurmStep(
         job_id=int("".join(takewhile(str.isdecimal, job)) or 0),
         step_id=step,
         name=name[1] if name else "",

@@ -1,7 +1,7 @@
 """The process that outlives the job's last run and sees it into the next one.
 
 ``python -m slurm_robust.slurm.watcher ORDER --log FILE [--detach]``; ORDER is the JSON of an
-:class:`~slurm_robust.slurm.requeue.Order`.
+:class:`~slurm_robust.slurm.requeue.RequeueRequest`.
 
 Started by a controller before it ends, in one of two ways (:func:`arrange_watcher` chooses):
 
@@ -33,7 +33,7 @@ import msgspec
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.process import CompletedCommand, run_command
 from slurm_robust.slurm.requests import SubmitRequest
-from slurm_robust.slurm.requeue import Order, Outcome, StageOutcome, Until, carry_out
+from slurm_robust.slurm.requeue import RequeueOutcome, RequeueRequest, StageOutcome, Until, carry_out
 from slurm_robust.slurm.select import make_client
 
 
@@ -42,7 +42,7 @@ def survives_the_job(config: Mapping[str, str]) -> bool:
     return config.get("ProctrackType", "") in {"proctrack/linuxproc", "proctrack/pgid"}
 
 
-def watcher_command(order: Order, *, log: Path, timeout_s: float) -> list[str]:
+def watcher_command(order: RequeueRequest, *, log: Path, timeout_s: float) -> list[str]:
     """The command line of a watcher."""
     order = msgspec.structs.replace(order, may_requeue=False)
     return [
@@ -56,7 +56,7 @@ def watcher_command(order: Order, *, log: Path, timeout_s: float) -> list[str]:
 
 
 def watcher_job(
-    order: Order, *, keep_off: Sequence[str] = (), log: Path, partition: str = ""
+    order: RequeueRequest, *, keep_off: Sequence[str] = (), log: Path, partition: str = ""
 ) -> SubmitRequest:
     """A small job that orders the other one to start, on none of the nodes ``keep_off`` and those that are
     left out. Slurm drops it if it cannot run within two minutes, for then the begin time is over anyway.
@@ -76,14 +76,19 @@ def watcher_job(
     )
 
 
-def start_watcher(order: Order, *, log: Path, timeout_s: float = 900.0) -> CompletedCommand:
+def start_watcher(order: RequeueRequest, *, log: Path, timeout_s: float = 900.0) -> CompletedCommand:
     """Start a watcher and return when it has left this process's tree (about 0.2 s)."""
     order = msgspec.structs.replace(order, until=Until.RUNNING)
     return run_command([*watcher_command(order, log=log, timeout_s=timeout_s), "--detach"], timeout_s=30.0)
 
 
 def arrange_watcher(
-    client: SlurmClient, order: Order, *, keep_off: Sequence[str] = (), log: Path, partition: str = ""
+    client: SlurmClient,
+    order: RequeueRequest,
+    *,
+    keep_off: Sequence[str] = (),
+    log: Path,
+    partition: str = "",
 ) -> str:
     """Start the watcher that works on this site and say which one.
 
@@ -103,7 +108,7 @@ def arrange_watcher(
 def main(argv: Sequence[str] | None = None) -> int:
     """Watch; 0 when the job runs again."""
     parser = argparse.ArgumentParser(prog="slurm_robust.slurm.watcher", description=__doc__.splitlines()[0])
-    parser.add_argument("order", type=msgspec.json.Decoder(Order).decode)
+    parser.add_argument("order", type=msgspec.json.Decoder(RequeueRequest).decode)
     parser.add_argument("--log", type=lambda text: Path(text).absolute(), required=True)
     parser.add_argument("--timeout", type=float, default=900.0)
     parser.add_argument("--detach", action="store_true")
@@ -133,7 +138,7 @@ def _detach() -> bool:
     return True
 
 
-def _write(log: Path, record: StageOutcome | Outcome) -> None:
+def _write(log: Path, record: StageOutcome | RequeueOutcome) -> None:
     line = msgspec.json.encode({"t": time.time(), **msgspec.to_builtins(record)})
     with log.open("ab") as sink:
         sink.write(line + b"\n")

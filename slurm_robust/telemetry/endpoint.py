@@ -55,7 +55,7 @@ _REASONS = {
 }
 
 
-class Answer(Record):
+class _Response(Record):
     """What a request gets."""
 
     status: int
@@ -233,7 +233,7 @@ class Endpoint:
             self._asking.pop(writer, None)
             writer.transport.abort()
 
-    async def _send(self, found: Request | Answer, writer: asyncio.StreamWriter) -> None:
+    async def _send(self, found: Request | _Response, writer: asyncio.StreamWriter) -> None:
         self._answered += 1
         try:
             answer = await self._answer(found) if isinstance(found, Request) else found
@@ -244,31 +244,31 @@ class Endpoint:
         finally:
             self._answered -= 1
 
-    async def _read(self, reader: asyncio.StreamReader) -> Request | Answer | None:
+    async def _read(self, reader: asyncio.StreamReader) -> Request | _Response | None:
         """The request, else what its sender gets; None where it did not come."""
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._request_s)
         except asyncio.LimitOverrunError:
-            return Answer(status=431)
+            return _Response(status=431)
         except (asyncio.IncompleteReadError, asyncio.TimeoutError):
             return None
-        return parse(head[:-4]) or Answer(status=400)
+        return parse(head[:-4]) or _Response(status=400)
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: Request) -> _Response:
         if request.path not in ("/metrics", "/healthz"):
-            return Answer(status=404)
+            return _Response(status=404)
         if request.method != "GET":
-            return Answer(status=405, headers=("Allow: GET",))
+            return _Response(status=405, headers=("Allow: GET",))
         if request.path == "/healthz":
-            return Answer(status=200, body=b"ok\n")
+            return _Response(status=200, body=b"ok\n")
         if not is_allowed(request, self._secret):
-            return Answer(status=401, headers=("WWW-Authenticate: Bearer",))
+            return _Response(status=401, headers=("WWW-Authenticate: Bearer",))
         made = await self._current()
         if made is None:
-            return Answer(status=503, headers=("Retry-After: 1",))
+            return _Response(status=503, headers=("Retry-After: 1",))
         _, page, compressed = made
         packs = "gzip" in request.headers.get("accept-encoding", "")
-        return Answer(
+        return _Response(
             status=200,
             body=compressed if packs else page,
             headers=(f"Content-Type: {CONTENT_TYPE}", *(("Content-Encoding: gzip",) if packs else ())),

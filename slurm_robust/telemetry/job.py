@@ -10,7 +10,7 @@ from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.totals import JobTotals
 from slurm_robust.telemetry.metric import Family, Metric, Rendered, Sample, render, rendered
-from slurm_robust.telemetry.table import Job
+from slurm_robust.telemetry.table import JobMetric
 from slurm_robust.version import __version__
 
 MAX_NODES = 20_000
@@ -49,54 +49,54 @@ def _one(metric: Metric, value: float | None) -> Family:
 
 def _of_the_job(moment: JobMoment) -> Iterator[Family]:
     about = (moment.run_id, moment.mode, moment.host, __version__)
-    yield Job.INFO, ((about, 1),)
-    yield Job.STAGE, (((moment.stage,), 1),)
-    yield _one(Job.HELD, moment.held)
-    yield _one(Job.RUN, moment.run)
-    yield _one(Job.EPOCH, moment.epoch)
-    yield _one(Job.GENERATION, moment.generation)
-    yield _one(Job.WORLD, moment.world)
+    yield JobMetric.INFO, ((about, 1),)
+    yield JobMetric.STAGE, (((moment.stage,), 1),)
+    yield _one(JobMetric.HELD, moment.held)
+    yield _one(JobMetric.RUN, moment.run)
+    yield _one(JobMetric.EPOCH, moment.epoch)
+    yield _one(JobMetric.GENERATION, moment.generation)
+    yield _one(JobMetric.WORLD, moment.world)
     states = Counter(node.state for node in moment.nodes)
-    yield Job.NODES, [((state.value,), states[state]) for state in NodeState]
+    yield JobMetric.NODES, [((state.value,), states[state]) for state in NodeState]
     stages = Counter(_stage(node) for node in moment.nodes if node.state is NodeState.STANDBY)
-    yield Job.STANDBYS, [((stage,), stages[stage]) for stage in _STAGES]
+    yield JobMetric.STANDBYS, [((stage,), stages[stage]) for stage in _STAGES]
     lending = sum(bool(companion.node) for companion in moment.companions)
-    yield Job.COMPANIONS, ((("lending",), lending), (("waiting",), len(moment.companions) - lending))
-    yield _one(Job.TIME_LEFT, moment.left_s)
-    yield _one(Job.TURN, moment.turn_s)
-    yield _one(Job.JOURNAL_BEHIND, moment.behind)
-    yield _one(Job.MOMENT_TIME, moment.t)
+    yield JobMetric.COMPANIONS, ((("lending",), lending), (("waiting",), len(moment.companions) - lending))
+    yield _one(JobMetric.TIME_LEFT, moment.left_s)
+    yield _one(JobMetric.TURN, moment.turn_s)
+    yield _one(JobMetric.JOURNAL_BEHIND, moment.behind)
+    yield _one(JobMetric.MOMENT_TIME, moment.t)
 
 
 def _of_the_training(moment: JobMoment) -> Iterator[Family]:
-    yield _one(Job.STEP, moment.step)
-    yield _one(Job.BEST_STEP, moment.best_step if moment.reports else None)
-    yield _one(Job.STEP_AGE, moment.step_age_s)
-    yield _one(Job.STEP_TIME, moment.step_s)
-    yield _one(Job.USUAL_STEP_TIME, moment.usual_step_s)
-    yield _one(Job.LOSS, moment.loss)
-    yield _one(Job.GRAD_NORM, moment.grad_norm)
-    yield _one(Job.NON_FINITE, moment.non_finite)
-    yield _one(Job.ETTR, moment.ettr)
-    yield _one(Job.ETTR_HOUR, moment.ettr_hour)
+    yield _one(JobMetric.STEP, moment.step)
+    yield _one(JobMetric.BEST_STEP, moment.best_step if moment.reports else None)
+    yield _one(JobMetric.STEP_AGE, moment.step_age_s)
+    yield _one(JobMetric.STEP_TIME, moment.step_s)
+    yield _one(JobMetric.USUAL_STEP_TIME, moment.usual_step_s)
+    yield _one(JobMetric.LOSS, moment.loss)
+    yield _one(JobMetric.GRAD_NORM, moment.grad_norm)
+    yield _one(JobMetric.NON_FINITE, moment.non_finite)
+    yield _one(JobMetric.ETTR, moment.ettr)
+    yield _one(JobMetric.ETTR_HOUR, moment.ettr_hour)
 
 
 def _of_incidents(moment: JobMoment) -> Iterator[Family]:
-    yield _one(Job.INCIDENT_OPEN, moment.incident is not None)
-    yield _one(Job.INCIDENT_AGE, moment.incident.age_s if moment.incident is not None else None)
+    yield _one(JobMetric.INCIDENT_OPEN, moment.incident is not None)
+    yield _one(JobMetric.INCIDENT_AGE, moment.incident.age_s if moment.incident is not None else None)
 
 
 def _of_the_past(totals: JobTotals) -> Iterator[Family]:
-    yield Job.TIME, _by_name(totals.classes)
-    yield Job.INCIDENTS, _by_name(totals.incidents)
-    yield Job.ACTIONS, _by_name(totals.actions)
-    yield _one(Job.LAUNCHES, totals.launches)
-    yield _one(Job.EVICTIONS, totals.evictions)
-    yield _one(Job.REQUEUES, totals.requeues)
-    yield _one(Job.TAKEOVERS, totals.takeovers)
-    yield Job.INCIDENT_START, [((str(one.number), one.symptom), one.begun) for one in totals.marks]
+    yield JobMetric.TIME, _by_name(totals.classes)
+    yield JobMetric.INCIDENTS, _by_name(totals.incidents)
+    yield JobMetric.ACTIONS, _by_name(totals.actions)
+    yield _one(JobMetric.LAUNCHES, totals.launches)
+    yield _one(JobMetric.EVICTIONS, totals.evictions)
+    yield _one(JobMetric.REQUEUES, totals.requeues)
+    yield _one(JobMetric.TAKEOVERS, totals.takeovers)
+    yield JobMetric.INCIDENT_START, [((str(one.number), one.symptom), one.begun) for one in totals.marks]
     yield (
-        Job.INCIDENT_END,
+        JobMetric.INCIDENT_END,
         [((str(one.number), one.blame), one.ended) for one in totals.marks if one.ended is not None],
     )
 
@@ -106,9 +106,9 @@ def _by_name(values: dict[str, float] | dict[str, int]) -> list[Sample]:
 
 
 def _of_checkpoints(moment: JobMoment) -> Iterator[Family]:
-    yield Job.CHECKPOINT_STEP, [((tier.tier.value,), tier.step) for tier in moment.tiers]
+    yield JobMetric.CHECKPOINT_STEP, [((tier.tier.value,), tier.step) for tier in moment.tiers]
     yield (
-        Job.CHECKPOINT_AGE,
+        JobMetric.CHECKPOINT_AGE,
         [((tier.tier.value,), tier.age_s) for tier in moment.tiers if tier.age_s is not None],
     )
 
@@ -117,16 +117,16 @@ def _of_checkpoints(moment: JobMoment) -> Iterator[Family]:
 def _states(job_id: str, node: str, state: NodeState) -> str:
     """The lines of a node's state: most of a large page, and mostly as they were a moment ago."""
     samples = [((node, name), one is state) for one, name in _STATES]
-    return rendered(Job.NODE_STATE, samples, _constant(job_id))
+    return rendered(JobMetric.NODE_STATE, samples, _constant(job_id))
 
 
 def _of_nodes(nodes: Sequence[NodeMoment], job_id: str) -> Iterator[Family]:
-    yield Job.NODE_HEARTBEAT, [((one.node,), one.heard_s) for one in nodes if one.heard_s is not None]
-    yield Job.NODE_STEP, [((one.node,), one.step) for one in nodes if one.slot >= 0]
+    yield JobMetric.NODE_HEARTBEAT, [((one.node,), one.heard_s) for one in nodes if one.heard_s is not None]
+    yield JobMetric.NODE_STEP, [((one.node,), one.step) for one in nodes if one.slot >= 0]
     states = "".join([_states(job_id, one.node, one.state) for one in nodes])
-    yield Job.NODE_STATE, Rendered(text=states)
-    yield Job.NODE_ALERTS, [((one.node,), len(one.alerts)) for one in nodes if one.alerts]
-    yield Job.NODE_FAILED, [((one.node,), one.failed) for one in nodes if one.failed]
+    yield JobMetric.NODE_STATE, Rendered(text=states)
+    yield JobMetric.NODE_ALERTS, [((one.node,), len(one.alerts)) for one in nodes if one.alerts]
+    yield JobMetric.NODE_FAILED, [((one.node,), one.failed) for one in nodes if one.failed]
 
 
 def _bounded(nodes: Sequence[NodeMoment]) -> Sequence[NodeMoment]:

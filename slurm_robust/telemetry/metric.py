@@ -23,7 +23,7 @@ MAX_LABEL = 200
 """Characters of a label's value that are kept."""
 
 
-class Kind(str, Enum):
+class MetricType(str, Enum):
     """What Prometheus calls the type of a metric."""
 
     GAUGE = "gauge"
@@ -36,7 +36,7 @@ class Metric(Record):
     name: str
     help: str
     """One line; the reference page shows it."""
-    kind: Kind = Kind.GAUGE
+    kind: MetricType = MetricType.GAUGE
     labels: tuple[str, ...] = ()
 
     @property

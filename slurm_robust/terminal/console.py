@@ -157,7 +157,7 @@ LATE_S = 2.0
 BYTES = "bytes"
 
 
-class Rate(ProgressColumn):
+class _RateColumn(ProgressColumn):
     """``12.3 parts/s``."""
 
     def __init__(self, unit: str) -> None:
@@ -185,7 +185,7 @@ class Bar:
         elif unit == BYTES:
             columns += [BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
         else:
-            columns += [BarColumn(), MofNCompleteColumn(), Rate(unit), TimeRemainingColumn()]
+            columns += [BarColumn(), MofNCompleteColumn(), _RateColumn(unit), TimeRemainingColumn()]
         self._is_shown = not quiet and console.is_terminal
         self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
         self._task = self._progress.add_task(one_line(what), total=total)

@@ -15,11 +15,11 @@ from slurm_robust.slurm.records import (
     OF_RESERVATION,
     AccountingRow,
     Gres,
-    Job,
-    Node,
     NodeEvent,
     Reservation,
-    Step,
+    SlurmJob,
+    SlurmNode,
+    SlurmStep,
     Switch,
     Terms,
 )
@@ -47,7 +47,7 @@ def silent(request: SubmitRequest, _: tuple[str, ...]) -> CompletedCommand:
 class FakeStep:
     """The ``srun`` of a step; it runs until it is killed, ended or cancelled."""
 
-    def __init__(self, pid: int, step: Step, request: StepRequest) -> None:
+    def __init__(self, pid: int, step: SlurmStep, request: StepRequest) -> None:
         self._pid = pid
         self.step = step
         self.request = request
@@ -106,7 +106,7 @@ class FakeCluster:
         self.settings: dict[str, str] = {}  # of slurm.conf, beside the usual ones
         self.lock = threading.RLock()
         self.nodes = {name: _new_node(name, gpus, cpus) for name in nodes}
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, SlurmJob] = {}
         self.most_nodes: dict[int, int] = {}
         self.requests: dict[int, SubmitRequest] = {}
         self.runs: dict[int, list[AccountingRow]] = {}
@@ -150,20 +150,20 @@ class FakeCluster:
 
     # -- lookups ----------------------------------------------------------------------------------
 
-    def find(self, job_id: int) -> Job:
+    def find(self, job_id: int) -> SlurmJob:
         """Raises JobNotFound."""
         if job_id not in self.jobs:
             raise errors.JobNotFound("Invalid job id specified")
         return self.jobs[job_id]
 
-    def unfinished(self, job_id: int) -> Job:
+    def unfinished(self, job_id: int) -> SlurmJob:
         """Raises JobNotFound, JobFinished."""
         job = self.find(job_id)
         if job.is_finished:
             raise errors.JobFinished("Job has already finished")
         return job
 
-    def changeable(self, job_id: int, nodes: Sequence[str]) -> Job:
+    def changeable(self, job_id: int, nodes: Sequence[str]) -> SlurmJob:
         """A job that is pending or completing before its next run; known ``nodes``."""
         job = self.unfinished(job_id)
         if job.is_running:
@@ -179,7 +179,7 @@ class FakeCluster:
             if name not in self.nodes:
                 raise errors.InvalidNode(f"Node {name} not found")
 
-    def seen(self, name: str) -> Node:
+    def seen(self, name: str) -> SlurmNode:
         """The node with its state derived from the jobs on it."""
         node = self.nodes[name]
         states = set(node.states)
@@ -224,7 +224,7 @@ class FakeCluster:
 
     # -- changing ------------------------------------------------------------------------------------
 
-    def put(self, job: Job, **changes: object) -> Job:
+    def put(self, job: SlurmJob, **changes: object) -> SlurmJob:
         """Replace fields of a job."""
         new = msgspec.structs.replace(job, **changes)
         self.jobs[job.job_id] = new
@@ -266,7 +266,7 @@ class FakeCluster:
         self.requests[job_id] = request
         self.runs[job_id] = []
         self.most_nodes[job_id] = request.nodes or 1
-        self.jobs[job_id] = Job(
+        self.jobs[job_id] = SlurmJob(
             job_id=job_id,
             name=request.name or "sbatch",
             user_name=user,
@@ -291,7 +291,7 @@ class FakeCluster:
         )
         return job_id
 
-    def end_run(self, job: Job, state: str, *, hold: bool) -> None:
+    def end_run(self, job: SlurmJob, state: str, *, hold: bool) -> None:
         """The run ends to be followed by another one: COMPLETING now, PENDING later."""
         self._record_run(job, state)
         self._end_steps(job.job_id)
@@ -305,12 +305,12 @@ class FakeCluster:
             end_time=self.clock.time(),
         )
 
-    def revive(self, job: Job) -> None:
+    def revive(self, job: SlurmJob) -> None:
         """An ended job is requeued, which Slurm allows."""
         again = self.put(job, restart_count=job.restart_count + 1, priority=1000)
         self._pend(again, "BeginTime")
 
-    def resize(self, job: Job, nodes: tuple[str, ...]) -> None:
+    def resize(self, job: SlurmJob, nodes: tuple[str, ...]) -> None:
         """The job goes on with fewer nodes."""
         self._record_run(job, "RESIZING")
         self.put(job, nodes=nodes, num_nodes=len(nodes))
@@ -350,7 +350,7 @@ class FakeCluster:
             nodes = tuple(n for n in self.nodes if n in {*good, *found, *bad})
             self.reservations[name] = msgspec.structs.replace(reservation, nodes=nodes)
 
-    def _pend(self, job: Job, reason: str, at: float | None = None) -> None:
+    def _pend(self, job: SlurmJob, reason: str, at: float | None = None) -> None:
         since = self.clock.time() if at is None else at
         self._pending_since[job.job_id] = since
         begin = since + (0.0 if job.expedited else BEGIN_DELAY_S)
@@ -366,7 +366,7 @@ class FakeCluster:
             end_time=None,
         )
 
-    def _try_start(self, job: Job) -> None:
+    def _try_start(self, job: SlurmJob) -> None:
         nodes = self._choose(job)
         if nodes is None:
             self.put(job, reason="Resources")
@@ -395,7 +395,7 @@ class FakeCluster:
             end_time=None if limit is None else now + limit,
         )
 
-    def _choose(self, job: Job) -> tuple[str, ...] | None:
+    def _choose(self, job: SlurmJob) -> tuple[str, ...] | None:
         taken = {n for j in self.jobs.values() if j.is_running or j.is_completing for n in j.nodes}
         reserved = {n for r in self.reservations.values() if r.name != job.reservation for n in r.nodes}
         if job.reservation:
@@ -413,7 +413,7 @@ class FakeCluster:
         wanted = [*job.required_nodes, *(n for n in free if n not in job.required_nodes)][:most]
         return tuple(n for n in self.nodes if n in wanted) if len(wanted) >= job.least_nodes else None
 
-    def _record_run(self, job: Job, state: str) -> None:
+    def _record_run(self, job: SlurmJob, state: str) -> None:
         if not job.nodes:
             return
         self.runs[job.job_id].append(
@@ -438,8 +438,8 @@ class FakeCluster:
                 step.end(143)
 
 
-def _new_node(name: str, gpus: int, cpus: int) -> Node:
-    return Node(
+def _new_node(name: str, gpus: int, cpus: int) -> SlurmNode:
+    return SlurmNode(
         name=name,
         address=name,
         states=frozenset({"IDLE"}),

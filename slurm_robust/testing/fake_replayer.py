@@ -10,7 +10,7 @@ from slurm_robust.analysis.replay import (
     Grid,
     GroupRun,
     GroupSeen,
-    Phase,
+    ReplayPhase,
     ReplayVerdict,
     conclude,
     fit,
@@ -24,7 +24,7 @@ from slurm_robust.model.job import CommandKind
 from slurm_robust.model.layout import ParallelLayout
 
 
-class Fault(Enum):
+class NodeDefect(Enum):
     """What is wrong with a node, hence with each group that it is in."""
 
     CORRUPTS = "other bits in its second step"
@@ -36,7 +36,7 @@ class Fault(Enum):
 class FakeReplayer:
     """A :class:`~slurm_robust.diagnostics.replay.steps.Replayer`."""
 
-    def __init__(self, faults: Mapping[str, Fault] | None = None) -> None:
+    def __init__(self, faults: Mapping[str, NodeDefect] | None = None) -> None:
         self.faults = dict(faults or {})  # by node; all others are sound
         self.asked: list[tuple[str, ...]] = []  # the nodes of each call
         self.stopped = False
@@ -64,17 +64,19 @@ class FakeReplayer:
             grid = fit(len(nodes), layout)
         except CannotReplay as error:
             return ReplayVerdict(reason=f"no replay: {error}")
-        horizontal = self._phase(Phase.HORIZONTAL, grid, nodes, steps)
-        vertical = () if is_settled(horizontal) else self._phase(Phase.VERTICAL, grid, nodes, steps)
+        horizontal = self._phase(ReplayPhase.HORIZONTAL, grid, nodes, steps)
+        vertical = () if is_settled(horizontal) else self._phase(ReplayPhase.VERTICAL, grid, nodes, steps)
         return conclude(grid, nodes, horizontal, vertical)
 
-    def _phase(self, phase: Phase, grid: Grid, nodes: Sequence[str], steps: int) -> tuple[GroupSeen, ...]:
+    def _phase(
+        self, phase: ReplayPhase, grid: Grid, nodes: Sequence[str], steps: int
+    ) -> tuple[GroupSeen, ...]:
         return judge([self._run(nodes_of(grid, units, nodes), steps) for units in groups(phase, grid)])
 
     def _run(self, nodes: tuple[str, ...], steps: int) -> GroupRun:
         faults = [self.faults[node] for node in nodes if node in self.faults]
-        loud = [fault.value for fault in faults if fault is not Fault.CORRUPTS]
+        loud = [fault.value for fault in faults if fault is not NodeDefect.CORRUPTS]
         digests = ["as in every group"] * steps
-        if Fault.CORRUPTS in faults:
+        if NodeDefect.CORRUPTS in faults:
             digests[1:] = [f"spoilt by {', '.join(nodes)}"] * (steps - 1)
         return GroupRun(nodes=nodes, steps=tuple(digests), kind=str(len(nodes)), trouble="; ".join(loud))

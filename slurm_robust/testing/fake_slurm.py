@@ -13,12 +13,12 @@ from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import (
     AccountingRow,
     Allocation,
-    Job,
-    Node,
     NodeEvent,
     Reservation,
+    SlurmJob,
+    SlurmNode,
+    SlurmStep,
     SlurmVersion,
-    Step,
     Submission,
     Switch,
     Terms,
@@ -85,14 +85,14 @@ class FakeSlurm:
         with self._world() as world:
             return float(int(world.clock.time()))
 
-    def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+    def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
         """See the protocol."""
         with self._world() as world:
             chosen = tuple(world.nodes) if names is None else tuple(names)
             world.check_nodes(chosen)
             return tuple(world.seen(name) for name in chosen)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> SlurmNode:
         """See the protocol."""
         with self._world() as world:
             world.check_nodes((name,))
@@ -107,9 +107,9 @@ class FakeSlurm:
             "allocated_cpus",
             "partitions",
         )
-        return Node(address="", **{field: getattr(seen, field) for field in only})
+        return SlurmNode(address="", **{field: getattr(seen, field) for field in only})
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> SlurmJob:
         """See the protocol."""
         with self._world() as world:
             return world.find(job_id)
@@ -121,14 +121,14 @@ class FakeSlurm:
             request = world.requests[job_id]
             return Submission(line=" ".join(commands.sbatch(request)), script="#!/bin/sh\n")
 
-    def jobs(self, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, user: str | None = None) -> tuple[SlurmJob, ...]:
         """See the protocol."""
         with self._world() as world:
             jobs = () if world.hides_jobs else world.jobs.values()
             live = (job for job in jobs if not job.is_finished)
             return tuple(job for job in live if user is None or job.user_name == user)
 
-    def steps(self, job_id: int) -> tuple[Step, ...]:
+    def steps(self, job_id: int) -> tuple[SlurmStep, ...]:
         """See the protocol."""
         with self._world() as world:
             world.find(job_id)
@@ -314,7 +314,7 @@ class FakeSlurm:
         """See the protocol. Nothing runs; the handle is kept in ``cluster.launched``."""
         with self._world() as world:
             job = world.find(request.job_id)
-            step = Step(
+            step = SlurmStep(
                 job_id=request.job_id,
                 step_id=str(sum(1 for s in world.launched if s.step.job_id == request.job_id)),
                 name=request.name,

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TypeVar
 
 from slurm_robust.slurm import errors
-from slurm_robust.slurm.records import Node, Reservation
+from slurm_robust.slurm.records import Reservation, SlurmNode
 from slurm_robust.slurm.requests import ReservationRequest
 from slurm_robust.testing.clock import VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster
@@ -115,11 +115,11 @@ class HookSlurm(FakeSlurm):
         """See the protocol."""
         return self._ask(Rpc.STATS, super().now)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> SlurmNode:
         """See the protocol."""
         return self._ask(Rpc.NODE, lambda: super(HookSlurm, self).node(name))
 
-    def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+    def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
         """See the protocol. As of scontrol, which always loads the whole table."""
         return self._ask(Rpc.ALL_NODES, lambda: super(HookSlurm, self).nodes(names))
 

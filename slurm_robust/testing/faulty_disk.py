@@ -6,10 +6,10 @@ import os
 import threading
 from pathlib import Path
 
-from slurm_robust.controller.journal import Disk
+from slurm_robust.controller.journal import FileSystem
 
 
-class FaultyDisk(Disk):
+class FaultyDisk(FileSystem):
     """A real folder that refuses, or does not answer, between :meth:`fail` or :meth:`hang` and :meth:`heal`.
 
     A full file system still takes a part of a write, and so does this one: ``room`` bytes. Reading works.

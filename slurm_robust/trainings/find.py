@@ -144,7 +144,7 @@ def moved_aside(root: Path, name: str) -> tuple[str, ...]:
     return tuple(one.path.name for one in every if one.name == name and ASIDE in one.path.name)
 
 
-class Place(Record):
+class TrainingPosition(Record):
     """Where a job is among those of its training."""
 
     training: str
@@ -155,7 +155,7 @@ class Place(Record):
     """Folders of other trainings of this name."""
 
 
-def place_of(directory: JobDirectory, training: str, run_id: str) -> Place:
+def place_of(directory: JobDirectory, training: str, run_id: str) -> TrainingPosition:
     """Where the job of this folder and run is in its ``training``."""
     try:
         found = training_of(directory, training, run_id)
@@ -165,7 +165,7 @@ def place_of(directory: JobDirectory, training: str, run_id: str) -> Place:
     own = found.path.name if found is not None else f"{PREFIX}{training}"
     newest = None if not chapters else "" if chapters[-1].run_id == run_id else chapters[-1].job
     aside = tuple(name for name in moved_aside(directory.path.parent, training) if name != own)
-    return Place(training=own.removeprefix(PREFIX), newest=newest, moved_aside=aside)
+    return TrainingPosition(training=own.removeprefix(PREFIX), newest=newest, moved_aside=aside)
 
 
 def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:

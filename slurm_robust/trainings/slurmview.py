@@ -13,9 +13,9 @@ from slurm_robust.model.state import JobState
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, JobNotFound, SlurmError, SlurmTimeout
 from slurm_robust.slurm.need import Need
-from slurm_robust.slurm.records import TERMINAL_STATES, AccountingRow, Job
+from slurm_robust.slurm.records import TERMINAL_STATES, AccountingRow, SlurmJob
 from slurm_robust.slurm.select import make_client
-from slurm_robust.trainings.waiting import Waiting, waiting
+from slurm_robust.trainings.waiting import PendingJob, waiting
 from slurm_robust.util.hostlist import fold as fold_nodes
 from slurm_robust.util.text import count
 
@@ -26,7 +26,7 @@ ANSWER_S = 10.0
 class SlurmView(Record):
     """A job as Slurm knows it. Without ``job``, ``row`` and ``silent`` Slurm does not know the job."""
 
-    job: Job | None = None
+    job: SlurmJob | None = None
     row: AccountingRow | None = None
     """slurmdbd's record of its newest run, where it was asked."""
     silent: str = ""
@@ -37,7 +37,7 @@ class SlurmView(Record):
     """How many nodes a pending job waits for at least, 0 where that is not known."""
     most: int = 0
     """And at most."""
-    waiting: Waiting | None = None
+    waiting: PendingJob | None = None
     """What a pending job waits for, where its nodes were asked for."""
     leaves: bool = False
     """Slurm ends the run that the journal knows, and not to requeue the job."""
@@ -124,7 +124,7 @@ def need_of(state: JobState) -> Need | None:
     return Need(least=slots, most=slots + state.wanted_spares) if slots else None
 
 
-def waits_for(slurm: SlurmClient, job: Job, state: JobState | None) -> Waiting | None:
+def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> PendingJob | None:
     """What a pending job waits for, None for any other. ``state``: of its journal, where it has one."""
     if not job.is_pending:
         return None
@@ -136,7 +136,7 @@ def waits_for(slurm: SlurmClient, job: Job, state: JobState | None) -> Waiting |
     return waiting(job, nodes, need, state.excluded if state is not None else ())
 
 
-def completing_advice(slurm: SlurmClient, job: Job) -> str:
+def completing_advice(slurm: SlurmClient, job: SlurmJob) -> str:
     """What a COMPLETING job waits for and how to end that; "" for any other, and where Slurm does not say."""
     if not job.is_completing or not job.nodes:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from slurm_robust.model.record import Record
 from slurm_robust.slurm.need import Need, Places, places, size_of
-from slurm_robust.slurm.records import Job, Node
+from slurm_robust.slurm.records import SlurmJob, SlurmNode
 from slurm_robust.slurm.requeue_plan import waiting_advice
 from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import count, duration
@@ -24,7 +24,7 @@ _OF_NODES = (
 )
 
 
-class Waiting(Record):
+class PendingJob(Record):
     """A pending job."""
 
     since: float | None
@@ -70,8 +70,8 @@ class Waiting(Record):
 
 
 def waiting(
-    job: Job, nodes: Sequence[Node], need: Need | None, weakest: Sequence[str] = ()
-) -> Waiting | None:
+    job: SlurmJob, nodes: Sequence[SlurmNode], need: Need | None, weakest: Sequence[str] = ()
+) -> PendingJob | None:
     """What ``job`` waits for; None if it is not pending.
 
     ``nodes``: all of Slurm's, none where it has not shown them; ``need``: with how many nodes the job can go
@@ -93,7 +93,7 @@ def waiting(
     elif nodes and (not job.reason or job.reason.startswith(_OF_NODES)):
         found = places(job, nodes)
         command, why = _way(job, found, known, weakest, is_known=need is not None)
-    return Waiting(
+    return PendingJob(
         since=job.submit_time,
         reason=job.reason,
         least=known.least,
@@ -104,7 +104,9 @@ def waiting(
     )
 
 
-def _way(job: Job, found: Places, need: Need, weakest: Sequence[str], *, is_known: bool) -> tuple[str, str]:
+def _way(
+    job: SlurmJob, found: Places, need: Need, weakest: Sequence[str], *, is_known: bool
+) -> tuple[str, str]:
     """The command that starts the job on nodes that are free, and what it does; or what has to happen."""
     changes: dict[str, str] = {}
     short = need.least - len(found.free)
@@ -136,7 +138,7 @@ def _way(job: Job, found: Places, need: Need, weakest: Sequence[str], *, is_know
     return _update(job, changes), f"{prefix}to start it now ({does})"
 
 
-def _update(job: Job, changes: dict[str, str]) -> str:
+def _update(job: SlurmJob, changes: dict[str, str]) -> str:
     # A begin time that a requeue has set would have to pass first.
     words = dict.fromkeys((*changes, *(("StartTime=now",) if job.reason == "BeginTime" else ())))
     return f"scontrol update JobId={job.job_id} {' '.join(words)}"

@@ -33,7 +33,7 @@ _ANSWERS_FD, _TICKETS_FD = 3, 4
 _abandoned: set[int] = set()
 
 
-class Answer(NamedTuple):
+class CallResult(NamedTuple):
     """What became of one call."""
 
     value: bytes | None
@@ -57,7 +57,7 @@ def call(
     deadline_s: float,
     *,
     shared: bool = False,
-) -> dict[str, Answer]:
+) -> dict[str, CallResult]:
     """Run the tasks side by side; an answer for each, in their order, after ``deadline_s`` at the latest.
 
     ``timeout_s`` has each task's own limit in seconds from its start; ``deadline_s`` is for all together,
@@ -89,14 +89,14 @@ def directly(
     deadline_s: float,
     *,
     shared: bool = False,
-) -> dict[str, Answer]:
+) -> dict[str, CallResult]:
     """The same answers without children and without limits, for tasks that bound their own time."""
     answers = {}
     for name, task in tasks.items():
         begun = time.monotonic()
         kind, body = _done(task)
         is_value = kind == _VALUE
-        answers[name] = Answer(
+        answers[name] = CallResult(
             value=body if is_value else None,
             error="" if is_value else body.decode(errors="replace"),
             took_s=time.monotonic() - begun,
@@ -120,7 +120,7 @@ class _Pool:
         self._most = SHARED if shared else AT_ONCE
         self._waiting = set(tasks)
         self._running: dict[int, _Child] = {}
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, CallResult] = {}
         self._poller = select.poll()
         self._tickets, theirs = os.pipe()
         os.write(theirs, b"".join(number.to_bytes(_TICKET, "little") for number in range(len(tasks))))
@@ -141,13 +141,13 @@ class _Pool:
             if self._running:
                 self._listen(now)
 
-    def close(self) -> dict[str, Answer]:
+    def close(self) -> dict[str, CallResult]:
         """Leave all children; the answers, also of what was not done."""
         for child in self._running.values():
             self._answers |= child.abandon()
         self._running.clear()
         os.close(self._tickets)
-        late = Answer(value=None, error="not begun within the time for all", is_cut=True)
+        late = CallResult(value=None, error="not begun within the time for all", is_cut=True)
         return {name: self._answers.get(name, late) for name, _, _ in self._tasks}
 
     def _start(self) -> None:
@@ -156,7 +156,7 @@ class _Pool:
         self._poller.register(child.fd, select.POLLIN)
 
     def _give_up(self, error: str) -> None:
-        self._answers |= {name: Answer(value=None, error=error, died=True) for name in self._waiting}
+        self._answers |= {name: CallResult(value=None, error=error, died=True) for name in self._waiting}
         self._waiting.clear()
 
     def _listen(self, now: float) -> None:
@@ -225,14 +225,14 @@ class _Child:
         """Whether it has still to draw its first ticket."""
         return not self.begun and not self.is_over
 
-    def receive(self) -> dict[str, Answer]:
+    def receive(self) -> dict[str, CallResult]:
         """Read what is there; the answers that are whole now, or why there will be none."""
         chunk = os.read(self.fd, 2**16)
         if not chunk:
             self.is_over = True
             return self._answer(None, "ended without an answer", died=True)
         self._data += chunk
-        found: dict[str, Answer] = {}
+        found: dict[str, CallResult] = {}
         while len(self._data) >= _HEADER and not self.is_over:
             size = int.from_bytes(self._data[1:_HEADER], "little")
             if size > MAX_BYTES:
@@ -246,7 +246,7 @@ class _Child:
                 found |= self._take(kind, body)
         return found
 
-    def abandon(self) -> dict[str, Answer]:
+    def abandon(self) -> dict[str, CallResult]:
         """Give it up: its time is over, or it has done all."""
         error = "no answer within the time for all" if self._is_cut or not self._name else "no answer in time"
         found = self._answer(None, error, hung=not self._is_cut, is_cut=self._is_cut)
@@ -256,7 +256,7 @@ class _Child:
             self._kill()
         return found
 
-    def _take(self, kind: bytes, body: bytes) -> dict[str, Answer]:
+    def _take(self, kind: bytes, body: bytes) -> dict[str, CallResult]:
         if kind == _BEGIN:
             self._name, _, limit_s = self._tasks[int.from_bytes(body[:_TICKET], "little")]
             self.begun.add(self._name)
@@ -286,14 +286,14 @@ class _Child:
         hung: bool = False,
         is_cut: bool = False,
         died: bool = False,
-    ) -> dict[str, Answer]:
+    ) -> dict[str, CallResult]:
         """The answer to the task under way; none where there is no such task."""
         if not self._name:
             return {}
         name, self._name = self._name, ""
         sent, self._sent = self._sent, b""
         took_s = time.monotonic() - self._since
-        answer = Answer(value, error, hung=hung, is_cut=is_cut, died=died, sent=sent, took_s=took_s)
+        answer = CallResult(value, error, hung=hung, is_cut=is_cut, died=died, sent=sent, took_s=took_s)
         return {name: answer}
 
     def _kill(self) -> None:

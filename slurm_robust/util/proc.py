@@ -15,7 +15,7 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
 STOPPED, DEAD = frozenset("Tt"), frozenset("ZXx")
-"""States of :class:`Process`."""
+"""States of :class:`_ProcessLine`."""
 
 # utime, stime, cutime and cstime, counted from the state; in clock ticks.
 _CPU_FIELDS = slice(11, 15)
@@ -25,7 +25,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _UNLIMITED = 1 << 60  # version 1 shows a limit near 2**63 where there is none
 
 
-class Process(NamedTuple):
+class _ProcessLine(NamedTuple):
     """One line of the process table."""
 
     pid: int
@@ -39,13 +39,13 @@ class Process(NamedTuple):
     """When it began, in clock ticks since the boot: with the pid it is no other process."""
 
 
-def process_table() -> dict[int, Process]:
+def process_table() -> dict[int, _ProcessLine]:
     """All processes that can be seen, by pid."""
     found = (read_process(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())
     return {process.pid: process for process in found if process is not None}
 
 
-def read_process(pid: int) -> Process | None:
+def read_process(pid: int) -> _ProcessLine | None:
     """One process; None when there is none."""
     try:
         text = (PROC / str(pid) / "stat").read_bytes().decode(errors="replace")
@@ -58,7 +58,7 @@ def read_process(pid: int) -> Process | None:
         return None
     cpu_s = sum(map(int, fields[_CPU_FIELDS])) / _TICKS
     name = head.partition("(")[2]
-    return Process(pid, int(fields[1]), name, fields[0], cpu_s, int(fields[_BEGUN_FIELD]))
+    return _ProcessLine(pid, int(fields[1]), name, fields[0], cpu_s, int(fields[_BEGUN_FIELD]))
 
 
 def waited_s(pid: int) -> float:
@@ -70,12 +70,12 @@ def waited_s(pid: int) -> float:
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
-def descendants(table: Mapping[int, Process], ancestor: int) -> tuple[Process, ...]:
+def descendants(table: Mapping[int, _ProcessLine], ancestor: int) -> tuple[_ProcessLine, ...]:
     """Children of ``ancestor``, then their children, and so on."""
-    children: dict[int, list[Process]] = {}
+    children: dict[int, list[_ProcessLine]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
+    found: list[_ProcessLine] = []
     generation = children.get(ancestor, [])
     while generation:
         found += generation

@@ -161,7 +161,7 @@ class Handshake:
         return ours + _sign(self._key, b"server" + self._nonces)
 
 
-class Channel:
+class CopyChannel:
     """One end. One thread at a time, except for :meth:`abort`."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -169,7 +169,7 @@ class Channel:
         self._socket = connection
 
     @classmethod
-    def connect(cls, address: str, port: int, key: bytes) -> Channel:
+    def connect(cls, address: str, port: int, key: bytes) -> CopyChannel:
         """Reach the agent that listens there. Raises ``OSError``, :class:`ChannelError` among them."""
         deadline = time.monotonic() + HANDSHAKE_S
         channel = cls(_reached(address, port, deadline))
@@ -186,7 +186,7 @@ class Channel:
         return channel
 
     @classmethod
-    def accept(cls, connection: socket.socket, key: bytes) -> Channel:
+    def accept(cls, connection: socket.socket, key: bytes) -> CopyChannel:
         """Prove ourselves to the client, and have it do the same. Raises ``OSError``.
 
         The connection is closed if that fails.
@@ -203,7 +203,7 @@ class Channel:
         return channel
 
     @classmethod
-    def proven(cls, connection: socket.socket) -> Channel:
+    def proven(cls, connection: socket.socket) -> CopyChannel:
         """The end of a connection whose :class:`Handshake` is over. Raises ``OSError``."""
         channel = cls(connection)
         channel._prepare()

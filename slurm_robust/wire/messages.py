@@ -14,10 +14,10 @@ from typing import TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from slurm_robust.model.copies import CheckpointId, Copy, Peer, Source
+from slurm_robust.model.copies import CheckpointId, Copy, Peer, RestoreSource
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.findings import Alert
-from slurm_robust.model.probes import Place
+from slurm_robust.model.probes import ProbeTarget
 from slurm_robust.model.progress import Progress as Progress
 from slurm_robust.model.progress import Traffic
 from slurm_robust.model.record import UNREADABLE, Record, decoded
@@ -139,7 +139,9 @@ class Launch(Record, tag_field="kind", tag="launch"):
     restart_count: int = 0  # generations before this one, for TORCHELASTIC_RESTART_COUNT
     layout: str = ""  # identity of the parallel layout, stamped on every copy
     restore_layout: str = ""  # that of ``restore`` where it is another one, so that it is resharded
-    sources: tuple[Source, ...] = ()  # where this node finds the parts of ``restore``; none: on storage
+    sources: tuple[
+        RestoreSource, ...
+    ] = ()  # where this node finds the parts of ``restore``; none: on storage
     peers: tuple[Peer, ...] = ()  # where copies of this node's ranks go
     stride: int = 1  # steps that are multiples of it are copied to peers
     announce_step: int = 0  # the agent sends a heartbeat at once when a rank has completed this step
@@ -217,7 +219,7 @@ class ProbeNodes(Record, tag_field="kind", tag="probe_nodes"):
 
     epoch: int
     number: int
-    places: dict[str, Place]
+    places: dict[str, ProbeTarget]
     for_s: float
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TypeAlias
 
-from slurm_robust.model.probes import Answers, Place
+from slurm_robust.model.probes import Answers, ProbeTarget
 
 EVERY_S = 0.1
 """Between two probes of one node: each is new, since a lost one is repeated by TCP only after a second."""
@@ -31,7 +31,7 @@ _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, b
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
-def probe(places: Mapping[str, Place], for_s: float, *, each_kind: bool = False) -> Answers:
+def probe(places: Mapping[str, ProbeTarget], for_s: float, *, each_kind: bool = False) -> Answers:
     """Probe the kernels at ``places`` again and again for ``for_s`` seconds, or until each has answered.
 
     ``each_kind``: until each has answered both kinds of probes.
@@ -47,7 +47,7 @@ def _echo_socket() -> socket.socket:
 class _Probing:
     """One call of :func:`probe`."""
 
-    def __init__(self, places: Mapping[str, Place], stack: ExitStack, *, each_kind: bool) -> None:
+    def __init__(self, places: Mapping[str, ProbeTarget], stack: ExitStack, *, each_kind: bool) -> None:
         self._targets = [
             (name, family, address) for name, place in places.items() for family, address in _resolve(place)
         ]
@@ -142,7 +142,7 @@ class _Probing:
         kind.setdefault(name, time.monotonic() - self._began)
 
 
-def _resolve(place: Place) -> list[tuple[socket.AddressFamily, _Address]]:
+def _resolve(place: ProbeTarget) -> list[tuple[socket.AddressFamily, _Address]]:
     found: list[tuple[socket.AddressFamily, _Address]] = []
     for address in place.addresses:
         try:

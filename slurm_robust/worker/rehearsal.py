@@ -62,7 +62,7 @@ _ALWAYS = ("/dev", "/proc", "/tmp/nvidia-mps")
 _TRACKERS = {"WANDB_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1", "NEPTUNE_MODE": "debug"}
 
 
-class Task(Record):
+class DryRunTask(Record):
     """One rehearsal, as the agent orders it."""
 
     kind: CommandKind
@@ -80,14 +80,14 @@ class Task(Record):
     """More folders in which it may change files."""
 
 
-def folders(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
+def folders(task: DryRunTask, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Where files may be changed, beside what every process needs; they are made where they are not there."""
     return (task.scratch, *(environ[name] for name in _CACHES if environ.get(name)), *task.writes)
 
 
 def main() -> None:
     """Rehearse; the exit code is 0 after the last step, and at the end of a script that ends before."""
-    task = msgspec.json.decode(sys.argv[1], type=Task)
+    task = msgspec.json.decode(sys.argv[1], type=DryRunTask)
     process.die_with_parent(task.parent)
     process.set_name(_NAME)
     process.prefer_for_oom(OOM_SCORE)
@@ -104,7 +104,7 @@ def main() -> None:
         trial.end(code)
 
 
-def _rehearse(task: Task) -> int:
+def _rehearse(task: DryRunTask) -> int:
     os.chdir(task.cwd)
     _prepare_files(task, os.environ)
     trial.enter(task.kind, task.command)
@@ -114,7 +114,7 @@ def _rehearse(task: Task) -> int:
     return 0
 
 
-def _prepare_files(task: Task, environ: MutableMapping[str, str]) -> None:
+def _prepare_files(task: DryRunTask, environ: MutableMapping[str, str]) -> None:
     """Keep what it writes where nothing counts."""
     # Where workers have it, which do not have this temporary folder.
     environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{_user()}")
@@ -157,7 +157,7 @@ def _end_after(steps: int) -> None:
     register_optimizer_step_post_hook(torch.compiler.disable(count))  # type: ignore[no-untyped-call]
 
 
-def _report(error: BaseException, task: Task) -> int:
+def _report(error: BaseException, task: DryRunTask) -> int:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return 0
     trace = crash.own_traceback(error, _HIDDEN)

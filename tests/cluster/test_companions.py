@@ -11,7 +11,7 @@ import pytest
 from slurm_robust.config.job import CompanionConfig
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.incident import Borrow, Requeue
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.companion import Lent
@@ -96,7 +96,7 @@ def test_a_companion_lends_all_of_a_node_and_ends_with_the_job(site: Site, tmp_p
         user=USER,
         environ={},
     )
-    found = borrower.borrow((Source(reservation=NAME),), 1, (), lambda *_: None)
+    found = borrower.borrow((CompanionPool(reservation=NAME),), 1, (), lambda *_: None)
     assert found.refusals == ()
     ((companion, node),) = found.nodes.items()
     assert node in ("n4", "n5")

@@ -15,9 +15,9 @@ import pytest
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.process import run_command
 from slurm_robust.slurm.pyslurm_client import PyslurmClient, PyslurmHelper
-from slurm_robust.slurm.records import KNOWN_STATES, Step
+from slurm_robust.slurm.records import KNOWN_STATES, SlurmStep
 from slurm_robust.slurm.requests import NODES_PER_STEP, SubmitRequest, whole_node_steps
-from slurm_robust.slurm.requeue import Order, SystemClock, requeue_without
+from slurm_robust.slurm.requeue import RequeueRequest, SystemClock, requeue_without
 from slurm_robust.slurm.watcher import watcher_job
 from tests.contracts.history import HistoryContract
 from tests.contracts.slurm import SlurmContract, running_job
@@ -235,7 +235,7 @@ def test_a_dead_node_of_many_does_not_hold_up_the_end(
         wait_for(lambda: not world.client.job(job.job_id).is_completing, 30, "the job has ended")
 
 
-def agents(world: RealWorld, job_id: int) -> list[Step]:
+def agents(world: RealWorld, job_id: int) -> list[SlurmStep]:
     return [step for step in world.client.steps(job_id) if step.name == "agents"]
 
 
@@ -249,7 +249,7 @@ def test_a_small_job_brings_the_other_one_back(sandboxes: Callable[..., Sandbox]
         bad = job.nodes[1]
         assert requeue_without(world.client, job.job_id, [bad], ending_run=0).ok
         watch = world.client.submit(
-            watcher_job(Order(job_id=job.job_id, ending_run=0, exclude=(bad,)), log=log)
+            watcher_job(RequeueRequest(job_id=job.job_id, ending_run=0, exclude=(bad,)), log=log)
         )
         # Without the watcher it would take two minutes.
         world.wait(lambda: world.client.job(job.job_id).is_running, "the job runs again")

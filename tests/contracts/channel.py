@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from slurm_robust.notify.channels import Channel, ChannelFailed
+from slurm_robust.notify.channels import ChannelFailed, MessageChannel
 from slurm_robust.notify.message import Message
 
 SECRET = "T0SECRET/B0SECRET/abcdefghijklmnop"
@@ -30,7 +30,7 @@ LIMIT_S = 10.0
 class ChannelWorld(Protocol):
     """Makes channels to an other side that the test decides."""
 
-    def channel(self, behaviour: str) -> Channel:
+    def channel(self, behaviour: str) -> MessageChannel:
         """One whose other side ``works``, ``refuses``, or ``hangs``."""
         ...
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from slurm_robust.controller.journal import Disk
+from slurm_robust.controller.journal import FileSystem
 
 _FLAGS = os.O_RDWR | os.O_APPEND
 
@@ -21,7 +21,7 @@ _FLAGS = os.O_RDWR | os.O_APPEND
 class DiskWorld(Protocol):
     """A disk, a folder on it, and a way to fill it up."""
 
-    disk: Disk
+    disk: FileSystem
     folder: Path
 
     def room_for(self, nbytes: int) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from slurm_robust.fleet import queries, schema
 from slurm_robust.fleet.accept import NodePlace
 from slurm_robust.fleet.errors import IndexRefused, NoIndex
 from slurm_robust.fleet.index import Added, FleetIndex
-from slurm_robust.fleet.queries import Wanted
+from slurm_robust.fleet.queries import IncidentFilter
 from slurm_robust.model.jobsummary import NodeWork
 from tests.unit.fleet.samples import BEGIN, HOUR, NODES, entry, incident
 
@@ -42,7 +42,7 @@ class FleetIndexContract:
         """An empty index has empty answers, and no division by zero."""
         found = index.read(lambda c: queries.report(c, 0.0, BEGIN))
         assert (found.totals.jobs, found.totals.ettr, found.causes, found.worst) == (0, None, (), ())
-        assert index.read(lambda c: queries.incidents(c, Wanted())) == ()
+        assert index.read(lambda c: queries.incidents(c, IncidentFilter())) == ()
 
     def test_adding_twice_is_adding_once(self, index: FleetIndex) -> None:
         """The same summary changes nothing the second time."""
@@ -104,7 +104,7 @@ class FleetIndexContract:
         index.add([one, two], PLACES)
 
         def numbers(**wanted: object) -> list[int]:
-            rows = index.read(lambda c: queries.incidents(c, Wanted(**wanted)))  # type: ignore[arg-type]
+            rows = index.read(lambda c: queries.incidents(c, IncidentFilter(**wanted)))  # type: ignore[arg-type]
             return [row.number for row in rows]
 
         assert numbers() == [4, 3, 2, 1]
@@ -119,7 +119,7 @@ class FleetIndexContract:
         """Quotes and statements in names are data."""
         odd = "x'); DROP TABLE srobust_job; --%s :a"
         index.add([entry(user=odd, incidents=(incident(detail=odd),))], PLACES)
-        (row,) = index.read(lambda c: queries.incidents(c, Wanted(user=odd)))
+        (row,) = index.read(lambda c: queries.incidents(c, IncidentFilter(user=odd)))
         assert (row.user, row.detail) == (odd, odd)
 
     def test_two_writers_at_once_add_all_of_both_to_the_index(self, url: str, index: FleetIndex) -> None:
@@ -207,9 +207,9 @@ class FleetIndexContract:
         assert [(row.training, row.user) for row in report.trainings] == [
             ("gpt", "alice"), ("big", "alice"), ("gpt", "bob"),
         ]  # fmt: skip
-        rows = index.read(lambda c: queries.incidents(c, Wanted(training="gpt")))
+        rows = index.read(lambda c: queries.incidents(c, IncidentFilter(training="gpt")))
         assert {(row.job_id, row.training) for row in rows} == {(number, "gpt") for number in (1, 2, 3)}
-        assert index.read(lambda c: queries.incidents(c, Wanted(training="none"))) == ()
+        assert index.read(lambda c: queries.incidents(c, IncidentFilter(training="none"))) == ()
         assert index.read(lambda c: queries.training_report(c, "none", 0.0)).jobs == ()
 
     def test_an_index_from_before_there_were_trainings(self, index: FleetIndex, url: str) -> None:
@@ -217,9 +217,9 @@ class FleetIndexContract:
         index.add([entry()], PLACES)
         index.write(back_to_version_1)
         with FleetIndex(url) as reader:
-            (row,) = reader.read(lambda c: queries.incidents(c, Wanted()))
+            (row,) = reader.read(lambda c: queries.incidents(c, IncidentFilter()))
             assert (row.job_id, row.training) == (7, "")
-            assert reader.read(lambda c: queries.incidents(c, Wanted(training="gpt"))) == ()
+            assert reader.read(lambda c: queries.incidents(c, IncidentFilter(training="gpt"))) == ()
             assert reader.read(lambda c: queries.training_report(c, "gpt", 0.0)).trainings == ()
             assert reader.read(lambda c: queries.report(c, 0.0, BEGIN)).totals.jobs == 1
             assert reader.read(schema.version_of) == 1
@@ -228,8 +228,8 @@ class FleetIndexContract:
                 assert writer.read(schema.version_of) == schema.VERSION
         index.write(back_to_version_1)
         assert index.add([entry(8, training="gpt")], PLACES).new == 1
-        assert len(index.read(lambda c: queries.incidents(c, Wanted()))) == 2
-        assert len(index.read(lambda c: queries.incidents(c, Wanted(training="gpt")))) == 1
+        assert len(index.read(lambda c: queries.incidents(c, IncidentFilter()))) == 2
+        assert len(index.read(lambda c: queries.incidents(c, IncidentFilter(training="gpt")))) == 1
 
 
 def back_to_version_1(connection: sa.Connection) -> None:

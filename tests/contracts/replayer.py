@@ -12,9 +12,9 @@ from slurm_robust.diagnostics.replay.steps import ReplayCommand, Replayer
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.layout import ParallelLayout
-from slurm_robust.testing.fake_replayer import Fault
+from slurm_robust.testing.fake_replayer import NodeDefect
 
-Make = Callable[[Mapping[str, Fault]], Replayer]
+Make = Callable[[Mapping[str, NodeDefect]], Replayer]
 NODES = tuple(f"n{i}" for i in range(1, 9))
 SCRIPT = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py", "--layers", "1"), cwd="/")
 
@@ -29,7 +29,7 @@ def run(replayer: Replayer, nodes: tuple[str, ...] = NODES, command: ReplayComma
     return replayer.replay(nodes, one_rank_each(len(nodes)), command, steps=4, budget_s=0.5)
 
 
-def check_found(make: Make, fault: Fault) -> None:
+def check_found(make: Make, fault: NodeDefect) -> None:
     """A node with this fault is named, with the groups in which it showed."""
     verdict = run(make({"n5": fault}))
     assert verdict.suspects == ("n5",), verdict.reason
@@ -51,28 +51,28 @@ class ReplayerContract:
 
     def test_a_corrupting_node_is_found_exactly(self, make: Make) -> None:
         """By bits that the majority does not have."""
-        check_found(make, Fault.CORRUPTS)
+        check_found(make, NodeDefect.CORRUPTS)
 
     def test_a_node_that_makes_nan_is_found_exactly(self, make: Make) -> None:
         """By gradients that are not finite."""
-        check_found(make, Fault.NAN)
+        check_found(make, NodeDefect.NAN)
 
     def test_a_crashing_node_is_found_exactly(self, make: Make) -> None:
         """By its end."""
-        check_found(make, Fault.CRASHES)
+        check_found(make, NodeDefect.CRASHES)
 
     def test_a_hanging_node_is_found_exactly(self, make: Make) -> None:
         """By its silence."""
-        check_found(make, Fault.HANGS)
+        check_found(make, NodeDefect.HANGS)
 
     def test_nodes_beyond_whole_groups_are_found_too(self, make: Make) -> None:
         """Seven nodes are three groups of two and one of one, which has nobody to be compared with."""
-        assert run(make({"n7": Fault.CORRUPTS}), NODES[:7]).suspects == ("n7",)
-        assert run(make({"n1": Fault.CORRUPTS}), NODES[:7]).suspects == ("n1",)
+        assert run(make({"n7": NodeDefect.CORRUPTS}), NODES[:7]).suspects == ("n7",)
+        assert run(make({"n1": NodeDefect.CORRUPTS}), NODES[:7]).suspects == ("n1",)
 
     def test_what_fails_everywhere_is_nobodys_fault(self, make: Make) -> None:
         """A bug of the script."""
-        verdict = run(make(dict.fromkeys(NODES, Fault.CRASHES)))
+        verdict = run(make(dict.fromkeys(NODES, NodeDefect.CRASHES)))
         assert verdict.suspects == ()
         assert "against no node" in verdict.reason
 
@@ -84,7 +84,7 @@ class ReplayerContract:
 
     def test_a_replay_that_was_stopped_has_no_verdict(self, make: Make) -> None:
         """Also where that came before its beginning."""
-        replayer = make({"n5": Fault.CRASHES})
+        replayer = make({"n5": NodeDefect.CRASHES})
         replayer.stop()
         verdict = run(replayer)
         assert (verdict.suspects, verdict.horizontal) == ((), ())

@@ -22,12 +22,12 @@ from msgspec import structs
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.need import Need, Size
-from slurm_robust.slurm.records import AccountingRow, Job
+from slurm_robust.slurm.records import AccountingRow, SlurmJob
 from slurm_robust.slurm.requests import ReservationRequest, StepRequest, SubmitRequest, whole_node_steps
 from slurm_robust.slurm.requeue import (
     Clock,
-    Order,
-    Stage,
+    RequeueCommand,
+    RequeueRequest,
     StageOutcome,
     Until,
     carry_out,
@@ -77,7 +77,7 @@ def job_of(world: World, nodes: int = 2, **fields: object) -> Iterator[int]:
 
 
 @contextmanager
-def running_job(world: World, nodes: int = 2, **fields: object) -> Iterator[Job]:
+def running_job(world: World, nodes: int = 2, **fields: object) -> Iterator[SlurmJob]:
     """The same, once it runs."""
     with job_of(world, nodes, **fields) as job_id:
         try:
@@ -294,11 +294,13 @@ class SlurmContract:
         with running_job(world, 3, excluded_nodes=names[3:]) as job:
             client = world.client
             client.shrink(job.job_id, job.nodes[:2])
-            order = Order(job_id=job.job_id, ending_run=0, exclude=job.nodes[2:], need=Need(least=2, most=3))
+            order = RequeueRequest(
+                job_id=job.job_id, ending_run=0, exclude=job.nodes[2:], need=Need(least=2, most=3)
+            )
             seen: list[StageOutcome] = []
             done = carry_out(client, order, clock=world.clock, timeout_s=90, report=seen.append)
             assert done.ok, done.detail
-            assert Stage.SIZE in [outcome.stage for outcome in seen if outcome.ok]
+            assert RequeueCommand.SIZE in [outcome.stage for outcome in seen if outcome.ok]
             back = client.job(job.job_id)
             assert (set(back.nodes), back.num_nodes) == (set(job.nodes[:2]), 2)
             assert set(back.excluded_nodes) == {*names[3:], job.nodes[2]}
@@ -308,16 +310,16 @@ class SlurmContract:
         names = [node.name for node in world.client.nodes()]
         with running_job(world, 2, excluded_nodes=names[-2:]) as job:
             client, wanted = world.client, tuple(names[-2:])
-            first = Order(job_id=job.job_id, ending_run=0, exclude=wanted, until=Until.EXCLUDED)
+            first = RequeueRequest(job_id=job.job_id, ending_run=0, exclude=wanted, until=Until.EXCLUDED)
             assert carry_out(client, first, clock=world.clock, timeout_s=30).ok
             world.wait(lambda: client.job(job.job_id).is_pending, "the job is pending")
             client.set_excluded_nodes(job.job_id, [])
-            by_name = Order(job_id=job.job_id, ending_run=0, holders=wanted)
+            by_name = RequeueRequest(job_id=job.job_id, ending_run=0, holders=wanted)
             done = carry_out(client, by_name, clock=world.clock, timeout_s=90)
             assert done.ok, done.detail
             again = client.job(job.job_id)
             assert (set(again.nodes), set(again.required_nodes)) == (set(wanted), set(wanted))
-            later = Order(job_id=job.job_id, ending_run=1, pins=wanted)
+            later = RequeueRequest(job_id=job.job_id, ending_run=1, pins=wanted)
             assert carry_out(client, later, clock=world.clock, timeout_s=90).ok
             assert client.job(job.job_id).required_nodes == ()
 
@@ -582,7 +584,7 @@ class SlurmContract:
                 world.client, job.job_id, [bad], ending_run=0, clock=world.clock, report=seen.append
             )
             assert first.ok, first.detail
-            assert [s.stage for s in seen if s.ok] == [Stage.REQUEUE, Stage.EXCLUDE]
+            assert [s.stage for s in seen if s.ok] == [RequeueCommand.REQUEUE, RequeueCommand.EXCLUDE]
             rest = watch_until_running(
                 world.client, job.job_id, ending_run=0, exclude=[bad], clock=world.clock, timeout_s=60
             )

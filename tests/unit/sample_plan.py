@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import Plan
+from slurm_robust.config.plan import RunPlan
 from slurm_robust.model.job import CommandKind
 
 
-def plan(run_id: str = "7-x") -> Plan:
-    return Plan(
+def plan(run_id: str = "7-x") -> RunPlan:
+    return RunPlan(
         run_id=run_id,
         job_id=7,
         kind=CommandKind.SCRIPT,

@@ -18,7 +18,7 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.shapes import SHAPES
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.nodes import runner
-from slurm_robust.nodes.check import CONFIRM, AnyCheck, Check, Context
+from slurm_robust.nodes.check import CONFIRM, AnyCheck, Check, CheckContext
 from slurm_robust.nodes.checks import disks
 from slurm_robust.nodes.checks.disks import DisksFacts, Space
 from slurm_robust.nodes.memory import Memory
@@ -97,7 +97,7 @@ class Node:
         self.check = check
         self.now = NOW
 
-    def run(self, context: Context, facts: object, job_gone: bool | None) -> Conclusion:
+    def run(self, context: CheckContext, facts: object, job_gone: bool | None) -> Conclusion:
         source = msgspec.structs.replace(self.check.source, gather=lambda host, config: facts)
         check = msgspec.structs.replace(self.check, source=source)
         memory = Memory(self.folder)
@@ -119,29 +119,29 @@ FULL = DisksFacts(spaces={"/tmp": Space(total_mb=10_000, free_mb=3)}, asked={"/t
 def test_a_full_tmp_drains_no_node_while_the_job_runs_nor_at_once_when_it_ends(tmp_path: Path) -> None:
     node = Node(tmp_path, named("disks.space"))
     for _ in range(5):
-        assert node.run(Context.PERIODIC, FULL, job_gone=False).fit
-    assert node.run(Context.EPILOG, FULL, job_gone=True).fit
-    assert node.run(Context.DEEP, FULL, job_gone=True).fit
-    assert node.run(Context.PROLOG, FULL, job_gone=True).fit
-    fit = [node.run(Context.PERIODIC, FULL, job_gone=True).fit for _ in range(3)]
+        assert node.run(CheckContext.PERIODIC, FULL, job_gone=False).fit
+    assert node.run(CheckContext.EPILOG, FULL, job_gone=True).fit
+    assert node.run(CheckContext.DEEP, FULL, job_gone=True).fit
+    assert node.run(CheckContext.PROLOG, FULL, job_gone=True).fit
+    fit = [node.run(CheckContext.PERIODIC, FULL, job_gone=True).fit for _ in range(3)]
     assert fit == [True, True, False]
-    assert not node.run(Context.PROLOG, FULL, job_gone=True).fit
+    assert not node.run(CheckContext.PROLOG, FULL, job_gone=True).fit
 
 
 def test_runs_in_which_a_job_may_be_the_cause_do_not_count(tmp_path: Path) -> None:
     """Else a node whose jobs fail of a full /tmp, one after the other, would never be found out."""
     node = Node(tmp_path, named("disks.space"))
     gone = [True, False, True, False, False]
-    assert all(node.run(Context.PERIODIC, FULL, job_gone=job_gone).fit for job_gone in gone)
-    assert not node.run(Context.PERIODIC, FULL, job_gone=True).fit
+    assert all(node.run(CheckContext.PERIODIC, FULL, job_gone=job_gone).fit for job_gone in gone)
+    assert not node.run(CheckContext.PERIODIC, FULL, job_gone=True).fit
 
 
 def test_a_run_in_between_that_passes_begins_the_count_anew(tmp_path: Path) -> None:
     node = Node(tmp_path, named("disks.space"))
     roomy = DisksFacts(spaces={"/tmp": Space(total_mb=10_000, free_mb=9_000)}, asked={"/tmp": ("/tmp",)})
     for facts in (FULL, FULL, roomy, FULL, FULL):
-        assert node.run(Context.PERIODIC, facts, job_gone=True).fit
-    assert not node.run(Context.PERIODIC, FULL, job_gone=True).fit
+        assert node.run(CheckContext.PERIODIC, facts, job_gone=True).fit
+    assert not node.run(CheckContext.PERIODIC, FULL, job_gone=True).fit
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_users_can_write_is_no_alert_against_a_node(confirm: int, blame: Pa
     finding = Finding(
         check="memory.free", outcome=Outcome.FAIL, blame=blame, suggestion=Suggestion.REBOOT, confirm=confirm
     )
-    report = Report(node="n1", at=NOW, boot_id="b", context=Context.PERIODIC, findings=(finding,))
+    report = Report(node="n1", at=NOW, boot_id="b", context=CheckContext.PERIODIC, findings=(finding,))
     conclusion = conclude(report, NodeConfig(), {"memory.free": 9})
     assert not conclusion.fit
     assert len(sort(report, conclusion, CHECKS).failed) == alerts
@@ -167,7 +167,7 @@ def test_a_judge_may_ask_for_more_looks_than_its_check_never_for_less(tmp_path: 
         finding = Finding(check=check.name, outcome=Outcome.FAIL, confirm=confirm)
         asked = msgspec.structs.replace(check, judge=lambda view, config: [finding])
         node = Node(tmp_path / f"{check.name}-{confirm}", asked)
-        return node.run(Context.PERIODIC, FULL, job_gone=True).warnings[0].confirm
+        return node.run(CheckContext.PERIODIC, FULL, job_gone=True).warnings[0].confirm
 
     assert [said(confirm, named("disks.space")) for confirm in (1, 3, 5)] == [3, 3, 5]
     assert [said(confirm, named("disks.errors")) for confirm in (1, 3, 5)] == [1, 3, 5]

@@ -22,7 +22,7 @@ from ipaddress import ip_address
 
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.wire import copychannel
-from slurm_robust.wire.copychannel import Channel, ChannelError, Handshake
+from slurm_robust.wire.copychannel import ChannelError, CopyChannel, Handshake
 
 PLACES = 2048
 """For connections that have not proven themselves, but a quarter of what this process may open at most."""
@@ -33,7 +33,7 @@ _AT_ONCE = 64
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _NOTE_EVERY_S = 600.0
 
-LetIn = Callable[[Channel, str], None]
+LetIn = Callable[[CopyChannel, str], None]
 """Called in the entrance's thread with a connection that has proven itself, and its address."""
 
 
@@ -45,7 +45,7 @@ class _Stranger:
     deadline: float
 
 
-class Waiting:
+class WaitingConnections:
     """The connections that stand at the entrance, within the limits; pure but for their descriptors."""
 
     def __init__(self, places: int) -> None:
@@ -119,7 +119,7 @@ class Entrance:
         self._key = key
         self._let_in = let_in
         self._notes = notes
-        self._waiting = Waiting(min(PLACES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        self._waiting = WaitingConnections(min(PLACES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self._closed = threading.Event()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.epoll()
@@ -226,7 +226,7 @@ class Entrance:
         self._waiting.remove(stranger)
         self._waiting.agents.add(stranger.address)
         try:
-            channel = Channel.proven(stranger.connection)
+            channel = CopyChannel.proven(stranger.connection)
         except OSError:
             stranger.connection.close()  # gone meanwhile
             return

@@ -12,9 +12,9 @@ from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError, CorruptPart, MissingCheckpoint
 from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.model.copies import SHARED, CheckpointId, Source
+from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource
 from slurm_robust.util.files import write_atomically
-from slurm_robust.wire.copychannel import Channel, CopyAnswer, CopyVerdict, Get
+from slurm_robust.wire.copychannel import CopyAnswer, CopyChannel, CopyVerdict, Get
 from slurm_robust.wire.messages import Launch
 
 TRIES = 3
@@ -36,7 +36,7 @@ class Fetches:
         self._folder = folder
         self._key = key
         self._stopped = threading.Event()
-        self._channels: set[Channel] = set()
+        self._channels: set[CopyChannel] = set()
         remove_fetched(self._folder)
         checkpoint = launch.restore
         for source in launch.sources:
@@ -51,7 +51,7 @@ class Fetches:
         for channel in tuple(self._channels):
             channel.abort()
 
-    def _run(self, source: Source, checkpoint: CheckpointId) -> None:
+    def _run(self, source: RestoreSource, checkpoint: CheckpointId) -> None:
         reason = "unexpected error, see the agent's output"
         try:
             reason = self._try(source, checkpoint)
@@ -59,7 +59,7 @@ class Fetches:
             if reason and not self._stopped.is_set():
                 self._give_up(source, checkpoint, reason)
 
-    def _try(self, source: Source, checkpoint: CheckpointId) -> str:
+    def _try(self, source: RestoreSource, checkpoint: CheckpointId) -> str:
         """Why the part could not be fetched, "" if it is here."""
         reason = ""
         for attempt in range(TRIES):
@@ -74,15 +74,15 @@ class Fetches:
                 reason = str(error)
         return reason
 
-    def _give_up(self, source: Source, checkpoint: CheckpointId, reason: str) -> None:
+    def _give_up(self, source: RestoreSource, checkpoint: CheckpointId, reason: str) -> None:
         """The worker that waits for the part reads why it does not come."""
         where = f"{source.address}:{source.port}"
         part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
         text = f"{part} of {checkpoint} could not be fetched from {where}: {reason}"
         _write(self._folder.fetch_error(source.rank), text)
 
-    def _fetch(self, source: Source, checkpoint: CheckpointId) -> None:
-        channel = Channel.connect(source.address, source.port, self._key)
+    def _fetch(self, source: RestoreSource, checkpoint: CheckpointId) -> None:
+        channel = CopyChannel.connect(source.address, source.port, self._key)
         self._channels.add(channel)
         try:
             get = Get(run_id=self._run_id, rank=source.rank, checkpoint=checkpoint)
@@ -110,7 +110,7 @@ class Fetches:
 
 
 @contextmanager
-def _reserved(channel: Channel, path: Path, total: int) -> Iterator[tuple[Buffer, memoryview]]:
+def _reserved(channel: CopyChannel, path: Path, total: int) -> Iterator[tuple[Buffer, memoryview]]:
     """A buffer, and where the image of ``total`` bytes belongs; empty at the end unless that was adopted.
 
     Without room the sender gets REFUSED. Raises ``OSError``.

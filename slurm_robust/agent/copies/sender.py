@@ -11,7 +11,7 @@ from slurm_robust.checkpoint.errors import CheckpointError
 from slurm_robust.checkpoint.image import open_image
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.model.copies import CheckpointId, Peer
-from slurm_robust.wire.copychannel import Channel, ChannelError, CopyAnswer, CopyVerdict, Put
+from slurm_robust.wire.copychannel import ChannelError, CopyAnswer, CopyChannel, CopyVerdict, Put
 
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 5.0
@@ -45,7 +45,7 @@ class RateLimit:
 
 
 @dataclass(frozen=True)
-class Generation:
+class SenderLaunch:
     """What senders must know of the launch."""
 
     run_id: str
@@ -56,7 +56,9 @@ class Generation:
 class PeerSender:
     """One rank's thread. Nothing that happens here disturbs training or the other ranks."""
 
-    def __init__(self, peer: Peer, generation: Generation, key: bytes, pace: RateLimit, notes: Notes) -> None:
+    def __init__(
+        self, peer: Peer, generation: SenderLaunch, key: bytes, pace: RateLimit, notes: Notes
+    ) -> None:
         self._peer = peer
         self._generation = generation
         self._key = key
@@ -67,7 +69,7 @@ class PeerSender:
         self._offered: CheckpointId | None = None
         self._finishing = False
         self._stopped = threading.Event()
-        self._channel: Channel | None = None
+        self._channel: CopyChannel | None = None
         self._skipped = 0
         self._failing = False
         self.lag_s = 0.0  # from the first sight of the last image of this generation until the peer had it
@@ -194,8 +196,8 @@ class PeerSender:
         channel.send_file(file, put.total, self._wait_turn, self._pace.piece)
         return channel.answer(put.total), True
 
-    def _connect(self) -> Channel:
-        self._channel = channel = Channel.connect(self._peer.address, self._peer.port, self._key)
+    def _connect(self) -> CopyChannel:
+        self._channel = channel = CopyChannel.connect(self._peer.address, self._peer.port, self._key)
         if self._stopped.is_set():
             raise ChannelError("it is over")
         return channel

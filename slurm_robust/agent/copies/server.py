@@ -19,7 +19,7 @@ from slurm_robust.checkpoint.image import PAGE, Buffer, BufferInUse, Image, read
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.tiers import NodeTiers
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, Channel, CopyAnswer, CopyVerdict, Get, Put
+from slurm_robust.wire.copychannel import MAX_IMAGE_BYTES, CopyAnswer, CopyChannel, CopyVerdict, Get, Put
 
 # Far more than a node's ranks and those of its peers; what is beyond is turned away.
 CONNECTIONS = 128
@@ -43,7 +43,7 @@ class CopyServer:
         self._buffers = buffers
         self._notes = notes
         self._lock = threading.Lock()
-        self._channels: set[Channel] = set()
+        self._channels: set[CopyChannel] = set()
         self._closed = False
         self.launch = 0  # the generation whose copies are welcome, 0 for none
         self._entrance = Entrance(listener, key, self._admit, notes)
@@ -63,7 +63,7 @@ class CopyServer:
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _admit(self, channel: Channel, address: str) -> None:
+    def _admit(self, channel: CopyChannel, address: str) -> None:
         with self._lock:
             if self._closed or len(self._channels) >= CONNECTIONS:
                 channel.close()
@@ -73,7 +73,7 @@ class CopyServer:
         if self._notes.start_thread("copy", f"serves a connection of {address}", work) is None:
             self._hang_up(channel)
 
-    def _serve(self, channel: Channel, address: str) -> None:
+    def _serve(self, channel: CopyChannel, address: str) -> None:
         try:
             while (request := channel.request()) is not None:
                 self._handle(channel, request)
@@ -83,14 +83,14 @@ class CopyServer:
         finally:
             self._hang_up(channel)
 
-    def _hang_up(self, channel: Channel) -> None:
+    def _hang_up(self, channel: CopyChannel) -> None:
         with self._lock:
             self._channels.discard(channel)
         channel.close()
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def _handle(self, channel: Channel, request: Put | Get) -> None:
+    def _handle(self, channel: CopyChannel, request: Put | Get) -> None:
         if request.run_id != self._run_id:
             channel.send(CopyAnswer(verdict=CopyVerdict.REFUSED, reason=f"this is run {self._run_id}"))
         elif isinstance(request, Put):
@@ -98,7 +98,7 @@ class CopyServer:
         else:
             self._on_get(channel, request)
 
-    def _on_put(self, channel: Channel, put: Put) -> None:
+    def _on_put(self, channel: CopyChannel, put: Put) -> None:
         answer = self._welcome(put) or self._buffers.answer(put)
         if answer.verdict is CopyVerdict.GO:
             answer = self._buffers.take_in(put, channel)
@@ -117,7 +117,7 @@ class CopyServer:
             return CopyAnswer(verdict=CopyVerdict.REFUSED, reason=reason, later=put.launch > self.launch)
         return None
 
-    def _on_get(self, channel: Channel, get: Get) -> None:
+    def _on_get(self, channel: CopyChannel, get: Get) -> None:
         try:
             image = self._parts.open(get.rank, get.checkpoint)
         except (CheckpointError, OSError) as error:
@@ -167,7 +167,7 @@ class PeerBuffers:
             return CopyAnswer(verdict=CopyVerdict.HAVE)
         return CopyAnswer(verdict=CopyVerdict.GO)
 
-    def take_in(self, put: Put, channel: Channel) -> CopyAnswer:
+    def take_in(self, put: Put, channel: CopyChannel) -> CopyAnswer:
         """Say GO and receive the image; what to answer at the end. Raises ``OSError`` of the channel.
 
         Whatever happens, the buffer holds the whole new image or none.
@@ -190,7 +190,7 @@ class PeerBuffers:
             buffer.close()
         self._open.clear()
 
-    def _refill(self, put: Put, channel: Channel) -> CopyAnswer:
+    def _refill(self, put: Put, channel: CopyChannel) -> CopyAnswer:
         buffer = self._buffer(self._victim(put))
         if not _has_room(buffer, put.total):
             return _refused(f"its {self._folder.path.parent} has no room for {put.total} bytes")

@@ -14,7 +14,7 @@ from slurm_robust.agent.copies.fetch import Fetches
 from slurm_robust.agent.copies.flush import Flusher, FlushRequest, Fork
 from slurm_robust.agent.copies.leftovers import remove_leftovers
 from slurm_robust.agent.copies.notes import Notes
-from slurm_robust.agent.copies.sender import Generation, PeerSender, RateLimit
+from slurm_robust.agent.copies.sender import PeerSender, RateLimit, SenderLaunch
 from slurm_robust.agent.copies.server import CopyServer, PeerBuffers
 from slurm_robust.agent.copies.watch import SnapshotWatch
 from slurm_robust.checkpoint.budget import MemoryPlan
@@ -245,7 +245,7 @@ class CopyService:
         self._check_disk_soon()
         self._fetches = Fetches(launch, memory, self._key, self._notes)
         peers = launch.peers if self._spec.copies.peers else ()
-        generation = Generation(self._spec.run_id, launch.generation, launch.restore)
+        generation = SenderLaunch(self._spec.run_id, launch.generation, launch.restore)
         senders = {p.rank: PeerSender(p, generation, self._key, self._pace, self._notes) for p in peers}
         watch = SnapshotWatch(memory, launch, senders, self._here.flusher.on_images, self._notes)
         self._running = _Running(launch, senders, watch)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from slurm_robust.analysis.logs.merged import read_merged
 from slurm_robust.analysis.logs.ranks import blames_peer, first_causes, of_all, root_exit
-from slurm_robust.analysis.logs.rule import Rule, RuleSet, shipped, with_site_rules
+from slurm_robust.analysis.logs.rule import LogRule, RuleSet, shipped, with_site_rules
 from slurm_robust.analysis.logs.verdict import Reading, classify, classify_exit, read
 
 __all__ = [
+    "LogRule",
     "Reading",
-    "Rule",
     "RuleSet",
     "blames_peer",
     "classify",

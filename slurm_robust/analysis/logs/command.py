@@ -85,7 +85,7 @@ class LogRecord(Record):
     """or the logs of several ranks."""
 
 
-class Answer(Record):
+class ClassifiedLog(Record):
     """A line of the output of ``--jsonl``."""
 
     id: str
@@ -135,7 +135,7 @@ def answer_file(source: str, out: Path, *, rules: Sequence[Path]) -> int:
     return ExitCode.SUCCESS
 
 
-def answer(record: LogRecord, rules: RuleSet) -> Answer:
+def answer(record: LogRecord, rules: RuleSet) -> ClassifiedLog:
     """The verdict on one record."""
     logs = {log.rank: log.text for log in record.ranks or ()}
     roots: tuple[str | int, ...] = ()
@@ -146,7 +146,7 @@ def answer(record: LogRecord, rules: RuleSet) -> Answer:
     else:
         reading, roots = read_merged(record.text or "", record.stream, rules)
         verdict = reading.verdict
-    return Answer(
+    return ClassifiedLog(
         id=record.id,
         symptom=verdict.symptom,
         symptoms=verdict.symptoms,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from slurm_robust.analysis.logs import curve, frames, quoted, survival
 from slurm_robust.analysis.logs.guesses import is_guess, without_guess
 from slurm_robust.analysis.logs.patterns import compiled, literals_of
-from slurm_robust.analysis.logs.rule import Curve, Rule, RuleSet, Tier, Trigger
+from slurm_robust.analysis.logs.rule import Curve, EvidenceTier, LogRule, RuleSet, Trigger
 from slurm_robust.analysis.logs.survival import Sighting
 from slurm_robust.analysis.logs.text import Line, canonical
 from slurm_robust.kernel import shapes, xid
@@ -99,7 +99,7 @@ def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
     harmless |= in_reports | {each.at for each in seen if each.rule.is_harmless}
     counting = [each for each in seen if each.at not in in_reports]
     decided, back = survival.split(
-        [each for each in counting if each.rule.tier is not Tier.NOISE],
+        [each for each in counting if each.rule.tier is not EvidenceTier.NOISE],
         raised=raised,
         progress=log.progress,
         ended=log.ended,
@@ -117,7 +117,7 @@ def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
 def _seen(log: _Log, rules: RuleSet, stream: str, ignored: Set[int]) -> list[Sighting]:
     """What is left of the rules that match when each line has been given to the ones that count for it."""
     lines = log.lines
-    found: dict[int, dict[str, Rule]] = defaultdict(dict)
+    found: dict[int, dict[str, LogRule]] = defaultdict(dict)
     for literal, triggers in rules.triggers.items():
         for at in log.having(literal):
             if at in ignored:
@@ -138,7 +138,7 @@ def _seen(log: _Log, rules: RuleSet, stream: str, ignored: Set[int]) -> list[Sig
     ]
 
 
-def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[Rule]:
+def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[LogRule]:
     for rule, pattern in triggers:
         if rule.streams and stream not in rule.streams:
             continue
@@ -147,7 +147,7 @@ def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[R
             yield rule
 
 
-def _heard(rules: Sequence[Rule]) -> list[Rule]:
+def _heard(rules: Sequence[LogRule]) -> list[LogRule]:
     """The rules that count for a line: a site's before ours, then the highest weight; noise hides others."""
     known = [rule for rule in rules if rule.site] or list(rules)
     most = max((rule.weight for rule in known), default=0)
@@ -155,7 +155,7 @@ def _heard(rules: Sequence[Rule]) -> list[Rule]:
     return [rule for rule in heard if rule.is_harmless] or heard
 
 
-def _is_kernels(rule: Rule, text: str) -> bool:
+def _is_kernels(rule: LogRule, text: str) -> bool:
     message = _BEFORE_KERNEL.sub("", xid.without_prefix(text), count=1)
     if rule.xids:
         return _code(message) in rule.xids
@@ -192,7 +192,7 @@ def _needs(text: str) -> tuple[str, str]:
     message = xid.without_prefix(text)
     found = xid.parse(message)
     if found is None or found.code != xid.RECOVERY_ACTION:
-        return "", xid.Severity.PLAIN.value
+        return "", xid.XidSeverity.PLAIN.value
     # Hosts give their GPUs the same addresses.
     before = _TIMES.sub("", text[: len(text) - len(message)])
     return f"{''.join(before.split())} {found.subject}", found.severity
@@ -270,8 +270,8 @@ class _Log:
     def _over(self) -> set[int]:
         """The lines with what a GPU needed until the driver said of the same one that it needs nothing."""
         found = [(at, _needs(self.lines[at].text)) for at in self.having(_NEEDS)]
-        last = {gpu: at for at, (gpu, needs) in found if gpu and needs == xid.Severity.NONE}
-        return {at for at, (gpu, needs) in found if needs != xid.Severity.NONE and at < last.get(gpu, -1)}
+        last = {gpu: at for at, (gpu, needs) in found if gpu and needs == xid.XidSeverity.NONE}
+        return {at for at, (gpu, needs) in found if needs != xid.XidSeverity.NONE and at < last.get(gpu, -1)}
 
     @cached_property
     def _by_last(self) -> _Shapes:
@@ -279,10 +279,10 @@ class _Log:
         return _Shapes(sorted(self._alike, key=lambda shape: -self._alike[shape][-1]))
 
     @cached_property
-    def progress(self) -> survival.Progress:
+    def progress(self) -> survival.LogProgress:
         """The lines that tell how far the training is."""
         places = (at for shape, ats in self._alike.items() if survival.STEP.search(shape) for at in ats)
-        return survival.Progress(self.lines, places)
+        return survival.LogProgress(self.lines, places)
 
     @cached_property
     def ended(self) -> int | None:
@@ -318,7 +318,7 @@ class _Log:
         lines = (self.lines[at] for at in reversed(suspicious) if not self._is_quoted(at))
         return tuple(islice((line for line in lines if not _HARMLESS.search(line.text)), MAX_TROUBLE))[::-1]
 
-    def curved(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, int]]:
+    def curved(self, rules: Sequence[LogRule]) -> Iterator[tuple[LogRule, int]]:
         """Where losses and gradient norms do what rules name."""
         chosen = sorted({at for literal in curve.LITERALS for at in self.having(literal)}) if rules else []
         lines = [self.lines[at] for at in chosen]
@@ -327,7 +327,7 @@ class _Log:
             if at is not None:
                 yield rule, chosen[at]
 
-    def allows(self, rule: Rule) -> bool:
+    def allows(self, rule: LogRule) -> bool:
         """Whether the rest of the log is as the rule wants it."""
         return all(map(self._holds, rule.all)) and not any(map(self._holds, rule.without))
 

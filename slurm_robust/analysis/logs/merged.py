@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 
 from slurm_robust.analysis.logs.ranks import first_causes
-from slurm_robust.analysis.logs.rule import RuleSet, Tier
+from slurm_robust.analysis.logs.rule import EvidenceTier, RuleSet
 from slurm_robust.analysis.logs.text import lines_of
 from slurm_robust.analysis.logs.verdict import Reading, read, without_conviction
 
@@ -37,9 +37,9 @@ def read_merged(
     if not parts or whole.named:
         return whole, whole.named if parts else ()
     roots = first_causes(failed)
-    only_waits = any(failed[rank].tier is Tier.EFFECT for rank in roots)
+    only_waits = any(failed[rank].tier is EvidenceTier.EFFECT for rank in roots)
     # A line without a label tells more, or the only rank that is heard complains about another one.
-    if only_waits and (len(failed) == 1 or whole.tier is not Tier.EFFECT):
+    if only_waits and (len(failed) == 1 or whole.tier is not EvidenceTier.EFFECT):
         return whole, ()
     return whole, roots
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from slurm_robust.analysis.logs.named import in_another_collective
-from slurm_robust.analysis.logs.rule import RuleSet, Tier
+from slurm_robust.analysis.logs.rule import EvidenceTier, RuleSet
 from slurm_robust.analysis.logs.verdict import HEALTHY, UNKNOWN, Reading, read_exit, without_conviction
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import Cause, NodeExit, Remedy
@@ -24,7 +24,13 @@ Key = TypeVar("Key")
 _TIME = re.compile(r"\b([01]\d|2[0-3]):([0-5]\d):([0-5]\d(?:[.,]\d{1,9})?)\b")
 _COLLECTIVE = re.compile(r"(?:SeqNum|SequenceNumber)\W{1,3}(\d{1,12})|last completed NCCL work: (\d{1,12})")
 _OPERATION = re.compile(r"OpType=(\w{1,40})")
-_ROOTS = (Tier.CAUSE, Tier.FAILURE, Tier.SUMMARY, Tier.EFFECT, Tier.NOISE)
+_ROOTS = (
+    EvidenceTier.CAUSE,
+    EvidenceTier.FAILURE,
+    EvidenceTier.SUMMARY,
+    EvidenceTier.EFFECT,
+    EvidenceTier.NOISE,
+)
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
@@ -105,7 +111,7 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
     first = min(best, key=lambda key: (behind[key], times[key]))
     until, same = times[first] + TOGETHER_S, failed[first].verdict.rule
     together = [key for key in best if times[key] <= until and behind[key] == behind[first]]
-    if failed[first].tier is Tier.CAUSE:
+    if failed[first].tier is EvidenceTier.CAUSE:
         return tuple(key for key in best if failed[key].verdict.rule == same and times[key] <= until)
     alone = len(failed) == 1 < len(readings) and failed[first].verdict.blame is Cause.UNKNOWN
     if _waits(failed[first]) and (alone or 1 < len(together) == len(readings)):
@@ -129,7 +135,7 @@ def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
 
 def _late(failed: Mapping[Key, Reading], strength: Mapping[Key, tuple[int, int]]) -> tuple[Key, ...]:
     """The few ranks that have begun fewer collectives of a process group than most, where all tell it."""
-    if min(strength.values())[0] < _ROOTS.index(Tier.EFFECT):
+    if min(strength.values())[0] < _ROOTS.index(EvidenceTier.EFFECT):
         return ()  # a cause tells more
     shared = set.intersection(*(set(reading.enqueued) for reading in failed.values()))
     for group in sorted(shared):
@@ -168,7 +174,7 @@ def _is_on(key: Key, reading: Reading, hosts: Container[str]) -> bool:
 
 def _waits(reading: Reading) -> bool:
     """Whether a rank only lost others, or waited for them in vain."""
-    return reading.tier is Tier.EFFECT and not set(_WAITING).isdisjoint(reading.verdict.symptoms)
+    return reading.tier is EvidenceTier.EFFECT and not set(_WAITING).isdisjoint(reading.verdict.symptoms)
 
 
 def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) -> dict[Key, float]:
@@ -180,12 +186,14 @@ def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) ->
 def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
     """The least one is the root. A rank that only ended comes before one that complains about a peer."""
     if of_another:
-        return max(_ROOTS.index(Tier.EFFECT), _ROOTS.index(reading.tier or Tier.NOISE)), -reading.weight
+        return max(
+            _ROOTS.index(EvidenceTier.EFFECT), _ROOTS.index(reading.tier or EvidenceTier.NOISE)
+        ), -reading.weight
     if _shows_device(reading):
         return -1, -reading.weight
-    if reading.tier is Tier.SUMMARY and reading.verdict.action is Remedy.NONE:
+    if reading.tier is EvidenceTier.SUMMARY and reading.verdict.action is Remedy.NONE:
         return len(_ROOTS), -reading.weight  # ended together with the others
-    return _ROOTS.index(reading.tier or Tier.NOISE), -reading.weight
+    return _ROOTS.index(reading.tier or EvidenceTier.NOISE), -reading.weight
 
 
 def _collective(line: str) -> float | None:
@@ -213,11 +221,11 @@ def _may_complain(exit: WorkerExit) -> bool:
 
 
 def _complains(exit: WorkerExit, found: Reading) -> bool:
-    return _may_complain(exit) and (found.tier is Tier.EFFECT or found.verdict.symptom in _OF_OTHERS)
+    return _may_complain(exit) and (found.tier is EvidenceTier.EFFECT or found.verdict.symptom in _OF_OTHERS)
 
 
 def _shows_device(reading: Reading) -> bool:
-    return reading.tier is Tier.CAUSE and reading.verdict.symptom in _DEVICES
+    return reading.tier is EvidenceTier.CAUSE and reading.verdict.symptom in _DEVICES
 
 
 def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeExit | None:

@@ -60,7 +60,7 @@ Symptom = Literal[
 Stream = Literal["program", "kernel", "slurm", "nvidia-smi"]
 
 
-class Tier(str, Enum):
+class EvidenceTier(str, Enum):
     """How much a line says about the cause, the most informative first."""
 
     CAUSE = "cause"
@@ -87,7 +87,7 @@ class Tier(str, Enum):
         return _TIERS.index(self)
 
 
-_TIERS = tuple(Tier)
+_TIERS = tuple(EvidenceTier)
 
 
 class Curve(str, Enum):
@@ -97,7 +97,7 @@ class Curve(str, Enum):
     JUMP = "jump"
 
 
-class Rule(Section):
+class LogRule(Section):
     """One rule. Patterns are regular expressions that ignore case and are searched in single lines.
 
     Of the rules that match a line, the one with the highest ``weight`` decides; in a log, the tier decides
@@ -140,7 +140,7 @@ class Rule(Section):
     times: int = 1
     """Number of lines that must match."""
 
-    tier: Tier = Tier.CAUSE
+    tier: EvidenceTier = EvidenceTier.CAUSE
     weight: int = 0
 
     takes_back: tuple[Symptom, ...] = ()
@@ -169,7 +169,7 @@ class Rule(Section):
             if name not in catalog.KINDS:
                 fix = f"use one of {', '.join(sorted(catalog.KINDS))}"
                 yield Contradiction(keys=(f"kinds.{index}",), text=f"{name!r} is not a known kind", fix=fix)
-        if bool(self.takes_back) != (self.tier is Tier.RECOVERY):
+        if bool(self.takes_back) != (self.tier is EvidenceTier.RECOVERY):
             text = "takes_back and the tier recovery belong together"
             yield Contradiction(keys=("name",), text=text, fix="give both or neither")
         for index, name in enumerate(self.shapes):
@@ -188,7 +188,7 @@ class Rule(Section):
     @property
     def is_harmless(self) -> bool:
         """Whether its lines are no failures."""
-        return self.tier in (Tier.NOISE, Tier.RECOVERY)
+        return self.tier in (EvidenceTier.NOISE, EvidenceTier.RECOVERY)
 
     @property
     def kernel_literals(self) -> Iterator[str]:
@@ -199,7 +199,7 @@ class Rule(Section):
             yield from (begin.lower() for begin in shapes.SHAPES[name].begins)
 
 
-class SiteRule(Rule):
+class SiteRule(LogRule):
     """A rule of the site."""
 
     site: ClassVar[bool] = True
@@ -208,7 +208,7 @@ class SiteRule(Rule):
 class Trigger(NamedTuple):
     """What may match."""
 
-    rule: Rule
+    rule: LogRule
     pattern: str | None
     """Of the rule; None: its codes or shapes."""
 
@@ -216,7 +216,7 @@ class Trigger(NamedTuple):
 class RuleSet:
     """Rules by the literals that trigger them. A later rule of the same name replaces an earlier one."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[LogRule]) -> None:
         named = {rule.name: rule for rule in rules}
         self.rules = tuple(named.values())
         self.curves = [rule for rule in self.rules if rule.curve]
@@ -259,14 +259,14 @@ def shipped() -> RuleSet:
 
 
 @cache
-def _shipped() -> tuple[Rule, ...]:
+def _shipped() -> tuple[LogRule, ...]:
     folder = resources.files("slurm_robust.analysis.logs") / "rules"
     files = sorted(
         (file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name
     )
     # The tests check them: compiling hundreds of patterns that are never tried takes too long here.
     texts = (yaml.load(file.read_bytes(), _Loader) for file in files)
-    return tuple(rule for text in texts for rule in msgspec.convert(text, tuple[Rule, ...]))
+    return tuple(rule for text in texts for rule in msgspec.convert(text, tuple[LogRule, ...]))
 
 
 def with_site_rules(paths: Iterable[Path]) -> RuleSet:

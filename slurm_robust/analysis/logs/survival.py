@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from slurm_robust.analysis.logs.rule import Rule, Tier
+from slurm_robust.analysis.logs.rule import EvidenceTier, LogRule
 from slurm_robust.analysis.logs.text import Line
 
 SURVIVABLE = frozenset({
@@ -58,7 +58,7 @@ _REPORT = re.compile(r"(?:\{\d+\})?\[Hardware Error\]")
 class Sighting(NamedTuple):
     """A rule that matched."""
 
-    rule: Rule
+    rule: LogRule
     at: int
     """Counts the lines of the log as they were read."""
     line: Line
@@ -69,7 +69,7 @@ class Sighting(NamedTuple):
         return self.rule.tier.order, not self.rule.site, -self.rule.weight, self.at
 
 
-class Progress:
+class LogProgress:
     """How far the lines of a log say that the training is."""
 
     def __init__(self, lines: Sequence[Line], places: Iterable[int]) -> None:
@@ -135,7 +135,7 @@ def split(
     seen: Sequence[Sighting],
     *,
     raised: Sequence[int],
-    progress: Progress,
+    progress: LogProgress,
     ended: int | None,
     count: int,
 ) -> tuple[list[Sighting], set[int]]:
@@ -144,8 +144,8 @@ def split(
     ``seen``: with those of the tier ``recovery``. ``raised``: the lines with the exceptions of tracebacks.
     ``ended``: the line that tells the training's end. ``count``: of all lines.
     """
-    repairs = [sighting for sighting in seen if sighting.rule.tier is Tier.RECOVERY]
-    failures = [sighting for sighting in seen if sighting.rule.tier is not Tier.RECOVERY]
+    repairs = [sighting for sighting in seen if sighting.rule.tier is EvidenceTier.RECOVERY]
+    failures = [sighting for sighting in seen if sighting.rule.tier is not EvidenceTier.RECOVERY]
     newest = _Repairs(repairs)
     standing = [each for each in failures if not newest.take_back(each)]
     ends = sorted({each.at for each in standing if _ends_process(each)} | set(raised))
@@ -187,7 +187,7 @@ def in_reports(
     done = {
         each.at: set(each.rule.takes_back)
         for each in seen
-        if each.rule.tier is Tier.RECOVERY and _REPORT.search(lines[each.at].text)
+        if each.rule.tier is EvidenceTier.RECOVERY and _REPORT.search(lines[each.at].text)
     }
     if not done:
         return set()
@@ -204,8 +204,8 @@ def in_reports(
 
 
 def _ends_process(sighting: Sighting) -> bool:
-    return sighting.rule.tier is Tier.SUMMARY or sighting.rule.symptom in _ENDS
+    return sighting.rule.tier is EvidenceTier.SUMMARY or sighting.rule.symptom in _ENDS
 
 
-def _is_of_exit(rule: Rule) -> bool:
+def _is_of_exit(rule: LogRule) -> bool:
     return rule.symptom in AT_EXIT and not rule.site

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from slurm_robust.analysis.logs import frames
 from slurm_robust.analysis.logs.match import MAX_TROUBLE, sightings
 from slurm_robust.analysis.logs.named import enqueued, hosts_gone, hosts_in, own_host, ranks_of, told_of
-from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, RuleSet, Tier, shipped
+from slurm_robust.analysis.logs.rule import NOISE, UNKNOWN_SYMPTOM, EvidenceTier, RuleSet, shipped
 from slurm_robust.analysis.logs.survival import Sighting
 from slurm_robust.analysis.logs.text import Line, lines_of
 from slurm_robust.model.exits import WorkerExit, signal_name
@@ -25,7 +25,7 @@ class Reading(Record):
     """Of the deciding line, from 1; 0 where none decided."""
     context: tuple[tuple[int, str], ...] = ()
     """The lines around it with their numbers; of an unknown log the last lines that look like failures."""
-    tier: Tier | None = None
+    tier: EvidenceTier | None = None
     """Of the rule, as are the next two; None where none matched."""
     weight: int = 0
     advice: str = ""
@@ -104,7 +104,7 @@ def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Re
         told_of=told_of(lines, first.at),
         gone=hosts_gone(lines[first.at].text),
         host=own_host(text),
-        enqueued=enqueued(evidence) if rule.tier is Tier.EFFECT else {},
+        enqueued=enqueued(evidence) if rule.tier is EvidenceTier.EFFECT else {},
     )
 
 
@@ -115,7 +115,7 @@ def _named(lines: Sequence[Line], seen: Sequence[Sighting]) -> tuple[int, ...]:
     own = lines[first.at : first.at + (_BELOW if is_list else 1)]
     if named := ranks_of(line.text for line in own):
         return named
-    if first.rule.tier is not Tier.EFFECT:
+    if first.rule.tier is not EvidenceTier.EFFECT:
         return ()
     return ranks_of(lines[at].text for at in dict.fromkeys(each.at for each in seen[:_MAX_NAMING]))
 
@@ -123,7 +123,7 @@ def _named(lines: Sequence[Line], seen: Sequence[Sighting]) -> tuple[int, ...]:
 def _symptoms(seen: Sequence[Sighting]) -> tuple[str, ...]:
     """The main one, and those of other lines that name a cause."""
     first, *others = (sighting.rule for sighting in seen)
-    own = [rule for rule in others if rule.tier is Tier.CAUSE]
+    own = [rule for rule in others if rule.tier is EvidenceTier.CAUSE]
     return tuple(dict.fromkeys((first.symptom, *first.also, *(rule.symptom for rule in own))))
 
 
@@ -135,7 +135,7 @@ def classify_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Classificat
 
 def without_conviction(reading: Reading) -> Reading:
     """As it holds for one rank of several: that it lost a peer tells nothing about any node."""
-    if reading.tier is not Tier.EFFECT or reading.verdict.action is not Remedy.EVICT:
+    if reading.tier is not EvidenceTier.EFFECT or reading.verdict.action is not Remedy.EVICT:
         return reading
     verdict = replace(reading.verdict, blame=Cause.UNKNOWN, action=Remedy.RESTART)
     return replace(reading, verdict=verdict)

@@ -28,7 +28,7 @@ CALM_S = 6 * 3600.0
 _NEWS_FACTOR = 1.25
 
 
-class Sample(Record):
+class _Sample(Record):
     """The step records of all ranks at one moment, reduced to what shows progress."""
 
     now: float
@@ -55,7 +55,7 @@ class Sample(Record):
     """Ranks that report nothing while others do."""
 
     @classmethod
-    def of(cls, records: Sequence[Progress], now: float) -> Sample:
+    def of(cls, records: Sequence[Progress], now: float) -> _Sample:
         """``records`` are not empty and as old as they are ``now``."""
         reporting = tuple(r for r in records if r.reported)
         telling = reporting or tuple(r for r in records if r.step >= 0)
@@ -147,7 +147,7 @@ class PaceWatch:
         self._known = past  # with what was learned of seldom things since
         self._times = StepTimes()
         self._slowdown = Slowdown(config.slow_factor, past)
-        self._sample: Sample | None = None
+        self._sample: _Sample | None = None
         self._launched = 0.0
         self._first_step_s = 0.0  # the longest part of it without a phase
         self._resumed_at = -math.inf  # when the last phase ended
@@ -168,7 +168,7 @@ class PaceWatch:
         """
         if not records:
             return
-        sample, before = Sample.of(records, now), self._sample
+        sample, before = _Sample.of(records, now), self._sample
         self._calm_since = min(self._calm_since, now)
         self._learn_phases(sample)
         if before is not None and before.is_first:
@@ -241,7 +241,7 @@ class PaceWatch:
 
     # -- what is learned ----------------------------------------------------------------------------
 
-    def _await_step(self, sample: Sample) -> None:
+    def _await_step(self, sample: _Sample) -> None:
         if sample.step < 0:
             self._launched = sample.at
         self._still_s, self._phase_seen = 0.0, False
@@ -250,7 +250,7 @@ class PaceWatch:
         if self._known.doubts and sample.now - self._calm_since > CALM_S:
             self._learn(doubts=0)
 
-    def _measure_first(self, sample: Sample, before: Sample) -> None:
+    def _measure_first(self, sample: _Sample, before: _Sample) -> None:
         if self._launched < self._held_until:
             return
         stretch = self._stretch(sample, self._launched) if before.step < 0 <= sample.step else None
@@ -258,7 +258,7 @@ class PaceWatch:
         if not sample.is_first:
             self._learn(first_step_s=max(self._first_step_s, self._known.first_step_s))
 
-    def _measure(self, sample: Sample, before: Sample) -> None:
+    def _measure(self, sample: _Sample, before: _Sample) -> None:
         stretch, steps = self._stretch(sample, before.at), sample.step - before.step
         if stretch is None or before.is_first or before.at < self._held_until:
             return
@@ -274,7 +274,7 @@ class PaceWatch:
         if is_whole and self._times.steps > FEW_STEPS:
             self._slowdown.add(seconds, steps)
 
-    def _stretch(self, sample: Sample, begin: float) -> tuple[float, bool] | None:
+    def _stretch(self, sample: _Sample, begin: float) -> tuple[float, bool] | None:
         """Seconds from ``begin``, or the end of a phase after it, to the newest step; if from ``begin``.
 
         None if a phase hides how long it was.
@@ -287,7 +287,7 @@ class PaceWatch:
         # A late heartbeat makes its step seem younger than it is, so the next may seem to be before it.
         return None if self._phase_seen else (max(0.0, sample.at - begin), True)
 
-    def _learn_phases(self, sample: Sample) -> None:
+    def _learn_phases(self, sample: _Sample) -> None:
         """A phase is over when all ranks have left it."""
         for name, seconds in sample.phases.items():
             self._open[name] = max(seconds, self._open.get(name, 0.0))
@@ -301,7 +301,7 @@ class PaceWatch:
 
     # -- what follows from it -----------------------------------------------------------------------
 
-    def _bound(self, sample: Sample | None) -> Bound:
+    def _bound(self, sample: _Sample | None) -> Bound:
         if not self._config.hang:
             return bounds.OFF
         if sample is None or not (sample.speaks or self._known.steps or self._known.first_step_s):
@@ -314,7 +314,7 @@ class PaceWatch:
         hung_here = sample.step == self._known.hung_after
         return bounds.between_steps(self._config, self._times, self._known, hung_here=hung_here)
 
-    def _hang(self, sample: Sample, now: float, held_s: float) -> PaceVerdict | None:
+    def _hang(self, sample: _Sample, now: float, held_s: float) -> PaceVerdict | None:
         still_s = sample.still_s + now - sample.now - held_s
         if self._reported_s is not None and still_s > self._reported_s:
             return None
@@ -325,7 +325,7 @@ class PaceWatch:
         self._doubt(sample)
         return _hang(sample, sample.behind, still_s, bound)
 
-    def _doubt(self, sample: Sample) -> None:
+    def _doubt(self, sample: _Sample) -> None:
         """If what was learned is too short here, no hang may come of it a second time."""
         self._sure = self._known
         if sample.phases:
@@ -339,7 +339,7 @@ class PaceWatch:
             self._learn(hung_after=sample.step, doubts=self._known.doubts + 1)
             self._calm_since = sample.now
 
-    def _alone(self, sample: Sample) -> PaceVerdict | None:
+    def _alone(self, sample: _Sample) -> PaceVerdict | None:
         """Some ranks are still while others go on, so no rank of theirs waits for another."""
         bound = self._bound(sample)
         allowed = Bound(
@@ -381,7 +381,7 @@ def is_news(before: PaceHistory, after: PaceHistory) -> bool:
     return any(max(pair) > _NEWS_FACTOR * min(pair) for pair in pairs)
 
 
-def _hang(sample: Sample, ranks: tuple[int, ...], since_s: float, bound: Bound) -> PaceVerdict:
+def _hang(sample: _Sample, ranks: tuple[int, ...], since_s: float, bound: Bound) -> PaceVerdict:
     if sample.phases:
         what, at = f"phase {', '.join(sample.phases)} goes on", ""
     elif sample.is_first:

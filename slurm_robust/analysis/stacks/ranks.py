@@ -52,7 +52,7 @@ class Call(Record):
     """A process or thread of Python begins with it."""
 
 
-class Doing(Record):
+class _ThreadActivity(Record):
     """What one thread does."""
 
     activity: Activity
@@ -73,9 +73,9 @@ class Reader:
     """Reads the stacks of one sample round. Ranks in the same place share the work of reading them."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Frame, ...], Doing] = {}
+        self._known: dict[tuple[Frame, ...], _ThreadActivity] = {}
 
-    def read(self, frames: tuple[Frame, ...]) -> Doing:
+    def read(self, frames: tuple[Frame, ...]) -> _ThreadActivity:
         """What a thread with these calls, innermost first, does."""
         known = self._known.get(frames)
         if known is None:
@@ -83,7 +83,7 @@ class Reader:
         return known
 
 
-def doing(frames: tuple[Frame, ...]) -> Doing:
+def doing(frames: tuple[Frame, ...]) -> _ThreadActivity:
     """The innermost call that means something decides, unless all of it serves data or a checkpoint."""
     own = []
     for frame in frames:
@@ -97,7 +97,7 @@ def doing(frames: tuple[Frame, ...]) -> Doing:
         purposes = (call.meaning for call in meaningful if call.meaning in _PURPOSES)
         activity = next((p for p in purposes if isinstance(p, Activity)), activity)
     python = [call.text for call in meaningful if not call.is_native]
-    return Doing(
+    return _ThreadActivity(
         activity=activity,
         form="\n".join(python or [call.text for call in meaningful]),
         is_idle=begin == len(own),
@@ -226,7 +226,7 @@ def view(stack: RankStacks, reader: Reader) -> RankView:
     return structs.replace(_with_helper(doing, helpers, reader), sleeps=worker.state == "S")
 
 
-def _main(threads: Sequence[ThreadStack], reader: Reader) -> Doing | None:
+def _main(threads: Sequence[ThreadStack], reader: Reader) -> _ThreadActivity | None:
     """What the main thread does, or the threads that it waits for."""
     if not threads:
         return None
@@ -243,10 +243,10 @@ def _main(threads: Sequence[ThreadStack], reader: Reader) -> Doing | None:
     if not busy:
         return doing
     chosen = min(busy, key=lambda d: (d.activity.waits, d.form))
-    return Doing(activity=chosen.activity, form=f"{chosen.form}\n{doing.form}")
+    return _ThreadActivity(activity=chosen.activity, form=f"{chosen.form}\n{doing.form}")
 
 
-def _with_helper(doing: Doing, helpers: Sequence[ProcessStacks], reader: Reader) -> RankView:
+def _with_helper(doing: _ThreadActivity, helpers: Sequence[ProcessStacks], reader: Reader) -> RankView:
     """A helper that is halted has halted its rank; one that is busy is named, since the rank waits for it."""
     halted: Mapping[str, Activity] = {**_HALTED, "D": Activity.KERNEL}
     for state, activity in halted.items():

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from slurm_robust.diagnostics.devices import can_use_gpus
-from slurm_robust.diagnostics.part import Measurement, NotHere, Part
+from slurm_robust.diagnostics.part import Measurement, NotHere, TestPart
 from slurm_robust.diagnostics.ranks import Ranks, best_rate, judged, pattern, run_ranks
 
 _CPU_WORDS = 1 << 20  # 4 MiB
@@ -14,7 +14,7 @@ _GPU_WORDS = 1 << 25  # 128 MiB
 _REPEATS = 5
 
 
-def run(part: Part) -> Measurement:
+def run(part: TestPart) -> Measurement:
     """See the module. Raises ``NotHere``."""
     if part.gpus_together and not can_use_gpus():
         raise NotHere(f"PyTorch {torch.__version__} is built without support of GPUs")

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from slurm_robust.diagnostics.devices import gpus_of
-from slurm_robust.diagnostics.part import Measurement, NotHere, Part
+from slurm_robust.diagnostics.part import Measurement, NotHere, TestPart
 from slurm_robust.diagnostics.ranks import Ranks, best_rate, judged, pattern, run_ranks
 from slurm_robust.wire.network import PortHolder
 
@@ -15,7 +15,7 @@ _GPU_WORDS = 1 << 25  # 128 MiB to each
 _REPEATS = 5
 
 
-def run(part: Part) -> Measurement:
+def run(part: TestPart) -> Measurement:
     """See the module. Raises ``NotHere``, ``Wrong``, ``OSError``."""
     gpus = len(gpus_of(part))
     if gpus == 1:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed, late, unknown
+from slurm_robust.diagnostics.part import Measurement, NotHere, TestPart, failed, late, unknown
 from slurm_robust.model.record import Record
 from slurm_robust.util.program import run_program
 
@@ -24,7 +24,7 @@ _LEVELS = ((7200.0, 4), (2400.0, 3), (600.0, 2), (0.0, 1))
 _MAX_BYTES = 2**24
 
 
-def run(part: Part) -> Measurement:
+def run(part: TestPart) -> Measurement:
     """See the module. Raises ``NotHere`` where it is not installed."""
     program = shutil.which("dcgmi")
     if program is None:

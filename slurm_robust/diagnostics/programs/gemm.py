@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from slurm_robust.diagnostics.devices import each_core, gpus_of, one_thread
-from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed, in_children, worst
+from slurm_robust.diagnostics.part import Measurement, NotHere, TestPart, failed, in_children, worst
 
 _SIDE = 256
 # The largest whole number among the operands, and SHA-256 of the product in float32. 256 products of numbers
@@ -35,7 +35,7 @@ _TEMPORARY = 4  # chunks that comparing takes
 _PATTERNS = (0x5555555555555555, -0x5555555555555556)
 
 
-def run(part: Part) -> Measurement:
+def run(part: TestPart) -> Measurement:
     """See the module. Raises ``Wrong``."""
     cores, wrong = _cores(time.monotonic() + min(_CORES_S, part.limit_s / 4))
     if wrong:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 
 from slurm_robust.config.nodefile import load
-from slurm_robust.diagnostics.part import Measurement, Part
+from slurm_robust.diagnostics.part import Measurement, TestPart
 from slurm_robust.model.findings import Outcome
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.runner import inspect
 from slurm_robust.nodes.verdict import conclude
 
 
-def run(part: Part) -> Measurement:
+def run(part: TestPart) -> Measurement:
     """See the module."""
     config = load()
-    report = inspect(config, Context.LIVE, memory=None, now=time.time(), budget_s=part.limit_s * 0.8)
+    report = inspect(config, CheckContext.LIVE, memory=None, now=time.time(), budget_s=part.limit_s * 0.8)
     found = conclude(report, config, {})
     if not found.fit:
         return Measurement(outcome=Outcome.FAIL, text=found.reason)

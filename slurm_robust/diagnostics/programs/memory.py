@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import psutil
 
-from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed
+from slurm_robust.diagnostics.part import Measurement, NotHere, TestPart, failed
 from slurm_robust.util.proc import memory_cgroups
 
 _SHARE = 1 / 16  # of what is available: the node is somebody's
@@ -20,7 +20,7 @@ _PATTERNS = (0x5555555555555555, 0xAAAAAAAAAAAAAAAA)
 Words: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
-def run(part: Part) -> Measurement:
+def run(part: TestPart) -> Measurement:
     """Walk over a bounded part of the free memory for a bounded time. Raises ``NotHere``."""
     wanted = min(_MAX_BYTES, int(available() * _SHARE)) // _CHUNK
     if wanted == 0:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from slurm_robust.diagnostics.devices import each_core, gpus_of, name_of, one_thread
-from slurm_robust.diagnostics.part import Measurement, Part, failed, in_children, worst
+from slurm_robust.diagnostics.part import Measurement, TestPart, failed, in_children, worst
 from slurm_robust.model.findings import Outcome
 
 _VOCABULARY = 128
@@ -73,7 +73,7 @@ class TinyGpt(nn.Module):
         return logits
 
 
-def run(part: Part) -> Measurement:
+def run(part: TestPart) -> Measurement:
     """See the module. Raises ``NotHere``, ``Wrong``."""
     # Read by cuBLAS when it is first used.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

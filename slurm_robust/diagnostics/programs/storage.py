@@ -8,13 +8,13 @@ import time
 from hashlib import shake_256
 from pathlib import Path
 
-from slurm_robust.diagnostics.part import Measurement, NotHere, Part, failed
+from slurm_robust.diagnostics.part import Measurement, NotHere, TestPart, failed
 
 _SIZE = 16 << 20  # bytes
 _BLOCK = 1 << 20
 
 
-def run(part: Part) -> Measurement:
+def run(part: TestPart) -> Measurement:
     """See the module. Raises ``NotHere`` without a folder."""
     if not part.storage:
         raise NotHere("no folder was named")

@@ -47,7 +47,7 @@ _POLL_S = 0.1
 _RENDEZVOUS = "rendezvous"
 
 
-class Task(Record):
+class ReplayTask(Record):
     """A group's work, the same for all its nodes."""
 
     folder: str
@@ -73,7 +73,7 @@ class Task(Record):
 
 def main() -> int:
     """Run this node's ranks to their end; 0 however they ended, 3 if nobody said in time where to meet."""
-    task = msgspec.json.decode(sys.argv[1], type=Task)
+    task = msgspec.json.decode(sys.argv[1], type=ReplayTask)
     deadline = time.monotonic() + task.limit_s
     folder = Path(task.folder)
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -110,7 +110,7 @@ def _await_place(folder: Path, deadline: float) -> tuple[str, int] | None:
     return address, int(port)
 
 
-def _start(task: Task, place: tuple[str, int], rank: int) -> subprocess.Popen[bytes]:
+def _start(task: ReplayTask, place: tuple[str, int], rank: int) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name not in OF_A_RUN}
     prepare_inherited(inherited, torch_release())
     slot, local = divmod(rank, task.nproc)

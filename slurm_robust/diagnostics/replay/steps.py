@@ -17,7 +17,7 @@ from slurm_robust.analysis.replay import (
     Grid,
     GroupRun,
     GroupSeen,
-    Phase,
+    ReplayPhase,
     ReplayVerdict,
     conclude,
     fit,
@@ -26,7 +26,7 @@ from slurm_robust.analysis.replay import (
     judge,
     nodes_of,
 )
-from slurm_robust.diagnostics.replay.node import Task, group_run, has_failed
+from slurm_robust.diagnostics.replay.node import ReplayTask, group_run, has_failed
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.record import Record
@@ -128,10 +128,10 @@ class StepReplayer:
                 steps=steps,
                 command=command,
             )
-            horizontal = self._phase(Phase.HORIZONTAL, order, begun + budget_s / 2)
+            horizontal = self._phase(ReplayPhase.HORIZONTAL, order, begun + budget_s / 2)
             vertical: tuple[GroupSeen, ...] = ()
             if not is_settled(horizontal) and not self._stopped.is_set():
-                vertical = self._phase(Phase.VERTICAL, order, begun + budget_s)
+                vertical = self._phase(ReplayPhase.VERTICAL, order, begun + budget_s)
         except (CannotReplay, OSError) as error:
             return ReplayVerdict(reason=f"no replay: {error}")
         if self._stopped.is_set():
@@ -139,7 +139,7 @@ class StepReplayer:
         verdict = conclude(order.grid, order.nodes, horizontal, vertical)
         return msgspec.structs.replace(verdict, took_s=time.monotonic() - begun)
 
-    def _phase(self, phase: Phase, order: _Order, deadline: float) -> tuple[GroupSeen, ...]:
+    def _phase(self, phase: ReplayPhase, order: _Order, deadline: float) -> tuple[GroupSeen, ...]:
         """What was seen of each group; ``deadline`` is one of ``time.monotonic()``. Raises ``OSError``."""
         begun = time.monotonic()
         running: list[_Group] = []
@@ -160,7 +160,7 @@ class StepReplayer:
 
     def _start(self, group: _Group, order: _Order, limit_s: float) -> None:
         group.folder.mkdir()
-        task = Task(
+        task = ReplayTask(
             folder=str(group.folder),
             nodes=group.nodes,
             nproc=order.nproc,

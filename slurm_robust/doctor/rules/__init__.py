@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slurm_robust.doctor.rule import Rule
+from slurm_robust.doctor.rule import HazardRule
 from slurm_robust.doctor.rules import counts, ends, job, nccl, node, releases, scripts, settings, site
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[HazardRule, ...] = (
     *site.RULES,
     *releases.RULES,
     *ends.RULES,

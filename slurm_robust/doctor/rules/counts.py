@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, Unseen, known
-from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rule import HazardRule, Level
 from slurm_robust.doctor.rules.settings import CONFIGURATION, sizes_in
 from slurm_robust.slurm.records import SlurmVersion
 
@@ -102,7 +102,7 @@ def _outer_job(facts: Facts) -> str:
 
 
 RULES = (
-    Rule(
+    HazardRule(
         name="job.heterogeneous",
         level=Level.BAD,
         needs=("options",),
@@ -111,7 +111,7 @@ RULES = (
         source="docs/exit-codes.md; sbatch(1), HETEROGENEOUS JOBS",
         judge=_heterogeneous,
     ),
-    Rule(
+    HazardRule(
         name="job.too_few_nodes",
         level=Level.BAD,
         needs=("nodes", "configured"),
@@ -120,7 +120,7 @@ RULES = (
         source=f"docs/exit-codes.md; {CONFIGURATION}, spares",
         judge=_too_few,
     ),
-    Rule(
+    HazardRule(
         name="job.one_node",
         level=Level.BAD,
         needs=("options",),
@@ -129,7 +129,7 @@ RULES = (
         source="Slurm's src/sbatch/opt.c, 22.05 to 26.05: setting nnodes to 1",
         judge=_one_node,
     ),
-    Rule(
+    HazardRule(
         name="job.segment",
         level=Level.BAD,
         needs=("options",),
@@ -138,7 +138,7 @@ RULES = (
         source="sbatch(1) --segment; Slurm's changes of 24.05 and 26.05",
         judge=_segment,
     ),
-    Rule(
+    HazardRule(
         name="job.gpu_options",
         level=Level.BAD,
         needs=("options",),
@@ -147,7 +147,7 @@ RULES = (
         source="Slurm's changes of 26.05; https://github.com/NVIDIA/NVFlare/issues/5268",
         judge=_gpu_options,
     ),
-    Rule(
+    HazardRule(
         name="job.gpus_in_all",
         level=Level.NOTE,
         needs=("options",),
@@ -156,7 +156,7 @@ RULES = (
         source="sbatch(1) --gpus, --gpus-per-node",
         judge=_gpus_in_all,
     ),
-    Rule(
+    HazardRule(
         name="job.outer_job",
         level=Level.NOTE,
         needs=("shape", "environ"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 
 from slurm_robust.doctor.facts import Facts, Unseen, known
-from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rule import HazardRule, Level
 from slurm_robust.policy.leaving import GOODBYE_S, leave_s, store_s
 from slurm_robust.slurm.errors import SlurmError
 from slurm_robust.slurm.options import parse_signal
@@ -78,7 +78,7 @@ def _grace(facts: Facts) -> str:
 
 
 RULES = (
-    Rule(
+    HazardRule(
         name="ends.grace",
         level=Level.NOTE,
         needs=("slurm",),
@@ -88,7 +88,7 @@ RULES = (
         source="slurm.conf(5) GraceTime, PreemptMode; sacctmgr(1) GraceTime; docs/what-happens-when.md",
         judge=_grace,
     ),
-    Rule(
+    HazardRule(
         name="ends.saving",
         level=Level.NOTE,
         needs=("slurm",),

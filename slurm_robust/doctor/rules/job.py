@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, known
-from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rule import HazardRule, Level
 from slurm_robust.doctor.rules.site import leaving_s
 from slurm_robust.slurm.options import OFF, Signal, parse_signal
 from slurm_robust.util.text import some_of
@@ -104,7 +104,7 @@ def _memory_default(facts: Facts) -> str:
 
 
 RULES = (
-    Rule(
+    HazardRule(
         name="job.unknown_option",
         level=Level.NOTE,
         needs=("options",),
@@ -113,7 +113,7 @@ RULES = (
         source="sbatch(1); Slurm's src/common/slurm_opt.c, 22.05 to 26.05",
         judge=_unknown_options,
     ),
-    Rule(
+    HazardRule(
         name="job.late_option",
         level=Level.NOTE,
         needs=("options",),
@@ -122,7 +122,7 @@ RULES = (
         source="sbatch(1), DESCRIPTION",
         judge=_late_options,
     ),
-    Rule(
+    HazardRule(
         name="job.near_option",
         level=Level.NOTE,
         needs=("options",),
@@ -132,7 +132,7 @@ RULES = (
         source="sbatch(1), DESCRIPTION; Slurm's src/sbatch/opt.c",
         judge=_near_options,
     ),
-    Rule(
+    HazardRule(
         name="job.no_kill",
         level=Level.BAD,
         needs=("options",),
@@ -142,7 +142,7 @@ RULES = (
         source="sbatch(1) --no-kill; measured on Slurm 22.05",
         judge=lambda facts: _missing(facts, "no-kill"),
     ),
-    Rule(
+    HazardRule(
         name="job.requeue",
         level=Level.BAD,
         why="the job ends when its allocation cannot be saved or its time is up",
@@ -150,7 +150,7 @@ RULES = (
         source="sbatch(1) --requeue; slurm.conf(5) JobRequeue",
         judge=_requeue,
     ),
-    Rule(
+    HazardRule(
         name="job.expedite",
         level=Level.NOTE,
         needs=("options", "slurm"),
@@ -159,7 +159,7 @@ RULES = (
         source="sbatch(1) --requeue; measured on Slurm 26.05: 0.2 to 0.7 s instead of 6, or 121",
         judge=_expedite,
     ),
-    Rule(
+    HazardRule(
         name="job.signal",
         level=Level.BAD,
         needs=("options",),
@@ -168,7 +168,7 @@ RULES = (
         source="sbatch(1) --signal",
         judge=lambda facts: _missing(facts, "signal"),
     ),
-    Rule(
+    HazardRule(
         name="job.exec",
         level=Level.BAD,
         needs=("hears",),
@@ -182,7 +182,7 @@ RULES = (
             else "srobust run does not take the place of the script's shell, and no trap passes USR1 on to it"
         ),
     ),
-    Rule(
+    HazardRule(
         name="job.signal_target",
         level=Level.BAD,
         needs=("options",),
@@ -191,7 +191,7 @@ RULES = (
         source="sbatch(1) --signal; measured on Slurm 22.05",
         judge=_signal_elsewhere,
     ),
-    Rule(
+    HazardRule(
         name="job.signal_time",
         level=Level.BAD,
         needs=("options",),
@@ -200,7 +200,7 @@ RULES = (
         source="sbatch(1) --signal; docs/configuration.md, timings",
         judge=_signal_late,
     ),
-    Rule(
+    HazardRule(
         name="job.time_limit",
         level=Level.NOTE,
         needs=("job", "options"),
@@ -210,7 +210,7 @@ RULES = (
         source="sbatch(1) --signal (up to 60 s early); docs/configuration.md, detect.first_step_s",
         judge=_limit_short,
     ),
-    Rule(
+    HazardRule(
         name="job.nodelist",
         level=Level.BAD,
         why="after the loss of one of them the requeued job waits for ever (ReqNodeNotAvail)",
@@ -218,7 +218,7 @@ RULES = (
         source="measured on Slurm 22.05",
         judge=_nodes_pinned,
     ),
-    Rule(
+    HazardRule(
         name="job.open_mode",
         level=Level.NOTE,
         needs=("options",),
@@ -227,7 +227,7 @@ RULES = (
         source="sbatch(1) --open-mode; slurm.conf(5) JobFileAppend",
         judge=_truncated,
     ),
-    Rule(
+    HazardRule(
         name="job.mem_update",
         level=Level.BAD,
         needs=("options",),
@@ -237,7 +237,7 @@ RULES = (
         source="sbatch(1) --mem-update (from 26.05 on)",
         judge=lambda facts: "the job asks for --mem-update" if facts.option("mem-update") is not None else "",
     ),
-    Rule(
+    HazardRule(
         name="job.mem",
         level=Level.NOTE,
         needs=("options",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, Version, known
-from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rule import HazardRule, Level
 
 _OLDEST_TORCH = (2, 4)
 _PORT_FAILOVER = (2, 29, 7)
@@ -114,7 +114,7 @@ _VARIABLES = "torch, ProcessGroupNCCL environment variables"
 _ENV = "NCCL's manual, environment variables"
 
 RULES = (
-    Rule(
+    HazardRule(
         name="torch.release",
         level=Level.BAD,
         needs=("software",),
@@ -123,7 +123,7 @@ RULES = (
         source="docs/installing.md, supported releases",
         judge=_torch,
     ),
-    Rule(
+    HazardRule(
         name="torch.driver",
         level=Level.BAD,
         needs=("software",),
@@ -133,7 +133,7 @@ RULES = (
         "525.60.13 for 12, 580.65.06 for 13)",
         judge=_driver,
     ),
-    Rule(
+    HazardRule(
         name="nccl.large_scale",
         level=Level.BAD,
         needs=("software",),
@@ -142,7 +142,7 @@ RULES = (
         source=f"{_RELEASE} 2.28.9; NVRx's README (avoid 2.28.3 to 2.28.8)",
         judge=lambda facts: _within(facts, (2, 28), (2, 28, 9)),
     ),
-    Rule(
+    HazardRule(
         name="nccl.all_to_all",
         level=Level.BAD,
         needs=("software", "ranks"),
@@ -151,7 +151,7 @@ RULES = (
         source=f"{_RELEASE} 2.27.3",
         judge=lambda facts: _within(facts, (2,), (2, 27, 3)) if (facts.ranks or 0) > _RANKS_ALLTOALL else "",
     ),
-    Rule(
+    HazardRule(
         name="nccl.corruption",
         level=Level.BAD,
         needs=("software",),
@@ -160,7 +160,7 @@ RULES = (
         source=f"{_RELEASE} 2.18.1 and 2.18.3",
         judge=lambda facts: _within(facts, (2, 18, 1), (2, 18, 3)),
     ),
-    Rule(
+    HazardRule(
         name="nccl.abort",
         level=Level.NOTE,
         needs=("software",),
@@ -169,7 +169,7 @@ RULES = (
         source=f"{_RELEASE} 2.26.2",
         judge=lambda facts: _within(facts, (2,), (2, 26, 2)),
     ),
-    Rule(
+    HazardRule(
         name="nccl.ras_crash",
         level=Level.NOTE,
         needs=("software",),
@@ -178,7 +178,7 @@ RULES = (
         source=f"{_RELEASE} 2.27.3; NVIDIA/nccl#1669, #1718",
         judge=lambda facts: _within(facts, (2, 24), (2, 27, 3)),
     ),
-    Rule(
+    HazardRule(
         name="nccl.shrink",
         level=Level.NOTE,
         needs=("software",),
@@ -187,7 +187,7 @@ RULES = (
         source="pytorch/pytorch#194679, #194775 (NCCL 2.31.2 on)",
         judge=_shrink,
     ),
-    Rule(
+    HazardRule(
         name="nccl.port_failover",
         level=Level.NOTE,
         needs=("software", "node", "environ"),
@@ -197,7 +197,7 @@ RULES = (
         source="NCCL 2.29.7, src/transport/net_ib/p2p_resiliency.cc (default 0)",
         judge=_port_failover,
     ),
-    Rule(
+    HazardRule(
         name="nccl.error_handling",
         level=Level.NOTE,
         needs=("environ",),
@@ -206,7 +206,7 @@ RULES = (
         source=_VARIABLES,
         judge=_error_handling,
     ),
-    Rule(
+    HazardRule(
         name="nccl.aborting",
         level=Level.NOTE,
         needs=("environ",),
@@ -215,7 +215,7 @@ RULES = (
         source=_VARIABLES,
         judge=_aborting,
     ),
-    Rule(
+    HazardRule(
         name="nccl.flight_recorder",
         level=Level.NOTE,
         needs=("environ",),
@@ -224,7 +224,7 @@ RULES = (
         source=f"{_VARIABLES}; docs/stacks.md",
         judge=_recorder,
     ),
-    Rule(
+    HazardRule(
         name="nccl.timing",
         level=Level.NOTE,
         needs=("environ",),
@@ -233,7 +233,7 @@ RULES = (
         source=f"{_VARIABLES}; docs/stacks.md",
         judge=_timing,
     ),
-    Rule(
+    HazardRule(
         name="nccl.ras",
         level=Level.NOTE,
         needs=("environ",),
@@ -242,7 +242,7 @@ RULES = (
         source="NCCL's manual, NCCL_RAS_ENABLE; docs/taking-stacks.md",
         judge=lambda facts: "NCCL_RAS_ENABLE is 0" if facts.variable("NCCL_RAS_ENABLE") == "0" else "",
     ),
-    Rule(
+    HazardRule(
         name="nccl.ib_timeout",
         level=Level.NOTE,
         needs=("environ",),
@@ -251,7 +251,7 @@ RULES = (
         source=f"{_ENV}: NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT",
         judge=_ib_timeout,
     ),
-    Rule(
+    HazardRule(
         name="nccl.interfaces",
         level=Level.BAD,
         needs=("environ", "node"),

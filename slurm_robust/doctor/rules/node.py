@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_robust.checkpoint.budget import NODE, MemoryPlan, plan
 from slurm_robust.doctor.facts import Facts, Unseen, known
-from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rule import HazardRule, Level
 
 _GIB = 1 << 30
 _MIN_SHARE = 0.5
@@ -87,7 +87,7 @@ def _slow(facts: Facts) -> str:
 
 
 RULES = (
-    Rule(
+    HazardRule(
         name="node.slow_address",
         level=Level.NOTE,
         needs=("node",),
@@ -97,7 +97,7 @@ RULES = (
         source="https://github.com/meta-pytorch/torchft/issues/329; docs/checkpoints.md",
         judge=_slow,
     ),
-    Rule(
+    HazardRule(
         name="node.address",
         level=Level.NOTE,
         needs=("node",),
@@ -108,7 +108,7 @@ RULES = (
         source="https://github.com/awslabs/ai-on-eks/pull/241; Debian's manual, hostname resolution",
         judge=_loopback,
     ),
-    Rule(
+    HazardRule(
         name="memory.shared_memory",
         level=Level.BAD,
         needs=("node",),
@@ -119,7 +119,7 @@ RULES = (
         source="docker run, --shm-size (64 MB by default); docs/checkpoints.md",
         judge=_shared_memory,
     ),
-    Rule(
+    HazardRule(
         name="memory.limit",
         level=Level.NOTE,
         needs=("node",),
@@ -128,7 +128,7 @@ RULES = (
         source="sbatch(1) --mem; docs/checkpoints.md",
         judge=_limited,
     ),
-    Rule(
+    HazardRule(
         name="memory.no_snapshots",
         level=Level.BAD,
         needs=("node", "state_bytes"),
@@ -137,7 +137,7 @@ RULES = (
         source="slurm_robust/checkpoint/budget.py, as each job plans",
         judge=_no_snapshots,
     ),
-    Rule(
+    HazardRule(
         name="memory.snapshots",
         level=Level.NOTE,
         needs=("node", "state_bytes"),
@@ -146,7 +146,7 @@ RULES = (
         source="slurm_robust/checkpoint/budget.py, as each job plans",
         judge=_fewer_snapshots,
     ),
-    Rule(
+    HazardRule(
         name="memory.locked",
         level=Level.NOTE,
         needs=("node",),
@@ -156,7 +156,7 @@ RULES = (
         source="Slurm's FAQ, memlock; NCCL's manual, networking troubleshooting",
         judge=_locked,
     ),
-    Rule(
+    HazardRule(
         name="clock.sync",
         level=Level.NOTE,
         needs=("node",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts
-from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rule import HazardRule, Level
 from slurm_robust.slurm.records import SlurmVersion
 from slurm_robust.slurm.values import PROLOG_AT_ALLOCATION
 
@@ -31,7 +31,7 @@ def _preempted_early(facts: Facts) -> str:
 
 
 RULES = (
-    Rule(
+    HazardRule(
         name="slurm.completing_for_ever",
         level=Level.BAD,
         needs=("slurm",),
@@ -40,7 +40,7 @@ RULES = (
         source="Slurm's changes of 25.11.6 and 26.05.0 (RunInJob is from 24.05)",
         judge=_completing,
     ),
-    Rule(
+    HazardRule(
         name="slurm.epilog_twice",
         level=Level.NOTE,
         needs=("slurm",),
@@ -49,7 +49,7 @@ RULES = (
         source="Slurm's changes of 26.05.0: TERMINATE_JOB retries",
         judge=_epilog_twice,
     ),
-    Rule(
+    HazardRule(
         name="slurm.preempted_early",
         level=Level.NOTE,
         needs=("slurm",),

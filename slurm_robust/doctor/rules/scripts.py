@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, Unseen, known
-from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rule import HazardRule, Level
 from slurm_robust.doctor.rules.site import has_code
-from slurm_robust.doctor.shape import Shape
+from slurm_robust.doctor.shape import ScriptShape
 from slurm_robust.slurm.options import parse_signal
 from slurm_robust.slurm.records import SlurmVersion
 
@@ -15,7 +15,7 @@ _COUNTED = SlurmVersion(major=26, minor=11)
 _HARMLESS = frozenset({"CONT", "CHLD", "URG", "WINCH"})
 
 
-def _shape(facts: Facts) -> Shape:
+def _shape(facts: Facts) -> ScriptShape:
     return known(facts.shape, "the batch script")
 
 
@@ -62,7 +62,7 @@ def _restart_count(facts: Facts) -> str:
 
 
 RULES = (
-    Rule(
+    HazardRule(
         name="job.open_quote",
         level=Level.BAD,
         needs=("shape",),
@@ -71,7 +71,7 @@ RULES = (
         source="bash(1), QUOTING",
         judge=_open_quote,
     ),
-    Rule(
+    HazardRule(
         name="job.exit_code",
         level=Level.NOTE,
         needs=("shape",),
@@ -81,7 +81,7 @@ RULES = (
         source="docs/exit-codes.md; slurm.conf(5) RequeueExit",
         judge=_exit_code,
     ),
-    Rule(
+    HazardRule(
         name="job.exit_requeued",
         level=Level.BAD,
         needs=("shape", "slurm"),
@@ -90,7 +90,7 @@ RULES = (
         source="slurm.conf(5) RequeueExit, RequeueExitHold",
         judge=_exit_requeued,
     ),
-    Rule(
+    HazardRule(
         name="job.signal_unheard",
         level=Level.BAD,
         needs=("shape", "options"),
@@ -100,7 +100,7 @@ RULES = (
         source="sbatch(1) --signal; bash(1), SIGNALS",
         judge=_unheard,
     ),
-    Rule(
+    HazardRule(
         name="job.trap_wait",
         level=Level.BAD,
         needs=("shape",),
@@ -111,7 +111,7 @@ RULES = (
         source="bash(1), SIGNALS; sbatch(1): the job ends with its script",
         judge=_trap_wait,
     ),
-    Rule(
+    HazardRule(
         name="job.restart_count",
         level=Level.NOTE,
         needs=("shape",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.doctor.facts import Facts, known
-from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rule import HazardRule, Level
 from slurm_robust.policy.resharding import Sizes, sizes_of
 
 PROCESS_GROUP_S = 600
@@ -71,7 +71,7 @@ def _spares(facts: Facts) -> str:
 
 
 RULES = (
-    Rule(
+    HazardRule(
         name="timeouts.process_group",
         level=Level.NOTE,
         needs=("gpus",),
@@ -81,7 +81,7 @@ RULES = (
         source="torch.distributed, init_process_group; docs/detection.md, how the timeouts nest",
         judge=_process_group,
     ),
-    Rule(
+    HazardRule(
         name="timeouts.nccl_heartbeat",
         level=Level.BAD,
         needs=("environ",),
@@ -90,7 +90,7 @@ RULES = (
         source="torch, ProcessGroupNCCL environment variables, and their defaults in ProcessGroupNCCL.cpp",
         judge=_heartbeat,
     ),
-    Rule(
+    HazardRule(
         name="timeouts.node_dead",
         level=Level.NOTE,
         why="two late heartbeats are enough to declare a node dead",
@@ -98,7 +98,7 @@ RULES = (
         source=f"{CONFIGURATION}, timings.node_dead_s",
         judge=_beats,
     ),
-    Rule(
+    HazardRule(
         name="settings.refused",
         level=Level.BAD,
         needs=("refused",),
@@ -107,7 +107,7 @@ RULES = (
         source=f"{CONFIGURATION}; srobust run --help",
         judge=lambda facts: f"srobust run says: {facts.refused}" if facts.refused else "",
     ),
-    Rule(
+    HazardRule(
         name="settings.spares",
         level=Level.NOTE,
         needs=("configured",),
@@ -116,7 +116,7 @@ RULES = (
         source=f"{CONFIGURATION}, spares",
         judge=_spares,
     ),
-    Rule(
+    HazardRule(
         name="settings.reservation",
         level=Level.NOTE,
         why="no companion gets a node from it when no standby is left",
@@ -124,7 +124,7 @@ RULES = (
         source="docs/spares.md; docs/fallbacks.md",
         judge=_reservation,
     ),
-    Rule(
+    HazardRule(
         name="settings.memory",
         level=Level.NOTE,
         why="a recovery loses all steps since the last checkpoint on storage",
@@ -132,7 +132,7 @@ RULES = (
         source=f"{CONFIGURATION}, checkpoint.memory",
         judge=lambda facts: "" if facts.config.checkpoint.memory else "checkpoint.memory is false",
     ),
-    Rule(
+    HazardRule(
         name="settings.peers",
         level=Level.NOTE,
         why="the loss of a node costs all steps since the last checkpoint on storage",
@@ -140,7 +140,7 @@ RULES = (
         source=f"{CONFIGURATION}, checkpoint.peers",
         judge=_peers,
     ),
-    Rule(
+    HazardRule(
         name="settings.hang",
         level=Level.NOTE,
         why="a hang ends only by torch's own timeout, without stacks",
@@ -148,7 +148,7 @@ RULES = (
         source=f"{CONFIGURATION}, detect.hang",
         judge=lambda facts: "" if facts.config.detect.hang else "detect.hang is false",
     ),
-    Rule(
+    HazardRule(
         name="settings.requeue",
         level=Level.BAD,
         why="the job ends when its allocation cannot be saved, instead of going on in another",
@@ -156,7 +156,7 @@ RULES = (
         source=f"{CONFIGURATION}, slurm.requeue",
         judge=lambda facts: "" if facts.config.slurm.requeue else "slurm.requeue is false",
     ),
-    Rule(
+    HazardRule(
         name="settings.observe",
         level=Level.BAD,
         why="nothing is recovered: what would be done is only printed",

@@ -6,7 +6,7 @@ import re
 
 from slurm_robust.config.job import Timings
 from slurm_robust.doctor.facts import REQUEUE_DELAY_SINCE, Facts, known
-from slurm_robust.doctor.rule import Level, Rule
+from slurm_robust.doctor.rule import HazardRule, Level
 from slurm_robust.hooks.times import HookTimes, is_near, meets_prologs, said
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import LEAVING_S
@@ -201,7 +201,7 @@ _MANUAL = "slurm.conf(5)"
 _MEASURED = "measured on Slurm"
 
 TIMES = (
-    Rule(
+    HazardRule(
         name="slurm.kill_wait",
         level=Level.BAD,
         needs=("slurm",),
@@ -212,7 +212,7 @@ TIMES = (
         source=f"{_MANUAL} KillWait",
         judge=_kill_wait,
     ),
-    Rule(
+    HazardRule(
         name="slurm.unkillable_step_timeout",
         level=Level.BAD,
         needs=("slurm", "gpus"),
@@ -225,7 +225,7 @@ TIMES = (
 """Of these ``srobust run`` warns, too."""
 
 RULES = (
-    Rule(
+    HazardRule(
         name="slurm.release",
         level=Level.BAD,
         needs=("slurm",),
@@ -235,7 +235,7 @@ RULES = (
         judge=lambda facts: f"Slurm is {facts.release}" if facts.release < OLDEST else "",
     ),
     *TIMES,
-    Rule(
+    HazardRule(
         name="slurm.unkillable_messages",
         level=Level.NOTE,
         needs=("slurm",),
@@ -244,7 +244,7 @@ RULES = (
         source=f"{_MANUAL} UnkillableStepTimeout, NOTE",
         judge=_unkillable_messages,
     ),
-    Rule(
+    HazardRule(
         name="slurm.slurmd_never_down",
         level=Level.BAD,
         needs=("slurm",),
@@ -253,7 +253,7 @@ RULES = (
         source=f"{_MANUAL} SlurmdTimeout",
         judge=lambda facts: "SlurmdTimeout is 0" if facts.number("SlurmdTimeout") == 0 else "",
     ),
-    Rule(
+    HazardRule(
         name="slurm.slurmd_timeout",
         level=Level.NOTE,
         needs=("slurm",),
@@ -263,7 +263,7 @@ RULES = (
         source=f"{_MANUAL} SlurmdTimeout; {_MEASURED} 22.05: DOWN 8 to 20 s after it",
         judge=_slurmd_late,
     ),
-    Rule(
+    HazardRule(
         name="slurm.requeue_delay",
         level=Level.NOTE,
         needs=("slurm",),
@@ -274,7 +274,7 @@ RULES = (
         source=f"{_MANUAL} requeue_delay, cred_expire; {_MEASURED} 22.05: 121 s, 5.8 s with cred_expire=5",
         judge=_requeue_delay,
     ),
-    Rule(
+    HazardRule(
         name="slurm.expedited_requeue",
         level=Level.NOTE,
         needs=("slurm",),
@@ -283,7 +283,7 @@ RULES = (
         source=f"{_MANUAL} enable_expedited_requeue; {_MEASURED} 26.05: 0.2 to 0.7 s instead of 6",
         judge=_expedited,
     ),
-    Rule(
+    HazardRule(
         name="slurm.max_batch_requeue",
         level=Level.NOTE,
         needs=("slurm",),
@@ -292,7 +292,7 @@ RULES = (
         source=f"{_MANUAL} MaxBatchRequeue (from 23.02 on)",
         judge=_batch_requeues,
     ),
-    Rule(
+    HazardRule(
         name="slurm.job_requeue",
         level=Level.NOTE,
         needs=("slurm",),
@@ -301,7 +301,7 @@ RULES = (
         source=f"{_MANUAL} JobRequeue",
         judge=_job_requeue,
     ),
-    Rule(
+    HazardRule(
         name="slurm.nohold_on_prolog_fail",
         level=Level.BAD,
         needs=("slurm",),
@@ -310,7 +310,7 @@ RULES = (
         source=f"{_MANUAL} Prolog; {_MEASURED} 22.05",
         judge=_prolog_hold,
     ),
-    Rule(
+    HazardRule(
         name="slurm.prolog_flags",
         level=Level.NOTE,
         needs=("slurm",),
@@ -320,7 +320,7 @@ RULES = (
         source=f"{_MANUAL} PrologFlags; {_MEASURED} 22.05",
         judge=_prolog_late,
     ),
-    Rule(
+    HazardRule(
         name="slurm.prolog_beside",
         level=Level.NOTE,
         needs=("slurm",),
@@ -329,7 +329,7 @@ RULES = (
         source=f"{_MANUAL} PrologFlags NoHold",
         judge=_prolog_beside,
     ),
-    Rule(
+    HazardRule(
         name="slurm.prolog_timeout",
         level=Level.BAD,
         needs=("slurm",),
@@ -338,7 +338,7 @@ RULES = (
         source=f"{_MANUAL} PrologEpilogTimeout; {_MEASURED} 22.05",
         judge=_prolog_endless,
     ),
-    Rule(
+    HazardRule(
         name="slurm.prolog_near_timeout",
         level=Level.BAD,
         needs=("slurm",),
@@ -348,7 +348,7 @@ RULES = (
         source=f"{_MANUAL} PrologEpilogTimeout; docs/hooks.md",
         judge=_prolog_near,
     ),
-    Rule(
+    HazardRule(
         name="slurm.batch_start_timeout",
         level=Level.NOTE,
         needs=("slurm",),
@@ -358,7 +358,7 @@ RULES = (
         source=f"{_MANUAL} BatchStartTimeout, PrologFlags DeferBatch; docs/hooks.md",
         judge=_batch_start,
     ),
-    Rule(
+    HazardRule(
         name="slurm.return_to_service",
         level=Level.NOTE,
         needs=("slurm",),
@@ -367,7 +367,7 @@ RULES = (
         source=f"{_MANUAL} ReturnToService; {_MEASURED} 22.05",
         judge=lambda facts: "ReturnToService is 0" if facts.number("ReturnToService") == 0 else "",
     ),
-    Rule(
+    HazardRule(
         name="slurm.health_check",
         level=Level.NOTE,
         needs=("slurm",),
@@ -376,7 +376,7 @@ RULES = (
         source=f"{_MANUAL} HealthCheckProgram",
         judge=_health_check,
     ),
-    Rule(
+    HazardRule(
         name="slurm.preemption",
         level=Level.NOTE,
         needs=("slurm",),
@@ -385,7 +385,7 @@ RULES = (
         source=f"{_MANUAL} PreemptMode",
         judge=_preemption,
     ),
-    Rule(
+    HazardRule(
         name="slurm.private_memory",
         level=Level.NOTE,
         needs=("slurm",),
@@ -395,7 +395,7 @@ RULES = (
         source=f"job_container.conf(5), namespace.yaml(5); {_MEASURED} 22.05",
         judge=_private_memory,
     ),
-    Rule(
+    HazardRule(
         name="slurm.memory_polled",
         level=Level.BAD,
         needs=("slurm",),
@@ -405,7 +405,7 @@ RULES = (
         source=f"{_MANUAL} JobAcctGatherParams",
         judge=_memory_polled,
     ),
-    Rule(
+    HazardRule(
         name="slurm.requeue_exit",
         level=Level.BAD,
         needs=("slurm",),
@@ -414,7 +414,7 @@ RULES = (
         source=f"{_MANUAL} RequeueExit; docs/exit-codes.md",
         judge=_requeue_exit,
     ),
-    Rule(
+    HazardRule(
         name="slurm.epilog_messages",
         level=Level.NOTE,
         needs=("slurm", "nodes"),
@@ -423,7 +423,7 @@ RULES = (
         source=f"{_MANUAL} EpilogMsgTime",
         judge=_epilog_messages,
     ),
-    Rule(
+    HazardRule(
         name="slurm.complete_wait",
         level=Level.NOTE,
         needs=("slurm",),
@@ -432,7 +432,7 @@ RULES = (
         source=f"{_MANUAL} CompleteWait",
         judge=_complete_wait,
     ),
-    Rule(
+    HazardRule(
         name="slurm.power_saving",
         level=Level.NOTE,
         needs=("slurm",),
@@ -441,7 +441,7 @@ RULES = (
         source=f"{_MANUAL} SuspendTime, ResumeTimeout",
         judge=_powered_down,
     ),
-    Rule(
+    HazardRule(
         name="clock.offset",
         level=Level.NOTE,
         needs=("clock_s",),
@@ -450,7 +450,7 @@ RULES = (
         source="docs/node-checks.md, clock.offset",
         judge=_clock,
     ),
-    Rule(
+    HazardRule(
         name="clock.credentials",
         level=Level.BAD,
         needs=("clock_s",),

@@ -13,7 +13,7 @@ from slurm_robust.engine.units.rescue import Rescue
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.policy.checkpoints import LAST_STORE_S
-from slurm_robust.policy.leaving import SEE_TO_NODES, Loss, store_s
+from slurm_robust.policy.leaving import SEE_TO_NODES, UnsavedSteps, store_s
 from slurm_robust.policy.resharding import Way
 from slurm_robust.util.hostlist import fold
 
@@ -141,7 +141,7 @@ class Saving:
         newest = rescue.newest
         assert newest is not None
         stored = core.checkpoints.newest_stored()
-        loss = Loss(
+        loss = UnsavedSteps(
             newest=newest.step,
             stored=stored,
             why=rescue.why(),
@@ -171,7 +171,7 @@ class Saving:
         if newest <= stored:
             return
         waited_s = now.mono - self._since
-        loss = Loss(newest=newest, stored=stored, why=why, waited_s=waited_s, for_time=False, fix=fix)
+        loss = UnsavedSteps(newest=newest, stored=stored, why=why, waited_s=waited_s, for_time=False, fix=fix)
         text = f"nothing more is saved: {loss.describe(None, again=False)}"
         core.note(text, "", now)
         core.emit(Say(text=text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slurm_robust.config.plan import Plan
+from slurm_robust.config.plan import RunPlan
 from slurm_robust.engine import transitions as to
 from slurm_robust.engine.core import Stage
 from slurm_robust.engine.over import bound
@@ -60,7 +60,7 @@ def build(transition: to.Transition) -> Stage:
     return STAGES[type(transition)](transition)
 
 
-def begin(events: Sequence[ev.AnyEvent], plan: Plan, now: float) -> tuple[list[ev.AnyEvent], Transition]:
+def begin(events: Sequence[ev.AnyEvent], plan: RunPlan, now: float) -> tuple[list[ev.AnyEvent], Transition]:
     """What brings a journal of ``events`` to the present, and with which stage to begin. Pure.
 
     ``now``: seconds since 1970.
@@ -89,7 +89,7 @@ def _end_of_generation(state: JobState, now: float) -> ev.AnyEvent:
     return ev.GenerationEnded(t=now, generation=state.generation, reason=reason, pending=True)
 
 
-def _new_run(state: JobState, plan: Plan, now: float) -> list[ev.AnyEvent]:
+def _new_run(state: JobState, plan: RunPlan, now: float) -> list[ev.AnyEvent]:
     news: list[ev.AnyEvent] = []
     if state.running:
         # The last run ended without a record (its batch host died, say). What counts of it is known when

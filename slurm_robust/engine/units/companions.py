@@ -14,7 +14,7 @@ from slurm_robust.engine.effects import (
     SweepCompanions,
 )
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 
 
 class Companions:
@@ -39,19 +39,21 @@ class Companions:
         return self._answer
 
     def borrow(
-        self, sources: tuple[Source, ...], missing: int, exclude: Iterable[str], *, some: bool
+        self, sources: tuple[CompanionPool, ...], missing: int, exclude: Iterable[str], *, some: bool
     ) -> None:
         """Ask for nodes; :attr:`answer` has what comes of it."""
         self._answer = None
         self._wanted = self._ask(sources, missing, exclude, some=some)
 
     def fetch(
-        self, sources: tuple[Source, ...], missing: int, exclude: Iterable[str], *, some: bool = True
+        self, sources: tuple[CompanionPool, ...], missing: int, exclude: Iterable[str], *, some: bool = True
     ) -> None:
         """Ask for standbys while training goes on, or may do so; what is lent stands by."""
         self._fetched = self._ask(sources, missing, exclude, some=some)
 
-    def _ask(self, sources: tuple[Source, ...], missing: int, exclude: Iterable[str], *, some: bool) -> int:
+    def _ask(
+        self, sources: tuple[CompanionPool, ...], missing: int, exclude: Iterable[str], *, some: bool
+    ) -> int:
         self._number += 1
         self._context.emit(
             BorrowNodes(
@@ -77,7 +79,7 @@ class Companions:
         """The same for :meth:`fetch`."""
         self._fetched = 0
 
-    def on_companion(self, number: int, job_id: int, source: Source, now: Now) -> None:
+    def on_companion(self, number: int, job_id: int, source: CompanionPool, now: Now) -> None:
         """Companion ``job_id`` was submitted for request ``number``."""
         self._asked[job_id] = number
         self._context.record(ev.CompanionSubmitted(t=now.wall, job_id=job_id, source=source))

@@ -11,7 +11,7 @@ from msgspec import structs
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Now, Probe, Say
 from slurm_robust.engine.units.fleet import AgentView
-from slurm_robust.model.probes import Answers, Place
+from slurm_robust.model.probes import Answers, ProbeTarget
 from slurm_robust.policy.liveness import (
     PROVE_EVERY_S,
     PROVEN_S,
@@ -49,7 +49,7 @@ class Proof:
 
     at: float
     """Monotonic time."""
-    place: Place
+    place: ProbeTarget
     seconds: float
     """Until the answer."""
     kinds: str
@@ -233,12 +233,12 @@ class Liveness:
 
     # -- which probes come through -------------------------------------------------------------------
 
-    def _place(self, node: str) -> Place | None:
+    def _place(self, node: str) -> ProbeTarget | None:
         view = self._context.fleet.views.get(node)
         if view is None or not view.heartbeat.address:
             return None
         addresses = dict.fromkeys(filter(None, (view.heartbeat.address, view.heartbeat.data_address)))
-        return Place(addresses=tuple(addresses), port=view.heartbeat.probe_port)
+        return ProbeTarget(addresses=tuple(addresses), port=view.heartbeat.probe_port)
 
     def _is_proved(self, node: str, now: Now) -> bool:
         proof = self._proved.get(node)

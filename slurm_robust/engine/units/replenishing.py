@@ -6,7 +6,7 @@ from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Now, Say
 from slurm_robust.engine.units.companions import Companions
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.policy.replenish import missing_standbys, next_attempt
 from slurm_robust.policy.rules import replenish_sources
@@ -47,6 +47,6 @@ class Replenishing:
         )
         companions.fetch(sources, missing, state.evicted)
 
-    def _sources(self) -> tuple[Source, ...]:
+    def _sources(self) -> tuple[CompanionPool, ...]:
         config = self._context.config
         return replenish_sources(config.companions, config.standby.replenish)

@@ -19,8 +19,8 @@ from slurm_robust.policy.patience import AGENT_LEAST_S, patience_s
 from slurm_robust.policy.starting import (
     ASK_AGAIN_S,
     GRACE_S,
-    Answer,
     Start,
+    StartAdvice,
     apart,
     format_start,
     judge,
@@ -158,17 +158,17 @@ class AgentStarts:
         joined_s = context.fleet.joined_s(now.mono)
         patience = patience_s(context.config.timings.agent_start_s, AGENT_LEAST_S, joined_s)
         answers = {node: judge(start, patience) for node, start in starts.items()}
-        if asked := _nodes_of(answers, Answer.ASK):
+        if asked := _nodes_of(answers, StartAdvice.ASK):
             for node in asked:
                 start = self._nodes[node]
                 start.asked, start.ask_next = now.mono, now.mono + max(ASK_AGAIN_S, now.mono - start.first)
             context.emit(AskAboutNodes(nodes=asked))
         found = {answer: {n: self._why(starts[n]) for n in _nodes_of(answers, answer)} for answer in _TOLD}
-        if again := found[Answer.AGAIN]:
+        if again := found[StartAdvice.AGAIN]:
             self._start_again(again, now)
-        down = found[Answer.DOWN]
+        down = found[StartAdvice.DOWN]
         left = tuple(node for node in down if (word := starts[node].witness) is not None and word.left)
-        return Unstarted(down, found[Answer.UNSTARTED], found[Answer.REFUSED], left)
+        return Unstarted(down, found[StartAdvice.UNSTARTED], found[StartAdvice.REFUSED], left)
 
     def missed(self, node: str, now: Now) -> None:
         """The agent of ``node``, which had joined, is silent: it may come back as if it were started now."""
@@ -286,10 +286,10 @@ class AgentStarts:
 
 
 _OOM = re.compile(r"out of memory|oom.kill", re.IGNORECASE)
-_TOLD = (Answer.AGAIN, Answer.DOWN, Answer.UNSTARTED, Answer.REFUSED)
+_TOLD = (StartAdvice.AGAIN, StartAdvice.DOWN, StartAdvice.UNSTARTED, StartAdvice.REFUSED)
 
 
-def _nodes_of(answers: dict[str, Answer], wanted: Answer) -> tuple[str, ...]:
+def _nodes_of(answers: dict[str, StartAdvice], wanted: StartAdvice) -> tuple[str, ...]:
     """Those for which the answer is ``wanted``."""
     return tuple(node for node, answer in answers.items() if answer is wanted)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_robust.model.findings import Effect, Writer
-from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Context, Probe, Source
+from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, CheckContext, Probe, Source
 from slurm_robust.nodes.gpus import errors, leftovers, links, presence, speed
 from slurm_robust.nodes.gpus.facts import GpuFacts, GpuUse
 from slurm_robust.nodes.gpus.gather import gather_gpus, gather_use
@@ -173,7 +173,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         "Memory that nobody living holds is being freed, for which the epilog waits up to 60 s; what has not "
         "become less by then needs a reset of the GPU.",
         written_by=Writer.OWNER,
-        contexts=NOT_LIVE - {Context.PERIODIC},
+        contexts=NOT_LIVE - {CheckContext.PERIODIC},
         probe=Probe.NODE,
         second="the driver lists the process, /proc has it alive, and Slurm's own daemons run no other job",
     ),

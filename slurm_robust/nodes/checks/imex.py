@@ -15,7 +15,7 @@ from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import SETTLED_S, AnyCheck, Check, Context, Probe, Source, View, judged
+from slurm_robust.nodes.check import SETTLED_S, AnyCheck, Check, CheckContext, Probe, Source, View, judged
 from slurm_robust.nodes.counters import HOUR_S, lasts
 
 NAME = "gpu.imex"
@@ -131,7 +131,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         "(/var/log/nvidia-imex.log). One that waits for peers, or a domain that is DEGRADED, is reported: "
         "the node named may be the only one with a fault, and jobs of one node still run.",
         written_by=Writer.DRIVER,
-        contexts=frozenset((Context.PERIODIC, Context.DEEP, Context.PERSON)),
+        contexts=frozenset((CheckContext.PERIODIC, CheckContext.DEEP, CheckContext.PERSON)),
         probe=Probe.NODE,
     ),
 )

@@ -13,7 +13,7 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.kmsg import DEVICE, KernelEvent, KernelLog, boot_time
 from slurm_robust.kernel.shapes import OF_GPUS, SHAPES, Shape
 from slurm_robust.kernel.xid import SXID, XID
-from slurm_robust.kernel.xids import MANY_PROGRAMS, Node, switches, utc
+from slurm_robust.kernel.xids import MANY_PROGRAMS, NodeXids, switches, utc
 from slurm_robust.model.findings import Finding, Outcome, Suggestion, Writer
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source, View
 
@@ -128,7 +128,7 @@ def judge_xid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
     if view.facts.gpus is None and not events:
         return
     missing = list(unread("kernel.xid", view))
-    node = Node(events, view.facts.gpus or (), view.facts.owners, view.at - config.gpu.xid_window_s)
+    node = NodeXids(events, view.facts.gpus or (), view.facts.owners, view.at - config.gpu.xid_window_s)
     found = [*missing, *node.findings()]
     yield from found
     if not found:

@@ -25,7 +25,7 @@ from slurm_robust.kernel.mountinfo import (
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Hang, Probe, Source, View, judged
-from slurm_robust.util.isolate import Answer, call
+from slurm_robust.util.isolate import CallResult, call
 
 MOUNTINFO, FSTAB = "/proc/self/mountinfo", "/etc/fstab"
 
@@ -106,7 +106,7 @@ def _asking(host: Host, path: str) -> Callable[[], bytes]:
     return ask
 
 
-def _mount(entry: Mounted, answer: Answer | None, is_automatic: bool) -> Mount:
+def _mount(entry: Mounted, answer: CallResult | None, is_automatic: bool) -> Mount:
     code = int(answer.value or 0) if answer else 0
     return Mount(
         kind=entry.kind,

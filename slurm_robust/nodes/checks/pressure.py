@@ -10,7 +10,7 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.jobgroups import CGROUPS, JobGroup, group_of, own_job
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Context, Probe, Source, View
+from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, CheckContext, Probe, Source, View
 
 PSI, OWN = "/proc/pressure/memory", "/proc/self/cgroup"
 # As text: re compiles it when it is first needed, and every hook imports this.
@@ -144,7 +144,7 @@ CHECKS: tuple[AnyCheck, ...] = (
         judge=judge,
         warns_training=True,
         written_by=Writer.USER,
-        contexts=EVERYWHERE - {Context.PROLOG, Context.EPILOG},
+        contexts=EVERYWHERE - {CheckContext.PROLOG, CheckContext.EPILOG},
         probe=Probe.NODE,
         hangs=True,
         explain=(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.host import Host
-from slurm_robust.kernel.processes import Process, listed
+from slurm_robust.kernel.processes import KernelProcess, listed
 from slurm_robust.model.findings import Finding, Party, Suggestion, Writer
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Probe, Source, View, judged
@@ -97,18 +97,18 @@ def is_user(uid: int, config: NodeConfig) -> bool:
     return uid >= config.memory.min_user_uid and uid not in _SYSTEM_UIDS
 
 
-def _names(processes: list[Process]) -> tuple[str, ...]:
+def _names(processes: list[KernelProcess]) -> tuple[str, ...]:
     """The most frequent ones."""
     return tuple(name for name, _ in Counter(process.name for process in processes).most_common(3))
 
 
-def _parent_of_most(zombies: list[Process], found: list[Process]) -> str:
+def _parent_of_most(zombies: list[KernelProcess], found: list[KernelProcess]) -> str:
     parents = Counter(process.parent for process in zombies).most_common(1)
     names = {process.pid: process.name for process in found}
     return names.get(parents[0][0], "") if parents else ""
 
 
-def _daemons(host: Host, found: list[Process], config: NodeConfig) -> tuple[str, ...]:
+def _daemons(host: Host, found: list[KernelProcess], config: NodeConfig) -> tuple[str, ...]:
     """A user's program may have any name, so only those of root and of system users count."""
     names: set[str] = set()
     for process in found:

@@ -22,7 +22,7 @@ _MAX_FOLDERS = 256
 _MAX_NAMES = 10_000
 
 
-class Folder(Record):
+class SnapshotFolder(Record):
     """A job's folder in /dev/shm."""
 
     name: str
@@ -36,7 +36,7 @@ class Folder(Record):
 class SnapshotFacts(Record):
     """Folders of jobs, and the jobs that are here."""
 
-    folders: tuple[Folder, ...] = ()
+    folders: tuple[SnapshotFolder, ...] = ()
     jobs: frozenset[int] | None = None
     """Those that have processes here; None where that is not known, or nobody needs to know."""
 
@@ -47,7 +47,7 @@ def gather(host: Host, config: NodeConfig) -> SnapshotFacts:
     return SnapshotFacts(folders=folders, jobs=jobs_here(host) if folders else None)
 
 
-def _folders(host: Host) -> Iterator[Folder]:
+def _folders(host: Host) -> Iterator[SnapshotFolder]:
     names = host.path(SHM)
     if not names.is_dir():
         return
@@ -58,7 +58,7 @@ def _folders(host: Host) -> Iterator[Folder]:
                 info = os.lstat(entry.path)
                 if stat.S_ISDIR(info.st_mode) and info.st_uid == named.uid:
                     mib, written_at = _content(entry.path)
-                    yield Folder(
+                    yield SnapshotFolder(
                         name=entry.name, uid=named.uid, job_id=named.job_id, mib=mib, written_at=written_at
                     )
             except OSError:
@@ -119,11 +119,11 @@ def judge_stale(view: View[SnapshotFacts], config: NodeConfig) -> Iterator[Findi
     )
 
 
-def _mib(folders: Iterable[Folder]) -> int:
+def _mib(folders: Iterable[SnapshotFolder]) -> int:
     return sum(folder.mib for folder in folders)
 
 
-def _jobs(folders: list[Folder]) -> str:
+def _jobs(folders: list[SnapshotFolder]) -> str:
     jobs = sorted({folder.job_id for folder in folders})
     return ", ".join(map(str, jobs[:4])) + (" ..." if len(jobs) > 4 else "")
 

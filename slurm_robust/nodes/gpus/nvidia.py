@@ -18,7 +18,7 @@ from slurm_robust.nodes.gpus.facts import (
     Use,
     process,
 )
-from slurm_robust.nodes.gpus.nvml import DriverError, Fields, Nvml
+from slurm_robust.nodes.gpus.nvml import Fields, Nvml, NvmlError
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def read_gpus(host: Host) -> GpuFacts:
         return GpuFacts(on_bus=ours, unreadable=str(error) if _is_loaded(host) else "")
     except ImportError as error:
         return GpuFacts(on_bus=ours, unreadable=str(error))
-    except DriverError as error:
+    except NvmlError as error:
         # The library alone is no fault: one image may serve nodes with and without GPUs.
         missing = not error.absent or ours or _is_loaded(host)
         return GpuFacts(on_bus=ours, fault=f"the driver does not start: {error}" if missing else "")
@@ -313,7 +313,7 @@ def read_use(host: Host) -> tuple[Use, ...]:
         return ()
     try:
         nvml = Nvml()
-    except (OSError, ImportError, DriverError):
+    except (OSError, ImportError, NvmlError):
         return ()  # read_gpus reports it.
     try:
         found = [_use(host, nvml, index) for index in range(nvml.api.nvmlDeviceGetCount())]

@@ -13,7 +13,7 @@ _VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _DEPRECATED = 26  # NVML_ERROR_DEPRECATED, which older pynvml do not name
 
 
-class DriverError(RuntimeError):
+class NvmlError(RuntimeError):
     """NVML does not start. ``absent``: it found no driver at all."""
 
     def __init__(self, text: str, *, absent: bool) -> None:
@@ -36,7 +36,7 @@ class Nvml:
     """The loaded and initialised library. ``close`` it, or end the process.
 
     ``errors`` has what should have been answered and was not since it was last emptied. Raises ``OSError``
-    where there is no library, ``ImportError`` without pynvml, and :class:`DriverError`.
+    where there is no library, ``ImportError`` without pynvml, and :class:`NvmlError`.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Nvml:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             absent = error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-            raise DriverError(str(error), absent=absent) from error
+            raise NvmlError(str(error), absent=absent) from error
 
     def close(self) -> None:
         """Let go of the driver."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from slurm_robust.report.curves import Values
 from slurm_robust.report.job_report import JobReport
-from slurm_robust.report.nodelines import Doing
+from slurm_robust.report.nodelines import NodeActivity
 from slurm_robust.util.text import date_and_time, one_line
 
 MAX_ROWS = 150
@@ -24,7 +24,7 @@ TABLE_ROWS = 40
 NAME = 12
 """Characters of a name beside the timeline."""
 
-_DOING = {doing: number for number, doing in enumerate(Doing)}
+_DOING = {doing: number for number, doing in enumerate(NodeActivity)}
 
 
 def chart_data(report: JobReport) -> dict[str, object]:

@@ -26,7 +26,7 @@ from textual.widget import Widget
 from slurm_robust.model.moment import NodeMoment
 from slurm_robust.report.top import screen as text
 from slurm_robust.report.top.feed import JobFeed, JobView
-from slurm_robust.report.top.screen import STYLES, Columns, Line, Order, plain
+from slurm_robust.report.top.screen import STYLES, Columns, Line, NodeOrder, plain
 from slurm_robust.util.threads import start_thread
 
 EVERY_S = 2.0
@@ -247,7 +247,7 @@ class JobPage(Page):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
-        self._order, self._wrong = Order.SLOT, False
+        self._order, self._wrong = NodeOrder.SLOT, False
         self._rows: list[NodeMoment] = []
 
     def compose(self) -> ComposeResult:

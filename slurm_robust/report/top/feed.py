@@ -73,7 +73,7 @@ class JobView(Record):
     """Why the journal is not read, or not read to its end."""
 
 
-class Follower:
+class JournalTail:
     """A journal as it grows. A look reads :data:`CHUNK` at most, and only what is new."""
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +152,7 @@ class JobFeed:
         self.directory = directory
         self._slurm = slurm
         self._wall, self._mono = wall, mono
-        self._journal = Follower(directory.journal)
+        self._journal = JournalTail(directory.journal)
         self._seen: tuple[int, int] = (-1, -1)  # epoch and number of the newest moment
         self._changed: float | None = None  # when that was new, by the monotonic clock
         self._incidents: tuple[IncidentRow, ...] = ()

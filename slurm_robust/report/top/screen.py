@@ -272,7 +272,7 @@ def _source(view: JobView) -> str:
 # -- the table of nodes ----------------------------------------------------------------------------
 
 
-class Order(str, Enum):
+class NodeOrder(str, Enum):
     """By what nodes are sorted."""
 
     SLOT = "slot"
@@ -283,9 +283,9 @@ class Order(str, Enum):
     NAME = "name"
 
     @property
-    def next(self) -> Order:
+    def next(self) -> NodeOrder:
         """The one after it; the first after the last."""
-        orders = tuple(Order)
+        orders = tuple(NodeOrder)
         return orders[(orders.index(self) + 1) % len(orders)]
 
 
@@ -293,17 +293,17 @@ def _slot(node: NodeMoment) -> int:
     return node.slot if node.slot >= 0 else 1 << 40
 
 
-_KEYS: dict[Order, Callable[[NodeMoment], tuple[object, ...]]] = {
-    Order.SLOT: lambda n: (_slot(n),),
-    Order.WRONG: lambda n: (not n.is_wrong, _slot(n)),
-    Order.STEP: lambda n: (n.slot < 0, n.step, _slot(n)),
-    Order.AGE: lambda n: (n.step_age_s is None, -(n.step_age_s or 0.0), _slot(n)),
-    Order.PACE: lambda n: (n.step_s is None, -(n.step_s or 0.0), _slot(n)),
-    Order.NAME: lambda n: (n.node,),
+_KEYS: dict[NodeOrder, Callable[[NodeMoment], tuple[object, ...]]] = {
+    NodeOrder.SLOT: lambda n: (_slot(n),),
+    NodeOrder.WRONG: lambda n: (not n.is_wrong, _slot(n)),
+    NodeOrder.STEP: lambda n: (n.slot < 0, n.step, _slot(n)),
+    NodeOrder.AGE: lambda n: (n.step_age_s is None, -(n.step_age_s or 0.0), _slot(n)),
+    NodeOrder.PACE: lambda n: (n.step_s is None, -(n.step_s or 0.0), _slot(n)),
+    NodeOrder.NAME: lambda n: (n.node,),
 }
 
 
-def arranged(nodes: Sequence[NodeMoment], order: Order, *, wrong: bool) -> list[NodeMoment]:
+def arranged(nodes: Sequence[NodeMoment], order: NodeOrder, *, wrong: bool) -> list[NodeMoment]:
     """``nodes`` in ``order``; ``wrong``: only those that a person should look at."""
     return sorted((node for node in nodes if node.is_wrong or not wrong), key=_KEYS[order])
 

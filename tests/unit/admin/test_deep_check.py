@@ -9,7 +9,7 @@ import pytest
 
 from slurm_robust.admin.deep_check import Examination, examine
 from slurm_robust.config.node import CheckRule, NodeConfig, Paths, SiteCheck
-from slurm_robust.hooks.record import Cause, DrainFile, OwnDrain
+from slurm_robust.hooks.record import DrainCause, DrainFile, OwnDrain
 from slurm_robust.kernel.host import Host
 
 
@@ -45,7 +45,7 @@ def test_a_deep_check_tells_what_is_wrong_and_on_what(config: NodeConfig, tmp_pa
 
 
 def test_a_node_must_pass_the_check_that_drained_it(config: NodeConfig, tmp_path: Path) -> None:
-    fan, lost = Cause(check="site.fan"), Cause(check="gpu.xid", subject="gpu3")
+    fan, lost = DrainCause(check="site.fan"), DrainCause(check="gpu.xid", subject="gpu3")
     file = DrainFile(Path(config.paths.state))
     file.path.parent.mkdir()
     file.save(OwnDrain(reason="srobust: x", causes=(fan, lost)))
@@ -58,7 +58,7 @@ def test_a_node_must_pass_the_check_that_drained_it(config: NodeConfig, tmp_path
 def test_the_node_itself_says_which_reasons_are_ours(config: NodeConfig, tmp_path: Path) -> None:
     file = DrainFile(Path(config.paths.state))
     file.path.parent.mkdir()
-    file.save(OwnDrain(reason="srobust: fan stands still", causes=(Cause(check="site.fan"),)))
+    file.save(OwnDrain(reason="srobust: fan stands still", causes=(DrainCause(check="site.fan"),)))
     (tmp_path / "broken").touch()
     found = examine(config, Host(tmp_path / "root"), 1000.0)
     assert found.reasons == ("srobust: fan stands still",)
@@ -72,6 +72,6 @@ def test_the_node_itself_says_which_reasons_are_ours(config: NodeConfig, tmp_pat
 def test_a_drain_that_a_hook_saw_undone_is_still_known(config: NodeConfig, tmp_path: Path) -> None:
     file = DrainFile(Path(config.paths.state))
     file.path.parent.mkdir()
-    file.save(OwnDrain(former="srobust: fan stands still", causes=(Cause(check="site.fan"),)))
+    file.save(OwnDrain(former="srobust: fan stands still", causes=(DrainCause(check="site.fan"),)))
     found = examine(config, Host(tmp_path / "root"), 1000.0)
     assert found.reasons == ("srobust: fan stands still",)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.admin.history import (
-    Entry,
     History,
+    HistoryEntry,
     LogUnreadable,
     failures_of,
     fault_kind,
@@ -142,7 +142,7 @@ def test_one_time_line_per_node() -> None:
     logged = ({"event": "acquitted", "at": 90.0, "node": "n1", "suspected": "silent"},)
     found = timeline(history(event(end=110), event("n0", reason="disk, alice"), logged=logged))
     assert list(found) == ["n0", "n1"]
-    assert found["n0"] == [Entry(node="n0", at=100.0, what="DRAIN by root", text="disk, alice")]
+    assert found["n0"] == [HistoryEntry(node="n0", at=100.0, what="DRAIN by root", text="disk, alice")]
     assert [(e.at, e.text, e.until) for e in found["n1"]] == [(90.0, "silent", None), (100.0, REASON, 110.0)]
 
 

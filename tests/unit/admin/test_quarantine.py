@@ -16,17 +16,17 @@ from slurm_robust.admin.quarantine import (
     PREFIX,
     NoNotes,
     Quarantine,
+    QuarantineResult,
     QuarantineRuns,
-    Result,
     job_test,
     obstacle_of,
 )
-from slurm_robust.hooks.record import Cause
+from slurm_robust.hooks.record import DrainCause
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.verdict import Conclusion, Report
 from slurm_robust.slurm.process import CompletedCommand
-from slurm_robust.slurm.records import Node, Reservation
+from slurm_robust.slurm.records import Reservation, SlurmNode
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -40,10 +40,10 @@ XID = Finding(
 
 
 def found(
-    *causes: Finding, still_open: tuple[Cause, ...] = (), reasons: tuple[str, ...] = (REASON,)
+    *causes: Finding, still_open: tuple[DrainCause, ...] = (), reasons: tuple[str, ...] = (REASON,)
 ) -> Examination:
     findings = causes or (Finding(check="gpu.xid", outcome=Outcome.PASS, subject="gpu3"),)
-    report = Report(node="n1", at=1.0, boot_id="b", context=Context.DEEP, findings=findings)
+    report = Report(node="n1", at=1.0, boot_id="b", context=CheckContext.DEEP, findings=findings)
     reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""
     conclusion = Conclusion(fit=not causes, reason=reason, causes=causes)
     return Examination(
@@ -77,7 +77,7 @@ class Ward:
             command=request.command, exit_code=0, stdout=msgspec.json.encode(answer).decode(), stderr=""
         )
 
-    def run(self, *nodes: str, runs: int = 1) -> dict[str, Result]:
+    def run(self, *nodes: str, runs: int = 1) -> dict[str, QuarantineResult]:
         quarantine = Quarantine(
             self.slurm,
             job_test(self.slurm, None),
@@ -115,7 +115,7 @@ def test_a_good_node_returns_and_a_bad_one_stays_with_new_evidence(ward: Ward) -
 
 def test_what_failed_must_have_been_seen_to_pass(ward: Ward) -> None:
     ward.slurm.drain(["n1"], REASON)
-    ward.answer = lambda _: found(still_open=(Cause(check="gpu.xid", subject="gpu3"),))
+    ward.answer = lambda _: found(still_open=(DrainCause(check="gpu.xid", subject="gpu3"),))
     assert not ward.run()["n1"].returned
     assert ward.reason("n1") == "srobust: quarantine: not proven: gpu.xid gpu3"
 
@@ -347,6 +347,6 @@ def test_a_drain_by_others_during_the_test_stays_theirs(ward: Ward, good: bool) 
 )
 def test_obstacles(states: tuple[str, ...], more: dict[str, object], obstacle: str) -> None:
     fields: dict[str, object] = {"reason": REASON, "reason_user": "root", **more}
-    node = Node(name="n1", address="n1", states=frozenset(states), **fields)  # type: ignore[arg-type]
+    node = SlurmNode(name="n1", address="n1", states=frozenset(states), **fields)  # type: ignore[arg-type]
     assert obstacle in obstacle_of(node)
     assert bool(obstacle_of(node)) is bool(obstacle)

@@ -12,13 +12,13 @@ import pytest
 
 from slurm_robust.admin.deep_check import Examination
 from slurm_robust.admin.gpu_reset import reset
-from slurm_robust.admin.quarantine import Quarantine, Result, job_test
+from slurm_robust.admin.quarantine import Quarantine, QuarantineResult, job_test
 from slurm_robust.admin.repair import (
     WEEK_S,
-    Journal,
-    Kind,
     Repairer,
-    Step,
+    RepairJournal,
+    RepairKind,
+    RepairStep,
     has_booted,
     is_left_by_us,
     outlook,
@@ -30,7 +30,7 @@ from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuFacts
 from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.process import CompletedCommand
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import SlurmNode
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.admin.test_quarantine import REASON, Ward, found
@@ -47,41 +47,41 @@ FABRIC = bad(Suggestion.RESET, "infiniband.state", "mlx5_0/1")
 UNKNOWN = msgspec.structs.replace(REBOOT, outcome=Outcome.UNKNOWN)
 
 
-def ordered(kind: Kind, ago_s: float = 60.0) -> Step:
-    return Step(t=NOW - ago_s, step="ordered", kind=kind)
+def ordered(kind: RepairKind, ago_s: float = 60.0) -> RepairStep:
+    return RepairStep(t=NOW - ago_s, step="ordered", kind=kind)
 
 
 @pytest.mark.parametrize(
     ("causes", "journal", "kind"),
     [
-        ((RESET,), (), Kind.RESET),
-        ((REBOOT,), (), Kind.REBOOT),
-        ((RESET, REBOOT), (), Kind.REBOOT),
+        ((RESET,), (), RepairKind.RESET),
+        ((REBOOT,), (), RepairKind.REBOOT),
+        ((RESET, REBOOT), (), RepairKind.REBOOT),
         ((REPLACE,), (), None),
         ((REBOOT, REPLACE), (), None),
         ((), (), None),
         ((UNKNOWN,), (), None),
-        ((UNKNOWN, RESET), (), Kind.RESET),
+        ((UNKNOWN, RESET), (), RepairKind.RESET),
         ((FABRIC,), (), None),
         ((RESET, FABRIC), (), None),
         ((bad(Suggestion.RESET, subject="0000:1b:00.0"),), (), None),
         ((bad(Suggestion.RESET, subject=""),), (), None),
-        ((RESET,), (ordered(Kind.RESET),), Kind.REBOOT),
-        ((RESET,), (ordered(Kind.RESET, WEEK_S + 1),), Kind.RESET),
-        ((RESET,), (ordered(Kind.REBOOT),), Kind.RESET),
-        ((REBOOT,), (ordered(Kind.REBOOT), ordered(Kind.RESET)), None),
-        ((REBOOT,), (ordered(Kind.REBOOT), ordered(Kind.REBOOT, WEEK_S + 1)), Kind.REBOOT),
-        ((REBOOT,), (ordered(Kind.REBOOT, -500.0), ordered(Kind.REBOOT)), None),
-        ((REBOOT,), (Step(t=NOW, step="done", kind=Kind.REBOOT),) * 5, Kind.REBOOT),
+        ((RESET,), (ordered(RepairKind.RESET),), RepairKind.REBOOT),
+        ((RESET,), (ordered(RepairKind.RESET, WEEK_S + 1),), RepairKind.RESET),
+        ((RESET,), (ordered(RepairKind.REBOOT),), RepairKind.RESET),
+        ((REBOOT,), (ordered(RepairKind.REBOOT), ordered(RepairKind.RESET)), None),
+        ((REBOOT,), (ordered(RepairKind.REBOOT), ordered(RepairKind.REBOOT, WEEK_S + 1)), RepairKind.REBOOT),
+        ((REBOOT,), (ordered(RepairKind.REBOOT, -500.0), ordered(RepairKind.REBOOT)), None),
+        ((REBOOT,), (RepairStep(t=NOW, step="done", kind=RepairKind.REBOOT),) * 5, RepairKind.REBOOT),
     ],
 )
 def test_what_failed_and_what_was_done_say_what_is_done(
-    causes: tuple[Finding, ...], journal: tuple[Step, ...], kind: Kind | None
+    causes: tuple[Finding, ...], journal: tuple[RepairStep, ...], kind: RepairKind | None
 ) -> None:
     planned = plan(causes, journal, Repair(), NOW)
     assert planned.kind is kind
     assert planned.why
-    assert planned.gpus == (("gpu3",) if kind is Kind.RESET else ())
+    assert planned.gpus == (("gpu3",) if kind is RepairKind.RESET else ())
 
 
 def test_nothing_is_done_where_nothing_may_be() -> None:
@@ -106,7 +106,7 @@ def test_nothing_is_done_where_nothing_may_be() -> None:
 def test_a_boot_is_proven_by_its_time_and_by_the_node_that_is_back(
     states: tuple[str, ...], before: float | None, boot: float | None, booted: bool
 ) -> None:
-    node = Node(name="n1", address="n1", states=frozenset(states))
+    node = SlurmNode(name="n1", address="n1", states=frozenset(states))
     assert has_booted(before, node, boot) is booted
 
 
@@ -125,8 +125,10 @@ def test_a_boot_is_proven_by_its_time_and_by_the_node_that_is_back(
     ],
 )
 def test_only_what_a_reboot_makes_slurm_add_is_put_right(reason: str, ours: bool) -> None:
-    node = Node(name="n1", address="n1", states=frozenset({"IDLE", "DRAIN"}), reason=reason)
-    assert is_left_by_us(node, Step(t=0.0, step="ordered", kind=Kind.REBOOT, reason=REASON)) is ours
+    node = SlurmNode(name="n1", address="n1", states=frozenset({"IDLE", "DRAIN"}), reason=reason)
+    assert (
+        is_left_by_us(node, RepairStep(t=0.0, step="ordered", kind=RepairKind.REBOOT, reason=REASON)) is ours
+    )
 
 
 # -- the whole -------------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ class Shop:
         every = itertools.chain(found, itertools.repeat(found[-1]))
         self.ward.answer = lambda _: next(every)
 
-    def run(self, *names: str) -> dict[str, Result]:
+    def run(self, *names: str) -> dict[str, QuarantineResult]:
         ward = self.ward
         clock: dict[str, Any] = {"clock": ward.cluster.clock.time, "pause": ward.cluster.clock.sleep}
         repairer = Repairer(ward.slurm, self.hands, self.config, ward.log, self.folder, **clock)
@@ -198,7 +200,7 @@ class Shop:
 
     @property
     def steps(self) -> list[str]:
-        return [step.step for step in Journal(self.folder, "n1").steps]
+        return [step.step for step in RepairJournal(self.folder, "n1").steps]
 
 
 @pytest.fixture
@@ -264,7 +266,7 @@ def test_a_test_that_still_holds_its_node_is_waited_for(
             Slow.ended = min(Slow.ended, clock.time() + left_s)
             return super().run(request, timeout_s)
 
-        def node(self, name: str) -> Node:
+        def node(self, name: str) -> SlurmNode:
             seen = super().node(name)
             is_held = Slow.ended - left_s <= clock.time() < Slow.ended
             return msgspec.structs.replace(seen, **held) if is_held else seen
@@ -353,8 +355,10 @@ def test_a_killed_run_leaves_nobody_an_untested_node_and_the_next_goes_on(
 
 def test_what_slurm_added_during_a_reboot_that_was_cut_off_is_put_right(shop: Shop) -> None:
     clock = shop.ward.cluster.clock.time
-    Journal(shop.folder, "n1").add(
-        Step(t=clock(), step="ordered", kind=Kind.REBOOT, reason=REASON, boot=50.0, why="gpu.xid gpu3")
+    RepairJournal(shop.folder, "n1").add(
+        RepairStep(
+            t=clock(), step="ordered", kind=RepairKind.REBOOT, reason=REASON, boot=50.0, why="gpu.xid gpu3"
+        )
     )
     shop.ward.slurm.resume(["n1"])
     shop.ward.slurm.drain(["n1"], f"{REASON} : reboot issued : reboot complete")

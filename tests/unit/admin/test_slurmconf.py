@@ -6,13 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.admin.slurmconf import Wish, link_in, make_plan, read_all, revert, statements, without_ours
+from slurm_robust.admin.slurmconf import (
+    HookSettings,
+    link_in,
+    make_plan,
+    read_all,
+    revert,
+    statements,
+    without_ours,
+)
 
 MAIN = "/etc/slurm/slurm.conf"
 PROLOG = "/etc/slurm-robust/slurm.d/prolog/*"
 EPILOG = "/etc/slurm-robust/slurm.d/epilog/*"
 HEALTH = "/usr/libexec/slurm-robust/healthcheck.sh"
-WISH = Wish(prolog=PROLOG, epilog=EPILOG, health_check=HEALTH)
+WISH = HookSettings(prolog=PROLOG, epilog=EPILOG, health_check=HEALTH)
 OURS = {
     "/etc/slurm-robust/slurm.d/prolog/50-slurm-robust": "prolog.sh",
     "/etc/slurm-robust/slurm.d/epilog/50-slurm-robust": "epilog.sh",
@@ -24,7 +32,9 @@ def says(files: dict[str, str]) -> dict[str, str]:
     return {found.key.lower(): found.value for found in statements(files, MAIN)}
 
 
-def planned(text: str, wish: Wish = WISH, **others: str) -> tuple[dict[str, str], dict[str, str], str]:
+def planned(
+    text: str, wish: HookSettings = WISH, **others: str
+) -> tuple[dict[str, str], dict[str, str], str]:
     """What slurm.conf says after the change, the links, and the notes."""
     plan = make_plan({MAIN: text, **{f"/etc/slurm/{name}": part for name, part in others.items()}}, wish)
     assert without_ours(plan.after).after == plan.before, "what is undone is as before"
@@ -121,7 +131,7 @@ def test_a_health_check_of_the_site_stays_and_is_reported() -> None:
 
 
 def test_with_a_timer_the_health_check_is_not_asked_for() -> None:
-    said, _, _ = planned("", Wish(prolog=PROLOG, epilog=EPILOG, health_check=""))
+    said, _, _ = planned("", HookSettings(prolog=PROLOG, epilog=EPILOG, health_check=""))
     assert [key for key in said if key.startswith("health")] == []
 
 

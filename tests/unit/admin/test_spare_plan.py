@@ -8,9 +8,9 @@ import pytest
 
 from slurm_robust.admin.history import DAY_S, History
 from slurm_robust.admin.spare_plan import (
-    Fleet,
     NoNodes,
-    Wanted,
+    PlannedNodes,
+    SpareRequirements,
     fleet_of,
     main,
     measure_fleet,
@@ -145,7 +145,7 @@ def test_the_history_of_the_site_is_asked(cluster: FakeCluster) -> None:
     job = slurm.submit(SubmitRequest(command=("x",), nodes=2))
     cluster.clock.advance(10 * DAY_S)
     cluster.finish(job)
-    made = plan_for(slurm, fleet_of(slurm, "main"), Wanted(), cluster.clock.time())
+    made = plan_for(slurm, fleet_of(slurm, "main"), SpareRequirements(), cluster.clock.time())
     assert made.measured is not None
     assert made.measured.node_days == pytest.approx(20, rel=1e-3)
     assert made.rate.source == "paper"
@@ -156,22 +156,22 @@ def test_without_accounting_the_paper_s_rate_is_used() -> None:
         def node_events(self, within_s: float) -> tuple[NodeEvent, ...]:
             raise CommandFailed("You are not running a supported accounting_storage plugin")
 
-    made = plan_for(NoAccounting(), Fleet(name="nodes", count=1024), Wanted(), NOW)
+    made = plan_for(NoAccounting(), PlannedNodes(name="nodes", count=1024), SpareRequirements(), NOW)
     assert (made.spares, made.rate.per_day, made.rate.source) == (4, PAPER_RATE, "paper")
     assert "not running a supported accounting_storage plugin" in made.rate.why
 
 
 def test_a_given_rate_asks_nobody(cluster: FakeCluster) -> None:
     cluster.unreachable = True
-    wanted = Wanted(rate=0.01, group=3)
-    assert plan_for(FakeSlurm(cluster), Fleet(name="nodes", count=128), wanted, NOW).spares == 4
+    wanted = SpareRequirements(rate=0.01, group=3)
+    assert plan_for(FakeSlurm(cluster), PlannedNodes(name="nodes", count=128), wanted, NOW).spares == 4
 
 
 # -- what is shown ----------------------------------------------------------------------------------------
 
 
 def test_the_table_says_why(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("1024", Wanted(rate=0.0012, group=8), json=False, slurm=FakeSlurm(cluster)) == 0
+    assert main("1024", SpareRequirements(rate=0.0012, group=8), json=False, slurm=FakeSlurm(cluster)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "spares 8 for 1,024 nodes" in shown
     assert "with a probability of 99 % at most 4 of 1,024 nodes fail within 1 day" in shown
@@ -187,13 +187,13 @@ def test_few_failures_are_shown_with_their_interval(
     cluster.clock.advance(25 * DAY_S)
     cluster.finish(job)
     cluster.node_down("n1")
-    assert main("main", Wanted(), json=False, slurm=slurm, clock=cluster.clock.time) == 0
+    assert main("main", SpareRequirements(), json=False, slurm=slurm, clock=cluster.clock.time) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "0.0012 failures per node and day, the paper's: 1 failures in 100 node-days are too few" in shown
     assert "measured 0.01 (0.000253 to 0.0557, 95 % confidence), not used" in shown
 
 
 def test_everything_as_json(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    main("512", Wanted(rate=0.0012), json=True, slurm=FakeSlurm(cluster))
+    main("512", SpareRequirements(rate=0.0012), json=True, slurm=FakeSlurm(cluster))
     shown = json.loads(capsys.readouterr().out)
     assert (shown["spares"], shown["nodes"], shown["rate"]["source"]) == (3, 512, "given")

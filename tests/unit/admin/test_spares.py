@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.admin import spares
-from slurm_robust.admin.spare_plan import Wanted
+from slurm_robust.admin.spare_plan import SpareRequirements
 from slurm_robust.admin.spares import NAME, TooFewNodes, request_of
 from slurm_robust.cli.main import main
 from slurm_robust.model.errors import ExitCode
@@ -22,7 +22,7 @@ from slurm_robust.testing.fake_slurm import FakeSlurm
 FOR_ALICE = request_of(
     NAME, count=2, nodes=(), users=("alice",), accounts=(), partition="main", ignore_jobs=False
 )
-RATE = Wanted(rate=0.0012)
+RATE = SpareRequirements(rate=0.0012)
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def create(slurm: FakeSlurm, *, apply: bool = True, is_root: bool = True, **chan
     return spares.create(request, apply=apply, slurm=slurm, is_root=is_root)
 
 
-def pool(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], wanted: Wanted = RATE) -> tuple[int, Any]:
+def pool(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], wanted: SpareRequirements = RATE
+) -> tuple[int, Any]:
     capsys.readouterr()
     code = spares.status(NAME, wanted, json=True, slurm=slurm)
     return code, json.loads(capsys.readouterr().out)
@@ -310,10 +312,10 @@ def test_spares_in_use_are_what_they_are_for(slurm: FakeSlurm, capsys: pytest.Ca
 
 def test_fewer_than_the_plan_asks_for(slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
     create(slurm)
-    assert pool(slurm, capsys, Wanted(rate=0.0012, group=2))[0] == 0
-    code, found = pool(slurm, capsys, Wanted(rate=0.0012, group=3))
+    assert pool(slurm, capsys, SpareRequirements(rate=0.0012, group=2))[0] == 0
+    code, found = pool(slurm, capsys, SpareRequirements(rate=0.0012, group=3))
     assert (code, found["plan"]["spares"], found["plan"]["nodes"]) == (1, 3, 6)
-    spares.status(NAME, Wanted(rate=0.0012, group=3), json=False, slurm=slurm)
+    spares.status(NAME, SpareRequirements(rate=0.0012, group=3), json=False, slurm=slurm)
     assert "3 for 6 nodes: 1 more than there are" in capsys.readouterr().out
 
 

@@ -11,9 +11,9 @@ from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, TensorSpec, open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.model.copies import Peer, Source
+from slurm_robust.model.copies import Peer, RestoreSource
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
-from slurm_robust.wire.copychannel import Channel, derive_key
+from slurm_robust.wire.copychannel import CopyChannel, derive_key
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client
 from slurm_robust.wire.messages import Launch
 
@@ -89,9 +89,9 @@ class Node:
         """This node as the peer of a rank."""
         return Peer(rank=rank, node=self.name, address="127.0.0.1", port=self.service.port)
 
-    def source(self, rank: int, **fields: object) -> Source:
+    def source(self, rank: int, **fields: object) -> RestoreSource:
         """This node as the source of a part."""
-        return Source(rank=rank, address="127.0.0.1", port=self.service.port, **fields)  # type: ignore[arg-type]
+        return RestoreSource(rank=rank, address="127.0.0.1", port=self.service.port, **fields)  # type: ignore[arg-type]
 
     def peer_steps(self, rank: int) -> set[tuple[int, int]]:
         """Generation and step of the copies of a rank that came from elsewhere."""
@@ -137,9 +137,9 @@ def check(path: Path, rank: int, step: int, generation: int = 1, size: int = MIB
         image.close()
 
 
-def connect(node: Node, job: Path) -> Channel:
+def connect(node: Node, job: Path) -> CopyChannel:
     """A connection to a node, as another agent of the job makes it."""
-    return Channel.connect("127.0.0.1", node.service.port, derive_key(keys_in(job).client.secret))
+    return CopyChannel.connect("127.0.0.1", node.service.port, derive_key(keys_in(job).client.secret))
 
 
 MakeNode = Callable[..., Node]

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from slurm_robust.checkpoint.memory import MemoryFolder
-from slurm_robust.model.copies import CheckpointId, Source, Tier
+from slurm_robust.model.copies import CheckpointId, RestoreSource, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
 from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, Refused, RequestCheckpoint, Shutdown
 from slurm_robust.wire.sockets import knock
@@ -479,7 +479,7 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
     agent = job.start_agent("n1")
     heartbeat = controller.wait_for("n1", lambda b: b.agent != old.agent and b.ready)
     assert {(c.rank, c.step, c.tier) for c in heartbeat.copies} == {(0, 5, Tier.MEMORY), (1, 5, Tier.MEMORY)}
-    source = Source(rank=2, tier=Tier.PEER, address=heartbeat.address, port=heartbeat.data_port)
+    source = RestoreSource(rank=2, tier=Tier.PEER, address=heartbeat.address, port=heartbeat.data_port)
     controller.send(
         "n1",
         Launch(
@@ -492,7 +492,7 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
             master_addr=heartbeat.address,
             master_port=heartbeat.rendezvous_port,
             restore=CheckpointId(generation=1, step=5),
-            sources=(Source(rank=0, tier=Tier.MEMORY), source),
+            sources=(RestoreSource(rank=0, tier=Tier.MEMORY), source),
         ),
     )
     wait_for(folder.fetch_error(2).exists)

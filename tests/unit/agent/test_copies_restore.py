@@ -13,8 +13,8 @@ from slurm_robust.agent.copies.service import NO_COPIES
 from slurm_robust.checkpoint.budget import MemoryPlan, write_plan
 from slurm_robust.checkpoint.image import open_image, read_header
 from slurm_robust.checkpoint.local import LocalCopies
-from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
-from slurm_robust.wire.copychannel import Channel, CopyAnswer, CopyVerdict, Get, Put, derive_key
+from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource, Tier
+from slurm_robust.wire.copychannel import CopyAnswer, CopyChannel, CopyVerdict, Get, Put, derive_key
 from slurm_robust.wire.messages import Phase, Save
 from tests.unit.agent.copy_nodes import MIB, RUN, MakeNode, Node, check, connect, fill, keys_in
 from tests.unit.agent.local_job import pause
@@ -112,7 +112,7 @@ def test_memory_is_reserved_before_the_first_byte_is_sent(
     monkeypatch.setattr(os, "posix_fallocate", reserved)
 
     def serve(listener: socket.socket) -> None:
-        channel = Channel.accept(listener.accept()[0], derive_key(keys_in(job).client.secret))
+        channel = CopyChannel.accept(listener.accept()[0], derive_key(keys_in(job).client.secret))
         assert channel.request() == Get(run_id=RUN, rank=0, checkpoint=CheckpointId(generation=1, step=5))
         channel.send(CopyAnswer(verdict=CopyVerdict.GO, total=image.stat().st_size))
         wait_for(b.folder.fetch_size(0).exists)
@@ -126,7 +126,7 @@ def test_memory_is_reserved_before_the_first_byte_is_sent(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        source = Source(rank=0, tier=Tier.MEMORY, address="127.0.0.1", port=listener.getsockname()[1])
+        source = RestoreSource(rank=0, tier=Tier.MEMORY, address="127.0.0.1", port=listener.getsockname()[1])
         b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(source,))
         thread.join(60)
     assert happened == ["reserved", "go", "go"]

@@ -19,7 +19,7 @@ from slurm_robust.agent.copies.server import CopyServer
 from slurm_robust.agent.copies.watch import BufferScan
 from slurm_robust.checkpoint.local import LocalCopies
 from slurm_robust.model.copies import CheckpointId, Tier
-from slurm_robust.wire.copychannel import Channel
+from slurm_robust.wire.copychannel import CopyChannel
 from tests.unit.agent.copy_nodes import MIB, MakeNode, Node, fill
 from tests.waiting import wait_for
 
@@ -127,7 +127,7 @@ def test_a_disk_that_cannot_be_read_or_written_is_noted(
 def test_a_fetch_that_fails_is_noted_and_the_worker_reads_why(make: MakeNode, breaks: Breaking) -> None:
     a, b = make("a"), make("b")
     fill(a.folder.own(0, 0), 0, 5, 1, MIB)
-    breaks(Channel, "connect")
+    breaks(CopyChannel, "connect")
     source = a.source(0, tier=Tier.MEMORY)
     b.launch(2, (0,), restore=CheckpointId(generation=1, step=5), sources=(source,))
     wait_for(b.folder.fetch_error(0).exists)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.agent.copies import entrance
-from slurm_robust.agent.copies.entrance import Entrance, Waiting, _Stranger, group_of
+from slurm_robust.agent.copies.entrance import Entrance, WaitingConnections, _Stranger, group_of
 from slurm_robust.agent.copies.notes import Notes
-from slurm_robust.wire.copychannel import Channel, ChannelError, Handshake, derive_key
+from slurm_robust.wire.copychannel import ChannelError, CopyChannel, Handshake, derive_key
 from slurm_robust.wire.network import bind_free
 from tests.waiting import wait_for
 
@@ -46,7 +46,7 @@ ARRIVALS = st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_siz
 def test_the_entrance_never_holds_more_connections_than_places(
     arrivals: list[tuple[str, bool]], places: int
 ) -> None:
-    waiting = Waiting(places)
+    waiting = WaitingConnections(places)
     waiting.agents.add("a")
     for number, (address, silent) in enumerate(arrivals):
         before = waiting.everybody()
@@ -66,7 +66,7 @@ def test_the_entrance_never_holds_more_connections_than_places(
 
 
 def test_an_agents_address_leaves_last() -> None:
-    waiting = Waiting(4)
+    waiting = WaitingConnections(4)
     waiting.agents.add("agent")
     for number in range(2):
         assert waiting.add(stranger(number, "agent")) is None
@@ -78,7 +78,7 @@ def test_an_agents_address_leaves_last() -> None:
 
 
 def test_a_stranger_who_waits_too_long_is_overdue() -> None:
-    waiting = Waiting(8)
+    waiting = WaitingConnections(8)
     for number in range(4):
         waiting.add(stranger(number, "a", deadline=float(number)))
     assert [one.deadline for one in waiting.overdue(1.5)] == [0.0, 1.0]
@@ -123,7 +123,7 @@ class Hall:
 
     def __init__(self) -> None:
         self.notes = Notes()
-        self.inside: list[tuple[Channel, str]] = []
+        self.inside: list[tuple[CopyChannel, str]] = []
         listener = bind_free()
         self.port = int(listener.getsockname()[1])
         self.entrance = Entrance(listener, KEY, lambda *who: self.inside.append(who), self.notes)
@@ -162,7 +162,7 @@ def is_shut(connection: socket.socket) -> bool:
 def test_an_agent_comes_in_past_any_number_of_strangers(hall: Hall, says: bytes) -> None:
     standing = [hall.stranger(says) for _ in range(60)]
     wait_for(lambda: sum(map(is_shut, standing)) == 50)
-    channel = Channel.connect("127.0.0.1", hall.port, KEY)
+    channel = CopyChannel.connect("127.0.0.1", hall.port, KEY)
     wait_for(lambda: len(hall.inside) == 1)
     assert hall.inside[0][1] == "127.0.0.1"
     (note,) = hall.notes.take()
@@ -182,7 +182,7 @@ def test_a_stranger_is_shut_out_at_once(hall: Hall, says: bytes) -> None:
 
 def test_a_knock_is_not_noted(hall: Hall) -> None:
     hall.stranger().close()
-    Channel.connect("127.0.0.1", hall.port, KEY).close()
+    CopyChannel.connect("127.0.0.1", hall.port, KEY).close()
     wait_for(lambda: len(hall.inside) == 1)
     assert hall.notes.take() == []
 
@@ -209,7 +209,7 @@ def test_an_unexpected_error_is_noted_and_agents_come_in_again(
         wait_for(lambda: is_shut(standing))
     (note,) = wait_for(hall.notes.take)
     assert f"lets in connections for copies: {kind.__name__}: no more of it; it starts again" in note
-    Channel.connect("127.0.0.1", hall.port, KEY).close()
+    CopyChannel.connect("127.0.0.1", hall.port, KEY).close()
     wait_for(lambda: len(hall.inside) == 1)
 
 

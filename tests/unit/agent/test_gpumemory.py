@@ -12,7 +12,7 @@ import pytest
 
 from slurm_robust.agent.gpumemory import FREE, STILL_S, GpuWait, Leftovers
 from slurm_robust.nodes.gpus.facts import GpuProcess, Use
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import StandInGpus
 from slurm_robust.wire.messages import Phase
 from tests.unit.agent.local_job import LocalJob
 from tests.unit.agent.test_agent import SLEEPER, as_program, up
@@ -66,8 +66,8 @@ def test_a_process_that_is_left_is_waited_for_as_long_as_it_is_there() -> None:
 
 
 @pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpus:
-    found = Gpus(tmp_path / "gpus", "n1", 2)
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandInGpus:
+    found = StandInGpus(tmp_path / "gpus", "n1", 2)
     found.reset()
     for name in ("LD_LIBRARY_PATH", "SROBUST_NVML_STATE"):
         monkeypatch.setenv(name, environment(found)[name])
@@ -99,7 +99,7 @@ def next_word(wait: GpuWait) -> str:
 
 
 @pytest.mark.slow
-def test_the_driver_is_asked_until_the_memory_is_free(gpus: Gpus, waiting: GpuWait) -> None:
+def test_the_driver_is_asked_until_the_memory_is_free(gpus: StandInGpus, waiting: GpuWait) -> None:
     gpus.set(1, processes=f"{os.getpid()}:70000")
     waiting.prepare()
     assert waiting.read() is None
@@ -115,7 +115,7 @@ def test_the_driver_is_asked_until_the_memory_is_free(gpus: Gpus, waiting: GpuWa
 
 
 @pytest.mark.slow
-def test_where_there_is_no_driver_nothing_is_waited_for_again(gpus: Gpus, waiting: GpuWait) -> None:
+def test_where_there_is_no_driver_nothing_is_waited_for_again(gpus: StandInGpus, waiting: GpuWait) -> None:
     gpus.path.unlink()
     waiting.ask([1])
     assert next_word(waiting) == FREE
@@ -130,7 +130,7 @@ def test_without_the_library_no_child_is_started() -> None:
 
 
 @pytest.mark.slow
-def test_an_agent_starts_the_next_workers_when_the_gpus_are_free(gpus: Gpus, job: LocalJob) -> None:
+def test_an_agent_starts_the_next_workers_when_the_gpus_are_free(gpus: StandInGpus, job: LocalJob) -> None:
     controller = job.controller()
     job.start_agent("n1")
     up(job, controller)

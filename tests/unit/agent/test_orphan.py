@@ -9,16 +9,16 @@ from slurm_robust.agent.link import ControllerLink
 from slurm_robust.agent.orphan import OrphanWatch, is_orphan, is_rescuer
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.companion import OF_JOB
-from slurm_robust.slurm.records import Allocation, Job, Node
+from slurm_robust.slurm.records import Allocation, SlurmJob, SlurmNode
 from slurm_robust.wire.epochs import EpochRecord
 
 NODES = tuple(f"n{i}" for i in range(1, 7))
 ALLOCATION = Allocation(job_id=7, nodes=NODES, gpus_per_node={}, batch_host="n1", restart_count=2)
-JOB = Job(
+JOB = SlurmJob(
     job_id=7, name="j", user_name="a", states=frozenset({"RUNNING"}), nodes=NODES[1:],
     batch_host="n1", restart_count=2,
 )  # fmt: skip
-DOWN = Node(name="n1", address="10.0.0.1", states=frozenset({"DOWN", "NOT_RESPONDING"}))
+DOWN = SlurmNode(name="n1", address="10.0.0.1", states=frozenset({"DOWN", "NOT_RESPONDING"}))
 
 
 def test_a_job_whose_batch_host_is_down_is_an_orphan() -> None:
@@ -36,7 +36,7 @@ def test_a_job_whose_batch_host_is_down_is_an_orphan() -> None:
         (JOB, (DOWN, structs.replace(DOWN, name="n2", states=frozenset({"ALLOCATED"})))),  # taken over there
     ],
 )
-def test_anything_less_certain_is_left_alone(job: Job, hosts: tuple[Node, ...]) -> None:
+def test_anything_less_certain_is_left_alone(job: SlurmJob, hosts: tuple[SlurmNode, ...]) -> None:
     assert not is_orphan(job, hosts, 2)
 
 

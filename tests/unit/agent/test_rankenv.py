@@ -18,7 +18,7 @@ from slurm_robust.agent.rankenv import (
     torch_release,
 )
 from slurm_robust.kernel.host import Host
-from slurm_robust.model.copies import SHARED, CheckpointId, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
 from slurm_robust.slurm.companion import OF_JOB, OF_NODES
 from slurm_robust.util import process
@@ -192,12 +192,12 @@ def test_lightning_and_accelerate_believe_in_the_right_world(monkeypatch: pytest
 
 def test_workers_are_told_where_copies_lie_and_where_their_parts_come_from() -> None:
     sources = (
-        Source(rank=2, tier=Tier.PEER),
-        Source(rank=3, tier=Tier.MEMORY, address="10.0.0.2", port=9),
-        Source(rank=4, tier=Tier.LOCAL),
-        Source(rank=5, tier=Tier.LOCAL, address="10.0.0.2", port=9),
-        Source(rank=6, tier=Tier.STORAGE),
-        Source(rank=SHARED, tier=Tier.MEMORY),
+        RestoreSource(rank=2, tier=Tier.PEER),
+        RestoreSource(rank=3, tier=Tier.MEMORY, address="10.0.0.2", port=9),
+        RestoreSource(rank=4, tier=Tier.LOCAL),
+        RestoreSource(rank=5, tier=Tier.LOCAL, address="10.0.0.2", port=9),
+        RestoreSource(rank=6, tier=Tier.STORAGE),
+        RestoreSource(rank=SHARED, tier=Tier.MEMORY),
     )
     launch = structs.replace(LAUNCH, ranks=(2, 3, 4, 5, 6, 7), layout="w6", sources=sources)
     spec = structs.replace(SPEC, copies=CopySpec(places={Tier.LOCAL: "/disk"}))

@@ -12,7 +12,7 @@ import pytest
 from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
-from slurm_robust.model.probes import Answers, Place
+from slurm_robust.model.probes import Answers, ProbeTarget
 from slurm_robust.policy.takeover import AGAIN_S, FRESH_S, MAX_CONTROLLERS, TURN_S, UNANSWERED_S
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
@@ -54,7 +54,7 @@ class World:
             self.job.epochs, host=node, addresses=(node,), port=9, pid=1, run_id="7-abcd", node=node
         )
 
-    def probe(self, own: str, places: Mapping[str, Place], for_s: float) -> Answers:
+    def probe(self, own: str, places: Mapping[str, ProbeTarget], for_s: float) -> Answers:
         answering = {n: 0.001 for n in places if n not in self.silent | self.cut and own not in self.cut}
         return Answers(tcp=answering, asked=frozenset(places))
 
@@ -83,7 +83,7 @@ class Watch:
     def turn(self, silence_s: float = 11.0, controller: EpochRecord | None = None) -> None:
         """One round, to its end."""
         self.world.now += AGAIN_S
-        place = Place(addresses=(self.node,), port=1)
+        place = ProbeTarget(addresses=(self.node,), port=1)
         self.watch.tick(silence_s, controller or self.world.controller, place)
         if (thread := self.watch._thread) is not None:
             thread.join(60)

@@ -13,7 +13,7 @@ from slurm_robust.analysis.replay import (
     Grid,
     GroupRun,
     GroupSeen,
-    Phase,
+    ReplayPhase,
     ReplayVerdict,
     conclude,
     fit,
@@ -27,7 +27,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.layout import ParallelLayout
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
-H, V = Phase.HORIZONTAL, Phase.VERTICAL
+H, V = ReplayPhase.HORIZONTAL, ReplayPhase.VERTICAL
 
 
 def layout(nproc: int, *, tp: int = 1, pp: int = 1, dp: int = 1) -> ParallelLayout:
@@ -35,11 +35,11 @@ def layout(nproc: int, *, tp: int = 1, pp: int = 1, dp: int = 1) -> ParallelLayo
 
 
 def replay(
-    grid: Grid, nodes: Sequence[str], run: Callable[[Phase, tuple[str, ...]], GroupRun]
+    grid: Grid, nodes: Sequence[str], run: Callable[[ReplayPhase, tuple[str, ...]], GroupRun]
 ) -> ReplayVerdict:
     """Both phases, each group doing what ``run`` says."""
 
-    def phase(which: Phase) -> tuple[GroupSeen, ...]:
+    def phase(which: ReplayPhase) -> tuple[GroupSeen, ...]:
         return judge([run(which, nodes_of(grid, part, nodes)) for part in groups(which, grid)])
 
     horizontal = phase(H)
@@ -50,12 +50,12 @@ def sound(nodes: tuple[str, ...], bits: str = "right") -> GroupRun:
     return GroupRun(nodes=nodes, steps=("same", bits), kind=f"{len(nodes)} nodes")
 
 
-def corrupting(*bad: str) -> Callable[[Phase, tuple[str, ...]], GroupRun]:
+def corrupting(*bad: str) -> Callable[[ReplayPhase, tuple[str, ...]], GroupRun]:
     return lambda phase, nodes: sound(nodes, "wrong" if set(bad) & set(nodes) else "right")
 
 
-def crashing(*bad: str) -> Callable[[Phase, tuple[str, ...]], GroupRun]:
-    def run(phase: Phase, nodes: tuple[str, ...]) -> GroupRun:
+def crashing(*bad: str) -> Callable[[ReplayPhase, tuple[str, ...]], GroupRun]:
+    def run(phase: ReplayPhase, nodes: tuple[str, ...]) -> GroupRun:
         hit = set(bad) & set(nodes)
         return GroupRun(nodes=nodes, trouble=f"{hit} crashed") if hit else sound(nodes)
 
@@ -109,7 +109,7 @@ def test_one_replica_cannot_be_compared() -> None:
 @given(units=st.integers(2, 200), m=st.integers(1, 40))
 def test_every_unit_is_in_one_group_of_each_phase(units: int, m: int) -> None:
     grid = Grid(units=units, m=min(m, units))
-    for phase in Phase:
+    for phase in ReplayPhase:
         parts = groups(phase, grid)
         assert sorted(x for part in parts for x in part) == list(range(units))
         assert [len(part) for part in parts] == [grid.m] * grid.n + ([grid.rest] if grid.rest else [])
@@ -241,7 +241,7 @@ def test_a_group_that_did_not_run_counts_for_nothing() -> None:
 
 
 def test_a_fault_that_shows_only_once_is_told_and_nobody_named() -> None:
-    def run(phase: Phase, nodes: tuple[str, ...]) -> GroupRun:
+    def run(phase: ReplayPhase, nodes: tuple[str, ...]) -> GroupRun:
         return sound(nodes, "wrong" if phase is H and "n3" in nodes else "right")
 
     verdict = replay(Grid(units=8, m=2), names(8), run)

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.admin import node_table
-from slurm_robust.admin.spare_plan import Fleet, Wanted, plan_for
+from slurm_robust.admin.spare_plan import PlannedNodes, SpareRequirements, plan_for
 from slurm_robust.analysis.lemons import Failure, Work, score
 from slurm_robust.cli.main import main
 from slurm_robust.controller.conclusion import comment
@@ -134,11 +134,13 @@ def test_nodes_by_slurm_and_by_the_index(url: str, capsys: pytest.CaptureFixture
 
 def test_the_rate_for_spares_is_that_of_the_index(url: str) -> None:
     slurm = FakeSlurm(FakeCluster(nodes=list(NODES)), user="root")
-    fleet = Fleet(name="nodes", count=4, nodes=frozenset(NODES))
-    made = plan_for(slurm, fleet, Wanted(index=url), NOW)
+    fleet = PlannedNodes(name="nodes", count=4, nodes=frozenset(NODES))
+    made = plan_for(slurm, fleet, SpareRequirements(index=url), NOW)
     assert made.rate.source == "measured"
     assert made.rate.per_day == pytest.approx(30 / (30 * 4 * 0.5))
-    others = plan_for(slurm, structs.replace(fleet, nodes=frozenset({"n9"})), Wanted(index=url), NOW)
+    others = plan_for(
+        slurm, structs.replace(fleet, nodes=frozenset({"n9"})), SpareRequirements(index=url), NOW
+    )
     assert (others.rate.source, "fleet index" in others.rate.why) == ("paper", True)
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from slurm_robust.admin import install, quarantine, spares, verify
 from slurm_robust.admin.files import Tree
 from slurm_robust.admin.site import Site
-from slurm_robust.admin.spare_plan import Fleet, Wanted, plan_for, text_of
+from slurm_robust.admin.spare_plan import PlannedNodes, SpareRequirements, plan_for, text_of
 from slurm_robust.admin.spares import pool_of
 from slurm_robust.cli.main import main, make_parser, visible_only
 from slurm_robust.config.node import Paths
@@ -41,7 +41,7 @@ from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.terminal import console as console
 from slurm_robust.terminal.console import Screen
-from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
+from slurm_robust.testing.fake_replayer import FakeReplayer, NodeDefect
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.util.output import say
 from slurm_robust.wire.epochs import take_epoch
@@ -338,10 +338,12 @@ def test_shared_spares(text: str) -> None:
     )
     slurm.submit(SubmitRequest(command=("x",), reservation="s"))
     nodes, jobs = slurm.nodes(["n1", "n2"]), slurm.jobs()
-    plan = plan_for(slurm, Fleet(name="nodes", count=8), Wanted(), 0.0)
+    plan = plan_for(slurm, PlannedNodes(name="nodes", count=8), SpareRequirements(), 0.0)
     pool = msgspec.structs.replace(pool_of(slurm.reservations()[0], nodes, jobs), plan=plan)
     printed(lambda: Screen().print(spares._pool_text(poisoned(pool, text), 0.0)))
-    printed(lambda: Screen().print(text_of(Fleet(name=f"nodes of {text}", count=8))(poisoned(plan, text))))
+    printed(
+        lambda: Screen().print(text_of(PlannedNodes(name=f"nodes of {text}", count=8))(poisoned(plan, text)))
+    )
     printed(lambda: print(spares._removal(poisoned(slurm.reservations()[0], text), poisoned(jobs, text))))
 
 
@@ -423,7 +425,7 @@ def test_diagnoses_and_replays(slurm: Answers, text: str) -> None:
     found = Diagnosis(results=(result,), suspects=("n1",), reason="x", left_out={"memory": "no time"})
     hostile = poisoned(found, text)
     printed(lambda: Screen().print(diagnose.render(hostile, [hostile.results[0].node])))
-    verdict = poisoned(replayed(FakeReplayer({"n5": Fault.CORRUPTS})), text)
+    verdict = poisoned(replayed(FakeReplayer({"n5": NodeDefect.CORRUPTS})), text)
     printed(lambda: Screen().print(diagnose.render_replay(verdict)))
 
 
@@ -450,7 +452,7 @@ def test_messages_for_administrators_are_cleaned(tmp_path: Path, text: str) -> N
     printed(lambda: verify.main(site=site()))
     printed(lambda: install.uninstall(site=site(), dry_run=True))
     finding = Finding(check="site.odd", outcome=Outcome.FAIL, subject="gpu0", text="x", value="1", limit="2")
-    result = quarantine.Result(
+    result = quarantine.QuarantineResult(
         node="n1", returned=False, why="x", reason="srobust: x", tests=1, evidence=(finding,),
         checks=("gpu.ecc",), serials={"board_serial": "7"},
     )  # fmt: skip

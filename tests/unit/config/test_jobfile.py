@@ -9,7 +9,7 @@ import pytest
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.jobfile import add_text, collect, environment_name, from_environment
-from slurm_robust.config.reader import Layers, Place, schema_keys
+from slurm_robust.config.reader import Layers, ValueOrigin, schema_keys
 from slurm_robust.model.errors import ExitCode
 
 
@@ -22,7 +22,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def option(name: str, text: str) -> Layers[JobConfig]:
     options = Layers(JobConfig)
-    add_text(options, name, text, Place(f"option --set {name}={text}", ExitCode.USAGE))
+    add_text(options, name, text, ValueOrigin(f"option --set {name}={text}", ExitCode.USAGE))
     return options
 
 

@@ -8,7 +8,7 @@ from slurm_robust.config.errors import ConfigError
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.notify import url_problem
 from slurm_robust.config.reader import HIDDEN, Layers, as_yaml
-from slurm_robust.model.notice import Kind, Severity
+from slurm_robust.model.notice import NoticeKind, Severity
 
 SECRET = "T0SECRETT0SECRET"
 SLACK = f"https://hooks.slack.com/services/{SECRET}"
@@ -35,8 +35,8 @@ def test_on_is_a_key_and_no_boolean() -> None:
         "job.yaml",
     )
     notify = made.build().notify
-    assert (notify.on, notify.min_severity) == ((Kind.INCIDENT, Kind.GIVE_UP), Severity.WARNING)
-    assert (notify.channels[0].on, notify.channels[0].min_severity) == ((Kind.END,), Severity.CRITICAL)
+    assert (notify.on, notify.min_severity) == ((NoticeKind.INCIDENT, NoticeKind.GIVE_UP), Severity.WARNING)
+    assert (notify.channels[0].on, notify.channels[0].min_severity) == ((NoticeKind.END,), Severity.CRITICAL)
 
 
 def test_config_show_hides_a_url() -> None:

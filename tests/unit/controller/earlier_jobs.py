@@ -10,10 +10,10 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
-from slurm_robust.run.holding import Asked, Clock
+from slurm_robust.run.holding import Applicant, WaitClock
 from slurm_robust.run.sources import Here
 from slurm_robust.slurm.errors import ControllerUnreachable
-from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.sample_events import run_started
 
@@ -29,15 +29,15 @@ class Slurm(FakeSlurm):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: dict[int, Job] = {}
+        self.known: dict[int, SlurmJob] = {}
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> SlurmJob:
         if self.silent:
             raise ControllerUnreachable("no answer")
         return self.known[job_id] if job_id in self.known else super().job(job_id)
 
     def put(self, job_id: int, *states: str) -> None:
-        self.known[job_id] = Job(
+        self.known[job_id] = SlurmJob(
             job_id=job_id,
             name="train",
             user_name="alice",
@@ -60,8 +60,8 @@ class Time:
         self.sleeps += 1
 
     @property
-    def clock(self) -> Clock:
-        return Clock(lambda: self.t, self.advance)
+    def clock(self) -> WaitClock:
+        return WaitClock(lambda: self.t, self.advance)
 
 
 class Jobs:
@@ -131,7 +131,7 @@ class Jobs:
             command=("train.py",),
             cwd="/",
             keep=2,
-            asked=Asked(self.slurm, "", job_id, f"training {training}", self.time.clock),
+            asked=Applicant(self.slurm, "", job_id, f"training {training}", self.time.clock),
         )
         return here._replace(**changes)
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from slurm_robust.controller.addresses import of_controller, resolved
 from slurm_robust.slurm.errors import SlurmError
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import SlurmNode
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
 
@@ -17,7 +17,7 @@ class Slurm(FakeSlurm):
         self.node_addr = node_addr
         self.asked = 0
 
-    def nodes(self, names: object = None) -> tuple[Node, ...]:
+    def nodes(self, names: object = None) -> tuple[SlurmNode, ...]:
         self.asked += 1
         if self.node_addr is None:
             raise SlurmError("no answer")

@@ -10,13 +10,13 @@ import pytest
 from slurm_robust.config.job import CompanionConfig
 from slurm_robust.controller.borrower import CANCEL_TRIES, Borrower
 from slurm_robust.engine.effects import BorrowAnswer
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
-SPARES, PARTITION = Source(reservation="spares"), Source()
+SPARES, PARTITION = CompanionPool(reservation="spares"), CompanionPool()
 MAKE_IT = "(fix: srobust spares create, or another companions.reservation)"
 
 
@@ -29,7 +29,7 @@ class Site:
         self.cluster, self.clock = self.slurm.cluster, self.slurm.cluster.clock
         self.job = self.start(nodes=2, time_limit_s=time_limit_s)
         self.reserve("n5", "n6")
-        self.submitted: list[tuple[int, Source]] = []
+        self.submitted: list[tuple[int, CompanionPool]] = []
         self.lent = Lent(self.slurm.allocation(self.job))
         self.borrower = self.new_lender(self.job, self.lent)
 
@@ -58,7 +58,7 @@ class Site:
         )
 
     def borrow(
-        self, sources: Sequence[Source] = (SPARES,), missing: int = 1, exclude: Sequence[str] = ()
+        self, sources: Sequence[CompanionPool] = (SPARES,), missing: int = 1, exclude: Sequence[str] = ()
     ) -> BorrowAnswer:
         return self.borrower.borrow(
             sources, missing, exclude, lambda job, source: self.submitted.append((job, source))

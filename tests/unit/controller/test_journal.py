@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.controller.journal import PATIENCE_S, Disk, Journal
+from slurm_robust.controller.journal import PATIENCE_S, FileSystem, Journal
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import JournalDamaged, fold, parse, read
@@ -143,7 +143,7 @@ def test_storage_that_hangs_holds_up_nobody_and_loses_nothing(
 
 @pytest.mark.parametrize("kind", [MemoryError, ValueError, SystemExit])
 def test_a_dead_writer_thread_is_reported(tmp_path: Path, kind: type[BaseException]) -> None:
-    class Broken(Disk):
+    class Broken(FileSystem):
         def sync(self, fd: int) -> None:
             raise kind("no")
 
@@ -313,7 +313,7 @@ def test_events_that_wait_when_another_controller_took_over_are_not_written(tmp_
 
 class RealWorld:
     def __init__(self, folder: Path) -> None:
-        self.disk, self.folder = Disk(), folder
+        self.disk, self.folder = FileSystem(), folder
 
     def room_for(self, nbytes: int) -> AbstractContextManager[None]:
         return room_for(nbytes)

@@ -19,7 +19,7 @@ from slurm_robust.config.job import CheckpointConfig, JobConfig, ReplayConfig
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.background import Background
 from slurm_robust.controller.borrower import Borrower
-from slurm_robust.controller.journal import Disk, Journal
+from slurm_robust.controller.journal import FileSystem, Journal
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
@@ -31,7 +31,7 @@ from slurm_robust.engine.core import Core
 from slurm_robust.engine.stages.table import build
 from slurm_robust.engine.transitions import ToGathering
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Suspect
@@ -62,7 +62,7 @@ class Hands:
     """A loop that is not turned by itself."""
 
     def __init__(
-        self, path: Path, server: ControllerSocket, config: JobConfig, disk: Disk | None = None
+        self, path: Path, server: ControllerSocket, config: JobConfig, disk: FileSystem | None = None
     ) -> None:
         directory = JobDirectory(path)
         self.store = CheckpointStore(path / "checkpoints")
@@ -241,7 +241,7 @@ def test_a_companion_that_slurm_does_not_cancel_is_reported(hands: Hands) -> Non
 
 
 def test_an_error_of_the_lender_is_an_answer(hands: Hands) -> None:
-    source = Source(reservation="spares")
+    source = CompanionPool(reservation="spares")
     hands.do(fx.BorrowNodes(number=0, sources=(source,), missing=1, exclude=()))
     hands.wait(lambda: any(isinstance(e, ev.NotLent) for e in hands.journal.events))
     (refusal,) = [e for e in hands.journal.events if isinstance(e, ev.NotLent)]
@@ -474,7 +474,7 @@ def test_a_controller_that_cannot_check_for_another_one_ends(
 
 
 def test_a_controller_whose_journal_nobody_writes_ends(tmp_path: Path) -> None:
-    class Broken(Disk):
+    class Broken(FileSystem):
         def sync(self, fd: int) -> None:
             raise MemoryError
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import Plan
+from slurm_robust.config.plan import RunPlan
 from slurm_robust.controller.__main__ import introduction
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory
@@ -80,7 +80,7 @@ def test_what_was_said_is_out_when_all_goes_well(capfd: pytest.CaptureFixture[st
 # -- The job's log while all is well, as the person who submitted the job reads it -----------------
 
 
-def plan(**changes: object) -> Plan:
+def plan(**changes: object) -> RunPlan:
     fields: dict[str, object] = {
         "run_id": "r",
         "job_id": 7,
@@ -94,7 +94,7 @@ def plan(**changes: object) -> Plan:
         "nodes": ("n1", "n2", "n3"),
         "config": JobConfig(),
     }
-    return Plan(**(fields | changes))  # type: ignore[arg-type]
+    return RunPlan(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_the_first_lines_say_what_runs_where_and_where_its_output_is() -> None:

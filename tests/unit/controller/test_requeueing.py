@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import Plan
+from slurm_robust.config.plan import RunPlan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
 from slurm_robust.engine.stages.table import begin
@@ -171,7 +171,7 @@ def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
 
 def test_another_controller_goes_on_asking() -> None:
     job = leaving(SILENT)
-    plan = Plan(
+    plan = RunPlan(
         config=JobConfig(), job_id=7, restart_count=0, run_id="r", kind=CommandKind.SCRIPT,
         command=("train.py",), cwd="/", nodes=("n1", "n2"), slots=2, spares=0, nproc_per_node=1,
     )  # fmt: skip

@@ -11,9 +11,9 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import Plan, load_plan, save_plan
+from slurm_robust.config.plan import RunPlan, load_plan, save_plan
 from slurm_robust.controller import takeover
-from slurm_robust.controller.__main__ import Taken, _fenced, _write_start
+from slurm_robust.controller.__main__ import PreviousController, _fenced, _write_start
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.takeover import finish, take_over, watch
 from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
@@ -26,7 +26,7 @@ from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import TAKEOVER_GAP
 from slurm_robust.slurm.errors import SlurmError
-from slurm_robust.slurm.records import Job as SlurmJob
+from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import EpochRecord
@@ -44,12 +44,12 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return slurm
 
 
-def planned(slurm: FakeSlurm, folder: Path, *, requeue: bool = True) -> Plan:
+def planned(slurm: FakeSlurm, folder: Path, *, requeue: bool = True) -> RunPlan:
     job_id = slurm.submit(
         SubmitRequest(command=("train.sh",), nodes=3, requeue=requeue, options=("--no-kill",))
     )
     config = JobConfig()
-    return Plan(
+    return RunPlan(
         run_id="7-abcd",
         job_id=job_id,
         kind=CommandKind.SCRIPT,
@@ -504,7 +504,7 @@ def test_a_controller_says_from_whom_it_took_over_and_its_successor_does_not(tmp
         journal = Journal(tmp_path / "journal.jsonl")
         journal.epoch = number
         epoch = EpochRecord(epoch=number, host=node, addresses=(), port=1, pid=1, run_id="r", node=node)
-        taken = Taken(taken_from, "it is dead", 50.0) if taken_from else Taken()
+        taken = PreviousController(taken_from, "it is dead", 50.0) if taken_from else PreviousController()
         _write_start(journal, plan, epoch, taken)
         assert journal.close()
     found = [e for e in read(tmp_path / "journal.jsonl") if isinstance(e, ev.ControllerStarted)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_robust.controller.turns import LONGEST_HOLD_S, REST_S, ClockWatch, Hold, Turns
+from slurm_robust.controller.turns import LONGEST_HOLD_S, REST_S, ClockWatch, StorageHold, Turns
 from slurm_robust.engine.effects import Now
 from slurm_robust.testing.clock import FakeClock
 
@@ -88,7 +88,7 @@ class Clocks:
 
 def test_the_clock_stands_still_during_a_hold_and_people_keep_theirs() -> None:
     clocks = Clocks()
-    hold = Hold(clocks)
+    hold = StorageHold(clocks)
     assert hold.follow(behind=False, urgent=False) == 0.0
     hold.follow(behind=True, urgent=False)
     clocks.go(600.0)
@@ -100,7 +100,7 @@ def test_the_clock_stands_still_during_a_hold_and_people_keep_theirs() -> None:
 
 def test_the_end_of_the_run_waits_for_no_storage() -> None:
     clocks = Clocks()
-    hold = Hold(clocks)
+    hold = StorageHold(clocks)
     hold.follow(behind=True, urgent=False)
     clocks.go(3.0)
     assert hold.follow(behind=True, urgent=True) == 3.0
@@ -111,7 +111,7 @@ def test_the_end_of_the_run_waits_for_no_storage() -> None:
 
 def test_after_half_an_hour_storage_is_not_waited_for_before_it_is_whole_again() -> None:
     clocks = Clocks()
-    hold = Hold(clocks)
+    hold = StorageHold(clocks)
     hold.follow(behind=True, urgent=False)
     clocks.go(LONGEST_HOLD_S - 1)
     hold.follow(behind=True, urgent=False)
@@ -131,7 +131,7 @@ def test_the_clock_never_goes_back_nor_loses_more_than_was_held(
     course: list[tuple[float, bool, bool]],
 ) -> None:
     clocks = Clocks()
-    hold = Hold(clocks)
+    hold = StorageHold(clocks)
     begun, last, lost = clocks.mono, hold.now().mono, 0.0
     for seconds, behind, urgent in course:
         clocks.go(seconds)

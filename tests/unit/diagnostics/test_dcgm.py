@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from slurm_robust.diagnostics.part import NotHere, Part
+from slurm_robust.diagnostics.part import NotHere, TestPart
 from slurm_robust.diagnostics.programs import dcgm
 from slurm_robust.diagnostics.programs.dcgm import restored
 from slurm_robust.model.findings import Outcome
 
-PART = Part(node="n1", group=("n1",), limit_s=700.0)
+PART = TestPart(node="n1", group=("n1",), limit_s=700.0)
 
 
 def report(key: str, *results: dict[str, object]) -> str:

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from slurm_robust.diagnostics.__main__ import answers
-from slurm_robust.diagnostics.part import Part, PartAnswer
+from slurm_robust.diagnostics.part import PartAnswer, TestPart
 from slurm_robust.diagnostics.plan import BY_NAME, Program
 from slurm_robust.model.findings import Outcome
 
 COMMAND = (sys.executable, "-m", "slurm_robust.diagnostics")
-PART = Part(node="n1", group=("n1",))
+PART = TestPart(node="n1", group=("n1",))
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_without_time_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_a_program_raises_is_a_failure(tmp_path: Path) -> None:
     # A group in which this node is not: tuple.index raises.
-    stray = Part(node="n1", group=("n2", "n3"), port=1)
+    stray = TestPart(node="n1", group=("n2", "n3"), port=1)
     (found,) = answers([BY_NAME["all_gather"]], stray, time.monotonic() + 60.0)
     assert found.result.outcome is Outcome.FAIL
     assert found.result.text.startswith("ValueError")

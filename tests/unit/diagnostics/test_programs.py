@@ -17,12 +17,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_robust.diagnostics.devices import counted_in_child, each_core, one_thread
-from slurm_robust.diagnostics.part import Died, Measurement, NotHere, Part, Wrong, in_children
+from slurm_robust.diagnostics.part import Died, Measurement, NotHere, TestPart, Wrong, in_children
 from slurm_robust.diagnostics.programs import all_to_all, gemm, memory, reference, storage
 from slurm_robust.model.findings import Outcome
 
 CPU = torch.device("cpu")
-PART = Part(node="n1", group=("n1",))
+PART = TestPart(node="n1", group=("n1",))
 
 
 class _Flip(TorchDispatchMode):
@@ -82,7 +82,7 @@ def test_gemm_on_this_machine() -> None:
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="for a PyTorch without CUDA")
 def test_gpus_that_this_pytorch_cannot_use() -> None:
-    with_gpus = Part(node="n1", group=("n1",), gpus=8)
+    with_gpus = TestPart(node="n1", group=("n1",), gpus=8)
     assert "without support of GPUs" in gemm.run(with_gpus).value
     with pytest.raises(NotHere):
         reference.run(with_gpus)
@@ -180,14 +180,14 @@ def test_binding_to_cores_is_undone() -> None:
 
 
 def test_storage_is_written_read_and_left_clean(tmp_path: Path) -> None:
-    found = storage.run(Part(node="n1", group=("n1",), storage=str(tmp_path)))
+    found = storage.run(TestPart(node="n1", group=("n1",), storage=str(tmp_path)))
     assert (found.outcome, found.text) == (Outcome.PASS, "")
     assert "MB/s" in found.value
     assert list(tmp_path.iterdir()) == []
 
 
 def test_storage_that_fails(tmp_path: Path) -> None:
-    found = storage.run(Part(node="n1", group=("n1",), storage=str(tmp_path / "gone")))
+    found = storage.run(TestPart(node="n1", group=("n1",), storage=str(tmp_path / "gone")))
     assert found.outcome is Outcome.FAIL
     assert "No such file or directory" in found.text
     with pytest.raises(NotHere):

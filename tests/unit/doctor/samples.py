@@ -9,11 +9,11 @@ import msgspec
 
 from slurm_robust.checkpoint.budget import NODE, Room
 from slurm_robust.config.job import JobConfig
-from slurm_robust.doctor.facts import Facts, Node, Software
-from slurm_robust.doctor.shape import Shape
+from slurm_robust.doctor.facts import Facts, NodeFacts, Software
+from slurm_robust.doctor.shape import ScriptShape
 from slurm_robust.hooks.times import HookTimes
 from slurm_robust.slurm.options import OFF, Options
-from slurm_robust.slurm.records import Job, Terms
+from slurm_robust.slurm.records import SlurmJob, Terms
 
 GB = 10**9
 SLURM = {
@@ -47,7 +47,7 @@ SLURM = {
     "UnkillableStepTimeout": "180 sec",
 }
 OPTIONS = {"no-kill": "", "requeue": "expedite", "signal": "B:USR1@120", "open-mode": "append", "mem": "0"}
-JOB = Job(
+JOB = SlurmJob(
     job_id=7,
     name="train",
     user_name="alice",
@@ -72,7 +72,7 @@ GOOD = Facts(
     configured=CONFIG,
     refused="",
     hears=True,
-    shape=Shape(),
+    shape=ScriptShape(),
     slurm=SLURM,
     hook_times=hook_times(prolog=0.4, epilog=1.5),
     clock_s=0.4,
@@ -81,7 +81,7 @@ GOOD = Facts(
     environ={"NCCL_SOCKET_IFNAME": "ib,eth", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_IB_TIMEOUT": "20"}
     | {"NCCL_IB_RESILIENCY_PORT_FAILOVER": "1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "480"},
     software=Software(torch=(2, 13, 0), nccl=(2, 30, 7), cuda=(13, 0), driver=(580, 65, 6)),
-    node=Node(
+    node=NodeFacts(
         rooms=(
             Room(name="the file system of /dev/shm", total=900 * GB, free=900 * GB),
             Room(name=NODE, total=1800 * GB, free=1700 * GB),
@@ -242,21 +242,23 @@ BAD: dict[str, tuple[Change, ...]] = {
     "job.segment": (options(nodes="18", segment="16"), options(nodes="5", segment="4")),
     "job.gpu_options": (
         options(gres="gpu:8", gpus_per_node="8"),
-        lambda facts: options(gpus_per_node="8")(fact(shape=Shape(gres="srun --gres=gpu:8 x"))(facts)),
-        fact(shape=Shape(both="srun --gres=gpu:8 --gpus-per-node=8 x")),
-        lambda facts: environ(SLURM_GPUS_PER_NODE="8")(fact(shape=Shape(gres="srun --gres=gpu:8 x"))(facts)),
+        lambda facts: options(gpus_per_node="8")(fact(shape=ScriptShape(gres="srun --gres=gpu:8 x"))(facts)),
+        fact(shape=ScriptShape(both="srun --gres=gpu:8 --gpus-per-node=8 x")),
+        lambda facts: environ(SLURM_GPUS_PER_NODE="8")(
+            fact(shape=ScriptShape(gres="srun --gres=gpu:8 x"))(facts)
+        ),
     ),
     "job.gpus_in_all": (options(gpus="32"),),
     "job.outer_job": (environ(SLURM_NTASKS="1", SLURM_JOB_ID="7"),),
-    "job.open_quote": (fact(shape=Shape(open_quote=7)),),
-    "job.exit_code": (fact(shape=Shape(hides="'|| true' behind it", code=0)),),
+    "job.open_quote": (fact(shape=ScriptShape(open_quote=7)),),
+    "job.exit_code": (fact(shape=ScriptShape(hides="'|| true' behind it", code=0)),),
     "job.exit_requeued": (
-        fact(shape=Shape(hides="exit 75", code=75)),
-        lambda facts: slurm(RequeueExitHold="99")(fact(shape=Shape(hides="exit 99", code=99))(facts)),
+        fact(shape=ScriptShape(hides="exit 75", code=75)),
+        lambda facts: slurm(RequeueExitHold="99")(fact(shape=ScriptShape(hides="exit 99", code=99))(facts)),
     ),
-    "job.signal_unheard": (fact(shape=Shape(protected=False)),),
-    "job.trap_wait": (fact(shape=Shape(waits_once="wait $pid")),),
-    "job.restart_count": (fact(shape=Shape(restarts="[ $SLURM_RESTART_COUNT -gt 0 ]")),),
+    "job.signal_unheard": (fact(shape=ScriptShape(protected=False)),),
+    "job.trap_wait": (fact(shape=ScriptShape(waits_once="wait $pid")),),
+    "job.restart_count": (fact(shape=ScriptShape(restarts="[ $SLURM_RESTART_COUNT -gt 0 ]")),),
     "timeouts.process_group": (config("detect", hang_floor_s=900.0),),
     "timeouts.nccl_heartbeat": (
         environ(TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="20"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.job import CompanionConfig, JobConfig
-from slurm_robust.doctor.gather import Wanted, gather, hook_times, software
+from slurm_robust.doctor.gather import DoctorRequest, gather, hook_times, software
 from slurm_robust.doctor.rule import apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.kernel.host import Host
@@ -36,7 +36,7 @@ def job_of(slurm: FakeSlurm, *options: str) -> int:
 
 
 def test_facts_on_a_login_node(slurm: FakeSlurm) -> None:
-    facts, unseen = gather(Wanted(), JobConfig(), {"NCCL_DEBUG": "INFO"}, slurm, HERE)
+    facts, unseen = gather(DoctorRequest(), JobConfig(), {"NCCL_DEBUG": "INFO"}, slurm, HERE)
     assert (facts.job, facts.options, facts.node, facts.configured) == (None, None, None, None)
     assert facts.slurm is not None
     assert facts.slurm["ClusterName"] == "fake"
@@ -48,7 +48,7 @@ def test_facts_on_a_login_node(slurm: FakeSlurm) -> None:
 def test_a_batch_script_before_it_is_submitted(slurm: FakeSlurm) -> None:
     script = "#!/bin/sh\n#SBATCH --no-kill --nodes=4 --gpus-per-node=8\n"
     inside_of_another = {"SLURM_JOB_ID": "9", "SBATCH_SIGNAL": "B:USR1@60"}
-    wanted = Wanted(script=script, refused="", unseen=("the rest",))
+    wanted = DoctorRequest(script=script, refused="", unseen=("the rest",))
     facts, unseen = gather(wanted, JobConfig(nproc_per_node=8), inside_of_another, slurm, HERE)
     assert facts.options is not None
     assert facts.options.complete
@@ -61,7 +61,7 @@ def test_a_batch_script_before_it_is_submitted(slurm: FakeSlurm) -> None:
 def test_inside_of_a_job(slurm: FakeSlurm) -> None:
     job_id = job_of(slurm, "--no-kill")
     environ = {"SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": "n1"}
-    facts, unseen = gather(Wanted(), JobConfig(spares=1), environ, slurm, HERE)
+    facts, unseen = gather(DoctorRequest(), JobConfig(spares=1), environ, slurm, HERE)
     assert unseen == ()
     assert facts.job is not None
     assert facts.options is not None
@@ -75,7 +75,7 @@ def test_inside_of_a_job(slurm: FakeSlurm) -> None:
 def test_one_task_of_a_step_asks_slurm(slurm: FakeSlurm) -> None:
     job_id = job_of(slurm)
     environ = {"SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": "n2", "SLURM_PROCID": "1"}
-    facts, unseen = gather(Wanted(), JobConfig(), environ, slurm, HERE)
+    facts, unseen = gather(DoctorRequest(), JobConfig(), environ, slurm, HERE)
     assert (facts.slurm, facts.job, facts.options) == (None, None, None)
     assert facts.clock_s is not None
     assert facts.node is not None
@@ -86,7 +86,7 @@ def test_facts_of_another_job(slurm: FakeSlurm) -> None:
     """Its environment and its node are not those here."""
     job_id = job_of(slurm)
     environ = {"SLURM_JOB_ID": "999", "SLURMD_NODENAME": "n4", "SBATCH_NO_KILL": "1"}
-    facts, unseen = gather(Wanted(job_id=job_id), JobConfig(), environ, slurm, HERE)
+    facts, unseen = gather(DoctorRequest(job_id=job_id), JobConfig(), environ, slurm, HERE)
     assert facts.job is not None
     assert facts.job.job_id == job_id
     assert (facts.environ, facts.node) == (None, None)
@@ -94,11 +94,11 @@ def test_facts_of_another_job(slurm: FakeSlurm) -> None:
     assert "no-kill" not in facts.options.given
     assert len(unseen) == 2
     with pytest.raises(errors.JobNotFound):
-        gather(Wanted(job_id=12345), JobConfig(), environ, slurm, HERE)
+        gather(DoctorRequest(job_id=12345), JobConfig(), environ, slurm, HERE)
 
 
 def test_a_job_that_slurm_has_forgotten(slurm: FakeSlurm) -> None:
-    facts, unseen = gather(Wanted(), JobConfig(), {"SLURM_JOB_ID": "12345"}, slurm, HERE)
+    facts, unseen = gather(DoctorRequest(), JobConfig(), {"SLURM_JOB_ID": "12345"}, slurm, HERE)
     assert facts.slurm is not None
     assert facts.job is None
     assert unseen[0].startswith("Slurm: ")
@@ -106,7 +106,7 @@ def test_a_job_that_slurm_has_forgotten(slurm: FakeSlurm) -> None:
 
 def test_without_slurms_commands(tmp_path: Path) -> None:
     slurm = CliSlurmClient(environ={"PATH": str(tmp_path)})
-    facts, unseen = gather(Wanted(), JobConfig(), {}, slurm, HERE)
+    facts, unseen = gather(DoctorRequest(), JobConfig(), {}, slurm, HERE)
     assert (facts.slurm, facts.clock_s, facts.gpus) == (None, None, None)
     assert unseen[0].startswith("Slurm: cannot start ")
     assert len(apply_all(RULES, facts)) == len(RULES)
@@ -115,15 +115,15 @@ def test_without_slurms_commands(tmp_path: Path) -> None:
 def test_slurm_is_asked_for_reservations_where_the_job_names_one(slurm: FakeSlurm) -> None:
     slurm.create_reservation(ReservationRequest(name="spares", node_count=1, users=(slurm.user,)))
     named = JobConfig(companions=CompanionConfig(reservation="spares"))
-    facts, _ = gather(Wanted(), named, {}, slurm, HERE)
+    facts, _ = gather(DoctorRequest(), named, {}, slurm, HERE)
     assert facts.reservations == ("spares",)
-    facts, _ = gather(Wanted(), JobConfig(), {}, slurm, HERE)
+    facts, _ = gather(DoctorRequest(), JobConfig(), {}, slurm, HERE)
     assert facts.reservations is None
 
 
 def test_a_slurmctld_that_is_away_is_asked_once(slurm: FakeSlurm) -> None:
     slurm.cluster.unreachable = True
-    facts, unseen = gather(Wanted(), JobConfig(), {"SLURM_JOB_ID": "1"}, slurm, HERE)
+    facts, unseen = gather(DoctorRequest(), JobConfig(), {"SLURM_JOB_ID": "1"}, slurm, HERE)
     assert facts.slurm is None
     assert sum(text.startswith("Slurm: ") for text in unseen) == 1
 
@@ -133,7 +133,7 @@ def test_a_slurmctld_that_does_not_tell_its_time_tells_the_rest() -> None:
         def now(self) -> float:
             raise errors.PermissionDenied("Access/permission denied")
 
-    facts, _ = gather(Wanted(), JobConfig(), {}, Closed(), HERE)
+    facts, _ = gather(DoctorRequest(), JobConfig(), {}, Closed(), HERE)
     assert facts.clock_s is None
     assert facts.slurm is not None
 
@@ -183,7 +183,7 @@ def test_how_a_job_will_be_preempted(slurm: FakeSlurm, kind: str, options: str, 
     cluster.settings = {"PreemptType": kind, "PreemptMode": "REQUEUE"}
     cluster.partitions = (Terms(name="main", is_default=True), Terms(name="low", grace_s=60))
     cluster.qos = (Terms(name="normal"), Terms(name="cheap", grace_s=30, mode="CANCEL"))
-    wanted = Wanted(script=f"#!/bin/sh\n#SBATCH --no-kill {options}\n")
+    wanted = DoctorRequest(script=f"#!/bin/sh\n#SBATCH --no-kill {options}\n")
     facts, _ = gather(wanted, JobConfig(), {}, slurm, HERE)
     assert (facts.preemption.name if facts.preemption is not None else None) == name
     cluster.slurmdbd = False

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from slurm_robust.cli.main import main
-from slurm_robust.doctor.main import Report, render
+from slurm_robust.doctor.main import HazardReport, render
 from slurm_robust.doctor.rule import apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.model.errors import ExitCode
@@ -19,9 +19,9 @@ from tests.unit.doctor.samples import GOOD, environ, slurm
 EVIL = "ib0\x1b[2J\nBAD  nothing"
 
 
-def report(*, clean: bool = False) -> Report:
+def report(*, clean: bool = False) -> HazardReport:
     facts = GOOD if clean else environ(NCCL_SOCKET_IFNAME=EVIL)(slurm(SlurmdTimeout="300 sec")(GOOD))
-    return Report(host="n1", hazards=apply_all(RULES, facts), unseen=("the job: give one",))
+    return HazardReport(host="n1", hazards=apply_all(RULES, facts), unseen=("the job: give one",))
 
 
 def test_a_person_sees_what_is_wrong_and_why() -> None:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from slurm_robust.checkpoint.budget import Room
 from slurm_robust.config.job import JobConfig, Timings
-from slurm_robust.doctor.facts import Facts, Node, Software
-from slurm_robust.doctor.rule import Level, Rule, apply, apply_all
+from slurm_robust.doctor.facts import Facts, NodeFacts, Software
+from slurm_robust.doctor.rule import HazardRule, Level, apply, apply_all
 from slurm_robust.doctor.rules import RULES
 from slurm_robust.doctor.rules.site import TIMES
-from slurm_robust.doctor.shape import Shape
+from slurm_robust.doctor.shape import ScriptShape
 from slurm_robust.hooks.times import HookTimes
 from slurm_robust.slurm.options import OFF, Options
 from slurm_robust.slurm.records import Terms
@@ -36,7 +36,7 @@ def test_each_rule_has_one_name_and_a_sample() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_no_rule_fires_where_all_is_well(rule: Rule) -> None:
+def test_no_rule_fires_where_all_is_well(rule: HazardRule) -> None:
     found = apply(rule, GOOD)
     assert (found.level, found.text) == (Level.GOOD, "")
 
@@ -53,7 +53,7 @@ def test_a_rule_fires_on_its_sample(name: str, change: Change) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_what_a_rule_needs_and_nobody_knows_is_unknown(rule: Rule) -> None:
+def test_what_a_rule_needs_and_nobody_knows_is_unknown(rule: HazardRule) -> None:
     for need in rule.needs:
         assert apply(rule, fact(**{need: None})(GOOD)).level is Level.UNKNOWN, need
 
@@ -160,7 +160,7 @@ WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "slurm": st.dictionaries(st.sampled_from(sorted(SLURM)), TEXT),
     "refused": TEXT,
     "hears": st.booleans(),
-    "shape": st.builds(Shape, protected=st.booleans(), hides=TEXT, code=st.integers(0, 255), gres=TEXT),
+    "shape": st.builds(ScriptShape, protected=st.booleans(), hides=TEXT, code=st.integers(0, 255), gres=TEXT),
     "reservations": st.lists(TEXT, max_size=2).map(tuple),
     "preemption": st.builds(Terms, name=TEXT, grace_s=st.integers(0, 2**31), mode=TEXT),
     "saved_s": st.floats(0, 1e9),
@@ -184,7 +184,7 @@ WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "environ": st.dictionaries(st.sampled_from([*VARIABLES, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]), TEXT),
     "software": st.builds(Software, torch=VERSION, nccl=VERSION, cuda=VERSION, driver=VERSION),
     "node": st.builds(
-        Node,
+        NodeFacts,
         rooms=ROOMS.map(tuple),
         interfaces=st.lists(TEXT, max_size=2).map(tuple),
         hcas=st.lists(TEXT, max_size=3).map(tuple),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.doctor.script import CannotRead, Run, expands, read, run_of, unquoted
+from slurm_robust.doctor.script import CannotRead, RobustRun, expands, read, run_of, unquoted
 from slurm_robust.slurm.options import of_script
 
 
@@ -60,7 +60,7 @@ SROBUST_CONFIG_JOB_DIR='/a b' srobust run --name a x.py
 export SROBUST_CONFIG_SPARES=5
 srobust run --name b x.py
 """
-    assert run_of(script) == Run(
+    assert run_of(script) == RobustRun(
         words=("--name", "a", "x.py"),
         variables=(
             "SROBUST_CONFIG_SPARES=1",

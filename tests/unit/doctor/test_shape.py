@@ -8,7 +8,7 @@ import pytest
 
 from slurm_robust.doctor.rule import Level, apply
 from slurm_robust.doctor.rules import RULES
-from slurm_robust.doctor.shape import Shape, shape_of
+from slurm_robust.doctor.shape import ScriptShape, shape_of
 from slurm_robust.slurm.options import of_script
 from tests.unit.doctor.samples import GOOD, fact, options, slurm
 
@@ -16,7 +16,7 @@ RUN = "srobust run --spares 1 -- python train.py"
 BY_NAME = {rule.name: rule for rule in RULES}
 
 
-def shape(lines: str) -> Shape:
+def shape(lines: str) -> ScriptShape:
     found = shape_of(f"#!/bin/bash\n#SBATCH --nodes=4\n{lines}\n")
     assert found is not None
     return found

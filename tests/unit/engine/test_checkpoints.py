@@ -12,7 +12,7 @@ from slurm_robust.engine.effects import Now, Prune
 from slurm_robust.engine.transitions import ToGathering
 from slurm_robust.engine.units.scheduler import Tempo
 from slurm_robust.model import events as ev
-from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, RestoreSource, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY, ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.journal import fold
@@ -36,7 +36,7 @@ def where(job: Job) -> tuple[int, dict[str, int]]:
     return launched(job).restore_step, launched(job).tiers
 
 
-def source(job: Job, node: str, rank: int) -> Source:
+def source(job: Job, node: str, rank: int) -> RestoreSource:
     return next(s for s in job.orders[node].sources if s.rank == rank)
 
 
@@ -57,7 +57,7 @@ def test_a_killed_rank_finds_all_in_memory_and_storage_is_not_touched() -> None:
         job.train_to(step)
     job.kill_rank(1)
     assert where(job) == (7, {"memory": 2})
-    assert job.orders["n2"].sources == (Source(rank=1, tier=Tier.MEMORY),)
+    assert job.orders["n2"].sources == (RestoreSource(rank=1, tier=Tier.MEMORY),)
     assert job.orders["n2"].restore == CheckpointId(generation=1, step=7)
     assert any("resumes from step 7, from memory (2 parts)" in text for text in job.said)
 
@@ -142,9 +142,11 @@ def test_a_lost_node_comes_back_from_its_peer() -> None:
     job.until(lambda: job.core.state.generation == 2)
     assert launched(job).slots == ("n1", "n3")
     assert where(job) == (4, {"memory": 1, "peer": 1})
-    assert source(job, "n3", 1) == Source(rank=1, tier=Tier.PEER, address="10.0.0.1", port=5000)
-    assert source(job, "n3", SHARED) == Source(rank=SHARED, tier=Tier.MEMORY, address="10.0.0.1", port=5000)
-    assert source(job, "n1", SHARED) == Source(rank=SHARED, tier=Tier.MEMORY)
+    assert source(job, "n3", 1) == RestoreSource(rank=1, tier=Tier.PEER, address="10.0.0.1", port=5000)
+    assert source(job, "n3", SHARED) == RestoreSource(
+        rank=SHARED, tier=Tier.MEMORY, address="10.0.0.1", port=5000
+    )
+    assert source(job, "n1", SHARED) == RestoreSource(rank=SHARED, tier=Tier.MEMORY)
 
 
 def test_copies_go_and_come_by_the_address_that_is_for_them() -> None:
@@ -158,7 +160,7 @@ def test_copies_go_and_come_by_the_address_that_is_for_them() -> None:
     job.train_to(4)
     job.power_cut("n2")
     job.until(lambda: job.core.state.generation == 3)
-    assert source(job, "n3", 1) == Source(rank=1, tier=Tier.PEER, address="10.20.0.1", port=5000)
+    assert source(job, "n3", 1) == RestoreSource(rank=1, tier=Tier.PEER, address="10.20.0.1", port=5000)
     assert job.orders["n1"].master_addr == "10.0.0.1"
 
 

@@ -9,14 +9,14 @@ from slurm_robust.config.job import CompanionConfig, JobConfig, SlurmConfig
 from slurm_robust.engine import effects as fx
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Companion, Source
+from slurm_robust.model.companion import Companion, CompanionPool
 from slurm_robust.model.exits import Witness
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.journal import fold
 from tests.unit.engine.fake_job import Job
 from tests.unit.engine.test_detection import alert
 
-SPARES = Source(reservation="spares")
+SPARES = CompanionPool(reservation="spares")
 CONFIG = JobConfig(companions=CompanionConfig(reservation="spares", wait_s=20.0))
 
 

@@ -20,7 +20,7 @@ from tests.unit.engine.fake_job import Job
 CONFIG = JobConfig(slurm=SlurmConfig(give_back=False))
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 GROUP = ("n2", "n3", "n4")
-BEFORE = inc.Place(symptom=inc.Symptom.HANG, step=2, ranks=(0,), nodes=GROUP)
+BEFORE = inc.StackLocation(symptom=inc.Symptom.HANG, step=2, ranks=(0,), nodes=GROUP)
 
 
 def suspect(job: Job) -> Core:

@@ -7,13 +7,13 @@ import pytest
 from slurm_robust.config.job import CompanionConfig, JobConfig, StandbyConfig
 from slurm_robust.engine.transitions import ToReconnecting
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.findings import Outcome
 from slurm_robust.policy.standbys import SETTLED_S
 from tests.unit.engine.fake_job import Job
 from tests.unit.engine.test_standby import train
 
-SPARES = Source(reservation="spares")
+SPARES = CompanionPool(reservation="spares")
 
 
 def settings(replenish: str = "reservation", *, partition: bool = False) -> JobConfig:
@@ -85,12 +85,12 @@ def test_where_no_node_is_free_it_is_asked_again_later_and_later() -> None:
     [
         (settings("none"), None),
         (settings(partition=True), (SPARES,)),
-        (settings("partition", partition=True), (SPARES, Source())),
+        (settings("partition", partition=True), (SPARES, CompanionPool())),
         (JobConfig(), None),
     ],
 )
 def test_the_partition_gives_standbys_only_where_that_is_configured(
-    config: JobConfig, sources: tuple[Source, ...] | None
+    config: JobConfig, sources: tuple[CompanionPool, ...] | None
 ) -> None:
     job = job_with(config=config)
     use_the_standby(job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import DetectConfig, JobConfig
-from slurm_robust.diagnostics.live import NotLive, Taken, take
+from slurm_robust.diagnostics.live import LiveStacks, NotLive, take
 from slurm_robust.model import events as ev
 from slurm_robust.wire.messages import ShowStacks, StacksShown, TakeStacks
 from tests.unit.engine.fake_job import Job, doing
@@ -29,7 +29,7 @@ def ask(job: Job, wish: ShowStacks) -> StacksShown:
     return shown
 
 
-def take_stacks(job: Job) -> Taken:
+def take_stacks(job: Job) -> LiveStacks:
     """What ``srobust stacks`` does, without the sockets."""
     return take(lambda wish: ask(job, wish), lambda *_: None, lambda: job.pass_time(0.25, tick=0.25))
 

@@ -12,7 +12,7 @@ from slurm_robust.evidence.incidents import incident_reports
 from slurm_robust.evidence.stacks import flight
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
@@ -58,13 +58,13 @@ def test_what_a_thousand_nodes_say_does_not_bury_the_timeline() -> None:
 
 
 def test_the_timeline_says_who_lent_a_node_and_who_did_not() -> None:
-    at, reserved = incident_journal.BEGIN + 1001, Source(reservation="spares")
+    at, reserved = incident_journal.BEGIN + 1001, CompanionPool(reservation="spares")
     asked = ev.Decided(t=at, incident=1, actions=(inc.Borrow(nodes=1, reason="x"),), reason="x")
     told = [
         ev.CompanionSubmitted(t=at, job_id=12, source=reserved),
         ev.CompanionEnded(t=at, job_id=12, reason="it lends no node"),
         ev.NotLent(t=at, source=reserved, reason="0 of 2 nodes free (n[5-6])"),
-        ev.CompanionSubmitted(t=at, job_id=13, source=Source()),
+        ev.CompanionSubmitted(t=at, job_id=13, source=CompanionPool()),
         ev.CompanionStarted(t=at, job_id=13, node="n7"),
     ]
     killed = incident_journal.rank_killed()

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from slurm_robust.fleet.accept import Entry
+from slurm_robust.fleet.accept import JobEntry
 from slurm_robust.model.jobsummary import (
     FORMAT,
     IncidentSummary,
@@ -35,9 +35,9 @@ def incident(number: int = 1, **changes: Any) -> IncidentSummary:
     return structs.replace(made, **changes)
 
 
-def entry(job_id: int = 7, **changes: Any) -> Entry:
+def entry(job_id: int = 7, **changes: Any) -> JobEntry:
     """A job of four nodes for twelve hours, with one incident."""
-    made = Entry(
+    made = JobEntry(
         cluster="alpha",
         job_id=job_id,
         submitted=int(BEGIN),

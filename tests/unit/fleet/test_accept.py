@@ -32,7 +32,7 @@ from slurm_robust.model.jobsummary import (
     decode_summary,
     encode,
 )
-from slurm_robust.slurm.records import AccountingRow, Gres, Node, Switch
+from slurm_robust.slurm.records import AccountingRow, Gres, SlurmNode, Switch
 from tests.unit.fleet.samples import BEGIN, HOUR, NODES, entry, incident, spooled, summary
 
 NOW = BEGIN + 13 * HOUR
@@ -146,8 +146,8 @@ def test_work_over_midnight_is_divided_by_days() -> None:
 
 
 def test_the_switch_and_gpus_of_nodes() -> None:
-    def node(name: str, *gres: Gres) -> Node:
-        return Node(name=name, address=name, states=frozenset({"IDLE"}), gres=gres)
+    def node(name: str, *gres: Gres) -> SlurmNode:
+        return SlurmNode(name=name, address=name, states=frozenset({"IDLE"}), gres=gres)
 
     gpus = Gres(name="gpu", type="h200", count=8)
     nodes = [node("r1n1", gpus), node("r1n2"), node("x", Gres(name="gpu", type="", count=4))]

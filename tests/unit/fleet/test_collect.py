@@ -13,8 +13,8 @@ from slurm_robust.fleet.accept import DAY_S
 from slurm_robust.fleet.collect import SLURM_AWAY_S, SLURMDBD_LATE_S, Collected, collect
 from slurm_robust.fleet.errors import NoIndex
 from slurm_robust.fleet.index import FleetIndex
-from slurm_robust.fleet.queries import Wanted
-from slurm_robust.fleet.spool import Waiting, remove, waiting_in
+from slurm_robust.fleet.queries import IncidentFilter
+from slurm_robust.fleet.spool import SpooledFile, remove, waiting_in
 from slurm_robust.model.jobsummary import FORMAT, SpooledSummary, encode
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.records import AccountingRow
@@ -94,7 +94,7 @@ def test_a_job_goes_from_the_spool_into_the_index(site: Site) -> None:
     assert site.left == []
     found = site.index.read(lambda c: queries.totals(c, 0.0))
     assert (found.jobs, found.unverified, round(found.node_hours)) == (1, 0, 4)
-    (row,) = site.index.read(lambda c: queries.incidents(c, Wanted()))
+    (row,) = site.index.read(lambda c: queries.incidents(c, IncidentFilter()))
     assert (row.nodes, row.user) == ("n2", "alice")
     assert site.collect() == Collected()
 
@@ -115,7 +115,7 @@ def test_without_accounting_the_index_says_so(site: Site) -> None:
         job_id, nodes="n[1-2]", summary=summary(job_id=job_id, incidents=(incident(nodes=("n2", "n4")),))
     )
     assert site.collect(WithoutAccounting(site.cluster)) == Collected(new=1, unverified=1)
-    (row,) = site.index.read(lambda c: queries.incidents(c, Wanted()))
+    (row,) = site.index.read(lambda c: queries.incidents(c, IncidentFilter()))
     assert row.nodes in ("", "n2")
     assert site.index.read(lambda c: queries.totals(c, 0.0)).unverified == 1
 
@@ -183,11 +183,11 @@ def test_a_newer_summary_that_comes_meanwhile_is_not_lost(site: Site) -> None:
     job_id = site.job()
     site.put(job_id)
     (taken,) = waiting_in(site.spool)
-    assert isinstance(taken, Waiting)
+    assert isinstance(taken, SpooledFile)
     newer = site.put(job_id, t=site.now + 5)
     remove(taken)
     (left,) = waiting_in(site.spool)
-    assert isinstance(left, Waiting)
+    assert isinstance(left, SpooledFile)
     assert left.spooled == newer
     assert len(site.left) == 1
     remove(left)

@@ -8,7 +8,7 @@ from slurm_robust.config.node import Drain, NodeConfig, Paths
 from slurm_robust.hooks.drainer import DrainResult, after
 from slurm_robust.hooks.record import DrainFile
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.verdict import Conclusion, Report
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -64,7 +64,7 @@ class Hooked:
             node=self.name,
             at=self.now,
             boot_id=self.boot,
-            context=Context.PERIODIC,
+            context=CheckContext.PERIODIC,
             findings=findings,
             left_out=dict(more.pop("left_out", {})),  # type: ignore[call-overload]
         )

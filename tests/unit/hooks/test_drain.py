@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.config.node import Drain
-from slurm_robust.hooks.drain import HOUR_S, Share, beyond_cap, decide, may_be_common, shares_of
-from slurm_robust.hooks.record import Cause, DrainAction, OwnDrain
+from slurm_robust.hooks.drain import HOUR_S, PartitionDrains, beyond_cap, decide, may_be_common, shares_of
+from slurm_robust.hooks.record import DrainAction, DrainCause, OwnDrain
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.verdict import Conclusion
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import SlurmNode
 
 NOW = 1_000_000.0
 REASON = "srobust: gpu3 XID 79, fell off the bus"
@@ -37,12 +37,14 @@ FIT = Conclusion(fit=True)
 XID = Finding(check="gpu.xid", outcome=Outcome.FAIL, subject="gpu3", suggestion=Suggestion.REPLACE)
 ECC = Finding(check="gpu.ecc", outcome=Outcome.FAIL, subject="gpu1", suggestion=Suggestion.RESET)
 UNFIT = Conclusion(fit=False, reason=REASON, causes=(XID,))
-OURS = OwnDrain(reason=REASON, since=NOW - 100, causes=(Cause(check="gpu.xid", subject="gpu3"),), passes=3)
+OURS = OwnDrain(
+    reason=REASON, since=NOW - 100, causes=(DrainCause(check="gpu.xid", subject="gpu3"),), passes=3
+)
 
 
-def node(*states: str, name: str = "n1", reason: str = "", user: str = "root", **more: object) -> Node:
+def node(*states: str, name: str = "n1", reason: str = "", user: str = "root", **more: object) -> SlurmNode:
     more.setdefault("partitions", ("main",))
-    return Node(
+    return SlurmNode(
         name=name,
         address=name,
         states=frozenset(states or ("IDLE",)),
@@ -52,12 +54,16 @@ def node(*states: str, name: str = "n1", reason: str = "", user: str = "root", *
     )
 
 
-def drained(*states: str, reason: str = REASON, **more: object) -> Node:
+def drained(*states: str, reason: str = REASON, **more: object) -> SlurmNode:
     return node(*(states or ("IDLE",)), "DRAIN", reason=reason, **more)
 
 
 def act(
-    seen: Node, said: Conclusion, record: OwnDrain | None = None, *shares: Share, **config: object
+    seen: SlurmNode,
+    said: Conclusion,
+    record: OwnDrain | None = None,
+    *shares: PartitionDrains,
+    **config: object,
 ) -> DrainAction:
     settings = Drain(**config)  # type: ignore[arg-type]  # checked by the record
     return decide(seen, said, record or OwnDrain(), shares, settings, NOW).action
@@ -148,7 +154,7 @@ def test_a_second_fault_is_added_once() -> None:
     both = Conclusion(fit=False, reason="srobust: gpu3 XID 79 (+1)", causes=(XID, ECC))
     decision = decide(drained(), both, OURS, (), Drain(), NOW)
     assert (decision.action, decision.reason) == (DrainAction.UPDATE_REASON, both.reason)
-    record = msgspec.structs.replace(OURS, causes=(*OURS.causes, Cause(check="gpu.ecc", subject="gpu1")))
+    record = msgspec.structs.replace(OURS, causes=(*OURS.causes, DrainCause(check="gpu.ecc", subject="gpu1")))
     assert act(drained(), both, record) is DrainAction.NOTHING
     assert act(drained(), UNFIT, record) is DrainAction.NOTHING
 
@@ -173,7 +179,7 @@ def test_a_second_fault_is_added_once() -> None:
     ],
 )
 def test_a_node_returns_when_it_is_proven_and_empty(
-    seen: Node, record: OwnDrain, config: dict[str, object], action: DrainAction
+    seen: SlurmNode, record: OwnDrain, config: dict[str, object], action: DrainAction
 ) -> None:
     assert act(seen, FIT, record, **config) is action
 
@@ -184,20 +190,20 @@ def test_a_node_returns_when_it_is_proven_and_empty(
 @pytest.mark.parametrize(
     ("share", "config", "action"),
     [
-        (Share(partition="p", nodes=4, drained=0), {}, DrainAction.DRAIN),
-        (Share(partition="p", nodes=4, drained=1), {}, DrainAction.NOTHING),
-        (Share(partition="p", nodes=100, drained=9), {}, DrainAction.DRAIN),
-        (Share(partition="p", nodes=100, drained=10), {}, DrainAction.NOTHING),
-        (Share(partition="p", nodes=100, drained=28), {"max_share": 0.29}, DrainAction.DRAIN),
-        (Share(partition="p", nodes=100, drained=29), {"max_share": 0.29}, DrainAction.NOTHING),
-        (Share(partition="p", nodes=100, drained=0), {"max_share": 0.0}, DrainAction.DRAIN),
-        (Share(partition="p", nodes=100, this_hour=3), {}, DrainAction.DRAIN),
-        (Share(partition="p", nodes=100, this_hour=4), {}, DrainAction.NOTHING),
-        (Share(partition="p", nodes=100, this_hour=0), {"max_per_hour": 0}, DrainAction.NOTHING),
+        (PartitionDrains(partition="p", nodes=4, drained=0), {}, DrainAction.DRAIN),
+        (PartitionDrains(partition="p", nodes=4, drained=1), {}, DrainAction.NOTHING),
+        (PartitionDrains(partition="p", nodes=100, drained=9), {}, DrainAction.DRAIN),
+        (PartitionDrains(partition="p", nodes=100, drained=10), {}, DrainAction.NOTHING),
+        (PartitionDrains(partition="p", nodes=100, drained=28), {"max_share": 0.29}, DrainAction.DRAIN),
+        (PartitionDrains(partition="p", nodes=100, drained=29), {"max_share": 0.29}, DrainAction.NOTHING),
+        (PartitionDrains(partition="p", nodes=100, drained=0), {"max_share": 0.0}, DrainAction.DRAIN),
+        (PartitionDrains(partition="p", nodes=100, this_hour=3), {}, DrainAction.DRAIN),
+        (PartitionDrains(partition="p", nodes=100, this_hour=4), {}, DrainAction.NOTHING),
+        (PartitionDrains(partition="p", nodes=100, this_hour=0), {"max_per_hour": 0}, DrainAction.NOTHING),
     ],
 )
-def test_caps(share: Share, config: dict[str, object], action: DrainAction) -> None:
-    roomy = Share(partition="other", nodes=1000)
+def test_caps(share: PartitionDrains, config: dict[str, object], action: DrainAction) -> None:
+    roomy = PartitionDrains(partition="other", nodes=1000)
     assert act(node(), UNFIT, None, roomy, share, **config) is action
 
 
@@ -211,8 +217,8 @@ def test_shares_count_our_drains_in_each_of_the_nodes_partitions() -> None:
         drained(name="n6", partitions=("c",), reason_time=NOW - 10),
     )
     assert shares_of(nodes, "n1", NOW) == (
-        Share(partition="a", nodes=3, drained=1, this_hour=1),
-        Share(partition="b", nodes=3, drained=1, this_hour=1),
+        PartitionDrains(partition="a", nodes=3, drained=1, this_hour=1),
+        PartitionDrains(partition="b", nodes=3, drained=1, this_hour=1),
     )
 
 

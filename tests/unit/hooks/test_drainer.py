@@ -14,7 +14,7 @@ from slurm_robust.hooks.drainer import BACK_OFF_S, slurm_client, slurm_environme
 from slurm_robust.hooks.record import DrainAction
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.slurm.errors import SlurmTimeout
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import SlurmNode
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -193,7 +193,7 @@ def test_a_fleet_that_is_unfit_does_not_ask_slurm_about_all_nodes_at_every_run(
     asked: list[float] = []
 
     class Counting(FakeSlurm):
-        def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+        def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
             asked.append(cluster.clock.now)
             return super().nodes(names)
 

@@ -14,7 +14,7 @@ from slurm_robust.hooks.record import DrainAction
 from slurm_robust.hooks.turn import LASTS_S
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.slurm.errors import SlurmTimeout
-from slurm_robust.slurm.records import Node
+from slurm_robust.slurm.records import SlurmNode
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.hooks.hook_node import Hooked, bad, good
@@ -215,13 +215,13 @@ def test_a_slurmctld_that_does_not_answer_is_asked_ever_more_rarely(
     asked: list[float] = []
 
     class Silent(FakeSlurm):
-        def node(self, name: str) -> Node:
+        def node(self, name: str) -> SlurmNode:
             asked.append(cluster.clock.now)
             if error == "all of it":
                 raise SlurmTimeout("no answer within 5 s")
             return super().node(name)
 
-        def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+        def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
             raise SlurmTimeout("no answer within 5 s")
 
     hooked = Hooked(cluster, tmp_path)

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_robust.nodes.checks.gpu import GPU_USE
 from slurm_robust.nodes.memory import Memory
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import StandInGpus
 from tests.unit.nodes.fake_nvml import environment
 from tests.waiting import wait_for
 
@@ -33,7 +33,7 @@ class Node:
     """A node with one GPU, on which no job is left."""
 
     def __init__(self, folder: Path) -> None:
-        self.gpus = Gpus(folder / "gpus", "n1", 1)
+        self.gpus = StandInGpus(folder / "gpus", "n1", 1)
         self.gpus.reset()
         self._state, self._log, self._config = folder / "state", folder / "events", folder / "config.yaml"
         self._config.write_text(

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from slurm_robust.config.node import Hooks, NodeConfig, Paths
-from slurm_robust.hooks.owner import Told, tell
+from slurm_robust.hooks.owner import FileFound, tell
 from slurm_robust.hooks.seen import MAX_KEPT, SKIP, keep, seen_by, take, wants_no_tests
 from slurm_robust.hooks.suspects import Ignored
 from slurm_robust.kernel.events import KernelFacts
 from slurm_robust.kernel.kmsg import KernelEvent
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.nodeseen import DriverError, HookSeen, NodeSeen, grown
-from slurm_robust.nodes.check import Context, View
+from slurm_robust.nodes.check import CheckContext, View
 from slurm_robust.nodes.checks.gpu import GPUS
 from slurm_robust.nodes.checks.infiniband import SOURCE as INFINIBAND
 from slurm_robust.nodes.checks.infiniband import InfinibandFacts, Port
@@ -112,7 +112,7 @@ class Node:
             (KERNEL, KernelFacts(boot_at=0.0, events=events)),
         ):
             memory.remember(source, View(at=self.now, boot_id=boot, facts=facts))
-        report = Report(node="n1", at=self.now, boot_id=boot, context=Context.EPILOG, findings=findings)
+        report = Report(node="n1", at=self.now, boot_id=boot, context=CheckContext.EPILOG, findings=findings)
         return report, Conclusion(fit=True), memory
 
     def prolog(self, **facts: Any) -> None:
@@ -134,7 +134,9 @@ def told(home: Home) -> list[NodeSeen]:
 @as_root
 def test_the_owner_learns_what_the_hooks_saw_and_what_grew(home: Home, node: Node) -> None:
     node.prolog(errors=5)
-    assert isinstance(tell(node.config, home.environ, *node.run(BAD, errors=9, downed=2, xids=(94,))), Told)
+    assert isinstance(
+        tell(node.config, home.environ, *node.run(BAD, errors=9, downed=2, xids=(94,))), FileFound
+    )
     (seen,) = told(home)
     assert (seen.job_id, seen.node, seen.epilog.findings) == (7, "n1", (BAD,))
     assert seen.grown == {"mlx5_0/1": {"link_downed": 2}, "gpu3": {"link_errors": 4}}

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.hooks.record import Cause, DrainFile, OwnDrain, after_run, causes_of, has_passed
+from slurm_robust.hooks.record import DrainCause, DrainFile, OwnDrain, after_run, causes_of, has_passed
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.verdict import Conclusion
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
-GPU3 = Cause(check="gpu.xid", subject="gpu3")
-HUNG = Cause(check="gpu.xid")
+GPU3 = DrainCause(check="gpu.xid", subject="gpu3")
+HUNG = DrainCause(check="gpu.xid")
 
 
 def found(outcome: Outcome, subject: str = "", check: str = "gpu.xid") -> Finding:
@@ -37,7 +37,7 @@ def found(outcome: Outcome, subject: str = "", check: str = "gpu.xid") -> Findin
         (HUNG, [found(PASS, "gpu0"), found(UNKNOWN, "gpu1")], False),
     ],
 )
-def test_whether_a_cause_has_passed(cause: Cause, findings: list[Finding], passed: bool | None) -> None:
+def test_whether_a_cause_has_passed(cause: DrainCause, findings: list[Finding], passed: bool | None) -> None:
     assert has_passed(cause, findings) is passed
 
 
@@ -61,7 +61,7 @@ def test_without_a_drain_nothing_is_counted() -> None:
 
 
 def test_all_causes_must_have_been_looked_at() -> None:
-    record = OwnDrain(reason="srobust: x", causes=(GPU3, Cause(check="gpu.ecc", subject="gpu1")))
+    record = OwnDrain(reason="srobust: x", causes=(GPU3, DrainCause(check="gpu.ecc", subject="gpu1")))
     assert after_run(record, Conclusion(fit=True), [found(PASS, "gpu3")]).passes == 0
     both = [found(PASS, "gpu3"), found(PASS, "gpu1", check="gpu.ecc")]
     assert after_run(record, Conclusion(fit=True), both).passes == 1

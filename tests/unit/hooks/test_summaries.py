@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.node import Fleet, NodeConfig, Paths
+from slurm_robust.config.node import FleetConfig, NodeConfig, Paths
 from slurm_robust.hooks.summaries import Kept, NotKept, judge, spool_folder, spool_summary
 from slurm_robust.hooks.suspects import EndedJob, Ignored
 from slurm_robust.model.jobsummary import (
@@ -99,7 +99,7 @@ class Node:
 
     def config(self, **fleet: object) -> NodeConfig:
         wanted = {"collect": True, **fleet}
-        return NodeConfig(fleet=Fleet(**wanted), paths=Paths(state=str(self.state)))  # type: ignore[arg-type]
+        return NodeConfig(fleet=FleetConfig(**wanted), paths=Paths(state=str(self.state)))  # type: ignore[arg-type]
 
     @property
     def spooled(self) -> list[str]:

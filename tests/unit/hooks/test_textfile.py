@@ -10,7 +10,7 @@ from slurm_robust.config.node import Drain, NodeConfig, NodeMetrics, Paths
 from slurm_robust.hooks.record import DrainFile, OwnDrain
 from slurm_robust.hooks.textfile import publish
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.verdict import Report, conclude
 
 NOW = 1.7e9
@@ -18,7 +18,7 @@ REPORT = Report(
     node="n1",
     at=NOW,
     boot_id="b",
-    context=Context.PERIODIC,
+    context=CheckContext.PERIODIC,
     findings=(
         Finding(check="gpu.ecc", outcome=Outcome.PASS, subject="gpu0"),
         Finding(check="gpu.ecc", outcome=Outcome.FAIL, subject="gpu1", suggestion=Suggestion.REPLACE),

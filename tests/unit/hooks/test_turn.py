@@ -15,7 +15,7 @@ from slurm_robust.hooks.drainer import MAX_UNANSWERED
 from slurm_robust.hooks.record import DrainFile, OwnDrain
 from slurm_robust.hooks.turn import LASTS_S, PREFIX, TRIES, USED_S, NoTurn, Turn, turn
 from slurm_robust.slurm.errors import SlurmTimeout
-from slurm_robust.slurm.records import Node, Reservation
+from slurm_robust.slurm.records import Reservation, SlurmNode
 from slurm_robust.slurm.requests import ReservationRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
@@ -219,7 +219,7 @@ def test_a_drain_that_is_answered_after_the_turn_is_compared_with_the_caps(
 
 def test_a_holder_that_took_too_long_drains_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
     class SlowTable(FakeSlurm):
-        def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+        def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
             cluster.clock.advance(USED_S)
             return super().nodes(names)
 
@@ -250,10 +250,10 @@ class Unreliable(FakeSlurm):
     def now(self) -> float:
         return self._meet(lambda: FakeSlurm.now(self))
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> SlurmNode:
         return self._meet(lambda: FakeSlurm.node(self, name))
 
-    def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+    def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
         return self._meet(lambda: FakeSlurm.nodes(self, names))
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
@@ -383,7 +383,7 @@ def test_a_late_delete_that_removes_another_nodes_turn_drains_no_more_than_may(
 
 def test_a_late_drain_that_nobody_can_verify_is_taken_back(hooked: Hooked) -> None:
     class NoTable(FakeSlurm):
-        def nodes(self, names: Sequence[str] | None = None) -> tuple[Node, ...]:
+        def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
             raise SlurmTimeout("no answer within 5 s")
 
     late(hooked, 1)

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_robust.model.job import CommandKind, InspectionSpec
 from slurm_robust.nodes.gpus.judging import CONFIRM_AFTER_S
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import StandInGpus
 from slurm_robust.wire.messages import Heartbeat, Phase
 from tests.unit.agent.local_job import LocalJob, ScriptedController
 from tests.unit.nodes.fake_nvml import environment
@@ -23,14 +23,14 @@ SLEEPER = "import time; time.sleep(1000)"
 
 
 @pytest.fixture
-def gpus(tmp_path: Path) -> Gpus:
-    made = Gpus(tmp_path / "state", "n1", 4)
+def gpus(tmp_path: Path) -> StandInGpus:
+    made = StandInGpus(tmp_path / "state", "n1", 4)
     made.reset()
     return made
 
 
 @pytest.fixture
-def controller(tmp_path: Path, gpus: Gpus) -> Iterator[ScriptedController]:
+def controller(tmp_path: Path, gpus: StandInGpus) -> Iterator[ScriptedController]:
     """Of a job that runs on n1, whose inspection observes as often as it usually does."""
     job = LocalJob(
         tmp_path,
@@ -58,7 +58,7 @@ def texts(heartbeat: Heartbeat, check: str) -> list[str]:
 
 
 def test_a_lost_gpu_is_reported_within_5_s_and_its_return_too(
-    controller: ScriptedController, gpus: Gpus
+    controller: ScriptedController, gpus: StandInGpus
 ) -> None:
     begun = time.monotonic()
     gpus.set(2, lost=True)
@@ -75,7 +75,7 @@ def test_a_lost_gpu_is_reported_within_5_s_and_its_return_too(
 
 
 def test_an_xid_is_reported_at_once_even_without_the_kernel_log(
-    controller: ScriptedController, gpus: Gpus
+    controller: ScriptedController, gpus: StandInGpus
 ) -> None:
     begun = time.monotonic()
     gpus.xid(1, 31)  # the program's own fault
@@ -87,7 +87,7 @@ def test_an_xid_is_reported_at_once_even_without_the_kernel_log(
 
 
 def test_a_driver_that_hangs_is_reported_and_its_agent_goes_on(
-    controller: ScriptedController, gpus: Gpus
+    controller: ScriptedController, gpus: StandInGpus
 ) -> None:
     controller.stop("n1", 1)  # a driver that is busy with starting workers may be silent
     gpus.driver(hang=True)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from slurm_robust.inspector.gpuevents import GpuEvents, XidEvent, XidEvents
-from slurm_robust.nodes.gpus.nvml import DriverError
+from slurm_robust.nodes.gpus.nvml import NvmlError
 from tests.waiting import wait_for
 
 XID_79 = XidEvent(at=1.0, index=3, uuid="GPU-3", code=79)
@@ -56,4 +56,4 @@ def test_an_error_is_told_once_and_xids_are_heard_again(error: Exception) -> Non
 
 def test_nothing_is_told_of_a_node_without_gpus_where_a_driver_may_come_yet() -> None:
     missing = OSError("libnvidia-ml.so.1: cannot open shared object file")
-    assert heard(missing, DriverError("Driver Not Loaded", absent=True)) == ([XID_79], [])
+    assert heard(missing, NvmlError("Driver Not Loaded", absent=True)) == ([XID_79], [])

@@ -6,7 +6,7 @@ from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.inspector.gpuevents import XidEvent, findings_of
 from slurm_robust.inspector.observation import Observation, decode, encode, sort
 from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.verdict import Report, conclude
 
@@ -16,7 +16,7 @@ def finding(check: str, outcome: Outcome, suggestion: Suggestion = Suggestion.NO
 
 
 def observation(*findings: Finding, **rules: CheckRule) -> Observation:
-    report = Report(node="n1", at=0.0, boot_id="b", context=Context.PERIODIC, findings=findings)
+    report = Report(node="n1", at=0.0, boot_id="b", context=CheckContext.PERIODIC, findings=findings)
     checks = {name.replace("_", "."): rule for name, rule in rules.items()}
     return sort(report, conclude(report, NodeConfig(checks=checks), {}), CHECKS)
 

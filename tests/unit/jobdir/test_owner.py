@@ -15,7 +15,7 @@ import pytest
 from slurm_robust.agent.__main__ import CannotBegin, read_spec
 from slurm_robust.config import plan as plan_file
 from slurm_robust.jobdir import owner
-from slurm_robust.jobdir.owner import Folder, judge
+from slurm_robust.jobdir.owner import PathOwner, judge
 from slurm_robust.model.errors import ExitCode, PreflightError
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.run import preflight
@@ -49,7 +49,9 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two use
     ],
 )
 def test_who_could_exchange_the_folder(owner: int, mode: int, is_private: bool, text: str | None) -> None:
-    folder = Folder(path=Path("/p/f"), owner=owner, mode=DIRECTORY | mode, group=4242, is_private=is_private)
+    folder = PathOwner(
+        path=Path("/p/f"), owner=owner, mode=DIRECTORY | mode, group=4242, is_private=is_private
+    )
     found = judge(folder, ME)
     assert (found is None) == (text is None)
     if found is not None and text is not None:
@@ -63,7 +65,7 @@ def test_who_could_exchange_the_folder(owner: int, mode: int, is_private: bool, 
 
 
 def test_a_link_is_as_good_as_its_owner() -> None:
-    link = Folder(path=Path("/p/l"), owner=ME, mode=stat.S_IFLNK | 0o777)
+    link = PathOwner(path=Path("/p/l"), owner=ME, mode=stat.S_IFLNK | 0o777)
     assert judge(link, ME) is None
     assert judge(msgspec.structs.replace(link, owner=OTHER), ME) is not None
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.kernel import xid
 from slurm_robust.kernel.catalog import RULES, Topic
-from slurm_robust.kernel.xid import Severity
+from slurm_robust.kernel.xid import XidSeverity
 from slurm_robust.model.findings import Party, Suggestion
 
 GPU = "NVRM: Xid (PCI:0000:9b:00): "
@@ -88,54 +88,54 @@ def test_a_line_of_a_mig_instance_names_the_cause() -> None:
 @pytest.mark.parametrize(
     ("text", "severity", "suggestion"),
     [
-        ("144, SAW_MVB Nonfatal XC0 i0 Link 0 (0x1 0x8)", Severity.NON_FATAL, Suggestion.MONITOR),
-        ("144, SAW_MVB Fatal XC0 i0 Link 0 (0x1 0x8)", Severity.FATAL, Suggestion.RESET),
+        ("144, SAW_MVB Nonfatal XC0 i0 Link 0 (0x1 0x8)", XidSeverity.NON_FATAL, Suggestion.MONITOR),
+        ("144, SAW_MVB Fatal XC0 i0 Link 0 (0x1 0x8)", XidSeverity.FATAL, Suggestion.RESET),
         (
             "145, pid=3, name=x, RLW_RXPIPE Non-fatal XC0 i0 Link 13 (0x0)",
-            Severity.NON_FATAL,
+            XidSeverity.NON_FATAL,
             Suggestion.MONITOR,
         ),
-        ("145, RLW Fatal XC0 i0 Link -1 (0x000fe406)", Severity.FATAL, Suggestion.RESET),
-        ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6)", Severity.ELSEWHERE, Suggestion.MONITOR),
-        ("150, MSE Fatal XC0 i0 Link 1 (0x0)", Severity.FATAL, Suggestion.RESET),
-        ("150, in a shape nobody knows", Severity.PLAIN, Suggestion.MONITOR),
+        ("145, RLW Fatal XC0 i0 Link -1 (0x000fe406)", XidSeverity.FATAL, Suggestion.RESET),
+        ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6)", XidSeverity.ELSEWHERE, Suggestion.MONITOR),
+        ("150, MSE Fatal XC0 i0 Link 1 (0x0)", XidSeverity.FATAL, Suggestion.RESET),
+        ("150, in a shape nobody knows", XidSeverity.PLAIN, Suggestion.MONITOR),
         # A process may be called like this.
         (
             "145, pid=3, name=, X Fatal XC0 i, RLW Nonfatal XC0 i0 Link 13",
-            Severity.NON_FATAL,
+            XidSeverity.NON_FATAL,
             Suggestion.MONITOR,
         ),
-        ("154, " + ACTION.format("0x1 (GPU Reset Required)"), Severity.RESET, Suggestion.RESET),
+        ("154, " + ACTION.format("0x1 (GPU Reset Required)"), XidSeverity.RESET, Suggestion.RESET),
         (
             "154, pid=1, name=x, " + ACTION.format("0x2 (Node Reboot Required)"),
-            Severity.REBOOT,
+            XidSeverity.REBOOT,
             Suggestion.REBOOT,
         ),
-        ("154, " + ACTION.format("0x3 (Drain P2P)"), Severity.RESET, Suggestion.RESET),
-        ("154, " + ACTION.format("0x4 (Drain and Reset)"), Severity.RESET, Suggestion.RESET),
+        ("154, " + ACTION.format("0x3 (Drain P2P)"), XidSeverity.RESET, Suggestion.RESET),
+        ("154, " + ACTION.format("0x4 (Drain and Reset)"), XidSeverity.RESET, Suggestion.RESET),
         (
             "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
-            Severity.NONE,
+            XidSeverity.NONE,
             Suggestion.NONE,
         ),
-        ("154, " + ACTION.format("0x9 (New)"), Severity.UNKNOWN, Suggestion.MONITOR),
-        ("154, " + ACTION.format("0x5 (Recover IMEX Domain)"), Severity.RECOVER_IMEX, Suggestion.MONITOR),
+        ("154, " + ACTION.format("0x9 (New)"), XidSeverity.UNKNOWN, Suggestion.MONITOR),
+        ("154, " + ACTION.format("0x5 (Recover IMEX Domain)"), XidSeverity.RECOVER_IMEX, Suggestion.MONITOR),
         (
             "74, NVLink: fatal error detected on link 6" + LINK.format(1 << 16),
-            Severity.PLAIN,
+            XidSeverity.PLAIN,
             Suggestion.RESET,
         ),
         (
             "74, NVLink: error detected on link 6" + LINK.format(1 << 23 | 1),
-            Severity.IGNORED,
+            XidSeverity.IGNORED,
             Suggestion.MONITOR,
         ),
-        ("74, NVLink: error detected on link 6" + LINK.format(0), Severity.PLAIN, Suggestion.RESET),
-        ("74, NVLink: error detected on link 6(0x1, 0x0, 0x4, 0x0)", Severity.PLAIN, Suggestion.RESET),
-        ("74, NVLink error", Severity.PLAIN, Suggestion.RESET),
+        ("74, NVLink: error detected on link 6" + LINK.format(0), XidSeverity.PLAIN, Suggestion.RESET),
+        ("74, NVLink: error detected on link 6(0x1, 0x0, 0x4, 0x0)", XidSeverity.PLAIN, Suggestion.RESET),
+        ("74, NVLink error", XidSeverity.PLAIN, Suggestion.RESET),
     ],
 )
-def test_a_line_says_how_severe_it_is(text: str, severity: Severity, suggestion: Suggestion) -> None:
+def test_a_line_says_how_severe_it_is(text: str, severity: XidSeverity, suggestion: Suggestion) -> None:
     found = xid.parse(GPU + text)
     assert found is not None
     assert found.severity == severity
@@ -181,7 +181,7 @@ def test_what_lasts_keeps_jobs_away_and_the_other_way_round() -> None:
 )
 def test_switches_say_how_severe_it_is(text: str, expected: tuple[int, bool] | None) -> None:
     found = xid.parse_switch(text)
-    assert (found and (found.code, found.severity == Severity.FATAL)) == expected
+    assert (found and (found.code, found.severity == XidSeverity.FATAL)) == expected
 
 
 @given(st.text(max_size=200))
@@ -216,7 +216,7 @@ def test_a_program_by_any_name_has_only_made_its_own_mistake(name: str, code: in
 
 @given(NAMES)
 def test_no_program_decides_how_severe_a_link_error_is(name: str) -> None:
-    for words, severity in (("Fatal", Severity.FATAL), ("Nonfatal", Severity.NON_FATAL)):
+    for words, severity in (("Fatal", XidSeverity.FATAL), ("Nonfatal", XidSeverity.NON_FATAL)):
         found = xid.parse(f"{GPU}145, pid=3, name={name}, RLW_RXPIPE {words} XC0 i0 Link 13 (0x0, 0x0)")
         assert found is not None
         assert found.severity == severity

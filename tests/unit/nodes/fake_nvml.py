@@ -14,7 +14,7 @@ import msgspec
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.gpus.facts import GpuFacts, GpuUse
 from slurm_robust.sandbox import gpus as stand_in
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import StandInGpus
 
 BUILD = Path(__file__).resolve().parents[3] / "build" / "stand-ins"
 R = TypeVar("R", bound=Record)
@@ -36,7 +36,7 @@ def library() -> Path:
     return stand_in.library(BUILD)
 
 
-def environment(gpus: Gpus) -> dict[str, str]:
+def environment(gpus: StandInGpus) -> dict[str, str]:
     return {
         **os.environ,
         "LD_LIBRARY_PATH": str(library().parent),
@@ -44,7 +44,7 @@ def environment(gpus: Gpus) -> dict[str, str]:
     }
 
 
-def start(code: str, gpus: Gpus) -> subprocess.Popen[str]:
+def start(code: str, gpus: StandInGpus) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env=environment(gpus),
@@ -58,7 +58,7 @@ class Reader:
     """A process that gathers on demand, so that one start of Python serves many tests."""
 
     def __init__(self, folder: Path, count: int = 8) -> None:
-        self.gpus = Gpus(folder / "state", "n1", count)
+        self.gpus = StandInGpus(folder / "state", "n1", count)
         self.gpus.reset()
         self._process = start(READER, self.gpus)
 

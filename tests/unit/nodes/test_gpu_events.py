@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import StandInGpus
 from tests.unit.nodes.fake_nvml import start
 
 # Prints each event as it comes, for as long as standard input is open or half a minute.
@@ -26,7 +26,7 @@ with XidEvents() as events:
 
 
 class Watcher:
-    def __init__(self, gpus: Gpus) -> None:
+    def __init__(self, gpus: StandInGpus) -> None:
         self.process = start(WATCHER, gpus)
 
     def line(self) -> str:
@@ -47,14 +47,14 @@ class Watcher:
 
 
 @pytest.fixture
-def gpus(tmp_path: Path) -> Gpus:
-    made = Gpus(tmp_path / "state", "n1", 4)
+def gpus(tmp_path: Path) -> StandInGpus:
+    made = StandInGpus(tmp_path / "state", "n1", 4)
     made.reset()
     return made
 
 
 @pytest.fixture
-def watcher(gpus: Gpus) -> Iterator[Watcher]:
+def watcher(gpus: StandInGpus) -> Iterator[Watcher]:
     made = Watcher(gpus)
     try:
         yield made
@@ -62,7 +62,7 @@ def watcher(gpus: Gpus) -> Iterator[Watcher]:
         made.close()
 
 
-def test_events_come_in_order_with_their_gpu(gpus: Gpus, watcher: Watcher) -> None:
+def test_events_come_in_order_with_their_gpu(gpus: StandInGpus, watcher: Watcher) -> None:
     gpus.xid(0, 13)  # Not waited for yet: it may be seen or not, but never twice.
     assert watcher.line() == "ready"
     gpus.xid(3, 79)
@@ -79,7 +79,7 @@ def test_events_come_in_order_with_their_gpu(gpus: Gpus, watcher: Watcher) -> No
     assert watcher.event() == (2, gpus.uuid(2), 94)
 
 
-def test_waiting_ends_in_time_and_goes_on_where_it_was(gpus: Gpus, watcher: Watcher) -> None:
+def test_waiting_ends_in_time_and_goes_on_where_it_was(gpus: StandInGpus, watcher: Watcher) -> None:
     assert watcher.line() == "ready"
     watcher.wait(0.05)
     assert watcher.line() == "over"
@@ -89,7 +89,7 @@ def test_waiting_ends_in_time_and_goes_on_where_it_was(gpus: Gpus, watcher: Watc
     assert watcher.line() == "over"
 
 
-def test_a_gpu_that_is_lost_ends_the_waiting(gpus: Gpus, watcher: Watcher) -> None:
+def test_a_gpu_that_is_lost_ends_the_waiting(gpus: StandInGpus, watcher: Watcher) -> None:
     assert watcher.line() == "ready"
     gpus.set(3, lost=True)
     watcher.wait(60)
@@ -97,7 +97,7 @@ def test_a_gpu_that_is_lost_ends_the_waiting(gpus: Gpus, watcher: Watcher) -> No
     assert watcher.line() == "over"
 
 
-def test_the_event_of_a_lost_gpu_has_its_name(gpus: Gpus, watcher: Watcher) -> None:
+def test_the_event_of_a_lost_gpu_has_its_name(gpus: StandInGpus, watcher: Watcher) -> None:
     assert watcher.line() == "ready"
     gpus.xid(3, 79)
     gpus.set(3, lost=True)
@@ -105,7 +105,7 @@ def test_the_event_of_a_lost_gpu_has_its_name(gpus: Gpus, watcher: Watcher) -> N
     assert watcher.event() == (3, gpus.uuid(3), 79)
 
 
-def test_a_gpu_lost_before_the_watch_does_not_hide_the_others(gpus: Gpus) -> None:
+def test_a_gpu_lost_before_the_watch_does_not_hide_the_others(gpus: StandInGpus) -> None:
     gpus.set(0, lost=True)
     watcher = Watcher(gpus)
     try:
@@ -121,7 +121,9 @@ def test_a_gpu_lost_before_the_watch_does_not_hide_the_others(gpus: Gpus) -> Non
     ("state", "error"),
     [("", "DriverError: Driver Not Loaded"), ("system count 1\nsystem init 18\n", "version mismatch")],
 )
-def test_a_driver_that_does_not_start_is_an_error_with_its_reason(gpus: Gpus, state: str, error: str) -> None:
+def test_a_driver_that_does_not_start_is_an_error_with_its_reason(
+    gpus: StandInGpus, state: str, error: str
+) -> None:
     gpus.path.write_text(state) if state else gpus.path.unlink()
     process = start(f"import sys; sys.stderr = sys.stdout\n{WATCHER}", gpus)
     try:

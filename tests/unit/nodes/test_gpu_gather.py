@@ -15,7 +15,7 @@ import pytest
 from slurm_robust.kernel.recovery import Recovery
 from slurm_robust.nodes.gpus.facts import Gpu, GpuError, GpuProcess, Throttle, process
 from slurm_robust.sandbox.errors import SandboxError
-from slurm_robust.sandbox.gpus import Gpus
+from slurm_robust.sandbox.gpus import StandInGpus
 from tests.unit.nodes.fake_nvml import Reader, environment, start
 from tests.unit.nodes.host_files import plant, view
 from tests.unit.nodes.sample_gpus import FAIL, PER_GPU, judge
@@ -262,7 +262,7 @@ print(facts.stuck_in, len(facts.gpus), "{module}" in sys.modules)
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["pynvml", "slurm_robust.nodes.gpus.nvidia"])
 def test_modules_that_come_late_are_no_silence_of_the_driver(tmp_path: Path, module: str) -> None:
-    gpus = Gpus(tmp_path / "state", "n1", 8)
+    gpus = StandInGpus(tmp_path / "state", "n1", 8)
     gpus.reset()
     with start(SLOW_STORAGE.format(module=module), gpus) as process:
         said, _ = process.communicate(timeout=60)
@@ -301,7 +301,7 @@ def test_importing_the_checks_imports_no_driver() -> None:
 
 
 def test_uuids_are_unique_across_nodes(tmp_path: Path) -> None:
-    uuids = {Gpus(tmp_path / "s", node, 8).uuid(i) for node in ("n1", "n2") for i in range(8)}
+    uuids = {StandInGpus(tmp_path / "s", node, 8).uuid(i) for node in ("n1", "n2") for i in range(8)}
     assert len(uuids) == 16
 
 
@@ -323,7 +323,7 @@ for name, make, version in (
 
 
 def test_a_structure_of_another_version_is_refused_as_by_the_real_library(tmp_path: Path) -> None:
-    gpus = Gpus(tmp_path / "state", "n1", 1)
+    gpus = StandInGpus(tmp_path / "state", "n1", 1)
     gpus.reset()
     done = subprocess.run(
         [sys.executable, "-c", VERSIONS], env=environment(gpus), capture_output=True, text=True, check=True
@@ -332,13 +332,13 @@ def test_a_structure_of_another_version_is_refused_as_by_the_real_library(tmp_pa
 
 
 def test_a_gpu_that_does_not_exist_cannot_be_broken(tmp_path: Path) -> None:
-    gpus = Gpus(tmp_path / "state", "n1", 2)
+    gpus = StandInGpus(tmp_path / "state", "n1", 2)
     with pytest.raises(SandboxError, match=r"no GPU 2 on n1: it has 2"):
         gpus.set(2, lost=True)
 
 
 def test_a_hang_ends_when_the_file_says_so(tmp_path: Path) -> None:
-    gpus = Gpus(tmp_path / "state", "n1", 1)
+    gpus = StandInGpus(tmp_path / "state", "n1", 1)
     gpus.reset()
     gpus.driver(hang=True)
     code = "import pynvml; print('begun', flush=True); pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"

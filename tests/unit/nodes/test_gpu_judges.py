@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.nodes.check import Context, View
+from slurm_robust.nodes.check import CheckContext, View
 from slurm_robust.nodes.checks import gpu as checks
 from slurm_robust.nodes.gpus.facts import (
     AMD,
@@ -409,7 +409,7 @@ def test_nothing_is_left_over_where_a_job_may_run(job_gone: bool | None) -> None
 def test_use_is_never_taken_from_an_earlier_run() -> None:
     assert checks.GPU_USE.fresh_s == 0
     (check,) = [check for check in checks.CHECKS if check.source is checks.GPU_USE]
-    assert Context.PERIODIC not in check.contexts
+    assert CheckContext.PERIODIC not in check.contexts
 
 
 def test_one_check_speaks_for_a_source_that_hangs() -> None:

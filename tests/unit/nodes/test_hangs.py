@@ -12,7 +12,7 @@ import pytest
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome
-from slurm_robust.nodes.check import AnyCheck, Context
+from slurm_robust.nodes.check import AnyCheck, CheckContext
 from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.runner import inspect
 from slurm_robust.nodes.verdict import Report
@@ -36,7 +36,7 @@ def hanging(*sources: str, **limits: float) -> list[AnyCheck]:
 
 def run(checks: list[AnyCheck], budget_s: float) -> Report:
     return inspect(
-        NodeConfig(), Context.DEEP, memory=None, now=1e9, budget_s=budget_s, job_gone=True, checks=checks
+        NodeConfig(), CheckContext.DEEP, memory=None, now=1e9, budget_s=budget_s, job_gone=True, checks=checks
     )
 
 
@@ -61,5 +61,7 @@ def test_the_budget_is_kept_when_all_hang() -> None:
     begun = time.monotonic()
     report = run(hanging(*SOURCES), 1.0)
     assert time.monotonic() - begun < 60.0
-    assert len(report.findings) == len({check.name for check in CHECKS if Context.DEEP in check.contexts})
+    assert len(report.findings) == len(
+        {check.name for check in CHECKS if CheckContext.DEEP in check.contexts}
+    )
     assert {found.outcome for found in report.findings} == {Outcome.UNKNOWN}

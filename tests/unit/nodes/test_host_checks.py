@@ -18,13 +18,13 @@ from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.kmsg import KernelLog, boot_time
 from slurm_robust.kernel.shapes import SHAPES
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.check import AnyCheck, Context, View
+from slurm_robust.nodes.check import AnyCheck, CheckContext, View
 from slurm_robust.nodes.checks import clock, kernel, memory, processes, services, snapshots
 from slurm_robust.nodes.checks.clock import ClockFacts
 from slurm_robust.nodes.checks.memory import Controller, MemoryFacts
 from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.nodes.checks.services import MungeFacts
-from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts
+from slurm_robust.nodes.checks.snapshots import SnapshotFacts, SnapshotFolder
 from slurm_robust.nodes.runner import baseline_facts, inspect
 from tests.unit.kernel.test_kernel_shapes import KNOWN
 from tests.unit.nodes.host_files import plant, view
@@ -69,7 +69,9 @@ EVERYTHING_WRONG = {
     "clock": view(ClockFacts(synchronised=True, offset_s=9.0, error_s=0.0, bound_s=9.0)),
     "munge": view(MungeFacts(state="silent", detail="no answer")),
     "snapshots": view(
-        SnapshotFacts(folders=(Folder(name="x", uid=1, job_id=7, mib=1, written_at=0.0),), jobs=frozenset())
+        SnapshotFacts(
+            folders=(SnapshotFolder(name="x", uid=1, job_id=7, mib=1, written_at=0.0),), jobs=frozenset()
+        )
     ),
     "kernel": log_view(
         *[(9_999.0, text) for text, _, _ in KNOWN for _ in range(11)],
@@ -135,7 +137,7 @@ def test_judging_twice_says_the_same() -> None:
 
 
 def test_all_run_on_this_machine_within_the_budget() -> None:
-    report = inspect(NodeConfig(), Context.PERSON, memory=None, now=BOOT, budget_s=30.0, checks=CHECKS)
+    report = inspect(NodeConfig(), CheckContext.PERSON, memory=None, now=BOOT, budget_s=30.0, checks=CHECKS)
     assert report.errors == {}
     assert {finding.check for finding in report.findings} >= {
         "memory.size",
@@ -193,7 +195,7 @@ def test_a_copy_of_a_machine_is_judged_like_the_machine(tmp_path: Path) -> None:
     )
     report = inspect(
         NodeConfig(),
-        Context.PERSON,
+        CheckContext.PERSON,
         host=host,
         memory=None,
         now=boot_time(host) + 3600.0,

@@ -11,7 +11,7 @@ import pytest
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.checks import imex
 from slurm_robust.nodes.checks.imex import CHECKS, PROGRAM, SERVICES, ImexFacts, gather, judge
 from tests.unit.nodes.host_files import only, plant, view
@@ -198,4 +198,4 @@ def test_nodes_that_are_not_ready_are_named() -> None:
 
 
 def test_hooks_and_inspections_do_not_wait_for_it() -> None:
-    assert only(CHECKS).contexts.isdisjoint((Context.PROLOG, Context.EPILOG, Context.LIVE))
+    assert only(CHECKS).contexts.isdisjoint((CheckContext.PROLOG, CheckContext.EPILOG, CheckContext.LIVE))

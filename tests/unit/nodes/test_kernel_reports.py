@@ -51,7 +51,7 @@ def report(name: str) -> dict[str, Finding]:
 def test_one_table_answers_for_check_inspection_and_log_rules(code: int) -> None:
     line = f"{A}{code}, pid=7, name=python, text"
     (event,) = happened((1.0, line), now=2.0).events
-    rule = xid.rule(event.code, xid.Severity(event.severity))
+    rule = xid.rule(event.code, xid.XidSeverity(event.severity))
     live = findings_of([XidEvent(at=1.0, index=0, uuid="", code=code)])
     away = rule.suggestion.keeps_jobs_away
     assert [found.suggestion for found in live] == ([rule.suggestion] if away else [])

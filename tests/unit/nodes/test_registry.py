@@ -14,7 +14,7 @@ import pytest
 
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.nodes import checks
-from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, Context
+from slurm_robust.nodes.check import EVERYWHERE, NOT_LIVE, AnyCheck, Check, CheckContext
 from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.runner import choose, contexts_of
 
@@ -49,7 +49,7 @@ def test_a_check_says_itself_where_it_runs_and_who_writes_its_evidence(field: st
 
 
 def where(check: AnyCheck) -> str:
-    missing = [context.value for context in Context if context not in check.contexts]
+    missing = [context.value for context in CheckContext if context not in check.contexts]
     return f"all but {', '.join(missing)}" if missing else "all"
 
 
@@ -84,9 +84,9 @@ def test_the_page_has_every_check() -> None:
     ],
 )
 def test_a_rule_of_the_site_about_periodic_runs_holds_beside_a_training(
-    declared: frozenset[Context], rule: tuple[str, ...] | None, *, is_live: bool
+    declared: frozenset[CheckContext], rule: tuple[str, ...] | None, *, is_live: bool
 ) -> None:
     check = msgspec.structs.replace(CHECKS[0], contexts=declared)
     config = msgspec.convert({"checks": {check.name: {"contexts": rule}}}, NodeConfig)
-    assert (Context.LIVE in contexts_of(check, config.checks[check.name])) == is_live
-    assert choose([check], config, Context.LIVE)[0] == ((check,) if is_live else ())
+    assert (CheckContext.LIVE in contexts_of(check, config.checks[check.name])) == is_live
+    assert choose([check], config, CheckContext.LIVE)[0] == ((check,) if is_live else ())

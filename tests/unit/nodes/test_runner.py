@@ -19,7 +19,7 @@ from slurm_robust.nodes.check import (
     AnyCheck,
     AnySource,
     Check,
-    Context,
+    CheckContext,
     Hang,
     Probe,
     Source,
@@ -28,7 +28,7 @@ from slurm_robust.nodes.check import (
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.runner import choose, failing_runs, inspect
 from slurm_robust.nodes.verdict import Report
-from slurm_robust.util.isolate import Answer, directly
+from slurm_robust.util.isolate import CallResult, directly
 from tests.waiting import wait_for
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
@@ -75,7 +75,7 @@ def check(
     name: str,
     source: AnySource,
     judge: Callable[[View[Fans], NodeConfig], Iterable[Finding]],
-    contexts: frozenset[Context] = EVERYWHERE,
+    contexts: frozenset[CheckContext] = EVERYWHERE,
     *,
     hangs: bool = False,
 ) -> AnyCheck:
@@ -110,7 +110,7 @@ class Node:
     def run(
         self,
         *checks: AnyCheck,
-        context: Context = Context.PERIODIC,
+        context: CheckContext = CheckContext.PERIODIC,
         now: float = 1000.0,
         config: NodeConfig = NodeConfig(),  # noqa: B008 - frozen
         budget_s: float = 10.0,
@@ -133,7 +133,7 @@ def outcomes(report: Report) -> dict[str, Outcome]:
 
 def test_a_run_says_all_about_itself(node: Node) -> None:
     report = node.run()
-    assert (report.at, report.boot_id, report.context) == (1000.0, "b1", Context.PERIODIC)
+    assert (report.at, report.boot_id, report.context) == (1000.0, "b1", CheckContext.PERIODIC)
     assert outcomes(report) == {"fans.speed": PASS}
     assert list(report.took_s) == ["fans"]
     assert 0 < report.took_s["fans"] <= report.wall_s
@@ -165,7 +165,7 @@ def test_what_may_take_longest_begins_first(node: Node) -> None:
 
     def in_order(
         tasks: Mapping[str, Callable[[], bytes]], *limits: object, **options: object
-    ) -> dict[str, Answer]:
+    ) -> dict[str, CallResult]:
         begun.extend(tasks)
         return directly(tasks, {}, 0.0)
 
@@ -174,7 +174,7 @@ def test_what_may_take_longest_begins_first(node: Node) -> None:
     host = Host(node.root)
     report = inspect(
         NodeConfig(),
-        Context.PERIODIC,
+        CheckContext.PERIODIC,
         checks=checks,
         host=host,
         memory=None,
@@ -199,14 +199,16 @@ def test_what_cannot_be_read_or_judged_is_unknown(node: Node) -> None:
 def test_a_prolog_uses_what_the_periodic_run_has_just_found(node: Node) -> None:
     node.run()
     node.spin(300)
-    report = node.run(context=Context.PROLOG, now=1060.0)
+    report = node.run(context=CheckContext.PROLOG, now=1060.0)
     assert (report.reused, report.took_s) == (("fans",), {})
     assert outcomes(report) == {"fans.speed": PASS}
-    assert node.run(context=Context.PROLOG, now=1060.5).reused == ()
+    assert node.run(context=CheckContext.PROLOG, now=1060.5).reused == ()
 
 
-@pytest.mark.parametrize("context", [Context.EPILOG, Context.PERIODIC, Context.DEEP, Context.PERSON])
-def test_a_run_in_another_context_measures_anew(node: Node, context: Context) -> None:
+@pytest.mark.parametrize(
+    "context", [CheckContext.EPILOG, CheckContext.PERIODIC, CheckContext.DEEP, CheckContext.PERSON]
+)
+def test_a_run_in_another_context_measures_anew(node: Node, context: CheckContext) -> None:
     node.run()
     assert node.run(context=context, now=1001.0).reused == ()
 
@@ -215,10 +217,10 @@ def test_a_prolog_measures_anew_what_was_bad_or_of_another_boot(node: Node) -> N
     node.spin(50)
     assert outcomes(node.run()) == {"fans.speed": FAIL}
     node.spin(150)
-    report = node.run(context=Context.PROLOG, now=1001.0)
+    report = node.run(context=CheckContext.PROLOG, now=1001.0)
     assert (report.reused, outcomes(report)) == ((), {"fans.speed": PASS})
     node.boot("b2")
-    assert node.run(context=Context.PROLOG, now=1002.0).reused == ()
+    assert node.run(context=CheckContext.PROLOG, now=1002.0).reused == ()
 
 
 def test_judges_see_earlier_runs(node: Node) -> None:
@@ -232,7 +234,13 @@ def test_failures_in_a_row_are_counted_by_periodic_runs_only(node: Node) -> None
     node.spin(1)
     counts = []
     for number, context in enumerate(
-        [Context.PERIODIC, Context.PROLOG, Context.PERIODIC, Context.DEEP, Context.PROLOG]
+        [
+            CheckContext.PERIODIC,
+            CheckContext.PROLOG,
+            CheckContext.PERIODIC,
+            CheckContext.DEEP,
+            CheckContext.PROLOG,
+        ]
     ):
         node.run(context=context, now=1000.0 + number)
         counts.append(node.runs["fans.speed fan0"])
@@ -242,7 +250,7 @@ def test_failures_in_a_row_are_counted_by_periodic_runs_only(node: Node) -> None
 def test_without_a_memory_everything_is_measured(node: Node) -> None:
     report = inspect(
         NodeConfig(),
-        Context.PROLOG,
+        CheckContext.PROLOG,
         host=Host(node.root),
         memory=None,
         now=1.0,
@@ -254,20 +262,20 @@ def test_without_a_memory_everything_is_measured(node: Node) -> None:
 
 
 def test_checks_are_chosen_by_context_rule_and_name() -> None:
-    idle = check("fans.idle", FANS, too_slow, frozenset({Context.DEEP}))
+    idle = check("fans.idle", FANS, too_slow, frozenset({CheckContext.DEEP}))
     config = NodeConfig(
         checks={"fans.*": CheckRule(contexts=("prolog",)), "fans.broken": CheckRule(enabled=False)}
     )
 
-    def names(context: Context, *only: str, config: NodeConfig = NodeConfig()) -> list[str]:  # noqa: B008
+    def names(context: CheckContext, *only: str, config: NodeConfig = NodeConfig()) -> list[str]:  # noqa: B008
         return [check.name for check in choose((SPEED, BROKEN, STUCK, idle), config, context, only)[0]]
 
-    assert names(Context.PROLOG) == ["fans.speed", "fans.broken", "dead.stuck"]
-    assert names(Context.DEEP) == ["fans.speed", "fans.broken", "dead.stuck", "fans.idle"]
-    assert names(Context.DEEP, "fans.i*", "dead.stuck") == ["dead.stuck", "fans.idle"]
-    assert names(Context.PROLOG, config=config) == ["fans.speed", "dead.stuck", "fans.idle"]
-    assert names(Context.PERIODIC, config=config) == ["dead.stuck"]
-    left_out = choose((SPEED, BROKEN), config, Context.PROLOG)[1]
+    assert names(CheckContext.PROLOG) == ["fans.speed", "fans.broken", "dead.stuck"]
+    assert names(CheckContext.DEEP) == ["fans.speed", "fans.broken", "dead.stuck", "fans.idle"]
+    assert names(CheckContext.DEEP, "fans.i*", "dead.stuck") == ["dead.stuck", "fans.idle"]
+    assert names(CheckContext.PROLOG, config=config) == ["fans.speed", "dead.stuck", "fans.idle"]
+    assert names(CheckContext.PERIODIC, config=config) == ["dead.stuck"]
+    left_out = choose((SPEED, BROKEN), config, CheckContext.PROLOG)[1]
     assert left_out == {"fans.broken": "switched off in the configuration"}
 
 

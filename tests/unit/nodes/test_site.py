@@ -13,7 +13,7 @@ from slurm_robust.config.node import NodeConfig, SiteCheck
 from slurm_robust.config.reader import Layers
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.check import AnyCheck, Context
+from slurm_robust.nodes.check import AnyCheck, CheckContext
 from slurm_robust.nodes.site import checks
 from slurm_robust.util.isolate import call
 from tests.unit.nodes.host_files import only, view
@@ -162,10 +162,10 @@ def test_executables_of_the_folder_are_checks_by_their_names(tmp_path: Path) -> 
     named = SiteCheck(name="named", python="os:getcwd", contexts=("deep",))
     found = {check.name: check for check in site(named, folder="/etc/checks.d/", host=host)}
     assert sorted(found) == ["site.10-scratch.sh", "site.named", "site.odd_name"]
-    assert found["site.named"].contexts == {Context.DEEP}
+    assert found["site.named"].contexts == {CheckContext.DEEP}
     finding = result(found["site.10-scratch.sh"], host)
     assert (finding.outcome, finding.text) == (FAIL, "10-scratch.sh")
-    assert Context.PROLOG in found["site.10-scratch.sh"].contexts
+    assert CheckContext.PROLOG in found["site.10-scratch.sh"].contexts
     assert site(folder="/none") == site(folder="") == ()
 
 

@@ -11,15 +11,17 @@ import pytest
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.findings import Outcome, Suggestion
-from slurm_robust.nodes.checks.snapshots import Folder, SnapshotFacts, gather, judge_stale
+from slurm_robust.nodes.checks.snapshots import SnapshotFacts, SnapshotFolder, gather, judge_stale
 from tests.unit.nodes.host_files import NOW, only, plant, view
 
 CONFIG = NodeConfig()
 UID = os.getuid()
 
 
-def folder(job_id: int, age: float = 10_000.0) -> Folder:
-    return Folder(name=f"srobust-1-{job_id}-x-copies", uid=1, job_id=job_id, mib=100, written_at=NOW - age)
+def folder(job_id: int, age: float = 10_000.0) -> SnapshotFolder:
+    return SnapshotFolder(
+        name=f"srobust-1-{job_id}-x-copies", uid=1, job_id=job_id, mib=100, written_at=NOW - age
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def folder(job_id: int, age: float = 10_000.0) -> Folder:
     ],
 )
 def test_folders_are_left_over_that_are_old_and_in_use_by_nobody(
-    folders: tuple[Folder, ...], jobs: frozenset[int] | None, outcome: Outcome
+    folders: tuple[SnapshotFolder, ...], jobs: frozenset[int] | None, outcome: Outcome
 ) -> None:
     found = only(judge_stale(view(SnapshotFacts(folders=folders, jobs=jobs)), CONFIG))
     assert found.outcome is outcome

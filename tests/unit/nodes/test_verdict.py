@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.verdict import REASON_BYTES, Conclusion, Report, conclude, reason, rule_of
 from slurm_robust.util.text import ascii_line
 
@@ -31,7 +31,9 @@ MUTE = Finding(check="mounts.answer", outcome=Outcome.UNKNOWN, subject="/home", 
 WELL = Finding(check="memory.size", outcome=Outcome.PASS)
 
 
-def judged(*findings: Finding, context: Context = Context.PERIODIC, **rules: CheckRule) -> Conclusion:
+def judged(
+    *findings: Finding, context: CheckContext = CheckContext.PERIODIC, **rules: CheckRule
+) -> Conclusion:
     config = NodeConfig(checks={name.replace("__", "."): rule for name, rule in rules.items()})
     report = Report(node="n1", at=1.0, boot_id="b", context=context, findings=findings)
     return conclude(report, config, {})
@@ -71,19 +73,19 @@ def test_a_site_changes_what_a_failure_suggests() -> None:
 @pytest.mark.parametrize(
     ("context", "runs", "fit"),
     [
-        (Context.PERIODIC, {"kernel.xid gpu3": 1}, True),
-        (Context.PERIODIC, {"kernel.xid gpu3": 2}, True),
-        (Context.PERIODIC, {"kernel.xid gpu3": 3}, False),
-        (Context.PERIODIC, {"kernel.xid gpu2": 3}, True),
-        (Context.PERIODIC, {}, True),
-        (Context.PROLOG, {"kernel.xid gpu3": 2}, True),
-        (Context.PROLOG, {"kernel.xid gpu3": 3}, False),
-        (Context.DEEP, {}, False),
-        (Context.PERSON, {}, False),
+        (CheckContext.PERIODIC, {"kernel.xid gpu3": 1}, True),
+        (CheckContext.PERIODIC, {"kernel.xid gpu3": 2}, True),
+        (CheckContext.PERIODIC, {"kernel.xid gpu3": 3}, False),
+        (CheckContext.PERIODIC, {"kernel.xid gpu2": 3}, True),
+        (CheckContext.PERIODIC, {}, True),
+        (CheckContext.PROLOG, {"kernel.xid gpu3": 2}, True),
+        (CheckContext.PROLOG, {"kernel.xid gpu3": 3}, False),
+        (CheckContext.DEEP, {}, False),
+        (CheckContext.PERSON, {}, False),
     ],
 )
 def test_a_failure_to_be_confirmed_counts_after_that_many_runs(
-    context: Context, runs: dict[str, int], fit: bool
+    context: CheckContext, runs: dict[str, int], fit: bool
 ) -> None:
     config = NodeConfig(checks={"kernel.*": CheckRule(confirm=3)})
     report = Report(node="n1", at=1.0, boot_id="b", context=context, findings=(XID,))
@@ -95,10 +97,10 @@ def test_a_failure_to_be_confirmed_counts_after_that_many_runs(
 USERS = msgspec.structs.replace(XID, check="disks.space", subject="/tmp", confirm=3)
 
 
-@pytest.mark.parametrize("context", Context)
+@pytest.mark.parametrize("context", CheckContext)
 @pytest.mark.parametrize(("runs", "fit"), [(0, True), (1, True), (2, True), (3, False), (9, False)])
 def test_what_users_can_write_counts_when_it_stays_in_every_context(
-    context: Context, runs: int, fit: bool
+    context: CheckContext, runs: int, fit: bool
 ) -> None:
     report = Report(node="n1", at=1.0, boot_id="b", context=context, findings=(USERS, WELL))
     assert conclude(report, NodeConfig(), {"disks.space /tmp": runs} if runs else {}).fit is fit
@@ -107,7 +109,7 @@ def test_what_users_can_write_counts_when_it_stays_in_every_context(
 def test_a_site_decides_how_often_what_users_can_write_must_be_seen() -> None:
     assert not judged(USERS, disks__space=CheckRule(confirm=1)).fit
     config = NodeConfig(checks={"disks.*": CheckRule(confirm=9)})
-    report = Report(node="n1", at=1.0, boot_id="b", context=Context.PERIODIC, findings=(USERS,))
+    report = Report(node="n1", at=1.0, boot_id="b", context=CheckContext.PERIODIC, findings=(USERS,))
     assert conclude(report, config, {"disks.space /tmp": 8}).fit
     assert not conclude(report, config, {"disks.space /tmp": 9}).fit
 

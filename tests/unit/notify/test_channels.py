@@ -15,10 +15,10 @@ import pytest
 
 from slurm_robust.config.notify import ChannelConfig
 from slurm_robust.notify.channels import (
-    Channel,
     ChannelFailed,
     CommandChannel,
     MailChannel,
+    MessageChannel,
     WebhookChannel,
     compose_mail,
     make_channel,
@@ -48,7 +48,7 @@ class FakeWorld:
     def __init__(self) -> None:
         self._working = FakeChannel()
 
-    def channel(self, behaviour: str) -> Channel:
+    def channel(self, behaviour: str) -> MessageChannel:
         if behaviour == "works":
             return self._working
         plan = HANGS if behaviour == "hangs" else ChannelFailed("it refuses", fix="ask it why")
@@ -62,7 +62,7 @@ class CommandWorld:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def channel(self, behaviour: str) -> Channel:
+    def channel(self, behaviour: str) -> MessageChannel:
         keeps = f"cat > {self._folder}/$$.text" if behaviour == "works" else ""
         command = script(self._folder / behaviour, f"{keeps}\n{ENDINGS[behaviour]}")
         return CommandChannel((command,), str(self._folder), {**os.environ, "TOKEN": SECRET})
@@ -72,7 +72,7 @@ class CommandWorld:
 
 
 class MailWorld(CommandWorld):
-    def channel(self, behaviour: str) -> Channel:
+    def channel(self, behaviour: str) -> MessageChannel:
         keeps = f"cat > {self._folder}/$$.text" if behaviour == "works" else ""
         sendmail = script(
             self._folder / behaviour, f'[ "$*" = "-t -i" ] || exit 9\n{keeps}\n{ENDINGS[behaviour]}'
@@ -91,7 +91,7 @@ class WebhookWorld:
         self._file.touch(0o600)
         self._file.write_text(f"{server.address}{SECRET_PATH}{SECRET}\n")
 
-    def channel(self, behaviour: str) -> Channel:
+    def channel(self, behaviour: str) -> MessageChannel:
         self._server.behaviour = behaviour
         return WebhookChannel(lambda: from_file(str(self._file)))
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.model.notice import ChannelState, Kind, Notice, Notified, Severity
+from slurm_robust.model.notice import ChannelState, Notice, NoticeKind, Notified, Severity
 from slurm_robust.notify.courier import (
     GIVEN_UP_S,
     HOUR_S,
     MAX_TRIES,
     MAX_WAITING,
     Courier,
-    Failure,
-    Order,
+    Delivery,
     Route,
+    SendFailure,
 )
 from slurm_robust.notify.message import MAX_NOTICES, Subject
 from tests.unit.notify.test_message import notice
@@ -22,11 +22,11 @@ from tests.unit.notify.test_message import notice
 JOB = Subject(job="7", name="7")
 BATCH_S = 10.0
 LIMIT_S = 5.0
-FAILURE = Failure(text="no")
+FAILURE = SendFailure(text="no")
 
 
 def route(
-    name: str = "a", least: Severity = Severity.INFO, kinds: frozenset[Kind] = frozenset(Kind)
+    name: str = "a", least: Severity = Severity.INFO, kinds: frozenset[NoticeKind] = frozenset(NoticeKind)
 ) -> Route:
     return Route(name=name, kinds=kinds, min_severity=least, timeout_s=LIMIT_S)
 
@@ -48,7 +48,7 @@ def courier(
     )
 
 
-def numbers(order: Order) -> list[int]:
+def numbers(order: Delivery) -> list[int]:
     """The incidents in a message."""
     lines = [line for line in order.message.text.splitlines() if ": incident " in line and line[0] != "s"]
     return [int(line.split(": incident ")[1].split(":")[0]) for line in lines]
@@ -73,12 +73,12 @@ def test_a_channel_gets_its_kinds_from_its_severity_on() -> None:
     it = courier(
         route("all"),
         route("urgent", Severity.CRITICAL),
-        route("ends", kinds=frozenset({Kind.END})),
+        route("ends", kinds=frozenset({NoticeKind.END})),
         batch_s=0.0,
     )
     it.take([notice(1)], 0.0)
     assert [order.channel for order in it.due(0.0)] == ["all"]
-    it.take([notice(2, kind=Kind.END, severity=Severity.CRITICAL)], 0.0)
+    it.take([notice(2, kind=NoticeKind.END, severity=Severity.CRITICAL)], 0.0)
     assert [order.channel for order in it.due(0.0)] == ["urgent", "ends"]
 
 
@@ -139,10 +139,10 @@ def test_a_channel_that_asks_for_patience_gets_it() -> None:
     it = courier(batch_s=0.0)
     it.take([notice(1)], 0.0)
     it.due(0.0)
-    it.failed("a", Failure(text="429", retry_after_s=90.0), 0.0)
+    it.failed("a", SendFailure(text="429", retry_after_s=90.0), 0.0)
     assert it.next_at(0.0) == 90.0
     it.due(90.0)
-    it.failed("a", Failure(text="429", retry_after_s=1e9), 90.0)
+    it.failed("a", SendFailure(text="429", retry_after_s=1e9), 90.0)
     assert it.next_at(90.0) == 90.0 + GIVEN_UP_S
 
 
@@ -150,7 +150,7 @@ def test_a_permanent_failure_gives_the_channel_up_at_once() -> None:
     it = courier(batch_s=0.0)
     it.take([notice(1)], 0.0)
     it.due(0.0)
-    it.failed("a", Failure(text="revoked", permanent=True), 0.0)
+    it.failed("a", SendFailure(text="revoked", permanent=True), 0.0)
     assert it.next_at(0.0) == GIVEN_UP_S
 
 
@@ -170,12 +170,12 @@ def test_the_last_call_waits_for_no_batch_and_tries_a_channel_that_was_given_up_
     it.take([notice(1)], 0.0)
     it.due(10.0)
     it.sent("new", 10.0)
-    it.failed("dead", Failure(text="x", permanent=True), 10.0)
+    it.failed("dead", SendFailure(text="x", permanent=True), 10.0)
     it.take([notice(2)], 11.0)
     it.last_call(11.0)
     assert not it.is_done
     assert {order.channel: numbers(order) for order in it.due(11.0)} == {"new": [2], "dead": [1, 2]}
-    it.failed("dead", Failure(text="x", permanent=True), 11.0)
+    it.failed("dead", SendFailure(text="x", permanent=True), 11.0)
     it.failed("new", FAILURE, 11.0)
     assert not it.is_done
     assert [order.channel for order in it.due(13.0)] == ["new"]
@@ -266,8 +266,8 @@ class World:
         self.happened: list[Notice] = []
         self.read = 0
         self.disk = Notified(run_id="r")
-        self.under_way: Order | None = None
-        self.arrived: list[tuple[float, Order]] = []
+        self.under_way: Delivery | None = None
+        self.arrived: list[tuple[float, Delivery]] = []
         self.sent_at = 0.0
         self.it = self._new()
 
@@ -295,7 +295,7 @@ class World:
         if arrives and not unsure:
             self.it.sent("a", self.now)
         else:
-            self.it.failed("a", Failure(text="x", unsure=unsure), self.now)
+            self.it.failed("a", SendFailure(text="x", unsure=unsure), self.now)
 
     def go_on(self) -> None:
         """One turn of the process."""

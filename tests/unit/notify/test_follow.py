@@ -8,7 +8,7 @@ import pytest
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.notify.follow import Follower
+from slurm_robust.notify.follow import JournalFollower
 from tests.unit.notify.test_narrate import CLOSED, OPENED, STARTED, TAKEN
 
 
@@ -22,7 +22,7 @@ def write(directory: JobDirectory, *events: ev.AnyEvent, end: bytes = b"") -> No
         file.write(b"".join(ev.encode_event(event) + b"\n" for event in events) + end)
 
 
-def names(follower: Follower) -> list[str]:
+def names(follower: JournalFollower) -> list[str]:
     return [type(followed.event).__name__ for followed in follower.read()]
 
 
@@ -31,7 +31,7 @@ def controller(epoch: int, known: int = -1) -> ev.ControllerStarted:
 
 
 def test_what_was_added_is_read_once_and_a_torn_line_when_it_is_whole(directory: JobDirectory) -> None:
-    follower = Follower(directory)
+    follower = JournalFollower(directory)
     assert names(follower) == []
     write(directory, STARTED, TAKEN, end=ev.encode_event(OPENED)[:20])
     assert names(follower) == ["RunStarted", "AllocationTaken"]
@@ -43,14 +43,14 @@ def test_what_was_added_is_read_once_and_a_torn_line_when_it_is_whole(directory:
 def test_what_nobody_can_read_is_passed_over(directory: JobDirectory) -> None:
     write(directory, STARTED, end=b'{"event": "of a later release"}\n\xff\n\n' + b"[" * 100_000 + b"\n")
     write(directory, TAKEN)
-    follower = Follower(directory)
+    follower = JournalFollower(directory)
     assert names(follower) == ["RunStarted", "AllocationTaken"]
     assert follower.unreadable == 4
 
 
 def test_a_journal_that_is_replaced_is_read_anew(directory: JobDirectory) -> None:
     write(directory, STARTED, TAKEN, OPENED)
-    follower = Follower(directory)
+    follower = JournalFollower(directory)
     assert len(names(follower)) == 3
     directory.journal.write_bytes(b"")
     write(directory, STARTED)
@@ -61,7 +61,7 @@ def test_after_a_takeover_the_state_is_that_of_the_new_controller(directory: Job
     evicted = ev.NodeEvicted(t=6.0, node="n4", reason="x", incident=1, epoch=1)
     write(directory, STARTED, controller(1), TAKEN, evicted, controller(2, known=3))
     write(directory, ev.NodeEvicted(t=7.0, node="n3", reason="x", incident=1, epoch=1), CLOSED)
-    found = list(Follower(directory).read())
+    found = list(JournalFollower(directory).read())
     assert [type(one.event).__name__ for one in found][3:] == [
         "NodeEvicted",
         "ControllerStarted",
@@ -74,4 +74,4 @@ def test_after_a_takeover_the_state_is_that_of_the_new_controller(directory: Job
 
 def test_a_restart_of_the_controller_changes_no_state(directory: JobDirectory) -> None:
     write(directory, STARTED, controller(1), TAKEN, controller(2, known=3))
-    assert [one.state for one in Follower(directory).read()] == [None] * 4
+    assert [one.state for one in JournalFollower(directory).read()] == [None] * 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_robust.model.notice import Kind, Notice, Severity
+from slurm_robust.model.notice import Notice, NoticeKind, Severity
 from slurm_robust.notify.message import Subject, compose
 from slurm_robust.util.text import clock
 
@@ -13,7 +13,7 @@ def notice(number: int, **changes: object) -> Notice:
     values: dict[str, object] = {
         "key": f"incident/{number}",
         "t": float(number),
-        "kind": Kind.INCIDENT,
+        "kind": NoticeKind.INCIDENT,
         "severity": Severity.WARNING,
         "text": f"incident {number}: hang",
         "command": f"srobust incident 7 {number}",
@@ -37,7 +37,7 @@ def test_a_message_of_one_notice() -> None:
 
 
 def test_several_notices_are_headed_by_the_most_urgent() -> None:
-    several = [notice(1), notice(2, severity=Severity.CRITICAL, kind=Kind.GIVE_UP), notice(3)]
+    several = [notice(1), notice(2, severity=Severity.CRITICAL, kind=NoticeKind.GIVE_UP), notice(3)]
     message = compose(JOB, several, 4, again=True)
     assert message.subject.endswith("incident 2: hang (and 2 more)")
     assert "4 more were left out." in message.text

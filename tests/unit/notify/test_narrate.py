@@ -22,7 +22,7 @@ from slurm_robust.model.incident import (
     Verdict,
 )
 from slurm_robust.model.journal import fold
-from slurm_robust.model.notice import Kind, Notice, Severity
+from slurm_robust.model.notice import Notice, NoticeKind, Severity
 from slurm_robust.notify.narrate import Narrator, supervisor_ended
 from tests.unit.sample_events import run_started
 
@@ -97,20 +97,20 @@ def test_observe_mode_says_that_nothing_was_done() -> None:
 
 def test_giving_up_is_told_when_it_is_decided_and_its_end_is_another_kind() -> None:
     notices = told(OPENED, decided(GiveUp(code=93, reason="x")), ev.RunEnded(t=30.0, code=93, reason="x"))
-    assert [notice.kind for notice in notices] == [Kind.INCIDENT, Kind.GIVE_UP, Kind.END]
+    assert [notice.kind for notice in notices] == [NoticeKind.INCIDENT, NoticeKind.GIVE_UP, NoticeKind.END]
     assert [notice.severity.value for notice in notices] == ["warning", "critical", "critical"]
 
 
 def test_a_run_given_up_without_a_decision() -> None:
     (notice,) = told(ev.RunEnded(t=30.0, code=93, reason="Slurm refuses"))
-    assert (notice.kind, notice.severity) == (Kind.GIVE_UP, Severity.CRITICAL)
+    assert (notice.kind, notice.severity) == (NoticeKind.GIVE_UP, Severity.CRITICAL)
     assert notice.text == "the run is over, exit code 93: Slurm refuses"
 
 
 @pytest.mark.parametrize(("code", "severity"), [(0, "info"), (1, "critical"), (143, "info"), (130, "info")])
 def test_ends(code: int, severity: str) -> None:
     (notice,) = told(ev.RunEnded(t=30.0, code=code, reason="x"))
-    assert (notice.kind, notice.severity.value) == (Kind.END, severity)
+    assert (notice.kind, notice.severity.value) == (NoticeKind.END, severity)
 
 
 def test_a_requeue_and_the_next_run() -> None:
@@ -172,7 +172,7 @@ def test_a_run_that_begins_with_too_few_spares() -> None:
     narrator = Narrator("7")
     narrator.tell(STARTED)
     few = ev.AllocationTaken(t=2.0, restart_count=0, nodes=("n1", "n2"), slots=("n1", "n2"), spares=())
-    assert [notice.kind for notice in narrator.tell(few)] == [Kind.STANDBY]
+    assert [notice.kind for notice in narrator.tell(few)] == [NoticeKind.STANDBY]
 
 
 def test_the_same_events_have_the_same_keys() -> None:

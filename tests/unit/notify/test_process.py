@@ -17,7 +17,7 @@ import pytest
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.notify import ChannelConfig, NotifyConfig
-from slurm_robust.config.plan import Plan
+from slurm_robust.config.plan import RunPlan
 from slurm_robust.controller.notifier import Notifier
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
@@ -47,7 +47,7 @@ class Job:
         self.directory.spec.write_text(json.dumps({"run_id": "7-x"}))
         self.write(STARTED, TAKEN)
 
-    def configure(self, *channels: ChannelConfig, batch_s: float = 0.1, **changes: object) -> Plan:
+    def configure(self, *channels: ChannelConfig, batch_s: float = 0.1, **changes: object) -> RunPlan:
         notify = NotifyConfig(channels=channels, batch_s=batch_s)
         config = JobConfig(notify=notify, mode=changes.pop("mode", "act"))  # type: ignore[arg-type]
         made = msgspec.structs.replace(plan(), config=config, cwd=str(self.folder), **changes)

@@ -7,14 +7,14 @@ from msgspec import structs
 
 from slurm_robust.config.job import CompanionConfig, Limits
 from slurm_robust.model import incident as inc
-from slurm_robust.model.companion import Companion, Source
+from slurm_robust.model.companion import Companion, CompanionPool
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy import Rules, decide
 from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.policy.rules import sources
 
-SPARES, PARTITION = Source(reservation="spares"), Source()
+SPARES, PARTITION = CompanionPool(reservation="spares"), CompanionPool()
 RULES = Rules(limits=Limits(), sources=(SPARES, PARTITION))
 STATE = JobState(job_id=7, slots=("n1", "n2"), generation=3, best_step=5, reports=True, evicted={"n9": "x"})
 LOST = inc.Fault(generation=3, lost=("n2",), alive=("n1",))

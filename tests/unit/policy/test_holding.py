@@ -7,7 +7,7 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.model.training import Chapter
 from slurm_robust.policy.holding import Hold, end_of, judge, judge_elsewhere
-from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.records import SlurmJob
 
 CHAPTER = Chapter(job_id=7, run_id="7-a", folder="7", t=100.0, cluster="c", submitted=90.0)
 
@@ -16,8 +16,8 @@ def end(code: int) -> ev.RunEnded:
     return ev.RunEnded(t=200.0, code=code, reason="", final=code not in (143, 130))
 
 
-def job(*states: str, submitted: float = 90.0, restarts: int = 0) -> Job:
-    return Job(
+def job(*states: str, submitted: float = 90.0, restarts: int = 0) -> SlurmJob:
+    return SlurmJob(
         job_id=7,
         name="x",
         user_name="alice",

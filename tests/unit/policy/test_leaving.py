@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from slurm_robust.policy.leaving import (
     AGAIN_S,
-    Loss,
     Orders,
     Sentence,
+    UnsavedSteps,
     approaching,
     leave_s,
     newer_s,
@@ -58,21 +58,21 @@ def test_only_ctrl_c_can_be_a_second_order_and_no_signal_that_is_passed_on(
 
 
 def test_where_time_was_not_the_cause_more_time_is_no_fix() -> None:
-    loss = Loss(newest=9, stored=4, why="n1 does not answer", waited_s=3.0, for_time=False, fix="")
+    loss = UnsavedSteps(newest=9, stored=4, why="n1 does not answer", waited_s=3.0, for_time=False, fix="")
     said = loss.describe(30, again=False)
     fix = "lower checkpoint.every_s so that less is only in memory"
     assert said == f"storage has step 4; steps 5 to 9 are lost: n1 does not answer; fix: {fix}"
 
 
 def test_what_is_lost_is_said_in_steps_with_a_fix() -> None:
-    loss = Loss(newest=261, stored=110, why="n[1-2] did not write them", waited_s=25.2)
+    loss = UnsavedSteps(newest=261, stored=110, why="n[1-2] did not write them", waited_s=25.2)
     said = loss.describe(30, again=False)
     assert said.startswith(
         "storage has step 110; steps 111 to 261 are lost: n[1-2] did not write them after 25 seconds "
         "(KillWait=30); fix: "
     )
     assert said.endswith("raises KillWait, or lower checkpoint.every_s so that less is only in memory")
-    one = Loss(newest=0, stored=-1, why="n1 did not write it", waited_s=1).describe(None, again=True)
+    one = UnsavedSteps(newest=0, stored=-1, why="n1 did not write it", waited_s=1).describe(None, again=True)
     assert one.startswith("storage has no step; step 0 is lost unless the next run gets the same nodes: n1 ")
     assert "fix: submit with an earlier --signal=B:USR1@SECONDS, or lower checkpoint.every_s" in one
 

@@ -7,7 +7,7 @@ from msgspec import structs
 from slurm_robust.config.job import Limits
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.stacks import Localisation
@@ -15,7 +15,7 @@ from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy import Rules, decide
 from slurm_robust.policy.quick_test import TESTS, quick_answers
 
-SPARES, PARTITION = Source(reservation="spares"), Source()
+SPARES, PARTITION = CompanionPool(reservation="spares"), CompanionPool()
 RULES = Rules(limits=Limits(), quick_test=True)
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 GROUP = ("n2", "n3", "n4")
@@ -25,7 +25,7 @@ STATE = JobState(job_id=7, slots=NODES, held=NODES, generation=3, best_step=5, r
 def suspected(state: JobState, *, exact: bool = False, **fields: object) -> tuple[JobState, inc.Fault]:
     """A hang for the second time on the nodes of a group, n3 the odd one; others of its ranks hung before."""
     ranks = tuple(NODES.index(node) for node in GROUP)
-    before = inc.Place(symptom=inc.Symptom.HANG, step=2, ranks=(0,), nodes=GROUP)
+    before = inc.StackLocation(symptom=inc.Symptom.HANG, step=2, ranks=(0,), nodes=GROUP)
     found = Localisation(ranks=ranks, outliers=(2,), group="pp 1-3", exact=exact, reason="pp 1-3 waits")
     fault = inc.Fault(symptom=inc.Symptom.HANG, detail="hang", localisation=found, generation=3, alive=NODES)
     return structs.replace(state, places=(before,)), structs.replace(fault, **fields)

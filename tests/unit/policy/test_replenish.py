@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy.replenish import (
     FIRST_PAUSE_S,
@@ -20,7 +20,7 @@ from tests.unit.sample_events import run_started
 STARTED = run_started(t=0.0, slots=2, spares=2)
 TAKEN = ev.AllocationTaken(t=1.0, restart_count=0, nodes=(), slots=("n1", "n2"), spares=("n3", "n4"))
 EVICTED = ev.NodeEvicted(t=2.0, node="n3", reason="", incident=0)
-SUBMITTED = ev.CompanionSubmitted(t=3.0, job_id=9, source=Source(reservation="spares"))
+SUBMITTED = ev.CompanionSubmitted(t=3.0, job_id=9, source=CompanionPool(reservation="spares"))
 LENT = ev.CompanionStarted(t=4.0, job_id=9, node="n5")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Source, Tier
+from slurm_robust.model.copies import SHARED, CheckpointId, Copy, RestoreSource, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
@@ -45,12 +45,12 @@ def held(**nodes: list[Copy]) -> list[Holding]:
     ]
 
 
-def far(rank: int, tier: Tier, node: str) -> Source:
-    return Source(rank=rank, tier=tier, address=f"10.0.0.{node[1:]}", port=5000)
+def far(rank: int, tier: Tier, node: str) -> RestoreSource:
+    return RestoreSource(rank=rank, tier=tier, address=f"10.0.0.{node[1:]}", port=5000)
 
 
-def near(rank: int, tier: Tier) -> Source:
-    return Source(rank=rank, tier=tier)
+def near(rank: int, tier: Tier) -> RestoreSource:
+    return RestoreSource(rank=rank, tier=tier)
 
 
 def test_own_memory_first() -> None:

@@ -15,8 +15,8 @@ from slurm_robust.policy.spares import (
     ENOUGH,
     MANY,
     PAPER_RATE,
+    FailureRate,
     Measured,
-    Rate,
     at_once,
     enough,
     failing,
@@ -26,7 +26,7 @@ from slurm_robust.policy.spares import (
     rate_to_use,
 )
 
-PAPER = Rate(per_day=PAPER_RATE, source="paper", why="")
+PAPER = FailureRate(per_day=PAPER_RATE, source="paper", why="")
 NODES = (8, 16, 32, 64, 128, 256, 512, 1024, 1200)
 # P99 of simultaneous failures by the probability that a node fails, for each of NODES.
 P99 = {
@@ -45,7 +45,7 @@ counts = st.integers(1, 100_000)
 @pytest.mark.parametrize(("nodes", "spares"), [(128, 2), (256, 2), (512, 3), (1024, 4)])
 @pytest.mark.parametrize("per_day", [0.00117, PAPER_RATE, 0.00125])
 def test_the_paper_s_table(nodes: int, spares: int, per_day: float) -> None:
-    rate = Rate(per_day=per_day, source="given", why="")
+    rate = FailureRate(per_day=per_day, source="given", why="")
     assert plan(nodes, rate).spares == spares
 
 
@@ -131,7 +131,7 @@ def test_what_each_number_of_spares_is_good_for() -> None:
     shares = [chance.share for chance in made.chances]
     assert shares == sorted(shares)
     assert shares[2] < 0.99 <= shares[3]
-    assert plan(1, Rate(per_day=1.0, source="given", why="")).chances[-1].share == 1.0
+    assert plan(1, FailureRate(per_day=1.0, source="given", why="")).chances[-1].share == 1.0
 
 
 # -- the rate ---------------------------------------------------------------------------------------------

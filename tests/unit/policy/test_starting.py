@@ -9,8 +9,8 @@ from slurm_robust.model.exits import Outlook, StepEnd, Witness
 from slurm_robust.policy.starting import (
     PASSING_S,
     UNSETTLED_S,
-    Answer,
     Start,
+    StartAdvice,
     apart,
     format_start,
     judge,
@@ -39,60 +39,60 @@ def start(
     return Start(node="n1", times=times, waited_s=waited_s, end=ended, witness=witness, **seconds)
 
 
-def answer(given: Start) -> Answer:
+def answer(given: Start) -> StartAdvice:
     return judge(given, PATIENCE_S)
 
 
 def test_silence_is_waited_for_then_slurm_is_asked_then_it_is_started_again() -> None:
-    assert answer(start(waited_s=59.0)) is Answer.WAIT
+    assert answer(start(waited_s=59.0)) is StartAdvice.WAIT
     asked = Start(node="n1", times=1, waited_s=61.0, tried_s=61.0)
-    assert answer(asked) is Answer.ASK
-    assert answer(start(witness=None)) is Answer.WAIT  # the answer is on its way
-    assert answer(start(witness=None, asked_s=13.0)) is Answer.AGAIN  # Slurm does not answer
-    assert answer(start()) is Answer.AGAIN
-    assert answer(start(times=2)) is Answer.UNSTARTED
+    assert answer(asked) is StartAdvice.ASK
+    assert answer(start(witness=None)) is StartAdvice.WAIT  # the answer is on its way
+    assert answer(start(witness=None, asked_s=13.0)) is StartAdvice.AGAIN  # Slurm does not answer
+    assert answer(start()) is StartAdvice.AGAIN
+    assert answer(start(times=2)) is StartAdvice.UNSTARTED
 
 
 def test_slurms_word_against_the_node_is_enough() -> None:
-    assert answer(start(witness=DOWN)) is Answer.DOWN
-    assert answer(start(ended=end(Outlook.STAYS), witness=DOWN)) is Answer.DOWN
+    assert answer(start(witness=DOWN)) is StartAdvice.DOWN
+    assert answer(start(ended=end(Outlook.STAYS), witness=DOWN)) is StartAdvice.DOWN
 
 
 def test_what_cannot_pass_ends_at_once() -> None:
-    assert answer(start(waited_s=0.3, ended=end(Outlook.STAYS), end_s=0.0)) is Answer.REFUSED
+    assert answer(start(waited_s=0.3, ended=end(Outlook.STAYS), end_s=0.0)) is StartAdvice.REFUSED
 
 
 def test_what_may_pass_is_tried_for_minutes_ever_more_rarely() -> None:
     passing = end(Outlook.PASSES)
-    assert answer(start(times=1, ended=passing, end_s=2.6)) is Answer.AGAIN
-    assert answer(start(times=4, ended=passing, end_s=15.9)) is Answer.WAIT
-    assert answer(start(times=40, ended=passing, end_s=30.0)) is Answer.AGAIN
-    assert answer(start(times=40, ended=passing, tried_s=PASSING_S)) is Answer.REFUSED
+    assert answer(start(times=1, ended=passing, end_s=2.6)) is StartAdvice.AGAIN
+    assert answer(start(times=4, ended=passing, end_s=15.9)) is StartAdvice.WAIT
+    assert answer(start(times=40, ended=passing, end_s=30.0)) is StartAdvice.AGAIN
+    assert answer(start(times=40, ended=passing, tried_s=PASSING_S)) is StartAdvice.REFUSED
 
 
 def test_an_unknown_error_is_tried_once_more_and_blames_only_nodes_that_slurm_names() -> None:
-    assert answer(start(ended=end(), end_s=1.0)) is Answer.WAIT
-    assert answer(start(ended=end())) is Answer.AGAIN
-    assert answer(start(times=2, ended=end())) is Answer.REFUSED
-    assert answer(start(times=2, ended=end(named=True))) is Answer.UNSTARTED
+    assert answer(start(ended=end(), end_s=1.0)) is StartAdvice.WAIT
+    assert answer(start(ended=end())) is StartAdvice.AGAIN
+    assert answer(start(times=2, ended=end())) is StartAdvice.REFUSED
+    assert answer(start(times=2, ended=end(named=True))) is StartAdvice.UNSTARTED
 
 
 def test_a_node_of_a_step_that_ended_for_another_node_is_no_reason_to_end() -> None:
     other = StepEnd(nodes=("n1", "n2"), code=137, named={"n2": "failed on node n2"})
-    assert answer(start(times=1, ended=other)) is Answer.AGAIN
-    assert answer(start(times=2, ended=other)) is Answer.AGAIN
-    assert answer(start(times=9, ended=other, tried_s=PASSING_S)) is Answer.REFUSED
+    assert answer(start(times=1, ended=other)) is StartAdvice.AGAIN
+    assert answer(start(times=2, ended=other)) is StartAdvice.AGAIN
+    assert answer(start(times=9, ended=other, tried_s=PASSING_S)) is StartAdvice.REFUSED
 
 
 def test_where_agents_came_before_what_keeps_all_away_may_pass() -> None:
     for ended in (None, end(), end(named=True)):
-        assert answer(start(times=2, ended=ended, came_before=True)) is Answer.AGAIN
-    assert answer(start(times=4, ended=end(), end_s=15.9, came_before=True)) is Answer.WAIT
+        assert answer(start(times=2, ended=ended, came_before=True)) is StartAdvice.AGAIN
+    assert answer(start(times=4, ended=end(), end_s=15.9, came_before=True)) is StartAdvice.WAIT
     late = {"times": 40, "tried_s": PASSING_S, "came_before": True}
-    assert answer(start(ended=end(), **late)) is Answer.REFUSED
-    assert answer(start(ended=end(named=True), **late)) is Answer.UNSTARTED
-    assert answer(start(**late)) is Answer.UNSTARTED
-    assert answer(start(times=2, ended=end(Outlook.STAYS), came_before=True)) is Answer.REFUSED
+    assert answer(start(ended=end(), **late)) is StartAdvice.REFUSED
+    assert answer(start(ended=end(named=True), **late)) is StartAdvice.UNSTARTED
+    assert answer(start(**late)) is StartAdvice.UNSTARTED
+    assert answer(start(times=2, ended=end(Outlook.STAYS), came_before=True)) is StartAdvice.REFUSED
 
 
 def test_nodes_that_end_the_step_of_others_get_their_own() -> None:
@@ -127,7 +127,7 @@ def test_every_wait_ends(
         asked_s=13.0,
         came_before=came_before,
     )
-    assert answer(late) not in (Answer.WAIT, Answer.ASK)
+    assert answer(late) not in (StartAdvice.WAIT, StartAdvice.ASK)
 
 
 def test_a_missing_agent_is_explained() -> None:
@@ -138,5 +138,5 @@ def test_a_missing_agent_is_explained() -> None:
 
 def test_a_slurmctld_that_has_just_come_back_may_refuse_what_it_grants_a_moment_later() -> None:
     refused = end(Outlook.STAYS)
-    assert answer(start(times=2, ended=refused, tried_s=30.0, unsettled=True)) is Answer.AGAIN
-    assert answer(start(times=9, ended=refused, tried_s=UNSETTLED_S, unsettled=True)) is Answer.REFUSED
+    assert answer(start(times=2, ended=refused, tried_s=30.0, unsettled=True)) is StartAdvice.AGAIN
+    assert answer(start(times=9, ended=refused, tried_s=UNSETTLED_S, unsettled=True)) is StartAdvice.REFUSED

@@ -12,7 +12,7 @@ from slurm_robust.admin.node_checks import Nagios, Whole, headline, nagios, rend
 from slurm_robust.cli.main import main as srobust
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.check import Context
+from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.verdict import Conclusion, Report, conclude
 
 LOST = Finding(
@@ -30,7 +30,7 @@ WELL = Finding(check="gpu.ecc", outcome=Outcome.PASS, subject="gpu3")
 
 
 def run_of(*findings: Finding) -> tuple[Report, Conclusion]:
-    report = Report(node="n1", at=1.0, boot_id="b", context=Context.PERSON, findings=findings)
+    report = Report(node="n1", at=1.0, boot_id="b", context=CheckContext.PERSON, findings=findings)
     return report, conclude(report, NodeConfig(), {})
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.ledger.ledger import times_of
-from slurm_robust.report.curves import Progress, progress, thinned
+from slurm_robust.report.curves import TrainingCurves, progress, thinned
 from tests.unit.ledger.journals import Journal, at
 
 VALUES = st.one_of(st.none(), st.floats(-1e9, 1e9))
@@ -36,7 +36,7 @@ def training() -> Journal:
 
 def test_a_step_takes_what_is_left_without_checkpoints_within_one_generation() -> None:
     events = training().events
-    assert progress(events, times_of(events)) == Progress(
+    assert progress(events, times_of(events)) == TrainingCurves(
         t=(at(10), at(20), at(34), at(41), at(51)),
         generation=(1, 1, 1, 2, 2),
         step=(0, 10, 20, 19, 29),
@@ -62,4 +62,4 @@ def test_a_long_curve_keeps_the_ends_of_generations() -> None:
 
 
 def test_a_journal_without_steps_has_no_curve() -> None:
-    assert progress([], []) == Progress()
+    assert progress([], []) == TrainingCurves()

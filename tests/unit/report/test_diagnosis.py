@@ -13,7 +13,7 @@ from slurm_robust.diagnostics.command import Code, code_of, code_of_replay, rend
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
-from slurm_robust.testing.fake_replayer import FakeReplayer, Fault
+from slurm_robust.testing.fake_replayer import FakeReplayer, NodeDefect
 from tests.contracts.replayer import NODES, run
 
 
@@ -102,7 +102,7 @@ def printed_replay(verdict: ReplayVerdict) -> str:
 
 
 def test_a_suspect_comes_first_then_each_group() -> None:
-    text = printed_replay(run(FakeReplayer({"n5": Fault.CORRUPTS})))
+    text = printed_replay(run(FakeReplayer({"n5": NodeDefect.CORRUPTS})))
     first, *_ = text.splitlines()
     assert first == "suspects: n5"
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
@@ -122,11 +122,11 @@ def test_without_groups_there_is_only_the_reason() -> None:
     ("faults", "nodes", "code"),
     [
         ({}, NODES, Code.PASSED),
-        ({"n2": Fault.HANGS}, NODES, Code.FAILED),
-        (dict.fromkeys(NODES, Fault.NAN), NODES, Code.UNKNOWN),
+        ({"n2": NodeDefect.HANGS}, NODES, Code.FAILED),
+        (dict.fromkeys(NODES, NodeDefect.NAN), NODES, Code.UNKNOWN),
         ({}, NODES[:1], Code.UNKNOWN),
-        ({"n2": Fault.CORRUPTS}, NODES[:2], Code.UNKNOWN),
+        ({"n2": NodeDefect.CORRUPTS}, NODES[:2], Code.UNKNOWN),
     ],
 )
-def test_the_exit_code(faults: dict[str, Fault], nodes: tuple[str, ...], code: Code) -> None:
+def test_the_exit_code(faults: dict[str, NodeDefect], nodes: tuple[str, ...], code: Code) -> None:
     assert code_of_replay(run(FakeReplayer(faults), nodes)) is code

@@ -13,8 +13,8 @@ from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Evict, Restart, Symptom
 from slurm_robust.report.job_report import JobReport, SlurmFacts, job_report
-from slurm_robust.report.job_text import Table, csv_text, render
-from slurm_robust.report.nodelines import Doing
+from slurm_robust.report.job_text import CsvTable, csv_text, render
+from slurm_robust.report.nodelines import NodeActivity
 from tests.unit.ledger.journals import Journal, at
 
 
@@ -58,9 +58,9 @@ def test_what_each_node_did() -> None:
         for node, line in lines.items()
     }
     assert doing == {
-        "n1": [(65, 161, Doing.SLOT)],
-        "n2": [(65, 127, Doing.SLOT), (127, 145, Doing.EVICTED)],
-        "n3": [(65, 130, Doing.STANDBY), (130, 161, Doing.SLOT)],
+        "n1": [(65, 161, NodeActivity.SLOT)],
+        "n2": [(65, 127, NodeActivity.SLOT), (127, 145, NodeActivity.EVICTED)],
+        "n3": [(65, 130, NodeActivity.STANDBY), (130, 161, NodeActivity.SLOT)],
     }
     assert lines["n2"].incidents == (1,)
     assert (lines["n2"].evicted, lines["n2"].given_back) == ("its worker hangs", "Slurm tests it")
@@ -139,8 +139,8 @@ def test_the_screen_says_where_the_time_went_and_how_others_call_it() -> None:
         assert words in shown, words
 
 
-@pytest.mark.parametrize("table", Table)
-def test_csv_has_a_line_of_names_and_as_many_cells_in_each_line(table: Table) -> None:
+@pytest.mark.parametrize("table", CsvTable)
+def test_csv_has_a_line_of_names_and_as_many_cells_in_each_line(table: CsvTable) -> None:
     rows = list(csv.reader(io.StringIO(csv_text(report(job()), table))))
     assert len(rows) > 1
     assert {len(row) for row in rows} == {len(rows[0])}
@@ -150,5 +150,5 @@ def test_a_spreadsheet_takes_no_text_for_a_formula() -> None:
     journal = job()
     evil = '=HYPERLINK("http://x")\n@SUM(1)'
     journal.add(ev.NodeEvicted(t=at(150), epoch=1, node="n3", reason=evil, incident=1))
-    nodes = list(csv.reader(io.StringIO(csv_text(report(journal), Table.NODES))))
+    nodes = list(csv.reader(io.StringIO(csv_text(report(journal), CsvTable.NODES))))
     assert '\'=HYPERLINK("http://x") @SUM(1)' in {row[5] for row in nodes}

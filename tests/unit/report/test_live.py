@@ -14,7 +14,7 @@ import pytest
 
 from slurm_robust.cli.main import main
 from slurm_robust.controller.journal import Journal
-from slurm_robust.diagnostics.live import NotLive, StackSample, Taken, explain, unanswered
+from slurm_robust.diagnostics.live import LiveStacks, NotLive, StackSample, explain, unanswered
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
@@ -196,7 +196,7 @@ def test_a_file_that_cannot_be_written_does_not_cost_the_sample(
 
 
 def test_a_generation_that_the_journal_does_not_know_is_refused_with_the_reason() -> None:
-    taken = Taken(generation=3, nodes=SLOTS, stacks=(), silent=(), limit_s=6.0)
+    taken = LiveStacks(generation=3, nodes=SLOTS, stacks=(), silent=(), limit_s=6.0)
     with pytest.raises(NotLive, match="generation 3 is not in the journal yet"):
         explain(taken, JobState(), 0.0)
 

@@ -11,7 +11,7 @@ import pytest
 from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.report.logs import End, Logs, Wanted, wait
+from slurm_robust.report.logs import Logs, LogSelection, RunEnd, wait
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.find import NoSuchJob
@@ -140,8 +140,10 @@ class Future:
 
 def follow(job: JobDirectory, future: Future, slurm: FakeSlurm | None = None, **wanted: object) -> list[str]:
     slurm = slurm or running()
-    logs = Logs(job, Wanted(follow=True, **wanted))  # type: ignore[arg-type]
-    return [f"{line.generation} {line.rank} {line.line}" for line in logs.follow(End(job, slurm, 7), future)]
+    logs = Logs(job, LogSelection(follow=True, **wanted))  # type: ignore[arg-type]
+    return [
+        f"{line.generation} {line.rank} {line.line}" for line in logs.follow(RunEnd(job, slurm, 7), future)
+    ]
 
 
 def running() -> FakeSlurm:

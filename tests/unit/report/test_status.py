@@ -14,7 +14,7 @@ from slurm_robust.cli.main import main
 from slurm_robust.evidence.moment import of_state
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
@@ -243,7 +243,7 @@ def test_standbys_are_shown_in_the_order_of_their_stages_until_they_are_in_the_w
         ev.StandbyChanged(t=1.0, node="n3", stage=StandbyStage.TEST_UNANSWERED, reason="gemm: no answer"),
         ev.StandbyTested(t=1.0, node="n4", outcome=Outcome.UNKNOWN, text="gemm: no answer", took_s=1.0),
         ev.StandbyChanged(t=1.0, node="n4", stage=StandbyStage.REHEARSED, took_s=12.0, loaded=1),
-        ev.CompanionSubmitted(t=1.0, job_id=9, source=Source(reservation="spares")),
+        ev.CompanionSubmitted(t=1.0, job_id=9, source=CompanionPool(reservation="spares")),
     ]
     rows = status_at(JobView(events=[taken, *changes]), 60.0).standbys
     assert list(rows) == ["companion 9", "n5", "n3", "n2", "n4"]
@@ -276,9 +276,9 @@ def test_companions_and_their_nodes_are_shown() -> None:
     events = (
         run_started(),
         ev.AllocationTaken(t=2.0, restart_count=0, nodes=("n1",), slots=("n1",), spares=()),
-        ev.CompanionSubmitted(t=3.0, job_id=12, source=Source(reservation="spares")),
+        ev.CompanionSubmitted(t=3.0, job_id=12, source=CompanionPool(reservation="spares")),
         ev.CompanionStarted(t=4.0, job_id=12, node="n5"),
-        ev.CompanionSubmitted(t=5.0, job_id=13, source=Source()),
+        ev.CompanionSubmitted(t=5.0, job_id=13, source=CompanionPool()),
     )
     status = status_at(JobView(events=events), 6.0)
     assert status.spares == ("n5",)

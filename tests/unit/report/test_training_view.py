@@ -19,7 +19,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.training import TrainingDirectory
 from slurm_robust.report.training_view import row_of, shown
 from slurm_robust.slurm.errors import SlurmCommandMissing
-from slurm_robust.slurm.records import Job
+from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.jobs import ChapterState
@@ -103,7 +103,7 @@ def test_a_missing_scontrol_leaves_a_job_that_did_not_end_its_training(training:
     """As on a node for data transfers."""
 
     class Nowhere(FakeSlurm):
-        def job(self, job_id: int) -> Job:
+        def job(self, job_id: int) -> SlurmJob:
             raise SlurmCommandMissing("scontrol is not installed")
 
     journal = training.path.parent / "9" / "journal.jsonl"

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from slurm_robust.slurm.need import Need
-from slurm_robust.slurm.records import Job, Node
-from slurm_robust.trainings.waiting import Waiting, waiting
+from slurm_robust.slurm.records import SlurmJob, SlurmNode
+from slurm_robust.trainings.waiting import PendingJob, waiting
 
 NEED = Need(least=4, most=5)
 UPDATE = "scontrol update JobId=7 "
 DEAD = "IDLE+NOT_RESPONDING"
 
 
-def pending(reason: str = "Resources", **fields: object) -> Job:
+def pending(reason: str = "Resources", **fields: object) -> SlurmJob:
     known: dict[str, object] = {
         "partition": "main",
         "least_nodes": 5,
@@ -25,20 +25,24 @@ def pending(reason: str = "Resources", **fields: object) -> Job:
         "submit_time": 1000.0,
     }
     states = frozenset({"PENDING"})
-    return Job(job_id=7, name="train", user_name="alice", states=states, reason=reason, **{**known, **fields})
+    return SlurmJob(
+        job_id=7, name="train", user_name="alice", states=states, reason=reason, **{**known, **fields}
+    )
 
 
-def cluster(**states: str) -> tuple[Node, ...]:
+def cluster(**states: str) -> tuple[SlurmNode, ...]:
     """Six nodes, idle but those in ``states``."""
     return tuple(
-        Node(
+        SlurmNode(
             name=name, address="", states=frozenset(states.get(name, "IDLE").split("+")), partitions=("main",)
         )
         for name in (f"n{i}" for i in range(1, 7))
     )
 
 
-def found(job: Job, need: Need | None = NEED, weakest: tuple[str, ...] = (), **states: str) -> Waiting:
+def found(
+    job: SlurmJob, need: Need | None = NEED, weakest: tuple[str, ...] = (), **states: str
+) -> PendingJob:
     waits = waiting(job, cluster(**states), need, weakest)
     assert waits is not None
     return waits

@@ -23,8 +23,8 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import TrainingDirectory, encoded, storage_of, trainings
 from slurm_robust.run.command import _start_again
-from slurm_robust.run.continuing import NOTHING, Started, Wish, check_still_ours, start
-from slurm_robust.run.holding import ENDING_S, Clock, take_alone
+from slurm_robust.run.continuing import NOTHING, ContinueOptions, Started, check_still_ours, start
+from slurm_robust.run.holding import ENDING_S, WaitClock, take_alone
 from slurm_robust.run.preflight import check_unbegun
 from slurm_robust.run.sources import Here
 from slurm_robust.trainings.find import NoSuchJob
@@ -32,7 +32,7 @@ from slurm_robust.util.alone import Alone
 from tests.unit.controller.earlier_jobs import Jobs, over, ran, ref
 from tests.users import run_as
 
-GPT = Wish(training="gpt")
+GPT = ContinueOptions(training="gpt")
 CANCELLED = (*ran(1, 40, best=47), over(143))
 
 
@@ -41,7 +41,7 @@ def jobs(tmp_path: Path) -> Jobs:
     return Jobs(tmp_path / "srobust-jobs")
 
 
-def refused(wish: Wish, here: Here, code: ExitCode, *words: str) -> None:
+def refused(wish: ContinueOptions, here: Here, code: ExitCode, *words: str) -> None:
     with pytest.raises((PreflightError, NoSuchJob)) as error:
         start(wish, here)
     assert error.value.exit_code == code
@@ -136,7 +136,9 @@ def test_the_folder_of_another_training_is_not_begun_in(jobs: Jobs) -> None:
     jobs.store(shared, ref(1, 40))
     refused(GPT, jobs.here(8, "gpt", storage=shared), ExitCode.CONFIG, "step 40", f"--from {shared}")
     assert chapters(jobs) == []
-    event = went_on(start(Wish(training="gpt", source=str(shared)), jobs.here(8, "gpt", storage=shared)))
+    event = went_on(
+        start(ContinueOptions(training="gpt", source=str(shared)), jobs.here(8, "gpt", storage=shared))
+    )
     assert event.sealed == {1: 40}
 
 
@@ -164,13 +166,13 @@ def test_a_finished_training_starts_nothing(jobs: Jobs) -> None:
     ("wish", "command"),
     [
         (GPT, ("train.py", "--steps", "90")),
-        (Wish(training="gpt", step=40), ("train.py",)),
-        (Wish(training="gpt", source="7"), ("train.py",)),
-        (Wish(training="gpt", fresh=True), ("train.py",)),
+        (ContinueOptions(training="gpt", step=40), ("train.py",)),
+        (ContinueOptions(training="gpt", source="7"), ("train.py",)),
+        (ContinueOptions(training="gpt", fresh=True), ("train.py",)),
     ],
 )
 def test_another_command_or_an_explicit_wish_goes_on_after_the_end(
-    jobs: Jobs, wish: Wish, command: tuple[str, ...]
+    jobs: Jobs, wish: ContinueOptions, command: tuple[str, ...]
 ) -> None:
     jobs.job(7, *ran(1, 40), over(0), training="gpt", stored=(ref(1, 40),))
     started = start(wish, jobs.here(8, "gpt", command=command))
@@ -193,10 +195,12 @@ def test_any_other_end_is_gone_on_from(jobs: Jobs, code: int) -> None:
 def test_a_step_is_chosen_and_those_after_it_do_not_count(jobs: Jobs) -> None:
     banned = ev.CheckpointBanned(t=4.0, checkpoint=ref(1, 40), reason="it failed")
     jobs.job(7, *CANCELLED[:-1], banned, over(143), training="gpt", stored=(ref(1, 30), ref(1, 40)))
-    event = went_on(start(Wish(training="gpt", step=30), jobs.here(8, "gpt")))
+    event = went_on(start(ContinueOptions(training="gpt", step=30), jobs.here(8, "gpt")))
     assert (event.sealed, event.best_step) == ({1: 30}, 30)
     jobs.job(9, *ran(2, 35), over(143), training="other", stored=(ref(2, 35),))
-    refused(Wish(training="gpt", step=35), jobs.here(10, "gpt"), ExitCode.NO_INPUT, "steps 40 and 30")
+    refused(
+        ContinueOptions(training="gpt", step=35), jobs.here(10, "gpt"), ExitCode.NO_INPUT, "steps 40 and 30"
+    )
 
 
 def test_a_checkpoint_that_the_earlier_job_had_given_up_is_tried_again(
@@ -225,9 +229,11 @@ def test_an_old_job_of_the_same_id_is_gone_on_from(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("states", [("RUNNING",), ("PENDING",), ("RUNNING", "SUSPENDED")])
-@pytest.mark.parametrize("wish", [GPT, Wish(training="gpt", fresh=True), Wish(training="gpt", step=40)])
+@pytest.mark.parametrize(
+    "wish", [GPT, ContinueOptions(training="gpt", fresh=True), ContinueOptions(training="gpt", step=40)]
+)
 def test_a_held_training_is_refused_and_nothing_is_changed(
-    jobs: Jobs, states: tuple[str, ...], wish: Wish
+    jobs: Jobs, states: tuple[str, ...], wish: ContinueOptions
 ) -> None:
     jobs.job(7, *ran(1, 40), *ran(2, runs=True), training="gpt", stored=(ref(1, 40),))
     jobs.slurm.put(7, *states)
@@ -336,9 +342,9 @@ def test_a_folder_that_has_lost_a_file_loses_no_checkpoints(
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0", b'{"of": "another release"}\n'])
-@pytest.mark.parametrize("wish", [GPT, Wish(training="gpt", fresh=True)])
+@pytest.mark.parametrize("wish", [GPT, ContinueOptions(training="gpt", fresh=True)])
 def test_a_newest_chapter_that_cannot_be_read_is_not_passed_over(
-    jobs: Jobs, wish: Wish, content: bytes
+    jobs: Jobs, wish: ContinueOptions, content: bytes
 ) -> None:
     """Its job may run."""
     jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
@@ -350,10 +356,10 @@ def test_a_newest_chapter_that_cannot_be_read_is_not_passed_over(
     start(wish, jobs.here(8, "gpt"))
 
 
-@pytest.mark.parametrize("wish", [GPT, Wish(source="7")])
+@pytest.mark.parametrize("wish", [GPT, ContinueOptions(source="7")])
 @pytest.mark.parametrize("hangs", [True, False])
 def test_checkpoints_that_are_away_are_waited_for_before_another_folder_is_taken(
-    jobs: Jobs, wish: Wish, hangs: bool
+    jobs: Jobs, wish: ContinueOptions, hangs: bool
 ) -> None:
     """Of a job that has begun nobody would look into the folder of the job before."""
     written = ev.StorageWritten(t=4.0, generation=1, step=40, seconds=1.0)
@@ -403,7 +409,7 @@ def test_the_process_of_a_job_that_has_ended_is_waited_for(jobs: Jobs) -> None:
         if jobs.time.t >= 20.0:
             old.close()
 
-    clock = Clock(lambda: jobs.time.t, sleep)
+    clock = WaitClock(lambda: jobs.time.t, sleep)
     went_on(start(GPT, jobs.here(8, "gpt", take=lambda: take_alone(new, "training gpt", clock))))
     assert jobs.time.t == 20.0
     new.close()
@@ -427,7 +433,7 @@ def test_a_requeued_job_whose_training_went_on_without_it_is_refused(jobs: Jobs)
     with pytest.raises(PreflightError, match="job 8 has gone on with training gpt since job 7 ended") as late:
         check_still_ours(training, "7-x", "7", 30.0)
     assert "nothing is to be done about job 7, which ends now" in late.value.fix
-    start(Wish(training="gpt", fresh=True), jobs.here(9, "gpt"))
+    start(ContinueOptions(training="gpt", fresh=True), jobs.here(9, "gpt"))
     with pytest.raises(PreflightError, match="job 9 has begun anew training gpt since job 8 ended"):
         check_still_ours(training, "8-x", "8", 30.0)
 
@@ -439,13 +445,13 @@ def test_a_job_that_is_started_again_by_hand_takes_no_other_training(
     training = TrainingDirectory.of(jobs.root, "gpt")
     jobs.job(7, *CANCELLED, training="gpt")
     state = JobState(job_id=7, run_id="7-x", training="gpt", restart_count=1)
-    _start_again(Wish(training="gpt"), state, training, JobConfig(), 1)
+    _start_again(ContinueOptions(training="gpt"), state, training, JobConfig(), 1)
     assert capfd.readouterr().out == ""
     with pytest.raises(PreflightError, match="this start is for training other; nothing was") as no:
-        _start_again(Wish(training="other"), state, training, JobConfig(), 1)
+        _start_again(ContinueOptions(training="other"), state, training, JobConfig(), 1)
     assert no.value.exit_code is ExitCode.USAGE
-    _start_again(Wish(training="other", step=5), state, training, JobConfig(), 2)
-    _start_again(Wish(), state, training, JobConfig(), 1)
+    _start_again(ContinueOptions(training="other", step=5), state, training, JobConfig(), 2)
+    _start_again(ContinueOptions(), state, training, JobConfig(), 1)
     said = capfd.readouterr().out
     assert "--step 5 had a say in the first start of job 7 only" in said
     assert said.count("job 7 belongs to training gpt, as it began, and goes on so") == 2
@@ -465,7 +471,7 @@ def test_a_requeued_job_waits_for_one_that_has_only_claimed_its_training(jobs: J
         elif jobs.time.sleeps == 3:
             training.claim(2).unlink()
 
-    clock = Clock(lambda: jobs.time.t, sleep)
+    clock = WaitClock(lambda: jobs.time.t, sleep)
     if keeps:
         with pytest.raises(PreflightError, match="job 8 has gone on with training gpt"):
             check_still_ours(training, "7-x", "7", 30.0, clock)
@@ -490,27 +496,27 @@ def test_fresh_moves_the_old_one_aside_where_its_jobs_find_it(
     jobs: Jobs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
-    assert start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt")) == Started()
+    assert start(ContinueOptions(training="gpt", fresh=True), jobs.here(8, "gpt")) == Started()
     new, aside = trainings(jobs.root)
     assert ([c.job_id for c in new.read()], [c.job_id for c in aside.read()]) == ([8], [7])
     assert f"training gpt as it was is now {aside.path}" in capfd.readouterr().out
     assert not new.checkpoints.exists()
     seen = open_job(str(old.path), None)
     assert seen.store.path == aside.checkpoints
-    event = went_on(start(Wish(source="7"), jobs.here(9)))
+    event = went_on(start(ContinueOptions(source="7"), jobs.here(9)))
     assert event.sealed == {1: 40}
     assert CheckpointStore(jobs.here(9).storage).complete() == [ref(1, 40)]
 
 
 def test_fresh_of_a_training_that_is_not_there_begins_it(jobs: Jobs) -> None:
-    assert start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt")) == Started()
+    assert start(ContinueOptions(training="gpt", fresh=True), jobs.here(8, "gpt")) == Started()
     assert chapters(jobs) == [8]
 
 
 def test_fresh_moves_once_where_a_start_is_made_again(jobs: Jobs) -> None:
     jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
     for _ in range(2):
-        start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt"))
+        start(ContinueOptions(training="gpt", fresh=True), jobs.here(8, "gpt"))
     assert len(trainings(jobs.root)) == 2
 
 
@@ -518,7 +524,7 @@ def test_fresh_in_a_folder_of_checkpoints_that_stay_has_generations_of_its_own(j
     shared = jobs.root.parent / "shared"
     jobs.job(7, *CANCELLED, training="gpt")
     jobs.store(shared, ref(1, 40), ref(3, 60))
-    event = went_on(start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt", storage=shared)))
+    event = went_on(start(ContinueOptions(training="gpt", fresh=True), jobs.here(8, "gpt", storage=shared)))
     assert (event.generation, event.sealed, event.unsealed) == (3, {}, ())
     assert event.runs == ("7-x",), "what they have written goes as newer ones come"
 
@@ -556,7 +562,9 @@ def test_the_other_jobs_of_a_folder_keep_what_they_wrote(
     shared = jobs.root.parent / "shared"
     written(shared, "7-a", ref(2, 40))
     written(shared, "88-b", ref(5, 90))
-    event = went_on(start(Wish(source=str(shared), step=step), jobs.here(9, "gpt", storage=shared)))
+    event = went_on(
+        start(ContinueOptions(source=str(shared), step=step), jobs.here(9, "gpt", storage=shared))
+    )
     assert event.runs == runs
 
 
@@ -573,16 +581,18 @@ def test_a_job_that_begins_where_others_have_checkpoints_writes_beside_them(
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        (Wish(training="gpt", step=-1), "steps are counted from 0"),
-        (Wish(training="gpt", step=3, fresh=True), "nothing was moved"),
-        (Wish(fresh=True), "this job has none"),
-        (Wish(step=3), "add --training NAME"),
-        (Wish(training="gpt", source="7", fresh=True), "belongs to training gpt"),
-        (Wish(training="gpt", source="gpt", fresh=True), "belongs to training gpt"),
-        (Wish(training="gpt", source="5"), "is no job of training gpt"),
+        (ContinueOptions(training="gpt", step=-1), "steps are counted from 0"),
+        (ContinueOptions(training="gpt", step=3, fresh=True), "nothing was moved"),
+        (ContinueOptions(fresh=True), "this job has none"),
+        (ContinueOptions(step=3), "add --training NAME"),
+        (ContinueOptions(training="gpt", source="7", fresh=True), "belongs to training gpt"),
+        (ContinueOptions(training="gpt", source="gpt", fresh=True), "belongs to training gpt"),
+        (ContinueOptions(training="gpt", source="5"), "is no job of training gpt"),
     ],
 )
-def test_what_makes_no_sense_is_wrong_usage_and_changes_nothing(jobs: Jobs, wish: Wish, words: str) -> None:
+def test_what_makes_no_sense_is_wrong_usage_and_changes_nothing(
+    jobs: Jobs, wish: ContinueOptions, words: str
+) -> None:
     jobs.job(5, *ran(1, 9), over(143), stored=(ref(1, 9),))
     jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
     before = sorted(path.name for path in jobs.root.rglob("*"))
@@ -594,7 +604,7 @@ def test_what_makes_no_sense_is_wrong_usage_and_changes_nothing(jobs: Jobs, wish
 def test_a_source_that_is_not_there_is_found_out_before_anything_is_moved(jobs: Jobs, source: str) -> None:
     jobs.job(6)
     jobs.job(7, *CANCELLED, training="gpt", stored=(ref(1, 40),))
-    wish = Wish(training="gpt", source=source, fresh=True)
+    wish = ContinueOptions(training="gpt", source=source, fresh=True)
     here = jobs.here(8, "gpt", command=("other.py",))
     refused(wish, here, ExitCode.NO_INPUT)
     assert len(trainings(jobs.root)) == 1
@@ -607,7 +617,7 @@ def test_too_few_nodes_are_found_out_before_anything_is_moved(jobs: Jobs) -> Non
     def fits(slots: int) -> None:
         raise PreflightError(f"too few for {slots}", fix="more", code=ExitCode.ALLOCATION)
 
-    for wish, slots in ((GPT, 1), (Wish(training="gpt", fresh=True), 0)):
+    for wish, slots in ((GPT, 1), (ContinueOptions(training="gpt", fresh=True), 0)):
         refused(wish, jobs.here(8, "gpt", fits=fits), ExitCode.ALLOCATION, f"too few for {slots}")
     assert len(trainings(jobs.root)) == 1
     assert chapters(jobs) == [7]
@@ -618,7 +628,7 @@ def test_too_few_nodes_are_found_out_before_anything_is_moved(jobs: Jobs) -> Non
 
 def test_from_a_job_its_newest_checkpoints_are_linked_into_the_new_ones_folder(jobs: Jobs) -> None:
     old = jobs.job(7, *CANCELLED, stored=(ref(1, 20), ref(1, 30), ref(1, 40), ref(1, 50)))
-    event = went_on(start(Wish(source="7"), jobs.here(8)))
+    event = went_on(start(ContinueOptions(source="7"), jobs.here(8)))
     assert (event.training, event.chapter, event.sealed) == ("", 0, {1: 40})
     new = CheckpointStore(jobs.root / "8" / "checkpoints")
     assert new.complete() == [ref(1, 40), ref(1, 30)]
@@ -629,13 +639,13 @@ def test_from_a_job_its_newest_checkpoints_are_linked_into_the_new_ones_folder(j
 @pytest.mark.parametrize("source", ["7", "{root}/7", "38_1", "old", "training-old", "{root}/training-old"])
 def test_ways_to_name_it(jobs: Jobs, source: str) -> None:
     jobs.job(7, *CANCELLED, training="old", array_task="38_1", stored=(ref(1, 40),))
-    wish = Wish(source=source.format(root=jobs.root))
+    wish = ContinueOptions(source=source.format(root=jobs.root))
     assert went_on(start(wish, jobs.here(8, cwd=str(jobs.root)))).from_job == 7
 
 
 def test_a_task_of_an_array_is_named_as_squeue_does(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     jobs.job(39, *CANCELLED, array_task="38_1", stored=(ref(1, 40),))
-    start(Wish(source="38_1"), jobs.here(40))
+    start(ContinueOptions(source="38_1"), jobs.here(40))
     assert "goes on from step 40 of job 38_1" in capfd.readouterr().out
 
 
@@ -644,20 +654,20 @@ def test_latest_is_the_newest_of_the_same_script(jobs: Jobs) -> None:
         made = jobs.job(job_id, *CANCELLED, command=(command, "--lr"), stored=(ref(1, 40),))
         os.utime(made.journal, (number, number))
     os.utime(jobs.job(8, *CANCELLED).journal, (9, 9))  # nothing of it is on storage
-    assert went_on(start(Wish(source="latest"), jobs.here(9))).from_job == 6
+    assert went_on(start(ContinueOptions(source="latest"), jobs.here(9))).from_job == 6
 
 
 def test_a_hand_made_folder_of_checkpoints(jobs: Jobs) -> None:
     made = jobs.root.parent / "mine"
     jobs.store(made, ref(4, 10), ref(4, 20))
-    event = went_on(start(Wish(source=str(made)), jobs.here(8)))
+    event = went_on(start(ContinueOptions(source=str(made)), jobs.here(8)))
     assert (event.from_job, event.sealed, event.generation) == (0, {4: 20}, 4)
     assert CheckpointStore(jobs.here(8).storage).complete() == [ref(4, 20), ref(4, 10)]
 
 
 def test_a_training_may_begin_from_elsewhere(jobs: Jobs) -> None:
     jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
-    event = went_on(start(Wish(training="gpt", source="7"), jobs.here(8, "gpt")))
+    event = went_on(start(ContinueOptions(training="gpt", source="7"), jobs.here(8, "gpt")))
     assert (event.training, event.chapter, event.from_job) == ("gpt", 1, 7)
     assert CheckpointStore(jobs.here(8, "gpt").storage).complete() == [ref(1, 40)]
 
@@ -667,7 +677,7 @@ def test_an_earlier_chapter_is_gone_on_from_with_numbers_of_its_own(jobs: Jobs) 
     jobs.job(7, *first, training="gpt", stored=(ref(1, 40),))
     second = went_on(start(GPT, jobs.here(8, "gpt")))
     jobs.job(8, *ran(2, 60), over(143), training="gpt", continued=second, stored=(ref(2, 60),))
-    event = went_on(start(Wish(training="gpt", source="7"), jobs.here(9, "gpt")))
+    event = went_on(start(ContinueOptions(training="gpt", source="7"), jobs.here(9, "gpt")))
     assert (event.sealed, event.generation, event.runs) == ({1: 40}, 2, ("7-x", "8-x"))
 
 
@@ -675,12 +685,12 @@ def test_from_a_job_that_still_runs_the_words_fit(jobs: Jobs) -> None:
     jobs.job(7, *ran(1, runs=True), stored=(ref(1, 40),))
     jobs.slurm.put(7, "RUNNING")
     words = ("the folder of job 7 is held by job 7 on node n3, RUNNING", "scancel 7")
-    refused(Wish(source="7"), jobs.here(8), ExitCode.OTHER_CONTROLLER, *words)
+    refused(ContinueOptions(source="7"), jobs.here(8), ExitCode.OTHER_CONTROLLER, *words)
 
 
 def test_from_a_job_without_a_checkpoint(jobs: Jobs) -> None:
     jobs.job(7)
-    refused(Wish(source="7"), jobs.here(8), ExitCode.NO_INPUT, "ended before its training began")
+    refused(ContinueOptions(source="7"), jobs.here(8), ExitCode.NO_INPUT, "ended before its training began")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -688,14 +698,14 @@ def test_the_folder_of_another_user_is_refused(jobs: Jobs, tmp_path: Path) -> No
     old = jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
     for path in (old.path, *old.path.rglob("*")):
         os.chown(path, 65534, 65534)
-    refused(Wish(source="7"), jobs.here(8), ExitCode.NO_INPUT, "belongs to", "export")
+    refused(ContinueOptions(source="7"), jobs.here(8), ExitCode.NO_INPUT, "belongs to", "export")
 
 
 def test_storage_that_fails_is_not_told_as_somebody_elses(jobs: Jobs, tmp_path: Path) -> None:
     jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
     (tmp_path / "file").touch()
     here = jobs.here(8, storage=tmp_path / "file" / "checkpoints")
-    refused(Wish(source="7"), here, ExitCode.JOB_DIR, "Not a directory", "when storage works")
+    refused(ContinueOptions(source="7"), here, ExitCode.JOB_DIR, "Not a directory", "when storage works")
 
 
 # -- without a name --------------------------------------------------------------------------------
@@ -722,7 +732,7 @@ def test_a_training_that_begins_says_what_an_earlier_job_left(
 ) -> None:
     """Its name may be a slip, or the earlier job had none yet."""
     jobs.job(7, *CANCELLED, training=earlier, stored=(ref(1, 40),))
-    assert start(Wish(training="gtp"), jobs.here(8, "gtp")) == Started()
+    assert start(ContinueOptions(training="gtp"), jobs.here(8, "gtp")) == Started()
     said = capfd.readouterr().out
     assert "training gtp begins; folder" in said
     assert "has left a checkpoint of step 40, and this job begins anew" in said
@@ -732,7 +742,7 @@ def test_a_training_that_begins_says_what_an_earlier_job_left(
 
 def test_who_asks_for_a_new_beginning_is_told_nothing(jobs: Jobs, capfd: pytest.CaptureFixture[str]) -> None:
     jobs.job(7, *CANCELLED, stored=(ref(1, 40),))
-    start(Wish(training="gpt", fresh=True), jobs.here(8, "gpt"))
+    start(ContinueOptions(training="gpt", fresh=True), jobs.here(8, "gpt"))
     assert "job 7" not in capfd.readouterr().out
 
 

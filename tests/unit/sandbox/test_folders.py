@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.sandbox.boot import claimed
-from slurm_robust.sandbox.errors import NotOurs
+from slurm_robust.sandbox.errors import NotASandbox
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.sandbox import sandbox_names
 from slurm_robust.sandbox.teardown import take_down
@@ -43,9 +43,9 @@ def test_the_users_own_folder_and_what_is_in_it_stay(root: Path) -> None:
     begin("a")
     assert sandbox_names() == ("a",)
     take_down("a")
-    with pytest.raises(NotOurs, match="was not made by a sandbox"):
+    with pytest.raises(NotASandbox, match="was not made by a sandbox"):
         take_down("models")
-    with pytest.raises(NotOurs), claimed(StateFolder("models")):
+    with pytest.raises(NotASandbox), claimed(StateFolder("models")):
         pass
     assert (root / "models" / "config.json").exists()
     (root / "models" / "config.json").unlink()

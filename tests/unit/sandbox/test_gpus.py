@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.sandbox.errors import RequirementMissing
-from slurm_robust.sandbox.gpus import LIBRARY, Gpus, library
+from slurm_robust.sandbox.gpus import LIBRARY, StandInGpus, library
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_without_a_compiler_the_package_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_changes_are_lines_and_reset_forgets_them(tmp_path: Path) -> None:
-    gpus = Gpus(tmp_path / "state", "n1", 1)
+    gpus = StandInGpus(tmp_path / "state", "n1", 1)
     gpus.reset()
     new = gpus.path.read_text()
     assert new == f"system count 1\n0 uuid {gpus.uuid(0)}\n"

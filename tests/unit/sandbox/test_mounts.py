@@ -7,16 +7,18 @@ import pytest
 
 from slurm_robust.sandbox import SandboxConfig
 from slurm_robust.sandbox.errors import InvalidSandbox
-from slurm_robust.sandbox.linux import Mount
-from slurm_robust.sandbox.mounts import Wanted, closed_to_others, plan_mounts, python_paths
+from slurm_robust.sandbox.linux import MountSpec
+from slurm_robust.sandbox.mounts import ReachablePath, closed_to_others, plan_mounts, python_paths
 
 
-def plan(*wanted: Wanted, closed: frozenset[str] = frozenset(), node: str = "n1") -> tuple[Mount, ...]:
+def plan(
+    *wanted: ReachablePath, closed: frozenset[str] = frozenset(), node: str = "n1"
+) -> tuple[MountSpec, ...]:
     config = SandboxConfig(users=("alice",), shm_mb=64)
     return plan_mounts(config, state="/state", node=node, wanted=wanted, closed=lambda path: path in closed)
 
 
-def targets(mounts: tuple[Mount, ...]) -> list[str]:
+def targets(mounts: tuple[MountSpec, ...]) -> list[str]:
     return [item.target for item in mounts]
 
 
@@ -26,7 +28,7 @@ def test_a_node_has_its_own_disks_and_the_shared_homes() -> None:
     assert mounts["/dev/shm"].source == ""
     assert mounts["/home/alice"].source == "/state/home/alice"
     assert mounts["/run/slurmd"].source == "/state/spool/n1"
-    assert mounts["/etc"] == Mount("/etc", "/state/node-etc", read_only=True)
+    assert mounts["/etc"] == MountSpec("/etc", "/state/node-etc", read_only=True)
     assert mounts["/etc/slurm"].source == "/state/etc"
 
 
@@ -36,7 +38,7 @@ def test_no_single_file_is_bound_but_into_folders_of_the_sandbox() -> None:
 
 
 def test_what_is_wanted_below_etc_is_the_machines() -> None:
-    assert Mount("/etc/site", "/etc/site") in plan(Wanted("/etc/site", read_only=False))
+    assert MountSpec("/etc/site", "/etc/site") in plan(ReachablePath("/etc/site", read_only=False))
 
 
 def test_the_head_has_no_slurmd() -> None:
@@ -55,33 +57,35 @@ def test_each_compute_node_sees_its_own_gpus_where_there_are_any() -> None:
 
 
 def test_what_everybody_reaches_is_left_alone() -> None:
-    assert plan(Wanted("/opt/env")) == plan()
+    assert plan(ReachablePath("/opt/env")) == plan()
 
 
 def test_a_closed_folder_is_covered_once_and_only_the_wanted_shows() -> None:
-    mounts = plan(Wanted("/root/py/3.11"), Wanted("/root/env"), closed=frozenset({"/root", "/root/py"}))
+    mounts = plan(
+        ReachablePath("/root/py/3.11"), ReachablePath("/root/env"), closed=frozenset({"/root", "/root/py"})
+    )
     assert [item.target for item in mounts if item.source == ""].count("/root") == 1
-    assert Mount("/root/py/3.11", "/root/py/3.11", read_only=True) in mounts
-    assert Mount("/root/env", "/root/env", read_only=True) in mounts
+    assert MountSpec("/root/py/3.11", "/root/py/3.11", read_only=True) in mounts
+    assert MountSpec("/root/env", "/root/env", read_only=True) in mounts
     assert "/root/py" not in targets(mounts)
 
 
 def test_covers_come_before_what_is_bound_into_them() -> None:
-    found = targets(plan(Wanted("/root/env"), closed=frozenset({"/root"})))
+    found = targets(plan(ReachablePath("/root/env"), closed=frozenset({"/root"})))
     assert found.index("/root") < found.index("/root/env")
     assert found.index("/home") < found.index("/home/alice")
 
 
 def test_what_the_own_disks_would_hide_shows_through() -> None:
-    mounts = plan(Wanted("/tmp/pytest/x", read_only=False), Wanted("/home/dev/env"))
-    assert Mount("/tmp/pytest/x", "/tmp/pytest/x") in mounts
-    assert Mount("/home/dev/env", "/home/dev/env", read_only=True) in mounts
+    mounts = plan(ReachablePath("/tmp/pytest/x", read_only=False), ReachablePath("/home/dev/env"))
+    assert MountSpec("/tmp/pytest/x", "/tmp/pytest/x") in mounts
+    assert MountSpec("/home/dev/env", "/home/dev/env", read_only=True) in mounts
 
 
 @pytest.mark.parametrize("path", ["/", "/home", "/dev", "/tmp", "/etc"])
 def test_a_path_that_would_hide_the_own_disks_is_refused(path: str) -> None:
     with pytest.raises(InvalidSandbox, match="Name a folder below instead"):
-        plan(Wanted(path))
+        plan(ReachablePath(path))
 
 
 def test_the_running_python_can_be_found() -> None:

@@ -6,22 +6,22 @@ import subprocess
 from pathlib import Path
 
 from slurm_robust.sandbox import procs
-from slurm_robust.sandbox.procs import Process, find_rank, ranks_of
+from slurm_robust.sandbox.procs import SandboxProcess, find_rank, ranks_of
 
 
-def worker(pid: int, rank: int, *, parent: int = 1, job: int = 7, is_live: bool = True) -> Process:
+def worker(pid: int, rank: int, *, parent: int = 1, job: int = 7, is_live: bool = True) -> SandboxProcess:
     """A worker that was started with its rank in the environment."""
     environ = {"SLURM_JOB_ID": str(job), "RANK": str(rank)}
-    return Process(pid=pid, parent=parent, is_live=is_live, comm="python", environ=environ)
+    return SandboxProcess(pid=pid, parent=parent, is_live=is_live, comm="python", environ=environ)
 
 
-def forked(pid: int, rank: int, *, parent: int = 1, job: int = 7) -> Process:
+def forked(pid: int, rank: int, *, parent: int = 1, job: int = 7) -> SandboxProcess:
     """A worker that was forked from a zygote: only its name tells the rank."""
     name = f"srobust-rank{rank}"[:15]
-    return Process(pid=pid, parent=parent, comm=name, environ={"SLURM_JOB_ID": str(job)})
+    return SandboxProcess(pid=pid, parent=parent, comm=name, environ={"SLURM_JOB_ID": str(job)})
 
 
-def found(processes: list[Process], job: int, rank: int) -> int | None:
+def found(processes: list[SandboxProcess], job: int, rank: int) -> int | None:
     process = find_rank(processes, job, rank)
     return process.pid if process else None
 
@@ -44,7 +44,7 @@ def test_helpers_of_a_worker_are_not_the_worker() -> None:
 
 def test_the_own_name_beats_an_inherited_environment() -> None:
     environ = {"SLURM_JOB_ID": "7", "RANK": "0"}
-    misled = Process(pid=30, parent=1, comm="srobust-rank5", environ=environ)
+    misled = SandboxProcess(pid=30, parent=1, comm="srobust-rank5", environ=environ)
     assert found([misled], 7, 0) is None
     assert found([misled], 7, 5) == 30
 

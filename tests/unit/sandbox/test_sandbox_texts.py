@@ -16,12 +16,12 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.sandbox import SandboxConfig
 from slurm_robust.sandbox.boot import accounts
 from slurm_robust.sandbox.errors import NotThere
-from slurm_robust.sandbox.faults import Fault, Faults
+from slurm_robust.sandbox.faults import Faults, PlantedFault
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.sandbox import missing_packages
 from slurm_robust.sandbox.services import head_services, node_services, service
 from slurm_robust.sandbox.status import NodeStatus, SandboxStatus, status_table
-from slurm_robust.sandbox.view import View
+from slurm_robust.sandbox.view import SandboxView
 
 CONFIG = SandboxConfig(nodes=2)
 
@@ -51,7 +51,7 @@ def test_daemons_are_known_by_node() -> None:
 
 
 def test_a_fault_is_one_line_of_json() -> None:
-    fault = Fault(1.5, "power-cut", "n3")
+    fault = PlantedFault(1.5, "power-cut", "n3")
     assert json.loads(fault.to_json()) == {"t": 1.5, "fault": "power-cut", "target": "n3"}
 
 
@@ -127,7 +127,7 @@ def test_arguments_of_the_command_are_not_interpreted(argv: list[str], expected:
 
 
 def test_a_node_that_the_sandbox_does_not_have() -> None:
-    view = View(StateFolder("x"), SandboxConfig(nodes=2))
+    view = SandboxView(StateFolder("x"), SandboxConfig(nodes=2))
     with pytest.raises(NotThere, match="no node 'n9' in 'x'; there are: n1, n2") as error:
         view.check_node("n9")
     assert error.value.exit_code == ExitCode.NO_INPUT

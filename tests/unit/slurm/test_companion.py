@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from slurm_robust.model.companion import Source
+from slurm_robust.model.companion import CompanionPool
 from slurm_robust.slurm import commands
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.companion import (
@@ -31,7 +31,7 @@ def request(time_left_s: float | None = 3601.0, gpus: int = 8) -> SubmitRequest:
         7,
         run=2,
         run_id="7-ab",
-        source=Source(reservation="spares"),
+        source=CompanionPool(reservation="spares"),
         gpus=gpus,
         time_left_s=time_left_s,
         output="/jobs/7/agents/companion-%j.log",

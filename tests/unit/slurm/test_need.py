@@ -8,23 +8,23 @@ import msgspec
 import pytest
 
 from slurm_robust.slurm.need import Need, Places, Size, affordable, places, size_of
-from slurm_robust.slurm.records import Job, Node
+from slurm_robust.slurm.records import SlurmJob, SlurmNode
 
 NEED = Need(least=4, most=5)
 
 
-def job(**fields: object) -> Job:
+def job(**fields: object) -> SlurmJob:
     known: dict[str, object] = {"partition": "main,debug", "num_nodes": 5, "num_tasks": 5}
-    return Job(
+    return SlurmJob(
         job_id=7, name="train", user_name="alice", states=frozenset({"PENDING"}), **{**known, **fields}
     )
 
 
-def node(name: str, state: str = "IDLE", partition: str = "main") -> Node:
-    return Node(name=name, address="", states=frozenset(state.split("+")), partitions=(partition,))
+def node(name: str, state: str = "IDLE", partition: str = "main") -> SlurmNode:
+    return SlurmNode(name=name, address="", states=frozenset(state.split("+")), partitions=(partition,))
 
 
-def cluster(count: int, **states: str) -> list[Node]:
+def cluster(count: int, **states: str) -> list[SlurmNode]:
     """Idle nodes n1, n2, …, but those in ``states``."""
     return [node(f"n{i}", states.get(f"n{i}", "IDLE")) for i in range(1, count + 1)]
 
@@ -57,7 +57,7 @@ DEAD = "IDLE+NOT_RESPONDING"
     ],
 )
 def test_the_weakest_exclusion_is_given_up_first(
-    exclude: Sequence[str], nodes: list[Node], kept: list[str]
+    exclude: Sequence[str], nodes: list[SlurmNode], kept: list[str]
 ) -> None:
     assert affordable(exclude, nodes, job(), NEED.least) == tuple(kept)
 

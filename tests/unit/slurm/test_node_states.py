@@ -12,18 +12,18 @@ from slurm_robust.slurm import jsonforms, text
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.need import places
 from slurm_robust.slurm.process import CompletedCommand
-from slurm_robust.slurm.records import KNOWN_STATES, OF_RESERVATION, Job, Node
+from slurm_robust.slurm.records import KNOWN_STATES, OF_RESERVATION, SlurmJob, SlurmNode
 from slurm_robust.slurm.values import parse_states
 from tests.slurm_language import FOLDER, Case, cases
 
 STATES = cases("node_states.tsv")
 
 
-def node(states: str) -> Node:
-    return Node(name="n1", address="n1", states=parse_states(states), partitions=("main",))
+def node(states: str) -> SlurmNode:
+    return SlurmNode(name="n1", address="n1", states=parse_states(states), partitions=("main",))
 
 
-def reading(found: Node) -> str:
+def reading(found: SlurmNode) -> str:
     """One word for what the node is to a job that looks for spares."""
     if found.is_down:
         return "down"
@@ -47,7 +47,7 @@ def test_each_spelling_is_read_the_safe_way_round(case: Case) -> None:
 
 @pytest.mark.parametrize("case", STATES, ids=lambda case: case.id)
 def test_only_a_free_node_is_a_place_for_a_job(case: Case) -> None:
-    job = Job(job_id=7, name="t", user_name="u", states=frozenset({"PENDING"}), partition="main")
+    job = SlurmJob(job_id=7, name="t", user_name="u", states=frozenset({"PENDING"}), partition="main")
     assert (places(job, [node(case.given)]).free == ("n1",)) == (case.expected == "free")
 
 
@@ -55,7 +55,7 @@ def test_only_a_free_node_is_a_place_for_a_job(case: Case) -> None:
     "states", ["ALLOCATED", "MIXED+PLANNED", "ALLOCATED+RESERVED", "MIXED+MAINTENANCE", "MIXED+X"]
 )
 def test_the_own_node_stays_a_place_for_a_job(states: str) -> None:
-    job = Job(job_id=7, name="t", user_name="u", states=frozenset({"RUNNING"}), partition="main")
+    job = SlurmJob(job_id=7, name="t", user_name="u", states=frozenset({"RUNNING"}), partition="main")
     assert places(job, [node(states)], own=("n1",)).free == ("n1",)
     assert places(job, [node("ALLOCATED+REBOOT_REQUESTED")], own=("n1",)).busy == ("n1",)
 

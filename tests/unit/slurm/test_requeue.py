@@ -9,15 +9,15 @@ import pytest
 
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.need import Need
-from slurm_robust.slurm.records import Job, Node
+from slurm_robust.slurm.records import SlurmJob, SlurmNode
 from slurm_robust.slurm.requests import SubmitRequest
-from slurm_robust.slurm.requeue import Outcome, carry_out, requeue_without, watch_until_running
+from slurm_robust.slurm.requeue import RequeueOutcome, carry_out, requeue_without, watch_until_running
 from slurm_robust.slurm.requeue_plan import (
     Do,
-    End,
-    Memory,
-    Order,
-    Stage,
+    RequeueCommand,
+    RequeueEnd,
+    RequeueMemory,
+    RequeueRequest,
     StageOutcome,
     Until,
     Wait,
@@ -28,12 +28,12 @@ from slurm_robust.slurm.requeue_plan import (
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
-ORDER = Order(job_id=7, ending_run=0, exclude=("n2",))
+ORDER = RequeueRequest(job_id=7, ending_run=0, exclude=("n2",))
 
 
-def job(states: str, restarts: int = 0, **fields: object) -> Job:
+def job(states: str, restarts: int = 0, **fields: object) -> SlurmJob:
     known: dict[str, object] = {"priority": 1000, "nodes": ("n1", "n2")}
-    return Job(
+    return SlurmJob(
         job_id=7,
         name="train",
         user_name="alice",
@@ -44,7 +44,7 @@ def job(states: str, restarts: int = 0, **fields: object) -> Job:
 
 
 # What a process remembers that has seen the job pending for a while.
-SETTLED = Memory(pending_for_s=10.0)
+SETTLED = RequeueMemory(pending_for_s=10.0)
 COMPLETING = job("COMPLETING", 1)
 PENDING = job("PENDING", 1, reason="BeginTime", excluded_nodes=("n2",), nodes=())
 
@@ -52,35 +52,35 @@ PENDING = job("PENDING", 1, reason="BeginTime", excluded_nodes=("n2",), nodes=()
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
-        (job("RUNNING"), Do(stage=Stage.REQUEUE)),
-        (COMPLETING, Do(stage=Stage.EXCLUDE, nodes=("n2",))),
+        (job("RUNNING"), Do(stage=RequeueCommand.REQUEUE)),
+        (COMPLETING, Do(stage=RequeueCommand.EXCLUDE, nodes=("n2",))),
         (
             msgspec.structs.replace(COMPLETING, excluded_nodes=("n9",)),
-            Do(stage=Stage.EXCLUDE, nodes=("n9", "n2")),
+            Do(stage=RequeueCommand.EXCLUDE, nodes=("n9", "n2")),
         ),
         (
             msgspec.structs.replace(PENDING, required_nodes=("n1", "n2")),
-            Do(stage=Stage.UNPIN, nodes=("n1",)),
+            Do(stage=RequeueCommand.UNPIN, nodes=("n1",)),
         ),
         (
             msgspec.structs.replace(PENDING, priority=0, reason="job_requeued_in_held_state"),
-            Do(stage=Stage.RELEASE),
+            Do(stage=RequeueCommand.RELEASE),
         ),
         (
             msgspec.structs.replace(PENDING, priority=0, reason="launch_failed_requeued_held"),
-            Do(stage=Stage.RELEASE),
+            Do(stage=RequeueCommand.RELEASE),
         ),
         (
             msgspec.structs.replace(COMPLETING, excluded_nodes=("n2",)),
             Wait(why="the last run is still completing"),
         ),
-        (PENDING, Do(stage=Stage.START)),
-        (job("RUNNING", 1, nodes=("n1", "n3")), End(ok=True, why="running again on n[1,3]")),
+        (PENDING, Do(stage=RequeueCommand.START)),
+        (job("RUNNING", 1, nodes=("n1", "n3")), RequeueEnd(ok=True, why="running again on n[1,3]")),
         (job("COMPLETING", 0), Wait(why="the run is ending for another reason")),
         (job("STAGE_OUT", 0), Wait(why="the job is STAGE_OUT")),
     ],
 )
-def test_next_step(seen: Job, expected: Do | Wait | End) -> None:
+def test_next_step(seen: SlurmJob, expected: Do | Wait | RequeueEnd) -> None:
     assert decide(ORDER, seen, SETTLED) == expected
 
 
@@ -98,47 +98,51 @@ def test_next_step(seen: Job, expected: Do | Wait | End) -> None:
         (msgspec.structs.replace(PENDING, priority=0, reason="BadConstraints"), "JobId=7 ExcNodeList="),
     ],
 )
-def test_left_alone(seen: Job, words: str) -> None:
-    step = decide(ORDER, seen, Memory())
-    assert isinstance(step, End)
+def test_left_alone(seen: SlurmJob, words: str) -> None:
+    step = decide(ORDER, seen, RequeueMemory())
+    assert isinstance(step, RequeueEnd)
     assert not step.ok
     assert words in step.why
 
 
 def test_a_job_is_not_started_in_the_second_in_which_its_last_run_ended() -> None:
     """Slurm would refuse the credential and end the job as failed."""
-    assert decide(ORDER, PENDING, Memory(pending_for_s=1.9)) == Wait(why="the last run has only just ended")
+    assert decide(ORDER, PENDING, RequeueMemory(pending_for_s=1.9)) == Wait(
+        why="the last run has only just ended"
+    )
 
 
 def test_until_excluded_ends_before_the_job_is_pending() -> None:
     order = msgspec.structs.replace(ORDER, until=Until.EXCLUDED)
-    step = decide(order, msgspec.structs.replace(COMPLETING, excluded_nodes=("n2",)), Memory())
-    assert isinstance(step, End)
+    step = decide(order, msgspec.structs.replace(COMPLETING, excluded_nodes=("n2",)), RequeueMemory())
+    assert isinstance(step, RequeueEnd)
     assert step.ok
 
 
 def test_while_slurm_takes_no_change_the_exclusion_is_left_to_the_watcher() -> None:
     refused = errors.UpdateUnavailable("Job update not available right now, the DB index is being set")
-    memory = after(Memory(), Do(stage=Stage.EXCLUDE), refused)
+    memory = after(RequeueMemory(), Do(stage=RequeueCommand.EXCLUDE), refused)
     dying = msgspec.structs.replace(ORDER, until=Until.EXCLUDED)
     end = decide(dying, COMPLETING, memory)
-    assert isinstance(end, End)
+    assert isinstance(end, RequeueEnd)
     assert end.ok
     watcher = msgspec.structs.replace(ORDER, may_requeue=False)
-    assert decide(watcher, COMPLETING, Memory()) == Wait(why="the last run is still completing")
+    assert decide(watcher, COMPLETING, RequeueMemory()) == Wait(why="the last run is still completing")
     ended = msgspec.structs.replace(PENDING, excluded_nodes=())
-    assert decide(watcher, ended, SETTLED) == Do(stage=Stage.EXCLUDE, nodes=("n2",))
+    assert decide(watcher, ended, SETTLED) == Do(stage=RequeueCommand.EXCLUDE, nodes=("n2",))
 
 
 def test_what_slurm_refuses_for_good_is_not_tried_again() -> None:
-    memory = after(Memory(), Do(stage=Stage.REQUEUE), errors.RequeueDisabled("disabled"))
+    memory = after(RequeueMemory(), Do(stage=RequeueCommand.REQUEUE), errors.RequeueDisabled("disabled"))
     step = decide(ORDER, job("RUNNING"), memory)
-    assert step == End(ok=False, why="Slurm does not requeue the job: disabled")
+    assert step == RequeueEnd(ok=False, why="Slurm does not requeue the job: disabled")
     memory = SETTLED
     for _ in range(5):
-        memory = after(memory, Do(stage=Stage.EXCLUDE), errors.InvalidNode("Invalid node name"))
+        memory = after(memory, Do(stage=RequeueCommand.EXCLUDE), errors.InvalidNode("Invalid node name"))
     # Better back with a bad node than not at all.
-    assert decide(ORDER, msgspec.structs.replace(PENDING, excluded_nodes=()), memory) == Do(stage=Stage.START)
+    assert decide(ORDER, msgspec.structs.replace(PENDING, excluded_nodes=()), memory) == Do(
+        stage=RequeueCommand.START
+    )
 
 
 def test_a_pending_job_is_pointed_out_again_but_ever_more_rarely() -> None:
@@ -156,16 +160,16 @@ def test_a_pending_job_is_pointed_out_again_but_ever_more_rarely() -> None:
 
 
 def test_silence_does_not_count_as_a_refusal() -> None:
-    memory = Memory()
+    memory = RequeueMemory()
     for _ in range(100):
-        memory = after(memory, Do(stage=Stage.REQUEUE), errors.ControllerUnreachable("down"))
-    assert memory == Memory()
+        memory = after(memory, Do(stage=RequeueCommand.REQUEUE), errors.ControllerUnreachable("down"))
+    assert memory == RequeueMemory()
 
 
 def test_newly_drained_are_only_those_of_failed_prologs() -> None:
-    def node(name: str, reason: str) -> Node:
+    def node(name: str, reason: str) -> SlurmNode:
         states = frozenset({"IDLE", "DRAIN"})
-        return Node(name=name, address=name, states=states, reason=reason)
+        return SlurmNode(name=name, address=name, states=states, reason=reason)
 
     nodes = [node("n1", "Prolog error"), node("n2", "Prolog error"), node("n3", "broken fan")]
     assert newly_drained(frozenset({"n1"}), nodes) == ("n2",)
@@ -200,12 +204,16 @@ def test_a_dying_controller_and_its_watcher(slurm: FakeSlurm) -> None:
     assert rest.job is not None
     assert rest.job.nodes == ("n1", "n3")
     assert clock.now - begun < 5
-    assert [outcome.stage for outcome in said] == [Stage.REQUEUE, Stage.EXCLUDE, Stage.START]
+    assert [outcome.stage for outcome in said] == [
+        RequeueCommand.REQUEUE,
+        RequeueCommand.EXCLUDE,
+        RequeueCommand.START,
+    ]
 
 
-@pytest.mark.parametrize(("known", "tried"), [(True, []), (False, [Stage.EXCLUDE])])
+@pytest.mark.parametrize(("known", "tried"), [(True, []), (False, [RequeueCommand.EXCLUDE])])
 def test_where_slurm_takes_no_change_before_the_run_has_ended(
-    slurm: FakeSlurm, known: bool, tried: list[Stage]
+    slurm: FakeSlurm, known: bool, tried: list[RequeueCommand]
 ) -> None:
     job_id = started(slurm)
     slurm.cluster.slurmdbd = False
@@ -215,7 +223,7 @@ def test_where_slurm_takes_no_change_before_the_run_has_ended(
         slurm, job_id, ["n2"], ending_run=0, unavailable=known, clock=clock, report=told(said)
     )
     assert first.ok
-    assert [outcome.stage for outcome in said] == [Stage.REQUEUE, *tried]
+    assert [outcome.stage for outcome in said] == [RequeueCommand.REQUEUE, *tried]
     rest = watch_until_running(slurm, job_id, ending_run=0, exclude=["n2"], clock=clock, report=told(said))
     assert rest.ok
     assert rest.job is not None
@@ -234,7 +242,7 @@ def test_a_watcher_waits_for_the_run_to_end_and_does_not_end_it(slurm: FakeSlurm
         slurm, job_id, ending_run=0, exclude=["n2"], until=Until.STARTED, clock=clock, report=told(said)
     )
     assert outcome.ok
-    assert [o.stage for o in said] == [Stage.EXCLUDE, Stage.START]
+    assert [o.stage for o in said] == [RequeueCommand.EXCLUDE, RequeueCommand.START]
     never = started(slurm, 1)
     outcome = watch_until_running(slurm, never, ending_run=0, clock=clock, timeout_s=30)
     assert not outcome.ok
@@ -320,7 +328,7 @@ def test_no_requeue_and_no_job(slurm: FakeSlurm) -> None:
     outcome = requeue_without(slurm, job_id, [], ending_run=0, clock=clock, report=told(said))
     assert not outcome.ok
     assert outcome.final
-    assert [(o.stage, o.ok) for o in said] == [(Stage.REQUEUE, False)]
+    assert [(o.stage, o.ok) for o in said] == [(RequeueCommand.REQUEUE, False)]
     assert not requeue_without(slurm, 99, [], ending_run=0, clock=clock).ok
 
 
@@ -367,13 +375,13 @@ def power_cut(slurm: FakeSlurm, name: str) -> None:
     slurm.cluster.set_node(name, states=frozenset(states))
 
 
-def shrunk_and_requeued(slurm: FakeSlurm, *exclude: str, need: Need | None = SLOTS_AND_SPARE) -> Job:
+def shrunk_and_requeued(slurm: FakeSlurm, *exclude: str, need: Need | None = SLOTS_AND_SPARE) -> SlurmJob:
     """A job of five nodes loses those in ``exclude`` and comes back."""
     job_id, clock = started(slurm, 5), slurm.cluster.clock
     for name in exclude:
         power_cut(slurm, name)
     slurm.shrink(job_id, [node for node in slurm.job(job_id).nodes if node not in exclude])
-    order = Order(job_id=job_id, ending_run=0, exclude=exclude, need=need)
+    order = RequeueRequest(job_id=job_id, ending_run=0, exclude=exclude, need=need)
     done = carry_out(slurm, order, timeout_s=60, clock=clock)
     return done.job if done.ok and done.job is not None else slurm.job(job_id)
 
@@ -397,7 +405,9 @@ def test_a_living_suspect_is_used_again_before_a_dead_node_is_waited_for() -> No
     """Also if Slurm notices only later that a node is dead."""
     slurm = six_nodes("n6")
     job_id, clock = started(slurm, 5), slurm.cluster.clock
-    order = Order(job_id=job_id, ending_run=0, exclude=("n5",), need=SLOTS_AND_SPARE, until=Until.EXCLUDED)
+    order = RequeueRequest(
+        job_id=job_id, ending_run=0, exclude=("n5",), need=SLOTS_AND_SPARE, until=Until.EXCLUDED
+    )
     assert carry_out(slurm, order, timeout_s=20, clock=clock).ok
     assert slurm.job(job_id).excluded_nodes == ("n5",)
     power_cut(slurm, "n2")
@@ -418,21 +428,23 @@ def test_what_the_owner_changes_meanwhile_is_left_alone() -> None:
             slurm.set_excluded_nodes(job_id, [])
 
     clock.on_advance.append(by_hand)
-    order = Order(job_id=job_id, ending_run=0, exclude=("n3",), need=Need(least=3, most=3))
+    order = RequeueRequest(job_id=job_id, ending_run=0, exclude=("n3",), need=Need(least=3, most=3))
     done = carry_out(slurm, order, timeout_s=60, clock=clock, report=told(said))
     assert done.ok
     assert done.job is not None
     assert done.job.nodes == ("n1", "n2", "n3")
-    assert [outcome.stage for outcome in said].count(Stage.EXCLUDE) == 1
+    assert [outcome.stage for outcome in said].count(RequeueCommand.EXCLUDE) == 1
 
 
 # -- nodes that alone have the newest step -----------------------------------------------------------
 
 
-def asked_by_name(slurm: FakeSlurm, **fields: object) -> tuple[Outcome, list[StageOutcome], float]:
+def asked_by_name(slurm: FakeSlurm, **fields: object) -> tuple[RequeueOutcome, list[StageOutcome], float]:
     job_id, clock, said = started(slurm, 2), slurm.cluster.clock, []
     begun = clock.now
-    order = Order(job_id=job_id, ending_run=0, need=Need(least=2, most=2), holders=("n3", "n4"), **fields)
+    order = RequeueRequest(
+        job_id=job_id, ending_run=0, need=Need(least=2, most=2), holders=("n3", "n4"), **fields
+    )
     done = carry_out(slurm, order, timeout_s=200, clock=clock, report=told(said))
     return done, said, clock.now - begun
 
@@ -441,7 +453,7 @@ def test_nodes_that_are_rebooting_are_asked_for_by_name(slurm: FakeSlurm) -> Non
     done, said, took_s = asked_by_name(slurm)
     assert done.job is not None
     assert done.job.nodes == ("n3", "n4")
-    assert [outcome.stage for outcome in said][-2:] == [Stage.PIN, Stage.START]
+    assert [outcome.stage for outcome in said][-2:] == [RequeueCommand.PIN, RequeueCommand.START]
     assert took_s < 10
 
 
@@ -450,13 +462,15 @@ def test_other_nodes_are_taken_if_the_named_ones_do_not_come_in_a_minute(slurm: 
     done, said, took_s = asked_by_name(slurm)
     assert done.job is not None
     assert done.job.nodes == ("n1", "n2")
-    assert Stage.PIN not in [outcome.stage for outcome in said], "else a job would wait for a dead node"
+    assert RequeueCommand.PIN not in [outcome.stage for outcome in said], (
+        "else a job would wait for a dead node"
+    )
     assert 60 <= took_s < 75
 
 
 def test_the_next_requeue_does_not_ask_for_them_again(slurm: FakeSlurm) -> None:
     job_id = started(slurm, 2, required_nodes=("n1", "n2"))
-    order = Order(job_id=job_id, ending_run=0, pins=("n2", "n3"))
+    order = RequeueRequest(job_id=job_id, ending_run=0, pins=("n2", "n3"))
     done = carry_out(slurm, order, timeout_s=60, clock=slurm.cluster.clock)
     assert done.ok
     assert done.job is not None

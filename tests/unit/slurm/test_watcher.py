@@ -12,18 +12,18 @@ import pytest
 
 from slurm_robust.slurm import watcher
 from slurm_robust.slurm.need import Need
-from slurm_robust.slurm.requeue import Order, Until
+from slurm_robust.slurm.requeue import RequeueRequest, Until
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.waiting import wait_for
 
 RECORDED = Path(__file__).parents[2] / "data" / "slurm_text" / "22.05.8"
 
-ORDER = Order(
+ORDER = RequeueRequest(
     job_id=41, ending_run=0, exclude=("n4",), need=Need(least=2, most=3), holders=("n1",), pins=("n1", "n2")
 )
 
 
-def encoded(order: Order) -> str:
+def encoded(order: RequeueRequest) -> str:
     return msgspec.json.encode(order).decode()
 
 
@@ -77,7 +77,7 @@ def test_the_watcher_as_a_job(slurm: Path) -> None:
     assert request.excluded_nodes == ("n4", "n3")
     assert not request.requeue
     argv = shlex.split(request.command[0])[3:]
-    order = msgspec.json.decode(argv[0], type=Order)
+    order = msgspec.json.decode(argv[0], type=RequeueRequest)
     assert order == msgspec.structs.replace(ORDER, until=Until.STARTED, may_requeue=False)
     assert watcher.main(argv) == 0
 

@@ -14,8 +14,8 @@ from msgspec import structs
 
 from slurm_robust.model.moment import NodeMoment, NodeState
 from slurm_robust.telemetry.job import page
-from slurm_robust.telemetry.metric import Kind, Metric, escaped, number, render
-from slurm_robust.telemetry.table import Job, Node, all_of
+from slurm_robust.telemetry.metric import Metric, MetricType, escaped, number, render
+from slurm_robust.telemetry.table import JobMetric, NodeMetric, all_of
 from tests.unit.sample_moment import incident_moment
 
 PROMTOOL = shutil.which("promtool")
@@ -29,7 +29,7 @@ def lines(text: bytes) -> list[str]:
 def test_every_metric_of_the_table_is_shown_and_nothing_else() -> None:
     everything = incident_moment(grad_norm=1.5)
     shown = re.findall(r"^# TYPE (\S+)", page(everything).decode(), re.MULTILINE)
-    assert sorted(shown) == sorted(metric.name for metric in all_of(Job))
+    assert sorted(shown) == sorted(metric.name for metric in all_of(JobMetric))
 
 
 def test_a_job_in_figures() -> None:
@@ -97,13 +97,13 @@ def test_numbers_are_gos(value: float, text: str) -> None:
 
 def test_names_and_units_follow_the_conventions() -> None:
     """As promtool has them, and as https://prometheus.io/docs/practices/naming does."""
-    for metric in (*all_of(Job), *all_of(Node)):
+    for metric in (*all_of(JobMetric), *all_of(NodeMetric)):
         assert re.fullmatch(r"srobust_(job|node)(_[a-z0-9]+)+", metric.name)
-        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
+        assert metric.name.endswith("_total") == (metric.kind is MetricType.COUNTER), metric.name
         assert re.fullmatch(r"[A-Z0-9].*\.", metric.help), metric.help
         assert not {"job", "instance", "le", "quantile"} & set(metric.labels), metric.name
         assert not re.search(r"_(ms|s|sec|minutes|kb|mb|gb|percent)(_|$)", metric.name)
-    names = [metric.name for metric in (*all_of(Job), *all_of(Node))]
+    names = [metric.name for metric in (*all_of(JobMetric), *all_of(NodeMetric))]
     assert len(set(names)) == len(names)
 
 

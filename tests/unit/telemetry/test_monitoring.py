@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slurm_robust.telemetry.table import Job, Node, all_of, page_with_tables
+from slurm_robust.telemetry.table import JobMetric, NodeMetric, all_of, page_with_tables
 from tests.unit.telemetry.monitoring import (
     DASHBOARDS,
     MONITORING,
@@ -22,7 +22,7 @@ from tests.unit.telemetry.monitoring import (
     rules,
 )
 
-METRICS = {metric.name: metric for metric in (*all_of(Job), *all_of(Node))}
+METRICS = {metric.name: metric for metric in (*all_of(JobMetric), *all_of(NodeMetric))}
 OF_TARGETS = {"job_id", "instance", "cluster", "user", "name", "job"}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.util import isolate
-from slurm_robust.util.isolate import Answer, call, directly
+from slurm_robust.util.isolate import CallResult, call, directly
 from tests.alone import alone
 from tests.waiting import wait_for
 
@@ -27,7 +27,7 @@ def hang() -> bytes:
         signal.pause()
 
 
-def one(task: Callable[[], bytes], timeout_s: float = 5.0, deadline_s: float = 10.0) -> Answer:
+def one(task: Callable[[], bytes], timeout_s: float = 5.0, deadline_s: float = 10.0) -> CallResult:
     return call({"it": task}, {"it": timeout_s}, deadline_s)["it"]
 
 

@@ -16,9 +16,9 @@ from slurm_robust.model.copies import CheckpointId
 from slurm_robust.wire import copychannel
 from slurm_robust.wire.copychannel import (
     FIRST_BYTE,
-    Channel,
     ChannelError,
     CopyAnswer,
+    CopyChannel,
     CopyVerdict,
     Get,
     Put,
@@ -56,15 +56,15 @@ def other_end(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def pair(serve: Callable[[Channel], None], key: bytes = KEY) -> object:
+def pair(serve: Callable[[CopyChannel], None], key: bytes = KEY) -> object:
     def run(connection: socket.socket) -> None:
-        serve(Channel.accept(connection, key))
+        serve(CopyChannel.accept(connection, key))
 
     return other_end(run)
 
 
 def test_messages_cross_in_both_directions() -> None:
-    def serve(channel: Channel) -> None:
+    def serve(channel: CopyChannel) -> None:
         assert channel.request() == GET
         channel.send(CopyAnswer(verdict=CopyVerdict.GO, total=5000))
         assert channel.request() == PUT
@@ -72,7 +72,7 @@ def test_messages_cross_in_both_directions() -> None:
         assert channel.request() is None
 
     with pair(serve) as port:  # type: ignore[attr-defined]
-        channel = Channel.connect("127.0.0.1", port, KEY)
+        channel = CopyChannel.connect("127.0.0.1", port, KEY)
         channel.send(GET)
         assert channel.answer() == CopyAnswer(verdict=CopyVerdict.GO, total=5000)
         channel.send(PUT)
@@ -83,13 +83,13 @@ def test_messages_cross_in_both_directions() -> None:
 def test_copies_come_after_everything_else_in_the_queues_of_the_network() -> None:
     seen: list[tuple[int, int]] = []
 
-    def look(channel: Channel) -> None:
+    def look(channel: CopyChannel) -> None:
         connection = channel._socket
         priority = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
         seen.append((connection.getsockopt(socket.IPPROTO_IP, socket.IP_TOS), priority))
 
     with pair(look) as port:  # type: ignore[attr-defined]
-        channel = Channel.connect("127.0.0.1", port, KEY)
+        channel = CopyChannel.connect("127.0.0.1", port, KEY)
         look(channel)
         channel.close()
     assert seen == [(8 << 2, 2)] * 2
@@ -100,13 +100,13 @@ def test_the_bytes_of_a_file_arrive_but_the_first_eight(tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes(content)
     arrived = bytearray(len(content) - FIRST_BYTE)
 
-    def serve(channel: Channel) -> None:
+    def serve(channel: CopyChannel) -> None:
         with memoryview(arrived) as view:
             channel.receive_into(view)
 
     paced: list[int] = []
     with pair(serve) as port, (tmp_path / "image").open("rb") as file:  # type: ignore[attr-defined]
-        channel = Channel.connect("127.0.0.1", port, KEY)
+        channel = CopyChannel.connect("127.0.0.1", port, KEY)
         channel.send_file(file.fileno(), len(content), paced.append, 2**20)
         channel.close()
     assert bytes(arrived) == content[FIRST_BYTE:]
@@ -119,18 +119,18 @@ def test_who_does_not_hold_the_key_learns_nothing() -> None:
 
     def serve(connection: socket.socket) -> None:
         with pytest.raises(ChannelError) as caught:
-            Channel.accept(connection, derive_key("another secret"))
+            CopyChannel.accept(connection, derive_key("another secret"))
         errors.append(str(caught.value))
 
     with other_end(serve) as port, pytest.raises(ChannelError, match="does not hold this job's key"):
-        Channel.connect("127.0.0.1", port, KEY)
+        CopyChannel.connect("127.0.0.1", port, KEY)
     assert errors == ["it closed the connection"]
 
 
 def test_who_skips_the_proof_is_refused() -> None:
     def serve(connection: socket.socket) -> None:
         with pytest.raises(ChannelError, match="key"):
-            Channel.accept(connection, KEY)
+            CopyChannel.accept(connection, KEY)
 
     with other_end(serve) as port, socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(b"SRCOPY\0\1" + bytes(32))
@@ -148,7 +148,7 @@ def test_silence_and_garbage_before_the_proof_end_soon(first: bytes, quick: None
     def serve(connection: socket.socket) -> None:
         began = time.monotonic()
         with pytest.raises(OSError):  # noqa: PT011
-            Channel.accept(connection, KEY)
+            CopyChannel.accept(connection, KEY)
         assert time.monotonic() - began < 60
 
     with other_end(serve) as port, socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -165,7 +165,7 @@ def test_one_byte_now_and_then_does_not_stretch_the_handshake(quick: None) -> No
     def serve(connection: socket.socket) -> None:
         began = time.monotonic()
         with pytest.raises(OSError):  # noqa: PT011
-            Channel.accept(connection, KEY)
+            CopyChannel.accept(connection, KEY)
         assert time.monotonic() - began < 60
 
     with other_end(serve) as port, socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -188,22 +188,22 @@ def test_one_byte_now_and_then_does_not_stretch_the_handshake(quick: None) -> No
     ],
 )
 def test_a_frame_that_is_not_a_request_is_an_error(frame: bytes, words: str) -> None:
-    def serve(channel: Channel) -> None:
+    def serve(channel: CopyChannel) -> None:
         with pytest.raises(ChannelError, match=words):
             channel.request()
 
     with pair(serve) as port:  # type: ignore[attr-defined]
-        channel = Channel.connect("127.0.0.1", port, KEY)
+        channel = CopyChannel.connect("127.0.0.1", port, KEY)
         channel._socket.sendall(frame)
         channel.close()
 
 
 def test_an_answer_of_another_kind_is_an_error() -> None:
-    def serve(channel: Channel) -> None:
+    def serve(channel: CopyChannel) -> None:
         channel.send(GET)
 
     with pair(serve) as port:  # type: ignore[attr-defined]
-        channel = Channel.connect("127.0.0.1", port, KEY)
+        channel = CopyChannel.connect("127.0.0.1", port, KEY)
         with pytest.raises(ChannelError, match="something else than an answer"):
             channel.answer()
         channel.close()
@@ -214,11 +214,11 @@ def test_a_peer_that_stops_reading_or_sending_costs_seconds(quick: None, tmp_pat
     (tmp_path / "image").write_bytes(bytes(64 * 2**20))
     over = threading.Event()
 
-    def serve(channel: Channel) -> None:
+    def serve(channel: CopyChannel) -> None:
         over.wait(60)  # as one that was stopped, or is beyond a cut network
 
     with pair(serve) as port, (tmp_path / "image").open("rb") as file:  # type: ignore[attr-defined]
-        channel = Channel.connect("127.0.0.1", port, KEY)
+        channel = CopyChannel.connect("127.0.0.1", port, KEY)
         with pytest.raises(TimeoutError):
             channel.answer()
         with pytest.raises(TimeoutError):
@@ -230,11 +230,11 @@ def test_a_peer_that_stops_reading_or_sending_costs_seconds(quick: None, tmp_pat
 
 
 def test_a_transfer_that_ends_early_is_an_error() -> None:
-    def serve(channel: Channel) -> None:
+    def serve(channel: CopyChannel) -> None:
         channel._socket.sendall(bytes(100))
 
     with pair(serve) as port:  # type: ignore[attr-defined]
-        channel = Channel.connect("127.0.0.1", port, KEY)
+        channel = CopyChannel.connect("127.0.0.1", port, KEY)
         with pytest.raises(ChannelError, match="middle of an image"):
             channel.receive_into(memoryview(bytearray(200)))
         channel.close()
@@ -243,12 +243,12 @@ def test_a_transfer_that_ends_early_is_an_error() -> None:
 def test_abort_ends_a_wait_of_another_thread() -> None:
     ended = threading.Event()
 
-    def serve(channel: Channel) -> None:
+    def serve(channel: CopyChannel) -> None:
         assert channel.request() is None
         ended.set()
 
     with pair(serve) as port:  # type: ignore[attr-defined]
-        channel = Channel.connect("127.0.0.1", port, KEY)
+        channel = CopyChannel.connect("127.0.0.1", port, KEY)
         threading.Timer(0.1, channel.abort).start()
         with pytest.raises(ChannelError):
             channel.answer(work_bytes=10**10)

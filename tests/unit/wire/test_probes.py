@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.model.probes import Place
+from slurm_robust.model.probes import ProbeTarget
 from slurm_robust.wire.probes import probe
 
 PING = Path("/proc/sys/net/ipv4/ping_group_range")
 
 
 @pytest.fixture
-def bound() -> Iterator[Place]:
+def bound() -> Iterator[ProbeTarget]:
     """A port that is held and on which nobody listens, as agents hold one."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -27,7 +27,7 @@ def bound() -> Iterator[Place]:
 
 
 @pytest.fixture
-def silent() -> Iterator[Place]:
+def silent() -> Iterator[ProbeTarget]:
     """A port whose kernel answers nothing: the queue of its listener is full."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
@@ -40,8 +40,8 @@ def silent() -> Iterator[Place]:
         yield place_of(listener)
 
 
-def place_of(holder: socket.socket) -> Place:
-    return Place(addresses=(holder.getsockname()[0],), port=holder.getsockname()[1])
+def place_of(holder: socket.socket) -> ProbeTarget:
+    return ProbeTarget(addresses=(holder.getsockname()[0],), port=holder.getsockname()[1])
 
 
 def may_ping() -> bool:
@@ -49,18 +49,20 @@ def may_ping() -> bool:
     return low <= os.getegid() <= high
 
 
-def test_a_port_without_a_listener_is_answered_at_once(bound: Place) -> None:
+def test_a_port_without_a_listener_is_answered_at_once(bound: ProbeTarget) -> None:
     begun = time.monotonic()
     assert probe({"n1": bound}, 300.0).nodes == {"n1"}
     assert time.monotonic() - begun < 60.0
 
 
-def test_what_does_not_answer_is_waited_for_as_long_as_was_said(bound: Place, silent: Place) -> None:
+def test_what_does_not_answer_is_waited_for_as_long_as_was_said(
+    bound: ProbeTarget, silent: ProbeTarget
+) -> None:
     if may_ping():
         pytest.skip("this user may send ICMP echos, which the silent port's node answers")
     begun = time.monotonic()
     answers = probe(
-        {"n1": bound, "n2": silent, "n3": Place(addresses=("no such host.invalid",), port=9)}, 1.0
+        {"n1": bound, "n2": silent, "n3": ProbeTarget(addresses=("no such host.invalid",), port=9)}, 1.0
     )
     assert answers.nodes == {"n1"}
     assert 1.0 <= time.monotonic() - begun < 60.0
@@ -77,7 +79,7 @@ def test_a_stopped_process_does_not_keep_its_kernel_from_answering() -> None:
     try:
         port = int(os.read(read, 10))
         os.kill(child, signal.SIGSTOP)
-        assert probe({"n1": Place(addresses=("127.0.0.1",), port=port)}, 5.0).nodes == {"n1"}
+        assert probe({"n1": ProbeTarget(addresses=("127.0.0.1",), port=port)}, 5.0).nodes == {"n1"}
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -85,8 +87,8 @@ def test_a_stopped_process_does_not_keep_its_kernel_from_answering() -> None:
         os.close(write)
 
 
-def test_without_a_port_only_an_echo_can_answer(bound: Place) -> None:
-    answers = probe({"n1": Place(addresses=(bound.addresses[0],), port=0)}, 0.3)
+def test_without_a_port_only_an_echo_can_answer(bound: ProbeTarget) -> None:
+    answers = probe({"n1": ProbeTarget(addresses=(bound.addresses[0],), port=0)}, 0.3)
     assert set(answers.icmp) == ({"n1"} if may_ping() else set())
     assert not answers.tcp
 
@@ -95,7 +97,7 @@ def test_nobody_is_probed() -> None:
     assert probe({}, 5.0).nodes == frozenset()
 
 
-def test_no_descriptor_is_left(bound: Place, silent: Place) -> None:
+def test_no_descriptor_is_left(bound: ProbeTarget, silent: ProbeTarget) -> None:
     before = os.listdir("/proc/self/fd")
     probe({"n1": bound, "n2": silent}, 0.3)
     assert os.listdir("/proc/self/fd") == before

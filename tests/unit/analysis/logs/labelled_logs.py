@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.analysis.logs import RuleSet, shipped
-from slurm_robust.analysis.logs.command import Answer, LogRecord, answer
+from slurm_robust.analysis.logs.command import ClassifiedLog, LogRecord, answer
 
 DATA = Path(__file__).parents[3] / "data"
 FILES = {
@@ -50,7 +50,7 @@ def sets() -> dict[str, list[Label]]:
     return {**found, "own, seen": own[::2], "own, held out": own[1::2]}
 
 
-def right(label: Label, got: Answer) -> dict[str, bool]:
+def right(label: Label, got: ClassifiedLog) -> dict[str, bool]:
     """What is right of an answer; roots only where there are several ranks."""
     found = {
         "symptom": got.symptom == label.symptom,

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_robust.analysis.replay import GroupRun, judge
 from slurm_robust.diagnostics.replay.node import (
-    Task,
+    ReplayTask,
     group_run,
     has_failed,
     leave_failure,
@@ -60,7 +60,7 @@ def group(place: Path, *nodes: str, limit_s: float = 120.0, **environ: str) -> I
     (place / "train.py").write_text(textwrap.dedent(TRAINING))
     folder = place / nodes[0]
     folder.mkdir()
-    task = Task(
+    task = ReplayTask(
         folder=str(folder),
         nodes=nodes,
         nproc=1,
@@ -138,7 +138,7 @@ def test_nobody_waits_for_a_first_node_that_does_not_come(tmp_path: Path) -> Non
     (tmp_path / "train.py").write_text("")
     folder = tmp_path / "group"
     folder.mkdir()
-    task = Task(
+    task = ReplayTask(
         folder=str(folder),
         nodes=("a", "b"),
         nproc=1,

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.diagnostics.replay.node import Task, leave_failure, trace_path
+from slurm_robust.diagnostics.replay.node import ReplayTask, leave_failure, trace_path
 from slurm_robust.diagnostics.replay.steps import StepReplayer, patience_s
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.slurm.client import StepHandle
 from slurm_robust.slurm.errors import CommandFailed
-from slurm_robust.slurm.records import Allocation, Step
+from slurm_robust.slurm.records import Allocation, SlurmStep
 from slurm_robust.slurm.requests import StepRequest
-from slurm_robust.testing.fake_replayer import Fault
+from slurm_robust.testing.fake_replayer import NodeDefect
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.worker.replay import Gradients, Machine, ReplayEnd, add_line
 from tests.contracts.replayer import NODES, SCRIPT, Make, ReplayerContract, run
@@ -43,7 +43,7 @@ class Handle:
 class PretendedSteps(FakeSlurm):
     """Each step has done its work when it is launched, but those with a node that hangs."""
 
-    def __init__(self, faults: Mapping[str, Fault]) -> None:
+    def __init__(self, faults: Mapping[str, NodeDefect]) -> None:
         super().__init__()
         self.faults = faults
         self.launched: list[tuple[StepRequest, Handle]] = []
@@ -54,14 +54,16 @@ class PretendedSteps(FakeSlurm):
         if set(request.nodes) & set(self.refuses):
             raise CommandFailed("srun: error: node is down")
         faults = {self.faults[node] for node in request.nodes if node in self.faults}
-        self._write(msgspec.json.decode(request.command[-1], type=Task), faults)
-        handle = Handle(None if Fault.HANGS in faults else 0)
+        self._write(msgspec.json.decode(request.command[-1], type=ReplayTask), faults)
+        handle = Handle(None if NodeDefect.HANGS in faults else 0)
         self.launched.append((request, handle))
         return handle
 
-    def steps(self, job_id: int) -> tuple[Step, ...]:
+    def steps(self, job_id: int) -> tuple[SlurmStep, ...]:
         return tuple(
-            Step(job_id=job_id, step_id=str(i), name=r.name, nodes=r.nodes, states=frozenset({"RUNNING"}))
+            SlurmStep(
+                job_id=job_id, step_id=str(i), name=r.name, nodes=r.nodes, states=frozenset({"RUNNING"})
+            )
             for i, (r, handle) in enumerate(self.launched)
         )
 
@@ -70,19 +72,19 @@ class PretendedSteps(FakeSlurm):
         assert signal == "KILL"
         self.cancelled.append(self.launched[int(step_id)][0].name)
 
-    def _write(self, task: Task, faults: set[Fault]) -> None:
+    def _write(self, task: ReplayTask, faults: set[NodeDefect]) -> None:
         folder = Path(task.folder)
-        if Fault.CRASHES in faults:
+        if NodeDefect.CRASHES in faults:
             leave_failure(folder, f"rank 0 on {task.nodes[0]}: SIGSEGV")
             return
         for rank in range(len(task.nodes) * task.nproc):
             path = trace_path(folder, rank)
             add_line(path, Machine(name="abacus"))
             for step in range(task.steps):
-                spoilt = Fault.CORRUPTS in faults and step > 0
-                finite = Fault.NAN not in faults
+                spoilt = NodeDefect.CORRUPTS in faults and step > 0
+                finite = NodeDefect.NAN not in faults
                 add_line(path, Gradients(step=step, digest="bad" if spoilt else "good", is_finite=finite))
-            if Fault.HANGS not in faults:
+            if NodeDefect.HANGS not in faults:
                 add_line(path, ReplayEnd(code=0))
 
 
@@ -93,13 +95,13 @@ class TestStepReplayer(ReplayerContract):
 
 
 def test_every_group_is_a_step_with_a_name_and_folder_of_its_own(tmp_path: Path) -> None:
-    slurm = PretendedSteps({"n2": Fault.CORRUPTS})
+    slurm = PretendedSteps({"n2": NodeDefect.CORRUPTS})
     replayer = StepReplayer(slurm, JOB, tmp_path, ports=range(29500, 29510))
     run(replayer)
     run(replayer)
     requests = [request for request, _ in slurm.launched]
     assert len(requests) == len({request.name for request in requests}) == 16
-    tasks = [msgspec.json.decode(request.command[-1], type=Task) for request in requests]
+    tasks = [msgspec.json.decode(request.command[-1], type=ReplayTask) for request in requests]
     assert tasks[5].nodes == requests[5].nodes == ("n2", "n6")
     assert tasks[5].folder == str(tmp_path / "replay-1" / "vertical-1")
     assert tasks[5].ports == tuple(range(29500, 29510))
@@ -108,7 +110,7 @@ def test_every_group_is_a_step_with_a_name_and_folder_of_its_own(tmp_path: Path)
 
 
 def test_what_hangs_is_killed_and_cancelled_in_each_phase(tmp_path: Path) -> None:
-    slurm = PretendedSteps({"n8": Fault.HANGS})
+    slurm = PretendedSteps({"n8": NodeDefect.HANGS})
     verdict = run(StepReplayer(slurm, JOB, tmp_path))
     assert slurm.cancelled == ["replay-1-horizontal-3", "replay-1-vertical-3"]
     assert [handle.poll() for _, handle in slurm.launched].count(-9) == 2
@@ -126,7 +128,7 @@ def test_a_group_that_slurm_does_not_start_is_faulty(tmp_path: Path) -> None:
 
 def test_a_rest_that_holds_no_replica_stays_idle(tmp_path: Path) -> None:
     pipeline = ParallelLayout(nproc_per_node=1, sizes=(("tp", 1), ("dp", 4), ("pp", 2)))
-    slurm = PretendedSteps({"n7": Fault.CORRUPTS})
+    slurm = PretendedSteps({"n7": NodeDefect.CORRUPTS})
     verdict = StepReplayer(slurm, JOB, tmp_path).replay(NODES[:7], pipeline, SCRIPT, steps=4, budget_s=0.5)
     assert verdict.horizontal[3].nodes == ("n7",)
     assert verdict.horizontal[3].outcome is Outcome.UNKNOWN
@@ -135,7 +137,7 @@ def test_a_rest_that_holds_no_replica_stays_idle(tmp_path: Path) -> None:
 
 
 def test_a_replay_can_be_stopped_from_another_thread(tmp_path: Path) -> None:
-    slurm = PretendedSteps(dict.fromkeys(NODES, Fault.HANGS))
+    slurm = PretendedSteps(dict.fromkeys(NODES, NodeDefect.HANGS))
     replayer = StepReplayer(slurm, JOB, tmp_path)
     reasons: list[str] = []
 

@@ -15,7 +15,7 @@ from slurm_robust.model.incident import Blame, Evict, FaultKind, Restart, Signat
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.moment import FORMAT, OLD_S, IncidentMoment, NodeState
 from slurm_robust.report.top import feed as feed_module
-from slurm_robust.report.top.feed import Follower, JobFeed
+from slurm_robust.report.top.feed import JobFeed, JournalTail
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.report.top.fake_folder import FakeFolder, T
@@ -178,7 +178,7 @@ def test_a_moment_that_is_live_is_shown_as_it_was(folder: FakeFolder, feed: JobF
 
 
 def test_a_follower_reads_only_what_is_new_and_only_whole_lines(folder: FakeFolder) -> None:
-    follower = Follower(folder.directory.journal)
+    follower = JournalTail(folder.directory.journal)
     assert len(follower.look()) == 6
     assert follower.look() == []
     line = ev.encode_event(opened(1)) + b"\n"
@@ -193,7 +193,7 @@ def test_a_follower_reads_only_what_is_new_and_only_whole_lines(folder: FakeFold
 
 def test_a_look_is_bounded(folder: FakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK", 200)  # the longest line is longer
-    follower, looks = Follower(folder.directory.journal), 0
+    follower, looks = JournalTail(folder.directory.journal), 0
     while follower.look() or follower.is_behind:
         looks += 1
     assert looks > 2
@@ -201,7 +201,7 @@ def test_a_look_is_bounded(folder: FakeFolder, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_torn_end_that_a_controller_cuts_off_is_forgotten(folder: FakeFolder) -> None:
-    follower, journal = Follower(folder.directory.journal), folder.directory.journal
+    follower, journal = JournalTail(folder.directory.journal), folder.directory.journal
     follower.look()
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"kind": "torn')
@@ -212,7 +212,7 @@ def test_a_torn_end_that_a_controller_cuts_off_is_forgotten(folder: FakeFolder) 
 
 
 def test_what_a_controller_wrote_after_a_takeover_does_not_count(folder: FakeFolder) -> None:
-    follower = Follower(folder.directory.journal)
+    follower = JournalTail(folder.directory.journal)
     follower.look()
     known = len(follower.events)
     folder.append(structs.replace(opened(1), epoch=3))

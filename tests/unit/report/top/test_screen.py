@@ -25,7 +25,7 @@ from slurm_robust.report.top.screen import (
     STYLES,
     Columns,
     Line,
-    Order,
+    NodeOrder,
     age,
     arranged,
     fit,
@@ -120,18 +120,18 @@ def test_orders_and_the_filter() -> None:
     standby = NodeMoment(node="a", state=NodeState.STANDBY)
     nodes = (standby, alerted, silent, slow, node_moment(0))
 
-    def first(order: Order) -> str:
+    def first(order: NodeOrder) -> str:
         return arranged(nodes, order, wrong=False)[0].node
 
-    assert first(Order.SLOT) == "gpu0000"
-    assert first(Order.WRONG) == first(Order.STEP) == first(Order.AGE) == "gpu0002"
-    assert first(Order.PACE) == "gpu0001"
-    assert first(Order.NAME) == "a"
-    assert [node.node for node in arranged(nodes, Order.SLOT, wrong=True)] == ["gpu0002", "gpu0003"]
-    order = Order.SLOT
-    for _ in Order:
+    assert first(NodeOrder.SLOT) == "gpu0000"
+    assert first(NodeOrder.WRONG) == first(NodeOrder.STEP) == first(NodeOrder.AGE) == "gpu0002"
+    assert first(NodeOrder.PACE) == "gpu0001"
+    assert first(NodeOrder.NAME) == "a"
+    assert [node.node for node in arranged(nodes, NodeOrder.SLOT, wrong=True)] == ["gpu0002", "gpu0003"]
+    order = NodeOrder.SLOT
+    for _ in NodeOrder:
         order = order.next
-    assert order is Order.SLOT
+    assert order is NodeOrder.SLOT
 
 
 def test_the_foot_tells_all_of_a_node() -> None:
