@@ -122,10 +122,10 @@ class PreviousController(NamedTuple):
     silent_since: float = 0.0
 
 
-NOT_TAKEN = PreviousController()
+NO_PREVIOUS = PreviousController()
 
 
-def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = NOT_TAKEN) -> int:
+def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = NO_PREVIOUS) -> int:
     """Take the job's next epoch, replay the journal, and go on from there."""
     raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
@@ -270,7 +270,7 @@ def _fenced(code: int, journal: Journal) -> int:
 
 def _write_start(journal: Journal, plan: RunPlan, epoch: EpochRecord, taken: PreviousController) -> None:
     if fold(journal.events).own_node != taken.node:
-        taken = NOT_TAKEN  # a controller that is started again under the same supervisor takes nothing over
+        taken = NO_PREVIOUS  # a controller that is started again under the same supervisor takes nothing over
     known = len(journal.events)
     if not journal.events:
         goes_on = (plan.continued,) if plan.continued is not None else ()

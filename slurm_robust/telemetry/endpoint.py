@@ -74,7 +74,7 @@ class _Response(Record):
         return "\r\n".join((*head, "", "")).encode() + body
 
 
-class Request(Record):
+class HttpRequest(Record):
     """The parts of a request that count."""
 
     method: str
@@ -83,17 +83,17 @@ class Request(Record):
     """By name in lower case."""
 
 
-def parse(data: bytes) -> Request | None:
+def parse(data: bytes) -> HttpRequest | None:
     """Parse a request head; None if malformed."""
     first, *rest = data.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         return None
     headers = {name.strip().lower(): value.strip() for name, _, value in (r.partition(":") for r in rest)}
-    return Request(method=words[0], path=words[1].partition("?")[0], headers=headers)
+    return HttpRequest(method=words[0], path=words[1].partition("?")[0], headers=headers)
 
 
-def is_allowed(request: Request, token: str | None) -> bool:
+def is_allowed(request: HttpRequest, token: str | None) -> bool:
     """Whether the request shows ``token``; None: whoever asks may read."""
     if token is None:
         return True
@@ -233,10 +233,10 @@ class Endpoint:
             self._asking.pop(writer, None)
             writer.transport.abort()
 
-    async def _send(self, found: Request | _Response, writer: asyncio.StreamWriter) -> None:
+    async def _send(self, found: HttpRequest | _Response, writer: asyncio.StreamWriter) -> None:
         self._answered += 1
         try:
-            answer = await self._answer(found) if isinstance(found, Request) else found
+            answer = await self._answer(found) if isinstance(found, HttpRequest) else found
             writer.write(answer.encode())
             await asyncio.wait_for(writer.drain(), self._request_s)
             writer.close()
@@ -244,7 +244,7 @@ class Endpoint:
         finally:
             self._answered -= 1
 
-    async def _read(self, reader: asyncio.StreamReader) -> Request | _Response | None:
+    async def _read(self, reader: asyncio.StreamReader) -> HttpRequest | _Response | None:
         """The request, else what its sender gets; None where it did not come."""
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._request_s)
@@ -254,7 +254,7 @@ class Endpoint:
             return None
         return parse(head[:-4]) or _Response(status=400)
 
-    async def _answer(self, request: Request) -> _Response:
+    async def _answer(self, request: HttpRequest) -> _Response:
         if request.path not in ("/metrics", "/healthz"):
             return _Response(status=404)
         if request.method != "GET":
