@@ -97,8 +97,8 @@ class ProtectedJob:
     def wait_end(self, timeout: float = 180.0) -> int:
         """Exit code that the run gave itself; the batch script has ended.
 
-        Slurm holds the job for longer, in COMPLETING, until it gives up a node that is off. A training with
-        ``--hurry`` pauses no more from now on.
+        Slurm holds the job for longer, in COMPLETING, until it gives up a node that is off. ``tiny.py``
+        pauses no more from now on, except with ``--no-hurry``.
         """
         self.out.with_suffix(".hurry").touch()
         self.wait(lambda: self.state.ended is not None, timeout, "end of the run")

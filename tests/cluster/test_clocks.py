@@ -17,6 +17,7 @@ from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.model.journal import read
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -44,10 +45,6 @@ def wrong_clocks(sandbox: Sandbox) -> Iterator[tuple[str, ...]]:
 def test_a_dead_rank_and_a_dead_batch_host_among_nodes_whose_clocks_differ(
     sandbox: Sandbox, wrong_clocks: tuple[str, ...]
 ) -> None:
-    right = ProtectedJob(sandbox, f"tiny.py --out OUT --steps {STEPS} --step-s 0", nodes=2)
-    assert right.wait_end() == 0, right.log
-    right.wait_left()
-
     options = f"--spares 1 clocked.py --out OUT --steps {STEPS} --step-s {STEP_S}"
     begun = time.time()
     job = ProtectedJob(sandbox, options, nodes=3, sbatch=wrong_clocks)
@@ -63,7 +60,7 @@ def test_a_dead_rank_and_a_dead_batch_host_among_nodes_whose_clocks_differ(
     job.wait_recovered(2)
     job.wait(lambda: job.state.ended is not None, 180, "end of the run")
     over = time.time()
-    assert job.out.read_text() == right.out.read_text()
+    assert job.out.read_text() == undisturbed(2, f"tiny.py --out OUT --steps {STEPS} --step-s 0")
 
     crash, loss = job.events(ev.IncidentOpened)
     assert (crash.symptom, loss.symptom) == (Symptom.WORKER_EXIT, Symptom.NODE_LOST)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAME = "srobust_spares"
-TINY = "tiny.py --hurry --out OUT --steps 60 --step-s"
+TINY = "tiny.py --out OUT --steps 60 --step-s"
 GPUS = ("--gpus-per-node=2", "--exclusive")
 
 
@@ -171,6 +171,7 @@ def test_without_any_node_to_borrow_the_job_is_requeued(site: Site) -> None:
     assert f"no node from reservation {NAME}" in report
 
 
+@pytest.mark.soak
 def test_a_lent_node_that_dies_is_replaced_in_its_turn(site: Site) -> None:
     expected = undisturbed(2, f"{TINY} 0")
     job = site.submit(step_s=0.3)

@@ -22,7 +22,7 @@ from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
-TINY = "tiny.py --hurry --out OUT --steps"
+TINY = "tiny.py --out OUT --steps"
 # Enough for spares and for a group of nodes that goes at once.
 WIDE = {"nodes": 6, "slurmd_timeout_s": 20, "cred_expire_s": 5}
 # Restarts that are our own doing must not end the job.
@@ -178,6 +178,7 @@ def test_when_source_and_peer_are_gone_storage_has_it(wide: Sandbox) -> None:
     assert job.out.read_text() == expected
 
 
+@pytest.mark.soak
 def test_a_whole_pipeline_group_can_go(wide: Sandbox) -> None:
     expected = undisturbed(4, SIXTY)
     job = ProtectedJob(wide, f"--spares 2 --set parallel.pp=2 {TINY} {STEPS} --step-s 0.4", nodes=6)
@@ -245,6 +246,7 @@ def test_a_damaged_file_on_storage_is_passed_over(sandbox: Sandbox) -> None:
     assert job.out.read_text() == expected
 
 
+@pytest.mark.soak
 def test_an_agent_killed_while_copies_are_under_way(wide: Sandbox) -> None:
     expected = undisturbed(3, f"{TINY} 30 --step-s 0 --width 300000")
     job = ProtectedJob(wide, f"--spares 1 {TINY} 30 --step-s 0.4 --width 300000", nodes=4)
@@ -275,6 +277,7 @@ def test_a_network_cut_during_copies_heals(wide: Sandbox) -> None:
     assert job.out.read_text() == expected
 
 
+@pytest.mark.soak
 def test_a_requeue_takes_the_newest_step_to_storage_and_finds_it_there(sandbox: Sandbox) -> None:
     expected = undisturbed(3, SIXTY)
     job = ProtectedJob(sandbox, f"{TINY} {STEPS} --step-s 0.4", nodes=3, sbatch=("--nodelist=n1,n2,n3",))

@@ -98,7 +98,8 @@ def test_hangs_of_all_kinds_are_placed_on_the_node_that_hangs(cluster: Sandbox) 
 def test_a_hang_that_moves_with_the_rank_ends_the_job_and_costs_no_node(cluster: Sandbox) -> None:
     job = ProtectedJob(
         cluster,
-        "--spares 1 --set detect.hang_floor_s=5 tiny.py --out OUT --steps 60 --step-s 0.2 --hang-at 30",
+        "--spares 1 --set detect.hang_floor_s=5 tiny.py --no-hurry --out OUT --steps 60 --step-s 0.2 "
+        "--hang-at 30",
         nodes=3,
     )
     assert job.wait_end(500) == 93

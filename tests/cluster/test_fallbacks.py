@@ -10,6 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Borrow, Requeue
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -65,9 +66,6 @@ def report(job: ProtectedJob, incident: int) -> str:
 
 
 def test_a_reservation_that_goes_while_its_node_is_lent_then_limits_then_a_requeue(site: Site) -> None:
-    sound = site.submit("partition: false", 0.0)
-    assert sound.wait_end() == 0, sound.log
-    sound.wait_left()
     site.reserve("n5,n6")
     job = site.submit(f"reservation: {NAME}, partition: true, wait_s: 20", 0.3)
     job.wait_step(5)
@@ -93,7 +91,7 @@ def test_a_reservation_that_goes_while_its_node_is_lent_then_limits_then_a_reque
     site.sandbox.fault.power_cut(second)
     job.wait(lambda: job.state.restart_count == 1, 150, "next run of the job")
     assert job.wait_end() == 0
-    assert job.out.read_text() == sound.out.read_text()
+    assert job.out.read_text() == undisturbed(2, f"{TINY} 0")
     limited = [why for source, why in refusals(job) if source == "the partition"]
     assert limited
     assert "QOS" in limited[-1], limited

@@ -18,7 +18,7 @@ from slurm_robust.sandbox import Sandbox
 from slurm_robust.sandbox.config import HEAD
 from tests.cluster.protected_job import SCRIPTS, USER, ProtectedJob, find_process
 from tests.cluster.shared_storage import HOME
-from tests.cluster.test_copies import SIXTY, images, newest_launch
+from tests.cluster.test_copies import SIXTY, images, newest_launch, repeated
 from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
@@ -76,6 +76,7 @@ def test_on_other_nodes_it_resumes_from_storage_and_nothing_stays_behind(sandbox
     launch = newest_launch(job)
     assert not {survivor, lost} & set(launch.slots)
     assert (launch.restore_step >= 23, launch.tiers) == (True, {"storage": 2}), job.log
+    assert repeated(job) <= 1, job.log
     job.wait_said(f"generation 2 resumes from step {launch.restore_step}, from storage")
     assert copies(sandbox, (survivor,)) == []
     assert job.wait_end() == 0

@@ -9,11 +9,13 @@ import pytest
 from slurm_robust.model import events as ev
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAME = "srobust_spares"
+TINY = "tiny.py --out OUT --steps"
 
 
 @pytest.fixture
@@ -31,17 +33,7 @@ def submit(
 ) -> ProtectedJob:
     (cluster.home(USER) / "losses.yaml").write_text(f"companions: {{{companions}}}\n")
     options = f"--config losses.yaml --nproc-per-node 1 --spares {spares}"
-    return ProtectedJob(
-        cluster, f"{options} tiny.py --out OUT --steps {steps} --step-s {step_s}", nodes=slots + spares
-    )
-
-
-def weights(cluster: Sandbox, slots: int) -> str:
-    """Hash of the final weights without a fault."""
-    job = submit(cluster, slots, step_s=0)
-    assert job.wait_end() == 0, job.log
-    job.wait_left()
-    return job.out.read_text()
+    return ProtectedJob(cluster, f"{options} {TINY} {steps} --step-s {step_s}", nodes=slots + spares)
 
 
 def report(job: ProtectedJob) -> str:
@@ -50,8 +42,8 @@ def report(job: ProtectedJob) -> str:
     return job.sandbox.exec(command, user=USER, timeout_s=30.0, check=True).stdout
 
 
+@pytest.mark.soak
 def test_two_nodes_at_once_with_one_standby_and_a_reservation_of_others(cluster: Sandbox) -> None:
-    expected = weights(cluster, 3)
     made = ["starttime=now", "duration=UNLIMITED", "users=bob", "nodes=n7", f"reservationname={NAME}"]
     cluster.exec(["scontrol", "create", "reservation", *made], user="root", check=True)
     job = submit(cluster, 3, 1, f"reservation: {NAME}")
@@ -64,7 +56,7 @@ def test_two_nodes_at_once_with_one_standby_and_a_reservation_of_others(cluster:
     cluster.exec(["scontrol", "delete", f"reservationname={NAME}"], user="root", check=True)
     job.wait(lambda: job.state.restart_count == 1, 150, "next run of the job")
     assert job.wait_end() == 0
-    assert job.out.read_text() == expected
+    assert job.out.read_text() == undisturbed(3, f"{TINY} 50 --step-s 0")
     refused = job.events(ev.NotLent)[0]
     assert "Access denied to requested reservation" in refused.reason
     assert not set(lost) & {*job.state.slots, *job.state.spares}
@@ -92,8 +84,8 @@ def test_standbys_that_died_before_are_not_waited_for(cluster: Sandbox) -> None:
     assert job.wait_end() == 0
 
 
+@pytest.mark.soak
 def test_all_standbys_die_while_they_are_woken(cluster: Sandbox) -> None:
-    expected = weights(cluster, 2)
     job = submit(cluster, 2, 2, "partition: true")
     job.wait_step(5)
     standbys, slot = job.state.spares, job.state.slots[1]
@@ -104,7 +96,7 @@ def test_all_standbys_die_while_they_are_woken(cluster: Sandbox) -> None:
     job.wait(lambda: job.state.slots[1] in job.state.lenders, 150, "a node of the partition")
     job.wait_recovered(1)
     assert job.wait_end() == 0
-    assert job.out.read_text() == expected
+    assert job.out.read_text() == undisturbed(2, f"{TINY} 50 --step-s 0")
     assert job.events(ev.RequeueStarted) == []
     assert slot in job.state.evicted
     assert set(job.state.evicted) <= {slot, *standbys}, "nobody else is to blame"

@@ -24,8 +24,8 @@ DDP = "resized.py --kind ddp --no-position --out OUT --steps 50 --step-s 0.3"
 
 @pytest.fixture
 def cluster(sandboxes: Callable[..., Sandbox]) -> Sandbox:
-    """Five nodes are left after the first job, and three after the second."""
-    return sandboxes(nodes=7, slurmd_timeout_s=20, cred_expire_s=5, accounting=False)
+    """Three nodes are left after a job."""
+    return sandboxes(nodes=5, slurmd_timeout_s=20, cred_expire_s=5, accounting=False)
 
 
 def lose_two(cluster: Sandbox, setting: str) -> ProtectedJob:
@@ -39,7 +39,8 @@ def lose_two(cluster: Sandbox, setting: str) -> ProtectedJob:
     return job
 
 
-def test_an_older_step_is_restored_or_new_parts_are_made_as_the_owner_wants(cluster: Sandbox) -> None:
+@pytest.mark.soak
+def test_an_older_step_is_restored_if_the_owner_wants_that(cluster: Sandbox) -> None:
     older = lose_two(cluster, "older")
     again = older.events(ev.GenerationLaunched)[-1]
     assert (again.restore_step, again.tiers) == (19, {"storage": 3}), older.log
@@ -47,6 +48,8 @@ def test_an_older_step_is_restored_or_new_parts_are_made_as_the_owner_wants(clus
     assert "(checkpoint.if_parts_are_missing: reseed may take step" in older.log, older.log
     assert "new random generators" not in older.log, older.log
 
+
+def test_new_parts_are_made_if_the_owner_wants_that(cluster: Sandbox) -> None:
     reseed = lose_two(cluster, "reseed")
     steps, begun = hashes(reseed)
     (_, ranks, state) = begun[-1]

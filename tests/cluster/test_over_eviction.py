@@ -11,6 +11,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Blame, Symptom
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob
+from tests.cluster.undisturbed import undisturbed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,17 +68,8 @@ def pairs(decisions: list[ev.Decided]) -> list[set[str]]:
     return [set(decided.place.nodes) for decided in decisions if decided.place]
 
 
-@pytest.fixture
-def reference(cluster: Sandbox) -> str:
-    """Hash of the weights without a fault."""
-    job = Pipelines(cluster, step_s=0)
-    assert job.wait_end() == 0, job.log
-    job.wait_left()
-    return job.out.read_text()
-
-
 def test_a_pair_with_one_standby_loses_one_node_which_serves_again_when_another_dies(
-    cluster: Sandbox, reference: str
+    cluster: Sandbox,
 ) -> None:
     job = Pipelines(cluster, spares=1)
     job.wait_step(12)
@@ -100,7 +92,7 @@ def test_a_pair_with_one_standby_loses_one_node_which_serves_again_when_another_
     assert list(job.state.evicted) == [dead]
     assert "quick test" in job.report(4)
     assert job.wait_end() == 0
-    assert job.out.read_text() == reference
+    assert job.out.read_text() == undisturbed(8, f"{SCRIPT} 0")
     assert job.events(ev.RequeueStarted) == []
     assert job.state.restart_count == 0
 
@@ -109,9 +101,6 @@ def test_a_pair_with_one_standby_loses_one_node_which_serves_again_when_another_
 def test_a_whole_pair_is_suspected_without_any_standby_and_goes_on_after_a_quick_test(
     cluster: Sandbox,
 ) -> None:
-    sound = Pipelines(cluster, step_s=0, neighbours=True)
-    assert sound.wait_end() == 0, sound.log
-    sound.wait_left()
     job = Pipelines(cluster, neighbours=True)
     job.wait_step(12)
     pair = set(job.state.slots[4:6])
@@ -123,5 +112,5 @@ def test_a_whole_pair_is_suspected_without_any_standby_and_goes_on_after_a_quick
     assert (set(tested.passed), tested.failed, tested.silent) == (pair, {}, {})
     assert job.events(ev.NodeEvicted) == []
     assert job.wait_end() == 0
-    assert job.out.read_text() == sound.out.read_text()
+    assert job.out.read_text() == undisturbed(8, f"{SCRIPT} 0 --neighbours")
     assert job.events(ev.RequeueStarted) == []

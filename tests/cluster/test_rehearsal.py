@@ -50,6 +50,7 @@ def test_a_standby_rehearses_and_takes_the_slot_of_a_dead_node(sandbox: Sandbox)
     job.wait_left()
 
 
+@pytest.mark.soak
 def test_a_script_that_cannot_rehearse_costs_nothing_but_the_rehearsal(sandbox: Sandbox) -> None:
     script = "import os; os.environ.get('SROBUST_REHEARSAL') and os.mkdir('made'); import tiny"
     (sandbox.home(USER) / "writes.py").write_text(script)

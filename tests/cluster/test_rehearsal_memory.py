@@ -45,6 +45,7 @@ def small_cgroup(sandbox: Sandbox) -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.soak
 def test_a_rehearsal_for_which_there_is_too_little_memory(sandbox: Sandbox, small_cgroup: Path) -> None:
     (sandbox.home(USER) / "eats.py").write_text(SCRIPT)
     words = "--spares 1 eats.py --out OUT --steps 5000 --step-s 0.2"

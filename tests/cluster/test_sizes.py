@@ -41,7 +41,14 @@ def hashes(job: ProtectedJob) -> tuple[dict[int, str], list[tuple[int, int, str]
     return steps, begun
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [("fsdp", (3, 2, 4)), ("ddp", (3, 2, 4)), ("hsdp", (4, 2))])
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("fsdp", (3, 2, 4)),
+        pytest.param("ddp", (3, 2, 4), marks=pytest.mark.soak),
+        pytest.param("hsdp", (4, 2), marks=pytest.mark.soak),
+    ],
+)
 def test_another_number_of_ranks_in_each_run(sandbox: Sandbox, kind: str, sizes: tuple[int, ...]) -> None:
     """``scontrol requeue`` leaves the newest steps in memory; they go to storage before they are cut."""
     options = f"--nodes $(cat {kind}.nodes) resized.py --kind {kind} --out OUT --steps 70 --step-s 0.2"

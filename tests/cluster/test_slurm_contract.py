@@ -20,7 +20,7 @@ from slurm_robust.slurm.requests import NODES_PER_STEP, SubmitRequest, whole_nod
 from slurm_robust.slurm.requeue import RequeueRequest, SystemClock, requeue_without
 from slurm_robust.slurm.watcher import watcher_job
 from tests.contracts.history import HistoryContract
-from tests.contracts.slurm import SlurmContract, running_job
+from tests.contracts.slurm import SlurmContract, World, running_job
 from tests.slurm_language import cases
 from tests.waiting import wait_for
 
@@ -88,6 +88,10 @@ class TestCommandLine(SlurmContract, HistoryContract):
 
 
 class TestPyslurm(SlurmContract):
+    @pytest.mark.soak  # Slurm plans its nodes late at times, which is nothing of pyslurm's
+    def test_a_shrunk_job_asks_for_what_it_needs(self, world: World) -> None:
+        super().test_a_shrunk_job_asks_for_what_it_needs(world)
+
     @pytest.fixture
     def world(self, sandboxes: Callable[..., Sandbox], tmp_path: Path) -> Iterator[PyslurmWorld]:
         world = PyslurmWorld(sandboxes(**SETTINGS), tmp_path)

@@ -66,7 +66,9 @@ def test_a_cut_of_the_network_of_the_storage_alone(patient: Sandbox, seconds: in
     steps = steps_for(seconds)
     expected = undisturbed(3, f"{TINY} --steps {steps} --step-s 0")
     with shared_storage(patient, HOME) as storage:
-        job = ProtectedJob(patient, f"--spares 1 {TINY} --steps {steps} --step-s {STEP_S} {talk}", nodes=4)
+        # Not in a hurry: it would look for a file on this storage at each step.
+        words = f"{TINY} --no-hurry --steps {steps} --step-s {STEP_S} {talk}"
+        job = ProtectedJob(patient, f"--spares 1 {words}", nodes=4)
         job.wait_step(5)
         storage.cut()
         let_pass(seconds)

@@ -70,6 +70,7 @@ def test_the_batch_host_loses_its_power_and_training_goes_on_without_a_requeue(
     ]
 
 
+@pytest.mark.soak
 def test_an_agent_is_killed_and_then_the_batch_host_dies(sandbox: Sandbox, reference: str) -> None:
     """The next controller has never heard that agent, whose node lives and has the copies."""
     job = ProtectedJob(sandbox, f"--spares 2 {TINY} 60 --step-s 0.3", nodes=4)

@@ -32,7 +32,7 @@ rank, half = dist.get_rank(), dist.get_world_size() // 2
 is_first, peer = rank < half, (rank + half) % (2 * half)
 if options.neighbours:
     is_first, peer = rank % 2 == 0, rank ^ 1
-card = options.faults / os.environ["SLURMD_NODENAME"]
+card = options.faults / os.environ.get("SLURMD_NODENAME", "no node")
 model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.2), nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters())
 torch.manual_seed(100 + rank)

@@ -16,7 +16,8 @@ import slurm_robust as sr
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--step-s", type=float, default=0.05)
-parser.add_argument("--hurry", action="store_true", help="no pauses once the test waits for the end alone")
+hurry = {"action": argparse.BooleanOptionalAction, "default": True}
+parser.add_argument("--hurry", **hurry, help="no pauses once the test waits for the end alone")
 parser.add_argument("--every", type=int, default=1)
 parser.add_argument("--width", type=int, default=32, help="hidden units: 216 bytes of state each")
 parser.add_argument("--out", type=Path, required=True)
