@@ -43,8 +43,9 @@ from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.keys import KeyPair, KeysError, load_client
 from slurm_robust.worker import spawning
 from slurm_robust.worker.step_record import RecordError, StepRecord
+from tests.builders import specs
+from tests.builders.plans import plan
 from tests.unit.fleet.samples import spooled, summary
-from tests.unit.sample_plan import plan
 
 Use = Callable[[bytes], object]
 
@@ -86,9 +87,7 @@ def spoiled(good: bytes) -> st.SearchStrategy[bytes]:
 
 
 def job_spec() -> JobSpec:
-    return JobSpec(
-        run_id="n1", job_id=7, kind=CommandKind.SCRIPT, command=("train.py",), cwd="/", nproc_per_node=1
-    )
+    return specs.job_spec(run_id="n1")
 
 
 def in_file(path: Path, use: Callable[[], object]) -> Use:

@@ -31,6 +31,7 @@ from slurm_robust.slurm.records import AccountingRow, NodeEvent
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.builders import records
 from tests.users import as_another_user
 
 REASON = "srobust: gpu3 XID 79"
@@ -43,17 +44,7 @@ def event(
 
 
 def run(state: str, *nodes: str, start: float = 0.0, end: float | None = 50.0) -> AccountingRow:
-    return AccountingRow(
-        job_id=7,
-        step="",
-        run=0,
-        state=state,
-        exit_code=0,
-        signal=0,
-        nodes=nodes,
-        start_time=start,
-        end_time=end,
-    )
+    return records.accounting_row(state=state, nodes=nodes, start_time=start, end_time=end)
 
 
 def history(

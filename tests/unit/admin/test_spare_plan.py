@@ -22,6 +22,7 @@ from slurm_robust.slurm.records import AccountingRow, NodeEvent
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.builders import records
 
 NOW = 100 * DAY_S
 
@@ -35,16 +36,8 @@ def event(node: str, day: float, reason: str = "Not responding") -> NodeEvent:
 def run(
     *nodes: str, start: float = 90.0, end: float | None = 100.0, state: str = "COMPLETED"
 ) -> AccountingRow:
-    return AccountingRow(
-        job_id=7,
-        step="",
-        run=0,
-        state=state,
-        exit_code=0,
-        signal=0,
-        nodes=nodes,
-        start_time=start * DAY_S,
-        end_time=None if end is None else end * DAY_S,
+    return records.accounting_row(
+        state=state, nodes=nodes, start_time=start * DAY_S, end_time=None if end is None else end * DAY_S
     )
 
 

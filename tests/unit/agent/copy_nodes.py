@@ -12,10 +12,11 @@ from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, TensorSpec, open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import Peer, RestoreSource
-from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from slurm_robust.model.job import CopySpec, JobDirectory, JobSpec
 from slurm_robust.wire.copychannel import CopyChannel, derive_key
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client
 from slurm_robust.wire.messages import Launch
+from tests.builders import specs
 
 RUN = "7-abcd"
 MIB = 2**20
@@ -28,15 +29,7 @@ def keys_in(folder: Path) -> ClientKeys:
 
 
 def job_spec(**copies: object) -> JobSpec:
-    return JobSpec(
-        run_id=RUN,
-        job_id=7,
-        kind=CommandKind.SCRIPT,
-        command=("train.py",),
-        cwd="/",
-        nproc_per_node=1,
-        copies=CopySpec(**copies),  # type: ignore[arg-type]
-    )
+    return specs.job_spec(run_id=RUN, copies=CopySpec(**copies))
 
 
 def folder_of(name: str, shm: Path) -> MemoryFolder:
@@ -70,17 +63,8 @@ class Node:
         raise AssertionError("all buffers are locked")
 
     def launch(self, generation: int, ranks: tuple[int, ...], **fields: object) -> Launch:
-        launch = Launch(
-            epoch=1,
-            generation=generation,
-            ranks=ranks,
-            world_size=4,
-            slot=0,
-            slots=2,
-            master_addr="127.0.0.1",
-            master_port=1,
-            layout="w4",
-            **fields,  # type: ignore[arg-type]
+        launch = specs.launch(
+            generation=generation, ranks=ranks, world_size=4, slots=2, layout="w4", **fields
         )
         self.service.launched(launch)
         return launch

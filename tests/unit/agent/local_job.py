@@ -25,9 +25,10 @@ from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
-from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Launch, Pulse, StacksTaken, Stop
+from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Pulse, StacksTaken, Stop
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
+from tests.builders import specs
 from tests.forked_python import ForkedPython
 from tests.users import run_as
 from tests.waiting import HANG_S
@@ -114,7 +115,7 @@ class ScriptedController:
         assert at is not None
         self.send(
             node,
-            Launch(
+            specs.launch(
                 epoch=self.epoch,
                 generation=generation,
                 ranks=ranks,

@@ -19,8 +19,9 @@ import pytest
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, RestoreSource, Tier
 from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
-from slurm_robust.wire.messages import Heartbeat, Inject, Launch, Phase, Refused, RequestCheckpoint, Shutdown
+from slurm_robust.wire.messages import Heartbeat, Inject, Phase, Refused, RequestCheckpoint, Shutdown
 from slurm_robust.wire.sockets import knock
+from tests.builders import specs
 from tests.unit.agent.copy_nodes import MIB, fill
 from tests.unit.agent.local_job import LocalJob, ScriptedController, is_alive, pause, rival
 from tests.waiting import wait_for
@@ -482,12 +483,11 @@ def test_copies_are_told_fetched_and_outlive_an_agent_until_the_job_is_over(make
     source = RestoreSource(rank=2, tier=Tier.PEER, address=heartbeat.address, port=heartbeat.data_port)
     controller.send(
         "n1",
-        Launch(
+        specs.launch(
             epoch=controller.epoch,
             generation=2,
             ranks=(0, 2),
             world_size=4,
-            slot=0,
             slots=2,
             master_addr=heartbeat.address,
             master_port=heartbeat.rendezvous_port,

@@ -11,13 +11,11 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.companion import OF_JOB
 from slurm_robust.slurm.records import Allocation, SlurmJob, SlurmNode
 from slurm_robust.wire.epochs import EpochRecord
+from tests.builders import records
 
 NODES = tuple(f"n{i}" for i in range(1, 7))
 ALLOCATION = Allocation(job_id=7, nodes=NODES, gpus_per_node={}, batch_host="n1", restart_count=2)
-JOB = SlurmJob(
-    job_id=7, name="j", user_name="a", states=frozenset({"RUNNING"}), nodes=NODES[1:],
-    batch_host="n1", restart_count=2,
-)  # fmt: skip
+JOB = records.job(name="j", user_name="a", nodes=NODES[1:], batch_host="n1", restart_count=2)
 DOWN = SlurmNode(name="n1", address="10.0.0.1", states=frozenset({"DOWN", "NOT_RESPONDING"}))
 
 

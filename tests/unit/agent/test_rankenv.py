@@ -19,25 +19,17 @@ from slurm_robust.agent.rankenv import (
 )
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource, Tier
-from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from slurm_robust.model.job import CopySpec, JobDirectory
 from slurm_robust.slurm.companion import OF_JOB, OF_NODES
 from slurm_robust.util import process
-from slurm_robust.wire.messages import Launch
 from slurm_robust.worker.environment import WorkerEnvironment
+from tests.builders import specs
 from tests.forked_python import run_python
 from tests.later import skip_without
 from tests.unit.nodes.host_files import plant
 
-SPEC = JobSpec(
-    run_id="r1",
-    job_id=7,
-    kind=CommandKind.SCRIPT,
-    command=("train.py", "--x"),
-    cwd="/home/u",
-    nproc_per_node=2,
-)
-LAUNCH = Launch(
-    epoch=1,
+SPEC = specs.job_spec(run_id="r1", command=("train.py", "--x"), cwd="/home/u", nproc_per_node=2)
+LAUNCH = specs.launch(
     generation=3,
     ranks=(2, 3),
     world_size=6,

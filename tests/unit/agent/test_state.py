@@ -49,6 +49,7 @@ from slurm_robust.wire.messages import (
     Stop,
 )
 from slurm_robust.worker.spawning import Exited, Fatal, Ready, Spawned, SpawnFailed
+from tests.builders import specs
 
 
 class Machine:
@@ -103,13 +104,12 @@ def pid_of(rank: int, generation: int = 1) -> int:
 
 
 def launch(generation: int = 1, epoch: int = 1, slot: int = 0) -> Launch:
-    return Launch(
+    return specs.launch(
         epoch=epoch,
         generation=generation,
         ranks=(0, 1),
         world_size=2,
         slot=slot,
-        slots=1,
         master_addr="n1",
         master_port=5,
     )

@@ -11,12 +11,13 @@ import pytest
 
 from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.model import events as ev
-from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.probes import Answers, ProbeTarget
 from slurm_robust.policy.takeover import AGAIN_S, FRESH_S, MAX_CONTROLLERS, TURN_S, UNANSWERED_S
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import EpochRecord, take_epoch
-from tests.unit.sample_events import run_started
+from tests.builders import specs
+from tests.builders.events import run_started
 from tests.waiting import wait_for
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -28,15 +29,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.job = JobDirectory(folder)
         self.job.spec.write_text('{"run_id": "7-abcd"}')
-        self.spec = JobSpec(
-            run_id="7-abcd",
-            job_id=7,
-            kind=CommandKind.SCRIPT,
-            command=("train.py",),
-            cwd="/",
-            nproc_per_node=1,
-            takeover_s=10.0,
-        )
+        self.spec = specs.job_spec(run_id="7-abcd", takeover_s=10.0)
         events = (
             run_started(t=0.0, job_id=7, slots=3, spares=1),
             ev.AllocationTaken(t=0.0, restart_count=0, nodes=NODES, slots=NODES[:3], spares=("n4",)),

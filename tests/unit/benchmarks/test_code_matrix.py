@@ -36,8 +36,8 @@ from slurm_robust.model.incident import (
     GiveUp,
     Restart,
     Signature,
-    Verdict,
 )
+from tests.builders import incidents
 
 CRASH = Case("crash", REPORTED, EVERY_TIME, 0.5)
 ONE_CRASH = Case("crash", REPORTED, ONCE, 0.5)
@@ -50,7 +50,7 @@ def launched(t: float, generation: int) -> ev.GenerationLaunched:
 
 
 def decided(t: float, *actions: Action, reason: str = SEGV, carried_out: bool = True) -> ev.Decided:
-    verdict = Verdict(
+    verdict = incidents.verdict(
         rung=6, blame=Blame.NOBODY, signature=Signature(kind=FaultKind.SILENT_END), reason=reason
     )
     return ev.Decided(

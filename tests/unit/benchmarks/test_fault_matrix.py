@@ -24,6 +24,7 @@ from slurm_robust.model.incident import (
     Symptom,
     Verdict,
 )
+from tests.builders import incidents
 
 HANG = Expected(symptoms=(Symptom.HANG,), actions=EVICT, node=True, detect_s=15.0)
 PLANTED = Outcome(case="a hang", mode="act", rank=3, node="n2", expected=HANG, went_on=True)
@@ -32,9 +33,7 @@ EVICTED: tuple[Action, ...] = (Evict(node="n2"), Replace(node="n2", standby="n5"
 
 
 def opened(t: float) -> ev.IncidentOpened:
-    return ev.IncidentOpened(
-        t=t, incident=1, generation=1, symptom=Symptom.HANG, detail=DETAIL, detect_s=15.0, best_step=60
-    )
+    return incidents.opened(t=t, symptom=Symptom.HANG, detail=DETAIL, detect_s=15.0, best_step=60)
 
 
 def decided(t: float, actions: Sequence[Action], *suspects: str, carried_out: bool = True) -> ev.Decided:

@@ -9,7 +9,7 @@ from benchmarks import timeline
 from benchmarks.contenders import phases
 from benchmarks.timeline import Mark, NeverRecovered, Recovery
 from slurm_robust.model import events as ev
-from slurm_robust.model.incident import Symptom
+from tests.builders import incidents
 
 KILL = 100.0
 
@@ -69,15 +69,7 @@ def test_our_phases_follow_each_other_without_a_gap() -> None:
     assert isinstance(found, Recovery)
     journal: list[ev.AnyEvent] = [
         launched(1, KILL - 50),
-        ev.IncidentOpened(
-            t=KILL + 0.1,
-            incident=1,
-            generation=1,
-            symptom=Symptom.WORKER_EXIT,
-            detail="",
-            detect_s=0.1,
-            best_step=3,
-        ),
+        incidents.opened(t=KILL + 0.1, best_step=3),
         ev.GenerationEnded(t=KILL + 0.3, generation=1, reason=""),
         launched(2, KILL + 0.4),
     ]

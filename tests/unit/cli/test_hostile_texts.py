@@ -31,7 +31,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
-from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from slurm_robust.model.job import CopySpec, JobDirectory
 from slurm_robust.model.moment import encode
 from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
 from slurm_robust.notify import main as notify
@@ -48,11 +48,12 @@ from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply
 from slurm_robust.wire.sockets import ControllerSocket
+from tests.builders import specs
+from tests.builders.moments import job_moment
 from tests.contracts.replayer import run as replayed
 from tests.unit.engine.fake_job import Job, doing
 from tests.unit.report import incident_journal, test_live
 from tests.unit.report.test_logs import STARTED
-from tests.unit.sample_moment import job_moment
 
 MARK = "FORGED"
 """A line that begins with it has not been written by us."""
@@ -242,10 +243,11 @@ def test_the_logs_of_a_training(job: JobDirectory, text: str, bytes_: bytes) -> 
 @given(HOSTILE)
 def test_checkpoints(job: JobDirectory, text: str) -> None:
     journal(job, [STARTED, ev.Noted(t=1.0, text=text), incident_journal.whole()[3]])
-    spec = JobSpec(
-        run_id="r", job_id=7, kind=CommandKind.SCRIPT, command=(text,), cwd="/", nproc_per_node=1,
-        copies=CopySpec(), checkpoint_dir=str(job.path / text.replace("/", "").replace("\0", "")[:50]),
-    )  # fmt: skip
+    spec = specs.job_spec(
+        command=(text,),
+        copies=CopySpec(),
+        checkpoint_dir=str(job.path / text.replace("/", "").replace("\0", "")[:50]),
+    )
     job.spec.write_bytes(msgspec.json.encode(spec))
     for argv in (["ls"], ["verify"], ["export", "latest", "--to", str(job.path / "to")]):
         output_of("checkpoint", argv[0], str(job.path), *argv[1:])

@@ -8,14 +8,15 @@ import msgspec
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
 from slurm_robust.run.holding import Applicant, WaitClock
 from slurm_robust.run.sources import Here
 from slurm_robust.slurm.errors import ControllerUnreachable
 from slurm_robust.slurm.records import SlurmJob
 from slurm_robust.testing.fake_slurm import FakeSlurm
-from tests.unit.sample_events import run_started
+from tests.builders import records, specs
+from tests.builders.events import run_started
 
 
 def ref(generation: int, step: int) -> CheckpointId:
@@ -37,14 +38,8 @@ class Slurm(FakeSlurm):
         return self.known[job_id] if job_id in self.known else super().job(job_id)
 
     def put(self, job_id: int, *states: str) -> None:
-        self.known[job_id] = SlurmJob(
-            job_id=job_id,
-            name="train",
-            user_name="alice",
-            states=frozenset(states),
-            batch_host="n3",
-            start_time=60.0,
-            submit_time=50.0,
+        self.known[job_id] = records.job(
+            job_id=job_id, states=frozenset(states), batch_host="n3", start_time=60.0, submit_time=50.0
         )
 
 
@@ -96,15 +91,7 @@ class Jobs:
         run_id = started.pop("run_id", f"{job_id}-x")
         chapters = TrainingDirectory.of(self.root, training)
         storage = chapters.checkpoints if training else directory.checkpoints
-        spec = JobSpec(
-            run_id=run_id,
-            job_id=job_id,
-            kind=CommandKind.SCRIPT,
-            command=("train.py",),
-            cwd="/",
-            nproc_per_node=1,
-            checkpoint_dir=str(storage),
-        )
+        spec = specs.job_spec(run_id=run_id, job_id=job_id, checkpoint_dir=str(storage))
         directory.spec.write_bytes(msgspec.json.encode(spec))
         first = run_started(run_id=run_id, job_id=job_id, training=training, t=float(job_id), **started)
         known = [first, *((continued,) if continued is not None else ()), *events]

@@ -17,7 +17,7 @@ from slurm_robust.controller.metrics import About, MetricsServer, read_token, ta
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import JobMoment
 from slurm_robust.util.ours import NotOurs
-from tests.unit.sample_moment import incident_moment
+from tests.builders.moments import incident_moment
 from tests.waiting import wait_for
 
 ABOUT = About(folder="42", cluster="big one", user="alice", name='x"\x1b[31m')

@@ -23,8 +23,8 @@ from slurm_robust.engine.transitions import (
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.journal import fold
-from tests.unit.sample_events import run_started
-from tests.unit.sample_plan import plan
+from tests.builders.events import run_started
+from tests.builders.plans import plan
 
 START, OTHER = "one start", "another start"
 TRAINING = (

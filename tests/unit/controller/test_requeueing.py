@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.config.job import JobConfig
-from slurm_robust.config.plan import RunPlan
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
 from slurm_robust.engine.stages.table import begin
 from slurm_robust.engine.transitions import ToRequeueing
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.job import CommandKind
 from slurm_robust.policy.patience import ANSWER_COMES_S, GIVE_UP_S, LONGEST_PAUSE_S, LOST_S, TERM_COMES_S
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import status_at
 from slurm_robust.slurm.errors import CommandFailed
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.builders import plans
 from tests.unit.engine.fake_job import Job
 
 SILENT = RequeueAnswer(said=RequeueStatus.NOTHING, detail="Unable to contact slurm controller")
@@ -171,10 +169,7 @@ def test_a_job_that_somebody_holds_says_who_can_release_it() -> None:
 
 def test_another_controller_goes_on_asking() -> None:
     job = leaving(SILENT)
-    plan = RunPlan(
-        config=JobConfig(), job_id=7, restart_count=0, run_id="r", kind=CommandKind.SCRIPT,
-        command=("train.py",), cwd="/", nodes=("n1", "n2"), slots=2, spares=0, nproc_per_node=1,
-    )  # fmt: skip
+    plan = plans.plan(run_id="r", nodes=("n1", "n2"), slots=2)
     news, begun = begin(job.journal, plan, 10.0)
     assert news == []
     assert begun == ToRequeueing(exclude=("n2",), reason=job.core.state.requeueing.reason, failure=True)

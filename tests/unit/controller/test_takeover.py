@@ -22,7 +22,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, Symptom
-from slurm_robust.model.job import CommandKind, JobDirectory
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import read
 from slurm_robust.model.state import TAKEOVER_GAP
 from slurm_robust.slurm.errors import SlurmError
@@ -31,6 +31,7 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.wire.epochs import EpochRecord
 from slurm_robust.wire.messages import Phase
+from tests.builders import plans
 from tests.unit.engine.fake_job import Job
 
 
@@ -49,16 +50,12 @@ def planned(slurm: FakeSlurm, folder: Path, *, requeue: bool = True) -> RunPlan:
         SubmitRequest(command=("train.sh",), nodes=3, requeue=requeue, options=("--no-kill",))
     )
     config = JobConfig()
-    return RunPlan(
+    return plans.plan(
         run_id="7-abcd",
         job_id=job_id,
-        kind=CommandKind.SCRIPT,
-        command=("train.py",),
         cwd=str(folder),
         slots=2,
         spares=1,
-        nproc_per_node=1,
-        restart_count=0,
         nodes=("n1", "n2", "n3"),
         config=structs.replace(config, slurm=structs.replace(config.slurm, start_now=False)),
     )

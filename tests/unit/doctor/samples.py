@@ -13,7 +13,8 @@ from slurm_robust.doctor.facts import Facts, NodeFacts, Software
 from slurm_robust.doctor.shape import ScriptShape
 from slurm_robust.hooks.times import HookTimes
 from slurm_robust.slurm.options import OFF, Options
-from slurm_robust.slurm.records import SlurmJob, Terms
+from slurm_robust.slurm.records import Terms
+from tests.builders import records
 
 GB = 10**9
 SLURM = {
@@ -47,15 +48,7 @@ SLURM = {
     "UnkillableStepTimeout": "180 sec",
 }
 OPTIONS = {"no-kill": "", "requeue": "expedite", "signal": "B:USR1@120", "open-mode": "append", "mem": "0"}
-JOB = SlurmJob(
-    job_id=7,
-    name="train",
-    user_name="alice",
-    states=frozenset({"RUNNING"}),
-    requeue=True,
-    num_nodes=4,
-    time_limit_s=86400.0,
-)
+JOB = records.job(requeue=True, num_nodes=4, time_limit_s=86400.0)
 CONFIG = JobConfig(spares=1)
 
 

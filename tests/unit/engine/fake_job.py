@@ -40,7 +40,7 @@ from slurm_robust.wire.messages import (
     TakeStacks,
 )
 from slurm_robust.wire.protocol import PROTOCOL
-from tests.unit.sample_events import run_started
+from tests.builders.events import run_started
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
 BUSY = (Phase.RUNNING, Phase.STOPPING)

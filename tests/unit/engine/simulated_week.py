@@ -22,8 +22,8 @@ from slurm_robust.model.journal import fold
 from slurm_robust.model.record import Record
 from slurm_robust.policy.replacement import assign
 from slurm_robust.wire.messages import Phase
+from tests.builders.events import run_started
 from tests.unit.engine.fake_job import Job, doing
-from tests.unit.sample_events import run_started
 
 WEEK_S = 7 * 86400.0
 STEP_S = 12.0

@@ -18,8 +18,8 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.journal import fold
 from slurm_robust.policy.leaving import TERM_NEWS_S
 from slurm_robust.wire.messages import Flush, Pace, Phase, Progress
+from tests.builders.events import run_started
 from tests.unit.engine.fake_job import Job
-from tests.unit.sample_events import run_started
 
 FOUR = ("n1", "n2", "n3", "n4")
 CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message="own-00001.0 is damaged")

@@ -24,9 +24,9 @@ from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import GiveUp, Requeue
 from slurm_robust.model.journal import fold
 from slurm_robust.wire.messages import Launch, Phase
+from tests.builders.events import run_started
+from tests.builders.plans import plan
 from tests.unit.engine.fake_job import Job
-from tests.unit.sample_events import run_started
-from tests.unit.sample_plan import plan
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.journal import fold
 from slurm_robust.policy.checkpoints import LAST_STORE_S
+from tests.builders.events import run_started
 from tests.unit.engine.fake_job import Job
-from tests.unit.sample_events import run_started
 
 REFUSED = RequeueAnswer(said=RequeueStatus.REFUSED, detail="Requested operation is presently disabled")
 BUG = WorkerError(type="ValueError", message="boom", file="train.py", line=12)

@@ -12,8 +12,8 @@ from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.wire.messages import Save
+from tests.builders.events import run_started
 from tests.unit.engine.fake_job import Job
-from tests.unit.sample_events import run_started
 
 FOUR = ("n1", "n2", "n3", "n4")
 Copies = dict[str, tuple[Copy, ...]]

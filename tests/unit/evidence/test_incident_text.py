@@ -17,6 +17,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import TestResult
 from slurm_robust.model.stacks import Collective, Localisation, RankStacks
 from slurm_robust.util.text import MAX_TEXT, clean_log, one_line
+from tests.builders import incidents
 from tests.unit.report import incident_journal
 
 
@@ -83,7 +84,7 @@ def test_nodes_that_are_unreachable_are_not_said_to_stand_by_nor_to_have_alerts(
     """They may have lost their power. Where a hang moves ranks, the node stands by."""
 
     def decided(kind: inc.FaultKind) -> ev.Decided:
-        verdict = inc.Verdict(
+        verdict = incidents.verdict(
             rung=2, blame=inc.Blame.NOBODY, signature=inc.Signature(kind=kind), reason="x", confidence=0.7
         )
         moves = inc.Replace(node="n3", standby="n5"), inc.Replace(node="n4", standby="n6"), inc.Restart()

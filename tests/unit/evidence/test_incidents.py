@@ -13,6 +13,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Blame, NodeExit, Symptom
+from tests.builders import incidents
 from tests.unit.engine.fake_job import Job
 from tests.unit.report import incident_journal
 
@@ -29,9 +30,7 @@ def step(generation: int, number: int, reported: bool = True) -> ev.ProgressMade
 
 
 def opened(number: int = 1, t: float = 100.0) -> ev.IncidentOpened:
-    return ev.IncidentOpened(
-        t=t, incident=number, generation=1, symptom=Symptom.HANG, detail="", detect_s=5.0, best_step=1
-    )
+    return incidents.opened(t=t, incident=number, symptom=Symptom.HANG, detect_s=5.0)
 
 
 def closed(number: int = 1) -> ev.IncidentClosed:
@@ -164,10 +163,7 @@ def test_a_job_that_slurm_has_ended_leaves_no_incident_open() -> None:
 
 
 def test_a_lost_agent_is_named_before_the_rank_that_missed_it() -> None:
-    begun = ev.IncidentOpened(
-        t=100.0, incident=1, generation=1, symptom=Symptom.WORKER_EXIT, detail="rank 0: connection reset",
-        detect_s=0.1, best_step=1,
-    )  # fmt: skip
+    begun = incidents.opened(t=100.0, detail="rank 0: connection reset")
     lost = ev.SymptomAdded(t=102.0, incident=1, symptom=Symptom.AGENTS_LOST, detail="the agent on n2 ended")
     decided = ev.Decided(t=102.0, incident=1, actions=(), reason="start the agent again")
     (report,) = incident_reports([begun, lost, decided, closed()])

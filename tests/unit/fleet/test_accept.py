@@ -33,6 +33,7 @@ from slurm_robust.model.jobsummary import (
     encode,
 )
 from slurm_robust.slurm.records import AccountingRow, Gres, SlurmNode, Switch
+from tests.builders import records
 from tests.unit.fleet.samples import BEGIN, HOUR, NODES, entry, incident, spooled, summary
 
 NOW = BEGIN + 13 * HOUR
@@ -116,10 +117,7 @@ def test_a_submit_time_that_cannot_be_is_that_of_slurms_start() -> None:
 
 
 def row(start: float, end: float | None, nodes: tuple[str, ...] = NODES, step: str = "") -> AccountingRow:
-    return AccountingRow(
-        job_id=7, step=step, run=0, state="COMPLETED", exit_code=0, signal=0,
-        nodes=nodes, start_time=start, end_time=end,
-    )  # fmt: skip
+    return records.accounting_row(step=step, nodes=nodes, start_time=start, end_time=end)
 
 
 def test_runs_of_another_job_with_the_same_id_do_not_count() -> None:

@@ -30,9 +30,10 @@ from slurm_robust.inventory.listing import CheckpointListing, CheckpointRow, Sto
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.job import CommandKind, CopySpec, JobDirectory, JobSpec
+from slurm_robust.model.job import CopySpec, JobDirectory
 from slurm_robust.wire.keys import create_keys, load_client
-from tests.unit.sample_events import run_started
+from tests.builders import specs
+from tests.builders.events import run_started
 
 
 def ref(generation: int, step: int) -> CheckpointId:
@@ -59,14 +60,8 @@ class Job:
         create_keys(self.directory.keys)
         key = seal_key(load_client(self.directory.keys).client.secret)
         self.local = LocalCopies(folder / "disk", self.run_id, key)
-        spec = JobSpec(
-            run_id=self.run_id,
-            job_id=9,
-            kind=CommandKind.SCRIPT,
-            command=("train.py",),
-            cwd="/",
-            nproc_per_node=1,
-            copies=CopySpec(places={Tier.LOCAL: str(folder / "disk")}),
+        spec = specs.job_spec(
+            run_id=self.run_id, job_id=9, copies=CopySpec(places={Tier.LOCAL: str(folder / "disk")})
         )
         self.directory.spec.write_bytes(msgspec.json.encode(spec))
         self.write(

@@ -17,10 +17,11 @@ from slurm_robust.config import plan as plan_file
 from slurm_robust.jobdir import owner
 from slurm_robust.jobdir.owner import PathOwner, judge
 from slurm_robust.model.errors import ExitCode, PreflightError
-from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.run import preflight
 from slurm_robust.wire.keys import KeysError, create_keys, load_client
-from tests.unit.sample_plan import plan
+from tests.builders import specs
+from tests.builders.plans import plan
 from tests.users import run_as
 
 ME, OTHER = 65533, 65534
@@ -180,9 +181,7 @@ def scratch() -> Iterator[Path]:
 
 
 def spec(run_id: str = "7-x", command: str = "train.py") -> JobSpec:
-    return JobSpec(
-        run_id=run_id, job_id=7, kind=CommandKind.SCRIPT, command=(command,), cwd="/", nproc_per_node=1
-    )
+    return specs.job_spec(run_id=run_id, command=(command,))
 
 
 def start(job: JobDirectory, submitted: Path) -> str:
@@ -290,7 +289,7 @@ def test_a_link_or_a_pipe_is_no_file_of_the_job(
 def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     job = JobDirectory(tmp_path / "7")
     preflight.open_directory(job)
-    plan_file.save_plan(job, plan("7-other"))
+    plan_file.save_plan(job, plan(run_id="7-other"))
     job.spec.write_bytes(msgspec.json.encode(spec("7-other")))
     assert read_spec(job, "7-other") == read_spec(job) == spec("7-other")
     assert plan_file.load_plan(job, "7-other") == plan_file.load_plan(job)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
-from slurm_robust.model.incident import Action, Blame, FaultKind, Restart, Signature, Symptom, Verdict
+from slurm_robust.model.incident import Action, Blame, FaultKind, Restart, Signature, Symptom
 from slurm_robust.model.startup import PhaseTimes
-from tests.unit.sample_events import run_started
+from tests.builders import incidents
+from tests.builders.events import run_started
 
 SUBMITTED = 1_000_000.0
 NODES = ("n1", "n2")
@@ -90,13 +91,12 @@ class Journal:
         self, t: float, incident: int, generation: int, detect_s: float = 0.0, symptom: Symptom = Symptom.HANG
     ) -> Journal:
         return self.add(
-            ev.IncidentOpened(
+            incidents.opened(
                 t=at(t),
                 epoch=self.epoch,
                 incident=incident,
                 generation=generation,
                 symptom=symptom,
-                detail="",
                 detect_s=detect_s,
                 best_step=0,
             )
@@ -123,12 +123,8 @@ class Journal:
         suspects: tuple[str, ...] = (),
         carried_out: bool = True,
     ) -> Journal:
-        verdict = Verdict(
-            rung=1,
-            blame=blame,
-            signature=Signature(kind=FaultKind.SILENT_END),
-            reason="",
-            suspects=suspects,
+        verdict = incidents.verdict(
+            blame=blame, signature=Signature(kind=FaultKind.SILENT_END), suspects=suspects
         )
         return self.add(
             ev.Decided(

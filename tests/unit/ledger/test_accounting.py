@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from slurm_robust.ledger.accounting import Accounted, AccountedRun, accounted, ends_of
 from slurm_robust.slurm.records import AccountingRow
+from tests.builders import records
 from tests.unit.ledger.journals import Journal, at
 
 
 def row(run: int, state: str, submit: float, start: float | None, end: float | None) -> AccountingRow:
-    return AccountingRow(
-        job_id=7,
-        step="",
+    return records.accounting_row(
         run=run,
         state=state,
-        exit_code=0,
-        signal=0,
         submit_time=at(submit),
         eligible_time=at(submit + 1),
         start_time=None if start is None else at(start),

@@ -7,8 +7,8 @@ from slurm_robust.ledger.classes import EFFECTIVE, NAMES, TimeClass
 from slurm_robust.ledger.ledger import ledger
 from slurm_robust.ledger.summary import ettr_curve, summary_of
 from slurm_robust.model import events as ev
+from tests.builders.events import run_started
 from tests.unit.ledger.journals import Journal, at
-from tests.unit.sample_events import run_started
 
 START = run_started(t=0.0)
 

@@ -21,7 +21,7 @@ from slurm_robust.model.moment import (
     encode,
     read,
 )
-from tests.unit.sample_moment import job_moment
+from tests.builders.moments import job_moment
 
 HOSTILE = ["\x1b[2J\x1b]0;owned\x07", "[bold red]x[/]", "<script>", "n" * 1_000_000, "\u202eevil", "a\nb\tc"]
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold, parse
 from slurm_robust.model.training import Chapter, TrainingDirectory, encoded, is_name, training_of, trainings
-from tests.unit.sample_events import continued, run_started
+from tests.builders.events import continued, run_started
 
 FIRST = Chapter(job_id=1, run_id="1-a", folder="1", t=10.0, cluster="c", submitted=9.0, node="n1")
 SECOND = Chapter(job_id=38, run_id="38-b", folder="38", t=20.0, array_task="38_1")

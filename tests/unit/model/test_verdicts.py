@@ -6,13 +6,14 @@ import pytest
 
 from slurm_robust.model.incident import Blame, FaultKind, Signature, Verdict
 from slurm_robust.model.verdicts import leading
+from tests.builders import incidents
 
 
 def verdict(
     blame: Blame, kind: FaultKind, *suspects: str, rung: int = 1, key: str = "", unproven: bool = False
 ) -> Verdict:
     signature = Signature.of_nodes(kind, suspects) if suspects else Signature(kind=kind, key=key)
-    return Verdict(
+    return incidents.verdict(
         rung=rung, blame=blame, signature=signature, reason="x", suspects=suspects, unproven=unproven
     )
 

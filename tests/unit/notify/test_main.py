@@ -16,8 +16,8 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.notice import ChannelState, Notified
+from tests.builders.plans import plan
 from tests.unit.report import incident_journal
-from tests.unit.sample_plan import plan
 
 SECRET = "T0SECRETT0SECRET"
 

@@ -18,35 +18,25 @@ from slurm_robust.model.incident import (
     Requeue,
     Restart,
     Signature,
-    Symptom,
-    Verdict,
 )
 from slurm_robust.model.journal import fold
 from slurm_robust.model.notice import Notice, NoticeKind, Severity
 from slurm_robust.notify.narrate import Narrator, supervisor_ended
-from tests.unit.sample_events import run_started
+from tests.builders import incidents
+from tests.builders.events import run_started
 
 STARTED = run_started(job_id=7, slots=2, spares=2)
 TAKEN = ev.AllocationTaken(
     t=2.0, restart_count=0, nodes=("n1", "n2", "n3", "n4"), slots=("n1", "n2"), spares=("n3", "n4")
 )
-OPENED = ev.IncidentOpened(
-    t=10.0,
-    incident=1,
-    generation=1,
-    symptom=Symptom.WORKER_EXIT,
-    detail="rank 3 on n2: \x1b[31mSIGSEGV\nand more",
-    detect_s=0.1,
-    best_step=4,
-)
+OPENED = incidents.opened(t=10.0, detail="rank 3 on n2: \x1b[31mSIGSEGV\nand more", best_step=4)
 CLOSED = ev.IncidentClosed(t=20.0, incident=1, generation=2, step=5, recover_s=4.4)
 
 
 def decided(
     *actions: Action, t: float = 11.0, suspects: tuple[str, ...] = (), carried_out: bool = True
 ) -> ev.Decided:
-    verdict = Verdict(
-        rung=1,
+    verdict = incidents.verdict(
         blame=Blame.NODE if suspects else Blame.NOBODY,
         signature=Signature(kind=FaultKind.NODE, key="n2"),
         reason="why",

@@ -25,10 +25,10 @@ from slurm_robust.model.notice import NOTIFIED, ChannelState, Notified
 from slurm_robust.notify.state import load
 from slurm_robust.report.status import silent_channels
 from slurm_robust.wire.epochs import take_epoch
+from tests.builders.plans import plan
 from tests.contracts.channel import SECRET
 from tests.unit.notify.http_server import SECRET_PATH, Server
 from tests.unit.notify.test_narrate import CLOSED, OPENED, STARTED, TAKEN
-from tests.unit.sample_plan import plan
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow  # each starts an interpreter

@@ -19,7 +19,7 @@ from slurm_robust.policy.continuing import (
     unheard,
     until,
 )
-from tests.unit.sample_events import continued, run_started
+from tests.builders.events import continued, run_started
 
 
 def ref(generation: int, step: int) -> CheckpointId:

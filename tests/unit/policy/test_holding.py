@@ -8,6 +8,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.training import Chapter
 from slurm_robust.policy.holding import Hold, end_of, judge, judge_elsewhere
 from slurm_robust.slurm.records import SlurmJob
+from tests.builders import records
 
 CHAPTER = Chapter(job_id=7, run_id="7-a", folder="7", t=100.0, cluster="c", submitted=90.0)
 
@@ -17,14 +18,7 @@ def end(code: int) -> ev.RunEnded:
 
 
 def job(*states: str, submitted: float = 90.0, restarts: int = 0) -> SlurmJob:
-    return SlurmJob(
-        job_id=7,
-        name="x",
-        user_name="alice",
-        states=frozenset(states),
-        submit_time=submitted,
-        restart_count=restarts,
-    )
+    return records.job(name="x", states=frozenset(states), submit_time=submitted, restart_count=restarts)
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 93])

@@ -11,14 +11,14 @@ from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.incident import Symptom
 from slurm_robust.policy.interval import advise, daly, young
-from tests.unit.sample_events import run_started
+from tests.builders import incidents
+from tests.builders.events import run_started
 
 START = run_started(t=0.0, command=("t.py",))
 
 
 def test_an_incident_is_one_row() -> None:
-    verdict = inc.Verdict(
-        rung=1,
+    verdict = incidents.verdict(
         blame=inc.Blame.NODE,
         signature=inc.Signature.of_nodes(inc.FaultKind.NODE, ("n2",)),
         reason="n2 does not respond",
@@ -26,15 +26,7 @@ def test_an_incident_is_one_row() -> None:
     actions = (inc.Evict(node="n2"), inc.Replace(node="n2", standby="n3"), inc.Restart())
     journal = [
         START,
-        ev.IncidentOpened(
-            t=5,
-            incident=1,
-            generation=1,
-            symptom=inc.Symptom.NODE_LOST,
-            detail="n2 silent",
-            detect_s=5.1,
-            best_step=4,
-        ),
+        incidents.opened(t=5, symptom=inc.Symptom.NODE_LOST, detail="n2 silent", detect_s=5.1, best_step=4),
         ev.Decided(t=6, incident=1, actions=actions, reason="why", verdict=verdict, localise_s=0.2),
         ev.IncidentClosed(t=8, incident=1, generation=2, step=5, recover_s=1.5),
     ]
@@ -75,9 +67,7 @@ def test_nonsense_is_refused(write: float, mtbf: float) -> None:
 
 
 def opened(t: float) -> ev.IncidentOpened:
-    return ev.IncidentOpened(
-        t=t, incident=1, generation=1, symptom=Symptom.NODE_LOST, detail="x", detect_s=0.0, best_step=1
-    )
+    return incidents.opened(t=t, symptom=Symptom.NODE_LOST, detail="x", detect_s=0.0)
 
 
 def written(seconds: float) -> ev.StorageWritten:

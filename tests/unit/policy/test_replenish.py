@@ -15,7 +15,7 @@ from slurm_robust.policy.replenish import (
     missing_standbys,
     next_attempt,
 )
-from tests.unit.sample_events import run_started
+from tests.builders.events import run_started
 
 STARTED = run_started(t=0.0, slots=2, spares=2)
 TAKEN = ev.AllocationTaken(t=1.0, restart_count=0, nodes=(), slots=("n1", "n2"), spares=("n3", "n4"))

@@ -22,7 +22,8 @@ from slurm_robust.model.stacks import (
     RankStacks,
     ThreadStack,
 )
-from tests.unit.sample_events import run_started
+from tests.builders import incidents
+from tests.builders.events import run_started
 
 BEGIN = 1767261600.0  # 2026-01-01 10:00:00 UTC
 JOB = 4711
@@ -38,10 +39,15 @@ def write(directory: JobDirectory, events: list[ev.AnyEvent]) -> None:
 
 
 def opened(t: float, number: int, symptom: inc.Symptom, detail: str, detect_s: float) -> ev.IncidentOpened:
-    return ev.IncidentOpened(
-        t=BEGIN + t, incident=number, generation=number, symptom=symptom, detail=detail,
-        detect_s=detect_s, best_step=100 * number,
-    )  # fmt: skip
+    return incidents.opened(
+        t=BEGIN + t,
+        incident=number,
+        generation=number,
+        symptom=symptom,
+        detail=detail,
+        detect_s=detect_s,
+        best_step=100 * number,
+    )
 
 
 def ended(t: float, generation: int, *exits: inc.NodeExit) -> ev.GenerationEnded:
@@ -79,12 +85,14 @@ def progress(t: float, generation: int) -> ev.ProgressMade:
 
 
 def node(signature: str, rung: int, confidence: float, reason: str) -> inc.Verdict:
-    return inc.Verdict(
-        rung=rung, blame=inc.Blame.NODE,
+    return incidents.verdict(
+        rung=rung,
+        blame=inc.Blame.NODE,
         signature=inc.Signature.of_nodes(inc.FaultKind.NODE, (signature,)),
         reason=reason,
-        suspects=(signature,), confidence=confidence,
-    )  # fmt: skip
+        suspects=(signature,),
+        confidence=confidence,
+    )
 
 
 def swap(bad: str, standby: str) -> tuple[inc.Action, ...]:
@@ -106,12 +114,13 @@ def start() -> list[ev.AnyEvent]:
 
 
 def rank_killed(t: float = 1000) -> list[ev.AnyEvent]:
-    verdict = inc.Verdict(
-        rung=6, blame=inc.Blame.NOBODY,
+    verdict = incidents.verdict(
+        rung=6,
+        blame=inc.Blame.NOBODY,
         signature=inc.Signature(kind=inc.FaultKind.EXIT, key="SIGKILL"),
         confidence=0.5,
         reason="rank 3: SIGKILL on n2, the cause is unknown",
-    )  # fmt: skip
+    )
     killed = WorkerExit(rank=3, signal=9, age_s=0.3, tail=("step 99 loss 2.51", "step 100 loss 2.50"))
     told = WorkerError(type="RuntimeError", message="Connection closed by peer [10.0.0.2]:4", file="train.py")
     lonely = WorkerExit(rank=0, code=1, age_s=0.1, error=told)
@@ -152,12 +161,13 @@ def hang(t: float = 3000) -> list[ev.AnyEvent]:
 
 def not_a_number(t: float = 4000) -> list[ev.AnyEvent]:
     symptom = inc.Symptom.NON_FINITE
-    unknown = inc.Verdict(
-        rung=5, blame=inc.Blame.NOBODY,
+    unknown = incidents.verdict(
+        rung=5,
+        blame=inc.Blame.NOBODY,
         signature=inc.Signature(kind=inc.FaultKind.SYMPTOM, key=symptom.value),
         confidence=0.3,
         reason="loss is nan at step 400",
-    )  # fmt: skip
+    )
     found = node("n4", 5, 0.9, "loss is nan at step 400; tests: n4 computes other bits than 3 others")
     results = [TestResult(test="gpu", node=n, outcome=Outcome.PASS, took_s=8.1) for n in NOW]
     results += [
@@ -203,12 +213,13 @@ def network_alert(t: float = 5000) -> list[ev.AnyEvent]:
 
 def gave_up(t: float = 6000) -> list[ev.AnyEvent]:
     place = "ValueError at train.py:88"
-    verdict = inc.Verdict(
-        rung=3, blame=inc.Blame.CODE,
+    verdict = incidents.verdict(
+        rung=3,
+        blame=inc.Blame.CODE,
         signature=inc.Signature(kind=inc.FaultKind.EXCEPTION, key=place),
         confidence=0.8,
         reason=f"rank 0 raised {place}: token 50257 is not in the vocabulary",
-    )  # fmt: skip
+    )
     error = WorkerError(
         type="ValueError", message="token 50257 is not in the vocabulary", file="train.py", line=88,
         traceback='Traceback (most recent call last):\n  File "train.py", line 88, in batch\n'

@@ -10,7 +10,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.find import NoSuchJob, NotBegun, find
-from tests.unit.sample_events import run_started
+from tests.builders.events import run_started
 from tests.users import as_another_user
 
 

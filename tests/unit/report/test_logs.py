@@ -15,7 +15,7 @@ from slurm_robust.report.logs import Logs, LogSelection, RunEnd, wait
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.find import NoSuchJob
-from tests.unit.sample_events import run_started
+from tests.builders.events import run_started
 
 STARTED = run_started(job_id=7, nproc_per_node=2)
 ENDED = ev.RunEnded(t=2.0, code=0, reason="every rank ended with code 0")

@@ -18,6 +18,7 @@ from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.nodeseen import DriverError, HookSeen, NodeSeen
 from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, job_report
 from slurm_robust.report.page.page import MAX_SEEN, MAX_SEEN_LINES, page_of
+from tests.builders import events
 from tests.unit.ledger.journals import Journal, at
 from tests.unit.report.test_job_report import job, report
 
@@ -62,10 +63,17 @@ def hostile() -> JobReport:
     journal = job()
     started = journal.events[0]
     assert isinstance(started, ev.RunStarted)
-    journal.events[0] = ev.RunStarted(
-        t=started.t, epoch=1, run_id="r", job_id=7, kind="script", command=(EVIL,), cwd="/", slots=2,
-        spares=1, nproc_per_node=8, version=EVIL, cluster=EVIL,
-    )  # fmt: skip
+    journal.events[0] = events.run_started(
+        t=started.t,
+        epoch=1,
+        job_id=7,
+        command=(EVIL,),
+        slots=2,
+        spares=1,
+        nproc_per_node=8,
+        version=EVIL,
+        cluster=EVIL,
+    )
     exit = WorkerExit(rank=0, signal=9, tail=(EVIL, "x" * 1_000_000))
     journal.opened(162, 2, 2).add(
         ev.GenerationEnded(

@@ -6,7 +6,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.slurmview import completing_advice, view_of
-from tests.unit.sample_events import run_started
+from tests.builders.events import run_started
 
 
 def test_a_completing_job_waits_for_nodes_that_slurm_has_not_given_up() -> None:

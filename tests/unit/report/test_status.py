@@ -27,7 +27,8 @@ from slurm_robust.report.status import render, status_at, status_of, watch
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.phase import phase_of
-from tests.unit.sample_events import run_started
+from tests.builders import incidents
+from tests.builders.events import run_started
 
 
 @pytest.fixture
@@ -127,10 +128,7 @@ def test_from_where_the_newest_generation_continued() -> None:
 
 def test_an_incident_with_many_signs_shows_the_first_and_where_the_others_are() -> None:
     bound = "the limit is 14 s (the minimum; 3 x 0.3 s, the 99th percentile of step times, would be less)"
-    opened = ev.IncidentOpened(
-        t=2.0, incident=1, generation=1, symptom=Symptom.HANG, detail=f"no step for 14 s: {bound}",
-        detect_s=0.0, best_step=1,
-    )  # fmt: skip
+    opened = incidents.opened(t=2.0, symptom=Symptom.HANG, detail=f"no step for 14 s: {bound}", detect_s=0.0)
     more = [
         ev.SymptomAdded(t=3.0, incident=1, symptom=Symptom.HANG, detail=f"no step for {s} s: {bound}")
         for s in (28, 56)
@@ -143,10 +141,9 @@ def test_an_incident_with_many_signs_shows_the_first_and_where_the_others_are() 
 
 def test_the_screen_has_the_newest_incidents_and_says_where_all_are() -> None:
     def incident(number: int) -> tuple[ev.AnyEvent, ...]:
-        opened = ev.IncidentOpened(
-            t=10.0 * number, incident=number, generation=1, symptom=Symptom.HANG, detail=f"sign {number}",
-            detect_s=0.0, best_step=1,
-        )  # fmt: skip
+        opened = incidents.opened(
+            t=10.0 * number, incident=number, symptom=Symptom.HANG, detail=f"sign {number}", detect_s=0.0
+        )
         over = ev.IncidentClosed(t=10.0 * number + 5, incident=number, generation=2, step=2, recover_s=1.0)
         return opened, over
 
@@ -207,9 +204,7 @@ def test_the_reason_of_an_eviction_is_one_sentence_of_its_own() -> None:
 def test_what_is_on_storage_and_how_often_it_should() -> None:
     written = ev.StorageWritten(t=1.0, generation=1, step=90, seconds=2.0)
     assert "step 90, written in 2.0 s" in shown(launched(), written)
-    incident = ev.IncidentOpened(
-        t=2.0, incident=1, generation=1, symptom=Symptom.NODE_LOST, detail="x", detect_s=0.0, best_step=1
-    )
+    incident = incidents.opened(t=2.0, symptom=Symptom.NODE_LOST, detail="x", detect_s=0.0)
     start = ev.Noted(t=0.0, text="")
     assert "one every 119 s or less often, with an incident every 3600 s" in shown(start, written, incident)
 

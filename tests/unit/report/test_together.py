@@ -20,9 +20,9 @@ from slurm_robust.report.job_report import JobReport
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.jobs import Begun, ChapterState, jobs_of
+from tests.builders.events import continued, run_started
 from tests.unit.ledger.journals import Journal, at
 from tests.unit.report.trainings import make_training, write
-from tests.unit.sample_events import continued, run_started
 
 
 def job(

@@ -8,6 +8,7 @@ import pytest
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.records import SlurmJob, SlurmNode
 from slurm_robust.trainings.waiting import PendingJob, waiting
+from tests.builders import records
 
 NEED = Need(least=4, most=5)
 UPDATE = "scontrol update JobId=7 "
@@ -25,9 +26,7 @@ def pending(reason: str = "Resources", **fields: object) -> SlurmJob:
         "submit_time": 1000.0,
     }
     states = frozenset({"PENDING"})
-    return SlurmJob(
-        job_id=7, name="train", user_name="alice", states=states, reason=reason, **{**known, **fields}
-    )
+    return records.job(states=states, reason=reason, **{**known, **fields})
 
 
 def cluster(**states: str) -> tuple[SlurmNode, ...]:

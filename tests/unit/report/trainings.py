@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
-from tests.unit.sample_events import run_started
+from tests.builders.events import run_started
 
 
 def make_training(root: Path, name: str, *jobs: int) -> TrainingDirectory:

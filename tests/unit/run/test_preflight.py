@@ -35,8 +35,8 @@ from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Ping, Pong, Refused
 from slurm_robust.wire.sockets import ControllerSocket
 from slurm_robust.worker.lookup import missing
+from tests.builders.events import run_started
 from tests.unit.engine.fake_job import Job
-from tests.unit.sample_events import run_started
 from tests.users import run_as
 
 ALLOCATION = Allocation(

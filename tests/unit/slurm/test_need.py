@@ -9,15 +9,14 @@ import pytest
 
 from slurm_robust.slurm.need import Need, Places, Size, affordable, places, size_of
 from slurm_robust.slurm.records import SlurmJob, SlurmNode
+from tests.builders import records
 
 NEED = Need(least=4, most=5)
 
 
 def job(**fields: object) -> SlurmJob:
     known: dict[str, object] = {"partition": "main,debug", "num_nodes": 5, "num_tasks": 5}
-    return SlurmJob(
-        job_id=7, name="train", user_name="alice", states=frozenset({"PENDING"}), **{**known, **fields}
-    )
+    return records.job(states=frozenset({"PENDING"}), **{**known, **fields})
 
 
 def node(name: str, state: str = "IDLE", partition: str = "main") -> SlurmNode:

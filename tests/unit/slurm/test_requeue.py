@@ -27,20 +27,14 @@ from slurm_robust.slurm.requeue_plan import (
 )
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.builders import records
 
 ORDER = RequeueRequest(job_id=7, ending_run=0, exclude=("n2",))
 
 
 def job(states: str, restarts: int = 0, **fields: object) -> SlurmJob:
     known: dict[str, object] = {"priority": 1000, "nodes": ("n1", "n2")}
-    return SlurmJob(
-        job_id=7,
-        name="train",
-        user_name="alice",
-        states=frozenset(states.split("+")),
-        restart_count=restarts,
-        **{**known, **fields},
-    )
+    return records.job(states=frozenset(states.split("+")), restart_count=restarts, **{**known, **fields})
 
 
 # What a process remembers that has seen the job pending for a while.

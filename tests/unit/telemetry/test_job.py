@@ -16,7 +16,7 @@ from slurm_robust.model.moment import NodeMoment, NodeState
 from slurm_robust.telemetry.job import page
 from slurm_robust.telemetry.metric import Metric, MetricType, escaped, number, render
 from slurm_robust.telemetry.table import JobMetric, NodeMetric, all_of
-from tests.unit.sample_moment import incident_moment
+from tests.builders.moments import incident_moment
 
 PROMTOOL = shutil.which("promtool")
 SERIES = re.compile(r'[a-z_0-9]+(\{[a-z_]+="(\\.|[^"\\])*"(,[a-z_]+="(\\.|[^"\\])*")*\})? [-+0-9.a-zA-Z]+')

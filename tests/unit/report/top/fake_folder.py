@@ -9,8 +9,8 @@ from msgspec import structs
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import JobMoment, encode
-from tests.unit.sample_events import run_started
-from tests.unit.sample_moment import job_moment
+from tests.builders.events import run_started
+from tests.builders.moments import job_moment
 
 T = 1.7e9
 

@@ -22,8 +22,8 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.moment import NodeMoment, NodeState
 from slurm_robust.report.top.app import JobPage, Rows, Top
 from slurm_robust.report.top.feed import JobFeed
+from tests.builders.moments import node_moment
 from tests.unit.report.top.fake_folder import FakeFolder
-from tests.unit.sample_moment import node_moment
 from tests.waiting import HANG_S
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/]\u202e\ud7ff"

@@ -11,13 +11,14 @@ from msgspec import structs
 from slurm_robust.cli.main import main
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.incident import Blame, Evict, FaultKind, Restart, Signature, Symptom, Verdict
+from slurm_robust.model.incident import Evict, Restart, Symptom
 from slurm_robust.model.journal import fold, read
 from slurm_robust.model.moment import FORMAT, OLD_S, IncidentMoment, NodeState
 from slurm_robust.report.top import feed as feed_module
 from slurm_robust.report.top.feed import JobFeed, JournalTail
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.builders import events, incidents
 from tests.unit.report.top.fake_folder import FakeFolder, T
 
 
@@ -119,20 +120,19 @@ def test_the_last_moment_is_not_live(folder: FakeFolder, feed: JobFeed) -> None:
 
 
 def opened(number: int) -> ev.IncidentOpened:
-    return ev.IncidentOpened(
-        t=T, incident=number, generation=5, symptom=Symptom.NODE_LOST, detail="gpu0001 is silent",
-        detect_s=1.0, best_step=1190,
-    )  # fmt: skip
+    return incidents.opened(
+        t=T,
+        incident=number,
+        generation=5,
+        symptom=Symptom.NODE_LOST,
+        detail="gpu0001 is silent",
+        detect_s=1.0,
+        best_step=1190,
+    )
 
 
 def decided(number: int) -> ev.Decided:
-    verdict = Verdict(
-        rung=1,
-        blame=Blame.NODE,
-        signature=Signature(kind=FaultKind.NODE),
-        reason="dead",
-        suspects=("gpu0001",),
-    )
+    verdict = incidents.verdict(reason="dead", suspects=("gpu0001",))
     actions = (Evict(node="gpu0001"), Restart())
     return ev.Decided(t=T + 1, incident=number, actions=actions, reason="it is dead", verdict=verdict)
 
@@ -154,10 +154,7 @@ def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFol
     slurm = FakeSlurm()
     job_id = slurm.submit(SubmitRequest(command=("x",)))
     folder.directory.journal.write_bytes(b"")
-    folder.append(ev.RunStarted(
-        t=T, run_id="4711-abcd", job_id=job_id, kind="script", command=("x",), cwd="/", slots=1, spares=0,
-        nproc_per_node=1, version="0",
-    ))  # fmt: skip
+    folder.append(events.run_started(t=T, run_id="4711-abcd", job_id=job_id, command=("x",)))
     feed = JobFeed(folder.directory, slurm, wall=clock.wall, mono=clock.mono)
     folder.show(t=T)
     assert feed.look().slurm == ""

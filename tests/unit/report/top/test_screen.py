@@ -36,7 +36,7 @@ from slurm_robust.report.top.screen import (
     job_row,
     wrapped,
 )
-from tests.unit.sample_moment import job_moment, node_moment
+from tests.builders.moments import job_moment, node_moment
 
 WIDTHS = (80, 132)
 PIECES = (
