@@ -52,6 +52,9 @@ def test_one_dead_and_one_left_out_of_six_and_then_another_power_cut(six: Sandbo
     seen = asked(job)
     assert (seen["NumNodes"], seen["ExcNodeList"].count("n")) == ("4", 1)
 
+    # The suspect would do if nobody else were left.
+    drain = ["scontrol", "update", f"nodename={suspect}", "state=drain", "reason=suspect"]
+    six.exec(drain, user="root", check=True)
     six.fault.power_cut(job.state.slots[3])
     job.wait(lambda: len(job.events(ev.RequeueStarted)) == 2, 120, "second requeue")
     job.wait(lambda: job.slurm_state() == "PENDING", 60, "it waits")
