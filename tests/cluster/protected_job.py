@@ -94,13 +94,16 @@ class ProtectedJob:
         self.wait(lambda: len(self.events(ev.IncidentClosed)) >= incidents, timeout, "incident closed")
         return self.events(ev.IncidentClosed)
 
-    def wait_end(self, timeout: float = 180.0) -> int:
-        """Exit code that the run gave itself; the batch script has ended.
-
-        Slurm holds the job for longer, in COMPLETING, until it gives up a node that is off. ``tiny.py``
-        pauses no more from now on, except with ``--no-hurry``.
-        """
+    def hurry(self) -> None:
+        """Have ``tiny.py`` pause no more, unless it was told ``--no-hurry``."""
         self.out.with_suffix(".hurry").touch()
+
+    def wait_end(self, timeout: float = 180.0) -> int:
+        """Wait in a hurry until the batch script has ended; return the exit code that the run gave itself.
+
+        Slurm holds the job for longer, in COMPLETING, until it gives up a node that is off.
+        """
+        self.hurry()
         self.wait(lambda: self.state.ended is not None, timeout, "end of the run")
         self.wait(lambda: self.slurm_state() != "RUNNING", 60.0, "end of the job")
         ended = self.state.ended

@@ -22,7 +22,10 @@ TINY = "tiny.py --out OUT --steps 60"
 def submit(sandbox: Sandbox, options: str, words: str, out: str, nodes: int = 2) -> ProtectedJob:
     """A job whose command is the same as that of each other one with these ``words`` and ``out``."""
     command = f"{options} {OFTEN} {words.replace('OUT', out)} --step-s 0.25"
-    return ProtectedJob(sandbox, command, nodes=nodes)
+    job = ProtectedJob(sandbox, command, nodes=nodes)
+    job.out = sandbox.home(USER) / out
+    job.out.with_suffix(".hurry").unlink(missing_ok=True)
+    return job
 
 
 def cancel(sandbox: Sandbox, job: ProtectedJob) -> None:

@@ -51,6 +51,8 @@ def test_the_batch_host_loses_its_power_and_training_goes_on_without_a_requeue(
     job.wait_recovered(2)
     assert (set(job.state.evicted), other in job.state.slots) == ({host}, True)
     sandbox.fault.restart_slurmctld()
+    job.wait_step(job.step() + 10)
+    job.hurry()
     job.wait(lambda: job.state.ended is not None, 120, "end of the run")
     assert job.out.read_text() == reference
     assert job.events(ev.RequeueStarted) == []
@@ -85,6 +87,7 @@ def test_an_agent_is_killed_and_then_the_batch_host_dies(sandbox: Sandbox, refer
     assert launched.restore is not None, job.log
     assert launched.restore.step >= 4
     assert (set(job.state.evicted), other in job.state.slots) == ({host}, True)
+    job.hurry()
     job.wait(lambda: job.state.ended is not None, 120, "end of the run")
     assert job.out.read_text() == reference
 
@@ -102,6 +105,7 @@ def test_a_cut_network_of_the_batch_host_heals_and_one_controller_is_left(
     wait_for(lambda: time.monotonic() >= until, 45, "the cut")
     patient.fault.heal_network(host)
     job.wait_recovered(1)
+    job.wait(lambda: "waits for the end of the job" in job.log, 60, "the old controller ends")
     assert job.wait_end(180) == 0
     assert job.wait_left() == "0:0"
     assert job.out.read_text() == reference
@@ -132,6 +136,7 @@ def test_a_job_that_loses_its_old_batch_script_is_requeued(
         ended = job.state.ended  # read once: the next run may begin meanwhile
         return ended is not None and ended.final
 
+    job.hurry()
     job.wait(is_over, 240, "end of the run")
     assert f"its batch script on {host} was killed" in job.log
     assert job.out.read_text() == reference
@@ -150,6 +155,7 @@ def test_a_host_that_took_over_may_die_too(sandboxes: Callable[..., Sandbox], re
         job.wait_recovered(incident)
         assert job.state.own_node != host
         assert host not in job.state.slots
+    job.hurry()
     job.wait(lambda: job.state.ended is not None, 180, "end of the run")
     assert job.out.read_text() == reference
     assert job.state.restart_count == 0
