@@ -27,7 +27,7 @@ from slurm_robust.hooks import drainer
 from slurm_robust.hooks.hook import Hook, is_refused
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.check import CheckContext
-from slurm_robust.nodes.verdict import Conclusion, Report
+from slurm_robust.nodes.verdict import Report
 from slurm_robust.testing.clock import FakeClock, VirtualTime
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurmctld import FakeSlurmctld, HookSlurm, Rpc
@@ -143,17 +143,18 @@ class Fleet:
             )
             causes = (finding,)
         reason = "srobust: /home does not answer" if causes else ""
-        conclusion = Conclusion(fit=not causes, reason=reason, causes=causes)
+        report = Report(
+            node=name,
+            at=now,
+            boot_id=f"boot-{self._boots[name]}",
+            context=CONTEXT[hook],
+            findings=(finding,),
+            reason=reason,
+            causes=causes,
+        )
         budget_s = BUDGET_S[hook]
         done = drainer.after(
-            conclusion,
-            report=Report(
-                node=name,
-                at=now,
-                boot_id=f"boot-{self._boots[name]}",
-                context=CONTEXT[hook],
-                findings=(finding,),
-            ),
+            report,
             config=NodeConfig(drain=Drain(mode="act"), paths=Paths(state=str(self._folder / name))),
             now=now,
             log=self.events,
@@ -164,7 +165,7 @@ class Fleet:
             pause=self.time.sleep,
             chance=self._chance.random,
         )
-        if hook is Hook.PROLOG and is_refused(conclusion, done):
+        if hook is Hook.PROLOG and is_refused(report, done):
             self.refused.add(name)
             if not self.cluster.nodes[name].is_drained:
                 states = self.cluster.nodes[name].states | {"DRAIN"}

@@ -24,7 +24,7 @@ from slurm_robust.nodes.gpus.gather import gather_gpus
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.reasons import TAG, as_one_part
 from slurm_robust.nodes.runner import inspect
-from slurm_robust.nodes.verdict import REASON_BYTES, Conclusion, Report, conclude
+from slurm_robust.nodes.verdict import REASON_BYTES, Report, conclude
 from slurm_robust.util.isolate import call
 from slurm_robust.util.text import ascii_line
 
@@ -37,8 +37,10 @@ _DMI = ("sys_vendor", "product_name", "product_serial", "board_serial", "bios_ve
 class Examination(Record):
     """What one deep test found."""
 
+    fit: bool
+    """Never left out, so that no answer of another version looks like a node that has passed."""
+
     report: Report
-    conclusion: Conclusion
     reasons: tuple[str, ...] = ()
     """Reasons of drains that the node knows to be of its hooks or of an earlier test."""
 
@@ -54,10 +56,10 @@ class Examination(Record):
     @property
     def fault(self) -> str:
         """Why the node must not be in service; empty when it has passed, with all that it was drained for."""
-        if not self.conclusion.fit:
-            return self.conclusion.reason.removeprefix(TAG)
+        if not self.fit:
+            return self.report.reason.removeprefix(TAG)
         # A node that forgot what drained it could be returned with that very thing unknown.
-        unproven = self.open if self.remembered else self.conclusion.unknown
+        unproven = self.open if self.remembered else self.report.unknown
         names = ", ".join(f"{found.check} {found.subject}".rstrip() for found in unproven)
         return f"not proven: {names}" if unproven else ""
 
@@ -69,7 +71,7 @@ class Examination(Record):
 
 def examine(config: NodeConfig, host: Host, now: float) -> Examination:
     """Run everything, with nothing from the cache. ``now``: seconds since 1970."""
-    report = inspect(
+    run = inspect(
         config,
         CheckContext.DEEP,
         host=host,
@@ -78,12 +80,13 @@ def examine(config: NodeConfig, host: Host, now: float) -> Examination:
         budget_s=TEST_S,
         job_gone=True,
     )
+    report = conclude(run, config, {})
     file = DrainFile(Path(config.paths.state))
     with file.locked(LOCK_S):
         record = file.load()
         found = Examination(
+            fit=report.fit,
             report=report,
-            conclusion=conclude(report, config, {}),
             reasons=tuple(filter(None, (record.reason, record.former, record.kept))),
             remembered=bool(record.causes),
             open=tuple(cause for cause in record.causes if not has_passed(cause, report.findings)),

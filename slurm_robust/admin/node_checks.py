@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -21,11 +22,10 @@ from slurm_robust.hooks.jobs import no_other_job
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.errors import SrobustError
 from slurm_robust.model.findings import Finding, Outcome
-from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import AnyCheck, CheckContext
 from slurm_robust.nodes.memory import Memory, record_baseline
 from slurm_robust.nodes.runner import all_checks, baseline_facts, contexts_of, failing_runs, inspect
-from slurm_robust.nodes.verdict import Conclusion, Report, conclude, rule_of
+from slurm_robust.nodes.verdict import Report, conclude, rule_of
 from slurm_robust.terminal.console import STYLES, Bar, show
 from slurm_robust.util.text import count, one_line
 
@@ -55,11 +55,18 @@ class CannotRecord(SrobustError):
     fix = "run it as root on the node"
 
 
-class Whole(Record):
-    """All that ``--json`` prints."""
-
-    report: Report
-    conclusion: Conclusion
+def parts_of(report: Report) -> dict[str, dict[str, object]]:
+    """Return what ``--json`` prints: the run, and what follows from it."""
+    run = structs.asdict(report)
+    verdict = {
+        "fit": report.fit,
+        "reason": run.pop("reason"),
+        "suggestion": report.suggestion,
+        "causes": run.pop("causes"),
+        "warnings": run.pop("warnings"),
+        "unknown": report.unknown,
+    }
+    return {"report": run, "conclusion": verdict}
 
 
 def main(*, only: Sequence[str], deep: bool, json: bool, config_file: Path | None) -> int:
@@ -79,10 +86,10 @@ def main(*, only: Sequence[str], deep: bool, json: bool, config_file: Path | Non
             job_gone=partial(no_other_job, host),
             only=only,
         )
-    conclusion = conclude(report, config, failing_runs(report, memory))
-    whole = Whole(report=report, conclusion=conclusion)
-    show(whole, partial(render, is_root=os.geteuid() == 0), json=json)
-    return nagios(conclusion)
+    report = conclude(report, config, failing_runs(report, memory))
+    is_root = os.geteuid() == 0
+    show(parts_of(report), lambda _: render(report, is_root=is_root), json=json)
+    return nagios(report)
 
 
 def explain(pattern: str, *, json: bool, config_file: Path | None) -> int:
@@ -112,25 +119,25 @@ def record(*, json: bool, config_file: Path | None) -> int:
     return Nagios.WARNING if silent else Nagios.OK
 
 
-def nagios(conclusion: Conclusion) -> Nagios:
+def nagios(report: Report) -> Nagios:
     """A failure that keeps jobs away is critical, any other a warning; unknown only without a failure."""
-    if conclusion.causes:
+    if report.causes:
         return Nagios.CRITICAL
-    if conclusion.warnings:
+    if report.warnings:
         return Nagios.WARNING
-    return Nagios.UNKNOWN if conclusion.unknown else Nagios.OK
+    return Nagios.UNKNOWN if report.unknown else Nagios.OK
 
 
-def headline(report: Report, conclusion: Conclusion) -> str:
+def headline(report: Report) -> str:
     """The line that a monitoring system shows."""
-    code = nagios(conclusion)
-    worst = next(iter((*conclusion.causes, *conclusion.warnings, *conclusion.unknown)), None)
+    code = nagios(report)
+    worst = next(iter((*report.causes, *report.warnings, *report.unknown)), None)
     cause = f": {f'{worst.subject} {worst.text}'.strip() or worst.check}" if worst else ""
     parts = [
         f"{len(found)} {name}"
         for name, found in (
-            ("failed", (*conclusion.causes, *conclusion.warnings)),
-            ("unknown", conclusion.unknown),
+            ("failed", (*report.causes, *report.warnings)),
+            ("unknown", report.unknown),
         )
         if found
     ]
@@ -138,17 +145,16 @@ def headline(report: Report, conclusion: Conclusion) -> str:
     return f"{code.name}{cause} ({', '.join([count(checks, 'check'), *parts])} on {report.node})"
 
 
-def render(whole: Whole, *, is_root: bool) -> RenderableType:
+def render(report: Report, *, is_root: bool) -> RenderableType:
     """The whole screen: subjects, the worst first, and in each its findings, the worst first."""
-    report, conclusion = whole.report, whole.conclusion
-    parts: list[RenderableType] = [Text(one_line(headline(report, conclusion)), style="bold")]
+    parts: list[RenderableType] = [Text(one_line(headline(report)), style="bold")]
     if report.findings:
         parts.append(_table(report.findings))
     parts += [
         Text(one_line(f"left out: {name} ({why})"), style="dim") for name, why in report.left_out.items()
     ]
     parts += [Text(one_line(f"broken: {name}: {why}"), style="red") for name, why in report.errors.items()]
-    if not is_root and conclusion.unknown:
+    if not is_root and report.unknown:
         parts.append(Text("Only root can see some of this.", style="dim"))
     return Group(*parts)
 

@@ -227,7 +227,7 @@ class Quarantine:
         if why:
             return msgspec.structs.replace(result, why=f"{result.why}; {why}")
         # Whose drain it is has been found out. A node without a disk knows nothing of it after a reboot.
-        known = tuple(dict.fromkeys((*causes_of(failed.conclusion), *failed.open)))
+        known = tuple(dict.fromkeys((*causes_of(failed.report), *failed.open)))
         return self._test(node, reservation, known=known)[0]
 
     def _test(
@@ -305,7 +305,6 @@ def claim(node: SlurmNode, reasons: Sequence[str], *, named: bool) -> str:
 
 
 def _result(node: SlurmNode, tested: Examination, tests: int) -> QuarantineResult:
-    conclusion = tested.conclusion
     return QuarantineResult(
         node=node.name,
         returned=not tested.fault,
@@ -313,7 +312,7 @@ def _result(node: SlurmNode, tested: Examination, tests: int) -> QuarantineResul
         reason=node.reason,
         drained=tested.reason if tested.fault else "",
         tests=tests,
-        evidence=(*conclusion.causes, *conclusion.warnings),
+        evidence=(*tested.report.causes, *tested.report.warnings),
         checks=tuple(dict.fromkeys(finding.check for finding in tested.report.findings)),
         serials=tested.serials,
     )

@@ -219,7 +219,7 @@ class Repairer:
         """Do what the node needs, and wait until it is proven or its time is over."""
         try:
             journal = RepairJournal(self._folder, node.name)
-            planned = plan(tested.conclusion.causes, journal.steps, self._config, self._clock())
+            planned = plan(tested.report.causes, journal.steps, self._config, self._clock())
             if planned.kind is None:
                 return f"not repaired: {planned.why}"
             seen = self._after_the_test(node.name)

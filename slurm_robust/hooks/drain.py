@@ -15,7 +15,7 @@ from slurm_robust.hooks.record import DAY_S, DrainAction, DrainCause, OwnDrain, 
 from slurm_robust.model.findings import Finding, Party
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.reasons import TAG, has_ours
-from slurm_robust.nodes.verdict import REASON_BYTES, Conclusion
+from slurm_robust.nodes.verdict import REASON_BYTES, Report
 
 if TYPE_CHECKING:
     # Its package is not needed to decide, and a hook on a healthy node never asks Slurm.
@@ -70,7 +70,7 @@ class DrainDecision(Record):
 
 def decide(
     node: SlurmNode,
-    conclusion: Conclusion,
+    report: Report,
     record: OwnDrain,
     shares: Sequence[PartitionDrains],
     config: Drain,
@@ -87,19 +87,19 @@ def decide(
         if is_tagged(node):
             return _nothing(f"drained as ours, but not with the reason that this node remembers: {reason}")
         return _nothing(f"drained by {whose}: {reason}")
-    if conclusion.fit:
+    if report.fit:
         return _return(node, record, config) if node.is_drained else _nothing("the node is fit")
-    if not causes_of(conclusion):
+    if not causes_of(report):
         return _nothing("nothing has failed; what is only unknown does not drain")
     if node.is_drained:
-        return _update(conclusion, record)
-    return _drain(conclusion, record, shares, config, now)
+        return _update(report, record)
+    return _drain(report, record, shares, config, now)
 
 
-def may_be_common(conclusion: Conclusion) -> bool:
+def may_be_common(report: Report) -> bool:
     """Whether other nodes are likely to find the same: anything but this node's own hardware or kernel."""
     return any(
-        found.blame is not Party.NODE or found.check.startswith(SITE_CHECKS) for found in conclusion.causes
+        found.blame is not Party.NODE or found.check.startswith(SITE_CHECKS) for found in report.causes
     )
 
 
@@ -190,26 +190,26 @@ def _nothing(why: str) -> DrainDecision:
     return DrainDecision(action=DrainAction.NOTHING, why=why)
 
 
-def _update(conclusion: Conclusion, record: OwnDrain) -> DrainDecision:
-    if set(causes_of(conclusion)) <= set(record.causes):
+def _update(report: Report, record: OwnDrain) -> DrainDecision:
+    if set(causes_of(report)) <= set(record.causes):
         return _nothing("drained for this already")
     return DrainDecision(
         action=DrainAction.UPDATE_REASON,
         why="drained already, and something else has failed since",
-        reason=conclusion.reason,
+        reason=report.reason,
         stays=record.stays,
     )
 
 
 def _drain(
-    conclusion: Conclusion, record: OwnDrain, shares: Sequence[PartitionDrains], config: Drain, now: float
+    report: Report, record: OwnDrain, shares: Sequence[PartitionDrains], config: Drain, now: float
 ) -> DrainDecision:
     for share in shares:
         if full := _full(share, config):
             return DrainDecision(action=DrainAction.NOTHING, why=full, later=True, full=share.partition)
     times = record.drains_since(now - DAY_S) + 1
     stays = times >= config.most_per_day
-    reason = conclusion.reason
+    reason = report.reason
     if stays:
         suffix = f" (drained {times} times in 24 h, stays)"
         reason = reason[: REASON_BYTES - len(suffix)] + suffix

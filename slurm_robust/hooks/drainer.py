@@ -26,6 +26,7 @@ from slurm_robust.hooks.record import (
     DrainAction,
     DrainFile,
     Left,
+    Pending,
     after_run,
     as_of,
     cause_of,
@@ -34,7 +35,7 @@ from slurm_robust.hooks.record import (
 )
 from slurm_robust.hooks.turn import LASTS_S, NoTurn, Turn, turn
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.verdict import Conclusion, Report
+from slurm_robust.nodes.verdict import Report
 
 if TYPE_CHECKING:
     # The Slurm layer is imported when a Slurm command is needed, which on a healthy node is never.
@@ -91,9 +92,8 @@ class DrainResult(Record):
 
 
 def after(
-    conclusion: Conclusion,
-    *,
     report: Report,
+    *,
     config: NodeConfig,
     now: float,
     log: Log,
@@ -112,21 +112,25 @@ def after(
     ``chance`` is from 0 to 1.
     """
     file = DrainFile(Path(config.paths.state))
-    if conclusion.fit and not file.exists():
+    if report.fit and not file.exists():
         return DrainResult(action=DrainAction.NOTHING, why="the node is fit")
     deadline = clock() + budget_s
-    if not conclusion.fit and config.drain.mode == "act" and _is_new(file, now):
+    if not report.fit and config.drain.mode == "act" and _is_new(file, now):
         # Before the lock, for which others wait only shortly.
-        spread_s = SPREAD_S if drain.may_be_common(conclusion) else OWN_SPREAD_S
+        spread_s = SPREAD_S if drain.may_be_common(report) else OWN_SPREAD_S
         pause(chance() * min(spread_s, budget_s / 3))
     with file.locked(min(LOCK_S, budget_s)) as held:
         if not held:
-            if not conclusion.fit and config.drain.mode == "act":
-                file.leave(Left(conclusion=conclusion, boot_id=report.boot_id))
+            if not report.fit and config.drain.mode == "act":
+                file.leave(Left(conclusion=_pending(report), boot_id=report.boot_id))
             return DrainResult(action=DrainAction.NOTHING, why="another hook is at it")
         surroundings = _Surroundings(now, job, whole, clock, deadline, pause, chance)
         drainer = _Drainer(file, report, config, log, surroundings)
-        return drainer.run(conclusion, slurm)
+        return drainer.run(slurm)
+
+
+def _pending(report: Report) -> Pending:
+    return Pending(reason=report.reason, causes=report.causes)
 
 
 def _is_new(file: DrainFile, now: float) -> bool:
@@ -165,38 +169,38 @@ class _Drainer:
         recent = self._now < self._record.waits_until + LONGEST_S
         self._tries = self._record.tries if recent else 0
 
-    def run(self, conclusion: Conclusion, slurm: SlurmClient | None) -> DrainResult:
+    def run(self, slurm: SlurmClient | None) -> DrainResult:
         """Count the run, ask Slurm if there is something to do there, and do it."""
-        found = set(causes_of(conclusion))
-        conclusion = self._with_pending(conclusion)
+        found = set(causes_of(self._report))
+        self._report = self._with_pending()
         pending = self._saved.pending
-        if conclusion.fit or (pending is not None and found - set(causes_of(pending))):
+        if self._report.fit or (pending is not None and found - set(causes_of(pending))):
             self._wait_at_most(BACK_OFF_S)
-        self._record = after_run(self._record, conclusion, self._report.findings, whole=self._around.whole)
-        if not self._record.reason and (done := self._without_slurm(conclusion)):
+        self._record = after_run(self._record, self._report, whole=self._around.whole)
+        if not self._record.reason and (done := self._without_slurm()):
             self._save()
             return done
 
         from slurm_robust.slurm.errors import SlurmCommandError
 
         try:
-            done = self._act(conclusion, slurm or slurm_client(self._config, self._around.deadline))
+            done = self._act(slurm or slurm_client(self._config, self._around.deadline))
         except SlurmCommandError as error:
             # Whether an order took effect is unknown now; a later run sees it in Slurm.
             self._wait(NO_ANSWER_S)
-            self._keep(conclusion)
-            self._log_error(error, conclusion)
+            self._keep()
+            self._log_error(error)
             done = DrainResult(action=DrainAction.NOTHING, why="Slurm has not done it", error=str(error))
         self._save()
         return done
 
-    def _without_slurm(self, conclusion: Conclusion) -> DrainResult | None:
+    def _without_slurm(self) -> DrainResult | None:
         """What is to be done with a node of which no drain of ours is known, if Slurm need not be asked."""
-        if conclusion.fit:
+        if self._report.fit:
             return DrainResult(action=DrainAction.NOTHING, why="the node is fit")
         if self._now >= self._record.waits_until:
             return None
-        self._keep(conclusion)
+        self._keep()
         return DrainResult(action=DrainAction.NOTHING, why=_WAITS)
 
     def _wait(self, least_s: float) -> None:
@@ -216,27 +220,30 @@ class _Drainer:
 
     # -- what an earlier run could not tell Slurm ---------------------------------------------------
 
-    def _keep(self, conclusion: Conclusion) -> None:
-        if not conclusion.fit and self._acts:
-            self._put(pending=conclusion, pending_boot=self._report.boot_id)
+    def _keep(self) -> None:
+        if not self._report.fit and self._acts:
+            self._put(pending=_pending(self._report), pending_boot=self._report.boot_id)
 
-    def _with_pending(self, conclusion: Conclusion) -> Conclusion:
+    def _with_pending(self) -> Report:
+        report = self._report
         if left := self._file.take_left():
             self._put(pending=self._together(left), pending_boot=left.boot_id)
         pending = self._record.pending
         if pending is None:
-            return conclusion
-        findings = self._report.findings
-        open_ = tuple(f for f in pending.causes if not has_passed(cause_of(f), findings))
-        if self._record.pending_boot != self._report.boot_id or not open_:
+            return report
+        open_ = tuple(f for f in pending.causes if not has_passed(cause_of(f), report.findings))
+        if self._record.pending_boot != report.boot_id or not open_:
             self._put(pending=None, pending_boot="")
-            if conclusion.fit:
+            if report.fit:
                 self._log.write("fault_gone", reason=pending.reason)
-            return conclusion
-        first = pending if conclusion.fit else conclusion
-        return msgspec.structs.replace(first, causes=tuple(dict.fromkeys((*conclusion.causes, *open_))))
+            return report
+        return msgspec.structs.replace(
+            report,
+            reason=pending.reason if report.fit else report.reason,
+            causes=tuple(dict.fromkeys((*report.causes, *open_))),
+        )
 
-    def _together(self, left: Left) -> Conclusion:
+    def _together(self, left: Left) -> Pending:
         """What was left, and what was kept before during the same boot."""
         before = self._record.pending
         if before is None or self._record.pending_boot != left.boot_id:
@@ -246,16 +253,16 @@ class _Drainer:
 
     # -- acting ----------------------------------------------------------------------------------------
 
-    def _act(self, conclusion: Conclusion, slurm: SlurmClient) -> DrainResult:
+    def _act(self, slurm: SlurmClient) -> DrainResult:
         node = slurm.node(self._report.node)
         self._recognise(node)
         is_open = self._record.unverified and drain.is_own(node, self._record)
         if is_open and (excess := self._excess(node, slurm)):
-            self._keep(conclusion)
+            self._keep()
             return self._take_back(excess, slurm)
-        decision = self._decide(node, conclusion, ())
+        decision = self._decide(node, ())
         if decision.action is DrainAction.NOTHING:
-            return self._nothing(node, decision, conclusion)
+            return self._nothing(node, decision)
         if not self._acts:
             # Nothing stands then that could fill a cap, so nobody has to be asked about others.
             self._wait(BACK_OFF_S)
@@ -266,13 +273,11 @@ class _Drainer:
         if decision.action is DrainAction.UNDRAIN:
             return self._undrain(node, decision, slurm)
         if decision.action is DrainAction.DRAIN:
-            return self._drain_in_turn(node, conclusion, slurm)
-        return self._drain(decision, conclusion, slurm)
+            return self._drain_in_turn(node, slurm)
+        return self._drain(decision, slurm)
 
-    def _decide(
-        self, node: SlurmNode, conclusion: Conclusion, shares: Sequence[drain.PartitionDrains]
-    ) -> drain.DrainDecision:
-        return drain.decide(node, conclusion, self._record, shares, self._config.drain, self._now)
+    def _decide(self, node: SlurmNode, shares: Sequence[drain.PartitionDrains]) -> drain.DrainDecision:
+        return drain.decide(node, self._report, self._record, shares, self._config.drain, self._now)
 
     def _recognise(self, node: SlurmNode) -> None:
         """Bring the record up to what Slurm shows: a drain that took effect late, or that somebody undid."""
@@ -300,9 +305,9 @@ class _Drainer:
                 tries=0,
             )
 
-    def _nothing(self, node: SlurmNode, decision: drain.DrainDecision, conclusion: Conclusion) -> DrainResult:
-        if not conclusion.fit:
-            return self._no_drain(decision, conclusion, known=drain.is_own(node, self._record))
+    def _nothing(self, node: SlurmNode, decision: drain.DrainDecision) -> DrainResult:
+        if not self._report.fit:
+            return self._no_drain(decision, known=drain.is_own(node, self._record))
         report, runs = self._report, self._config.drain.pass_runs
         if self._around.whole and (
             why := drain.hindrance(node, self._record, report.findings, report.left_out, runs)
@@ -310,23 +315,21 @@ class _Drainer:
             self._log_change("not_returned", why=why, reason=self._record.reason)
         return DrainResult(action=decision.action, why=decision.why, reason=self._record.reason)
 
-    def _no_drain(
-        self, decision: drain.DrainDecision, conclusion: Conclusion, *, known: bool = False
-    ) -> DrainResult:
+    def _no_drain(self, decision: drain.DrainDecision, *, known: bool = False) -> DrainResult:
         """Of a node that is not fit: it must not be drained, has no room for now, or is drained already
         for what is ``known``.
         """
         self._put(pending=None, pending_boot="")
         if decision.later:
             self._wait(BACK_OFF_S)
-            self._keep(conclusion)
+            self._keep()
         if not known:
-            self._log_change("not_drained", why=decision.why, reason=conclusion.reason)
+            self._log_change("not_drained", why=decision.why, reason=self._report.reason)
         return DrainResult(
             action=decision.action, why=decision.why, reason=self._record.reason if known else ""
         )
 
-    def _drain_in_turn(self, node: SlurmNode, conclusion: Conclusion, slurm: SlurmClient) -> DrainResult:
+    def _drain_in_turn(self, node: SlurmNode, slurm: SlurmClient) -> DrainResult:
         """Drain if there is room, which only the node sees truly whose turn it is."""
         if self._now < self._record.waits_until:
             return DrainResult(action=DrainAction.NOTHING, why=_WAITS)
@@ -336,28 +339,25 @@ class _Drainer:
         where = (slurm, node.name, node.partitions)
         with turn(*where, around.clock, around.deadline, around.pause, around.chance) as held:
             if isinstance(held, NoTurn):
-                return self._no_drain(_not_now(held.why), conclusion)
-            decision = self._decide_among_all(conclusion, slurm, held.now)
+                return self._no_drain(_not_now(held.why))
+            decision = self._decide_among_all(slurm, held.now)
             if decision.full:
                 held.leave(decision.full)
             if decision.action is not DrainAction.DRAIN:
-                return self._no_drain(decision, conclusion)
-            return self._drain(decision, conclusion, slurm, held)
+                return self._no_drain(decision)
+            return self._drain(decision, slurm, held)
 
-    def _decide_among_all(
-        self, conclusion: Conclusion, slurm: SlurmClient, now: float
-    ) -> drain.DrainDecision:
+    def _decide_among_all(self, slurm: SlurmClient, now: float) -> drain.DrainDecision:
         """The decision with all nodes in view. ``now``: by slurmctld's clock."""
         every = slurm.nodes()
         mine = [node for node in every if node.name == self._report.node]
         if not mine:
             return drain.DrainDecision(action=DrainAction.NOTHING, why="Slurm does not know this node")
-        return self._decide(mine[0], conclusion, drain.shares_of(every, mine[0].name, now))
+        return self._decide(mine[0], drain.shares_of(every, mine[0].name, now))
 
     def _drain(
         self,
         decision: drain.DrainDecision,
-        conclusion: Conclusion,
         slurm: SlurmClient,
         held: Turn | None = None,
     ) -> DrainResult:
@@ -367,12 +367,12 @@ class _Drainer:
         known = () if new else before.causes
         # Written first: should this process die now, the next run still knows the reason as its own, what
         # it is about (it may run other checks), and that nobody has seen what came of the order.
-        self._keep(conclusion)
+        self._keep()
         self._put(
             reason=decision.reason,
             former=before.reason,  # also of a new drain: an order without an answer may yet be taken
             since=self._now if new else before.since,
-            causes=tuple(dict.fromkeys((*known, *causes_of(conclusion)))),
+            causes=tuple(dict.fromkeys((*known, *causes_of(self._report)))),
             unverified=new or before.unverified,
             unanswered=0 if new else before.unanswered,
             passes=0,
@@ -382,7 +382,7 @@ class _Drainer:
         self._save()
         if held is not None and not held.lasts:
             self._record = before
-            return self._no_drain(_not_now(_LATE), conclusion)
+            return self._no_drain(_not_now(_LATE))
         slurm.drain([self._report.node], decision.reason)
         if held is not None and not held.is_sole(slurm):
             self._log_change("cap_not_verified", why=_UNSURE, reason=decision.reason)
@@ -391,7 +391,7 @@ class _Drainer:
         if new:
             drains = self._recent_drains(self._now)
             self._put(unverified=False, drains=drains, waits_until=0.0, tries=0)
-        self._log_drain("drained" if new else "reason_updated", decision.why, conclusion.causes)
+        self._log_drain("drained" if new else "reason_updated", decision.why, self._report.causes)
         return DrainResult(action=decision.action, why=decision.why, reason=decision.reason, carried_out=True)
 
     def _excess(self, node: SlurmNode, slurm: SlurmClient) -> str:
@@ -464,11 +464,11 @@ class _Drainer:
         self._log.write(event, **facts, causes=causes)
         self._put(said="")
 
-    def _log_error(self, error: SlurmCommandError, conclusion: Conclusion) -> None:
+    def _log_error(self, error: SlurmCommandError) -> None:
         """Who gets no answer waits; what Slurm refuses somebody has to mend."""
         from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
 
-        facts = {"error": str(error)[:500], "reason": conclusion.reason}
+        facts = {"error": str(error)[:500], "reason": self._report.reason}
         if isinstance(error, SlurmTimeout | ControllerUnreachable):
             self._log_change("slurm_unreachable", **facts)
         else:

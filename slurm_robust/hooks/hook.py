@@ -27,7 +27,7 @@ from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.gpus.leftovers import LEFTOVERS, STANDS_S, is_being_freed
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.runner import failing_runs, inspect, node_name
-from slurm_robust.nodes.verdict import Conclusion, Report, conclude, subject_key
+from slurm_robust.nodes.verdict import Report, conclude, subject_key
 
 if TYPE_CHECKING:
     from slurm_robust.model.findings import Suspect
@@ -99,16 +99,16 @@ class _HookRun:
         was_tested = wait_for_test(Path(self._config.paths.state), self.left_s(_TEST_SHARE))
         if seen.wants_no_tests(self._config, self._environ):
             return self._untested(was_tested=was_tested)
-        report, conclusion = self._check(CheckContext.PROLOG)
-        done = self._settle(report, conclusion)
+        report = self._check(CheckContext.PROLOG)
+        done = self._settle(report)
         drained = DrainFile(Path(self._config.paths.state)).load().reason if was_tested else ""
-        refused = is_refused(conclusion, done) or bool(drained)
+        refused = is_refused(report, done) or bool(drained)
         code = int(self._config.drain.mode == "act" and refused)
-        self._log_run(report, conclusion, done, code)
-        self._publish(report, conclusion, code)
+        self._log_run(report, done, code)
+        self._publish(report, code)
         if self._config.hooks.tell_owner and self.job:
-            seen.keep(self._config, self.job, seen.seen_by(report, conclusion, self._memory))
-        return HookResult(exit_code=code, message=conclusion.reason or drained)
+            seen.keep(self._config, self.job, seen.seen_by(report, self._memory))
+        return HookResult(exit_code=code, message=report.reason or drained)
 
     def _untested(self, *, was_tested: bool) -> HookResult:
         """The job's owner does not want to wait for tests, and the site allows that."""
@@ -152,25 +152,25 @@ class _HookRun:
 
     def _test(self, suspect: Suspect | None) -> HookResult:
         context = CheckContext.DEEP if suspect else CheckContext.EPILOG
-        report, conclusion = self._check(context)
+        report = self._check(context)
         if is_being_freed(report.findings):
             self._wait_for_gpus()
-            report, conclusion = self._check(context)
-        if suspect is not None and conclusion.fit:
+            report = self._check(context)
+        if suspect is not None and report.fit:
             self._log_acquittal(suspect, report)
-        done = self._settle(report, conclusion)
-        self._log_run(report, conclusion, done, 0)
-        self._publish(report, conclusion)
+        done = self._settle(report)
+        self._log_run(report, done, 0)
+        self._publish(report)
         if self._config.hooks.tell_owner:
-            self._tell_owner(report, conclusion)
-        return HookResult(message=conclusion.reason)
+            self._tell_owner(report)
+        return HookResult(message=report.reason)
 
-    def _tell_owner(self, report: Report, conclusion: Conclusion) -> None:
+    def _tell_owner(self, report: Report) -> None:
         from slurm_robust.hooks import owner  # in epilogs only
         from slurm_robust.hooks.suspects import Ignored
 
         limit_s = max(0.1, min(owner.WRITE_S, self.left_s()))
-        told = owner.tell(self._config, self._environ, report, conclusion, self._memory, limit_s)
+        told = owner.tell(self._config, self._environ, report, self._memory, limit_s)
         if isinstance(told, Ignored):
             self.log.note("owner_not_told", job=self.job, why=told.why)
         elif told is not None:
@@ -181,19 +181,19 @@ class _HookRun:
 
         ``known``: what a run of the same checks found moments ago; finding it again is no news.
         """
-        report, conclusion = self._check(CheckContext.PERIODIC, only)
+        report = self._check(CheckContext.PERIODIC, only)
         # A warning that has been confirmed is news.
-        causes = [f"{subject_key(found)}: keeps jobs away" for found in conclusion.causes]
-        failing = "\n".join(sorted([*causes, *map(subject_key, conclusion.warnings)]))
+        causes = [f"{subject_key(found)}: keeps jobs away" for found in report.causes]
+        failing = "\n".join(sorted([*causes, *map(subject_key, report.warnings)]))
         if known is not None and failing == known:
-            return HookResult(message=conclusion.reason, failing=failing)
-        done = self._settle(report, conclusion, whole=not only)
+            return HookResult(message=report.reason, failing=failing)
+        done = self._settle(report, whole=not only)
         began, ended = self._memory.changes()
         if began or ended:
             self.log.write("changed", failing=began, passing=ended)
-        self._log_run(report, conclusion, done, 0)
-        self._publish(report, conclusion, whole=not only)
-        return HookResult(message=conclusion.reason, failing=failing)
+        self._log_run(report, done, 0)
+        self._publish(report, whole=not only)
+        return HookResult(message=report.reason, failing=failing)
 
     def _wait_for_gpus(self) -> None:
         """Check until their memory is free, or has long enough not become less.
@@ -204,14 +204,14 @@ class _HookRun:
         freeing = True
         while freeing and time.monotonic() < end:
             self._begin_anew()
-            freeing = is_being_freed(self._check(CheckContext.EPILOG, (LEFTOVERS,))[0].findings)
+            freeing = is_being_freed(self._check(CheckContext.EPILOG, (LEFTOVERS,)).findings)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._now = time.time()
         self._memory = Memory(Path(self._config.paths.state))
 
-    def _check(self, context: CheckContext, only: Sequence[str] = ()) -> tuple[Report, Conclusion]:
+    def _check(self, context: CheckContext, only: Sequence[str] = ()) -> Report:
         report = inspect(
             self._config,
             context,
@@ -222,7 +222,7 @@ class _HookRun:
             job_gone=partial(no_other_job, self._host, self.job),
             only=only,
         )
-        return report, conclude(report, self._config, failing_runs(report, self._memory))
+        return conclude(report, self._config, failing_runs(report, self._memory))
 
     def _log_acquittal(self, suspect: Suspect, report: Report) -> None:
         """The tests that a job asked for found nothing. Tests that were cut short prove neither side."""
@@ -236,10 +236,9 @@ class _HookRun:
         else:
             self.log.write("acquitted", job=suspect.job_id, **facts)
 
-    def _settle(self, report: Report, conclusion: Conclusion, *, whole: bool = False) -> DrainResult:
+    def _settle(self, report: Report, *, whole: bool = False) -> DrainResult:
         return drainer.after(
-            conclusion,
-            report=report,
+            report,
             config=self._config,
             now=self._now,
             log=self.log,
@@ -248,19 +247,19 @@ class _HookRun:
             budget_s=self.left_s(),
         )
 
-    def _log_run(self, report: Report, conclusion: Conclusion, done: DrainResult, code: int) -> None:
-        is_well = conclusion.fit and not report.errors
+    def _log_run(self, report: Report, done: DrainResult, code: int) -> None:
+        is_well = report.fit and not report.errors
         (self.log.note if is_well else self.log.write)(
             "run",
             hook=self._hook.value,
             job=self.job,
             exit_code=code,
-            fit=conclusion.fit,
-            reason=conclusion.reason,
+            fit=report.fit,
+            reason=report.reason,
             action="" if done.action is DrainAction.NOTHING else done.action.value,
-            causes=conclusion.causes,
-            warnings=conclusion.warnings,
-            unknown=[f"{found.check} {found.subject}".rstrip() for found in conclusion.unknown],
+            causes=report.causes,
+            warnings=report.warnings,
+            unknown=[f"{found.check} {found.subject}".rstrip() for found in report.unknown],
             checks=len({found.check for found in report.findings}),
             reused=report.reused,
             left_out=report.left_out,
@@ -271,13 +270,13 @@ class _HookRun:
             mode=self._config.drain.mode,
         )
 
-    def _publish(self, report: Report, conclusion: Conclusion, code: int = 0, *, whole: bool = True) -> None:
+    def _publish(self, report: Report, code: int = 0, *, whole: bool = True) -> None:
         """For Prometheus, where the site wants that."""
         if not self._config.metrics.textfile_dir:
             return
         from slurm_robust.hooks.textfile import publish  # hardly any site needs it
 
-        if why := publish(self._config, self._hook.value, report, conclusion, code, whole=whole):
+        if why := publish(self._config, self._hook.value, report, code, whole=whole):
             self.log.note("metrics_not_written", why=why)
 
     def _log_sweep(self, swept: Swept) -> None:
@@ -287,7 +286,7 @@ class _HookRun:
             self.log.write("not_swept", job=self.job, folders=swept.failed)
 
 
-def is_refused(conclusion: Conclusion, done: DrainResult) -> bool:
+def is_refused(report: Report, done: DrainResult) -> bool:
     """Whether the job must not start here.
 
     Slurm drains a node whose prolog fails, by its own reason if need be, and nobody bounds that. So a prolog
@@ -296,9 +295,9 @@ def is_refused(conclusion: Conclusion, done: DrainResult) -> bool:
     node's fault is seen by the job's agents and by the epilog. Only where a site wants to be closed to what
     is unknown, it has its will, although we do not drain for that.
     """
-    if conclusion.fit:
+    if report.fit:
         return False
-    if conclusion.causes[0].outcome is Outcome.UNKNOWN:
+    if report.causes[0].outcome is Outcome.UNKNOWN:
         return True
     return bool(done.carried_out or done.reason)
 

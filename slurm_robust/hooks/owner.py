@@ -22,7 +22,7 @@ from slurm_robust.model.findings import MAX_TEXT
 from slurm_robust.model.nodeseen import MAX_BYTES, NodeSeen, grown
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.memory import Memory
-from slurm_robust.nodes.verdict import Conclusion, Report
+from slurm_robust.nodes.verdict import Report
 from slurm_robust.util.isolate import call
 from slurm_robust.util.text import ascii_line
 
@@ -39,7 +39,6 @@ def tell(
     config: NodeConfig,
     environ: Mapping[str, str],
     report: Report,
-    conclusion: Conclusion,
     memory: Memory,
     limit_s: float = WRITE_S,
 ) -> FileFound | Ignored | None:
@@ -50,7 +49,7 @@ def tell(
     job = job_of(environ)
     if job is None:
         return None
-    after = seen_by(report, conclusion, memory)
+    after = seen_by(report, memory)
     before = take(config, job.job_id)
     is_same_boot = before is not None and before.boot_id == after.boot_id
     since = before.at if before is not None else job.started

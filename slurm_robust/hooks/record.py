@@ -18,7 +18,7 @@ import msgspec
 
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
-from slurm_robust.nodes.verdict import Conclusion
+from slurm_robust.nodes.verdict import Report
 
 DAY_S = 86400.0
 LONGEST_S = 3600.0
@@ -44,6 +44,13 @@ class DrainCause(Record):
 
     check: str
     subject: str = ""
+
+
+class Pending(Record):
+    """What a drain is wanted for."""
+
+    reason: str
+    causes: tuple[Finding, ...]
 
 
 class OwnDrain(Record):
@@ -84,7 +91,7 @@ class OwnDrain(Record):
     tries: int = 0
     """How often in a row that was so."""
 
-    pending: Conclusion | None = None
+    pending: Pending | None = None
     """What Slurm could not be asked for, or had to wait for a cap."""
 
     pending_boot: str = ""
@@ -104,14 +111,14 @@ class OwnDrain(Record):
 class Left(Record):
     """What a run found while another one held the lock."""
 
-    conclusion: Conclusion
+    conclusion: Pending
     boot_id: str
     """The boot during which it was found."""
 
 
-def causes_of(conclusion: Conclusion) -> tuple[DrainCause, ...]:
-    """The measured failures that keep jobs away. What is only unknown is never a cause to drain."""
-    return tuple(dict.fromkeys(cause_of(f) for f in conclusion.causes if f.outcome is Outcome.FAIL))
+def causes_of(report: Report | Pending) -> tuple[DrainCause, ...]:
+    """Return the measured failures that keep jobs away. What is only unknown is never a cause to drain."""
+    return tuple(dict.fromkeys(cause_of(f) for f in report.causes if f.outcome is Outcome.FAIL))
 
 
 def cause_of(finding: Finding) -> DrainCause:
@@ -133,18 +140,16 @@ def has_passed(cause: DrainCause, findings: Sequence[Finding]) -> bool | None:
     return bool(relevant) and all(f.outcome is Outcome.PASS for f in relevant)
 
 
-def after_run(
-    record: OwnDrain, conclusion: Conclusion, findings: Sequence[Finding], *, whole: bool = False
-) -> OwnDrain:
-    """The record with this run counted; the same one where the run says nothing about the causes.
+def after_run(record: OwnDrain, report: Report, *, whole: bool = False) -> OwnDrain:
+    """Return the record with this run counted; the same one where the run says nothing about the causes.
 
     ``whole``: a periodic run of all checks. What it does not check, the next one will not check either.
     """
     if not record.reason:
         return record
-    seen = [has_passed(cause, findings) for cause in record.causes]
+    seen = [has_passed(cause, report.findings) for cause in record.causes]
     passes, unproven = record.passes, record.unproven
-    if not conclusion.fit:
+    if not report.fit:
         passes = unproven = 0
     elif all(seen) and seen:
         passes, unproven = passes + 1, 0

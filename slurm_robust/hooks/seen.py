@@ -16,7 +16,7 @@ from slurm_robust.model.record import UNREADABLE
 from slurm_robust.nodes.checks import ethernet, gpu, infiniband, kernel
 from slurm_robust.nodes.gpus.facts import GpuFacts
 from slurm_robust.nodes.memory import Memory
-from slurm_robust.nodes.verdict import Conclusion, Report
+from slurm_robust.nodes.verdict import Report
 
 MAX_KEPT = 64
 """Jobs of which the node keeps what the prolog saw; the oldest give way."""
@@ -40,14 +40,14 @@ def wants_no_tests(config: NodeConfig, environ: Mapping[str, str]) -> bool:
     return config.hooks.may_skip and SKIP in environ.get("SLURM_JOB_COMMENT", "").replace(",", " ").split()
 
 
-def seen_by(report: Report, conclusion: Conclusion, memory: Memory) -> HookSeen:
+def seen_by(report: Report, memory: Memory) -> HookSeen:
     """What a run of the checks saw, with the counters that it has read."""
     failed = [found for found in report.findings if found.outcome is Outcome.FAIL]
     return HookSeen(
         at=report.at,
         boot_id=report.boot_id,
-        fit=conclusion.fit,
-        reason=conclusion.reason,
+        fit=report.fit,
+        reason=report.reason,
         findings=tuple(failed[:MAX_FINDINGS]),
         counters=dict(_counters(report, memory)),
         cliques=_cliques(report, memory),

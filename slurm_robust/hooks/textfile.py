@@ -14,7 +14,7 @@ from pathlib import Path
 from slurm_robust.config.node import NodeConfig
 from slurm_robust.hooks.record import DAY_S, DrainFile, OwnDrain
 from slurm_robust.model.findings import Outcome
-from slurm_robust.nodes.verdict import Conclusion, Report
+from slurm_robust.nodes.verdict import Report
 from slurm_robust.telemetry.metric import Family, render
 from slurm_robust.telemetry.table import NodeMetric
 from slurm_robust.util.files import write_atomically
@@ -28,9 +28,9 @@ WRITE_S = 1.0
 _FOR_ALL = 0o644
 
 
-def of_run(hook: str, report: Report, conclusion: Conclusion, exit_code: int) -> Iterator[Family]:
+def of_run(hook: str, report: Report, exit_code: int) -> Iterator[Family]:
     """What a full run of a hook found. Pure."""
-    yield NodeMetric.FIT, (((hook,), conclusion.fit),)
+    yield NodeMetric.FIT, (((hook,), report.fit),)
     yield NodeMetric.LAST_RUN, (((hook,), report.at),)
     yield NodeMetric.DURATION, (((hook,), report.wall_s),)
     yield NodeMetric.EXIT_CODE, (((hook,), exit_code),)
@@ -53,9 +53,7 @@ def of_node(own: OwnDrain, mode: str, now: float) -> Iterator[Family]:
     yield NodeMetric.DRAINS, (((), own.drains_since(now - DAY_S)),)
 
 
-def publish(
-    config: NodeConfig, hook: str, report: Report, conclusion: Conclusion, exit_code: int, *, whole: bool
-) -> str:
+def publish(config: NodeConfig, hook: str, report: Report, exit_code: int, *, whole: bool) -> str:
     """Write the files; why they could not be written, "" where they were. Never blocks for long.
 
     ``whole``: it was a run of all checks; else only the drain is written.
@@ -69,7 +67,7 @@ def publish(
             own = DrainFile(Path(config.paths.state)).load()
             _write(folder, "srobust_node.prom", render(of_node(own, config.drain.mode, report.at)))
             if whole:
-                _write(folder, f"srobust_{hook}.prom", render(of_run(hook, report, conclusion, exit_code)))
+                _write(folder, f"srobust_{hook}.prom", render(of_run(hook, report, exit_code)))
         except OSError as error:
             return f"{folder}: {error.strerror}".encode()
         return b""

@@ -9,7 +9,7 @@ import msgspec
 from slurm_robust.model.findings import Effect, Finding, Outcome, Party, Suggestion
 from slurm_robust.model.record import Record, decoded
 from slurm_robust.nodes.check import AnyCheck
-from slurm_robust.nodes.verdict import Conclusion, Report
+from slurm_robust.nodes.verdict import Report
 
 Subject = tuple[str, str]
 """A check and the part of the node that it is about (empty: the node)."""
@@ -44,22 +44,20 @@ def subject_of(finding: Finding) -> Subject:
     return finding.check, finding.subject
 
 
-def sort(
-    report: Report, conclusion: Conclusion, checks: Iterable[AnyCheck], notes: Iterable[str] = ()
-) -> Observation:
-    """Sort the findings of one run of ``checks``.
+def sort(report: Report, checks: Iterable[AnyCheck], notes: Iterable[str] = ()) -> Observation:
+    """Sort the findings of one run of ``checks``, which has been judged.
 
     Unknown is never a reason for an alert. Evidence that users can write does not count against the node.
     """
     by_name = {check.name: check for check in checks}
     causes = (
         found
-        for found in conclusion.causes
+        for found in report.causes
         if found.outcome is Outcome.FAIL and (found.confirm == 1 or found.blame is not Party.NODE)
     )
     warnings = (
         found
-        for found in conclusion.warnings
+        for found in report.warnings
         if found.suggestion is not Suggestion.NONE
         and (check := by_name.get(found.check)) is not None
         and check.warns_training

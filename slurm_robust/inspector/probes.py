@@ -93,10 +93,8 @@ class ProbeRunner:
             checks=self._checks,
             calls=self._calls,
         )
-        conclusion = conclude(report, self._config, failing_runs(report, self._memory))
-        observation = sort(
-            report, conclusion, self._checks, filter(None, (self._problem, *_unread(report.findings)))
-        )
+        report = conclude(report, self._config, failing_runs(report, self._memory))
+        observation = sort(report, self._checks, filter(None, (self._problem, *_unread(report.findings))))
         return structs.replace(observation, nbytes=self._carried(report))
 
     def _carried(self, report: Report) -> int | None:
@@ -109,10 +107,8 @@ class ProbeRunner:
     def judged(self, findings: Sequence[Finding]) -> Observation:
         """Findings from elsewhere (the driver's events), judged by the site's rules."""
         wanted = [found for found in findings if rule_of(self._config, found.check).enabled is not False]
-        report = Report(
-            node="", at=time.time(), boot_id="", context=CheckContext.LIVE, findings=tuple(wanted)
-        )
-        return sort(report, conclude(report, self._config, {}), CHECKS)
+        report = Report(at=time.time(), context=CheckContext.LIVE, findings=tuple(wanted))
+        return sort(conclude(report, self._config, {}), CHECKS)
 
     def _read(self) -> NodeConfig:
         self._read_at = time.monotonic()

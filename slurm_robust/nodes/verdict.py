@@ -25,15 +25,15 @@ OUT_OF_TIME = "budget"
 
 
 class Report(Record):
-    """One run of the checks."""
+    """One run of the checks: what it found, and since :func:`conclude` whether the node may run jobs."""
 
-    node: str
-    at: float
+    node: str = ""
+    at: float = 0.0
     """Seconds since 1970."""
 
-    boot_id: str
-    context: CheckContext
-    findings: tuple[Finding, ...]
+    boot_id: str = ""
+    context: CheckContext = CheckContext.PERIODIC
+    findings: tuple[Finding, ...] = ()
     took_s: dict[str, float] = {}
     """Seconds by source."""
 
@@ -47,28 +47,34 @@ class Report(Record):
     """Checks or sources that are broken themselves."""
 
     wall_s: float = 0.0
-
-    @property
-    def cut(self) -> tuple[str, ...]:
-        """Checks for which the time was too short."""
-        return tuple(sorted(name for name, why in self.left_out.items() if why == OUT_OF_TIME))
-
-
-class Conclusion(Record):
-    """Whether a node may run jobs, and why not."""
-
-    fit: bool
     reason: str = ""
     """Names the causes in one short line without control characters."""
 
-    suggestion: Suggestion = Suggestion.NONE
     causes: tuple[Finding, ...] = ()
     """Findings that keep jobs away, worst first."""
 
     warnings: tuple[Finding, ...] = ()
     """Failures that do not keep jobs away."""
 
-    unknown: tuple[Finding, ...] = ()
+    @property
+    def fit(self) -> bool:
+        """Whether the node may run jobs."""
+        return not self.causes
+
+    @property
+    def suggestion(self) -> Suggestion:
+        """What should be done with the node for the worst cause."""
+        return self.causes[0].suggestion if self.causes else Suggestion.NONE
+
+    @property
+    def unknown(self) -> tuple[Finding, ...]:
+        """What could not be measured, and keeps no jobs away."""
+        return tuple(f for f in self.findings if f.outcome is Outcome.UNKNOWN and f not in self.causes)
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """Checks for which the time was too short."""
+        return tuple(sorted(name for name, why in self.left_out.items() if why == OUT_OF_TIME))
 
 
 def rule_of(config: NodeConfig, check: str) -> CheckRule:
@@ -89,8 +95,8 @@ def subject_key(finding: Finding) -> str:
     return f"{finding.check} {finding.subject}".rstrip()
 
 
-def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Conclusion:
-    """Judge the node by one run.
+def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Report:
+    """Judge the node by one run, and return the report of it with that.
 
     ``runs`` has, by :func:`subject_key`, in how many periodic runs in a row the subject has failed so that it
     keeps jobs away, this run included. A failure that has to be confirmed and is not yet is a warning. What
@@ -98,11 +104,10 @@ def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Con
     """
     causes: list[Finding] = []
     warnings: list[Finding] = []
-    unknown: list[Finding] = []
     for found in report.findings:
         rule = rule_of(config, found.check)
-        if found.outcome is Outcome.UNKNOWN:
-            (causes if rule.on_unknown == "closed" else unknown).append(found)
+        if found.outcome is Outcome.UNKNOWN and rule.on_unknown == "closed":
+            causes.append(found)
         elif found.outcome is Outcome.FAIL:
             finding = overridden(found, rule)
             enough = runs.get(subject_key(found), 1) >= (rule.confirm or found.confirm)
@@ -110,13 +115,8 @@ def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Con
             (causes if finding.suggestion.keeps_jobs_away and enough else warnings).append(finding)
     causes.sort(key=_worst_first)
     warnings.sort(key=_worst_first)
-    return Conclusion(
-        fit=not causes,
-        reason=reason(causes),
-        suggestion=causes[0].suggestion if causes else Suggestion.NONE,
-        causes=tuple(causes),
-        warnings=tuple(warnings),
-        unknown=tuple(unknown),
+    return msgspec.structs.replace(
+        report, reason=reason(causes), causes=tuple(causes), warnings=tuple(warnings)
     )
 
 

@@ -23,7 +23,7 @@ from slurm_robust.nodes.checks import disks
 from slurm_robust.nodes.checks.disks import DisksFacts, Space
 from slurm_robust.nodes.memory import Memory
 from slurm_robust.nodes.registry import CHECKS
-from slurm_robust.nodes.verdict import Conclusion, Report, conclude
+from slurm_robust.nodes.verdict import Report, conclude
 from slurm_robust.policy.ladder import LADDER, WRITTEN_BY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
@@ -97,7 +97,7 @@ class Node:
         self.check = check
         self.now = NOW
 
-    def run(self, context: CheckContext, facts: object, job_gone: bool | None) -> Conclusion:
+    def run(self, context: CheckContext, facts: object, job_gone: bool | None) -> Report:
         source = msgspec.structs.replace(self.check.source, gather=lambda host, config: facts)
         check = msgspec.structs.replace(self.check, source=source)
         memory = Memory(self.folder)
@@ -153,9 +153,9 @@ def test_what_users_can_write_is_no_alert_against_a_node(confirm: int, blame: Pa
         check="memory.free", outcome=Outcome.FAIL, blame=blame, suggestion=Suggestion.REBOOT, confirm=confirm
     )
     report = Report(node="n1", at=NOW, boot_id="b", context=CheckContext.PERIODIC, findings=(finding,))
-    conclusion = conclude(report, NodeConfig(), {"memory.free": 9})
-    assert not conclusion.fit
-    assert len(sort(report, conclusion, CHECKS).failed) == alerts
+    judged = conclude(report, NodeConfig(), {"memory.free": 9})
+    assert not judged.fit
+    assert len(sort(judged, CHECKS).failed) == alerts
 
 
 def test_who_is_an_ordinary_user() -> None:

@@ -33,14 +33,14 @@ def test_a_deep_check_tells_what_is_wrong_and_on_what(config: NodeConfig, tmp_pa
     dmi.mkdir(parents=True)
     (dmi / "product_serial").write_text("ABC42\n")
     found = examine(config, Host(tmp_path / "root"), 1000.0)
-    assert found.conclusion.fit
+    assert found.fit
     assert found.serials["product_serial"] == "ABC42"
     assert not found.remembered
     assert "site.fan" in {finding.check for finding in found.report.findings}
     (tmp_path / "broken").touch()
     found = examine(config, Host(tmp_path / "root"), 1000.0)
-    assert not found.conclusion.fit
-    assert "stands still" in found.conclusion.reason
+    assert not found.fit
+    assert "stands still" in found.report.reason
     assert msgspec.json.decode(msgspec.json.encode(found), type=Examination) == found
 
 
@@ -50,7 +50,7 @@ def test_a_node_must_pass_the_check_that_drained_it(config: NodeConfig, tmp_path
     file.path.parent.mkdir()
     file.save(OwnDrain(reason="srobust: x", causes=(fan, lost)))
     found = examine(config, Host(tmp_path / "root"), 1000.0)
-    assert found.conclusion.fit
+    assert found.fit
     assert found.open == (lost,)
     assert found.remembered
 

@@ -24,7 +24,7 @@ from slurm_robust.admin.quarantine import (
 from slurm_robust.hooks.record import DrainCause
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import CheckContext
-from slurm_robust.nodes.verdict import Conclusion, Report
+from slurm_robust.nodes.verdict import Report
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.slurm.records import Reservation, SlurmNode
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest
@@ -43,12 +43,19 @@ def found(
     *causes: Finding, still_open: tuple[DrainCause, ...] = (), reasons: tuple[str, ...] = (REASON,)
 ) -> Examination:
     findings = causes or (Finding(check="gpu.xid", outcome=Outcome.PASS, subject="gpu3"),)
-    report = Report(node="n1", at=1.0, boot_id="b", context=CheckContext.DEEP, findings=findings)
     reason = f"srobust: {causes[0].subject} {causes[0].text}" if causes else ""
-    conclusion = Conclusion(fit=not causes, reason=reason, causes=causes)
+    report = Report(
+        node="n1",
+        at=1.0,
+        boot_id="b",
+        context=CheckContext.DEEP,
+        findings=findings,
+        reason=reason,
+        causes=causes,
+    )
     return Examination(
+        fit=report.fit,
         report=report,
-        conclusion=conclusion,
         reasons=reasons,
         remembered=bool(still_open),
         open=still_open,
@@ -156,8 +163,8 @@ def test_a_node_that_forgot_its_fault_must_not_have_anything_unknown(ward: Ward,
     ward.slurm.drain(["n1"], REASON)
     unknown = Finding(check="gpu.ecc", outcome=Outcome.UNKNOWN)
     good = found()
-    conclusion = msgspec.structs.replace(good.conclusion, unknown=(unknown,))
-    answer = msgspec.structs.replace(good, conclusion=conclusion, remembered=remembered)
+    report = msgspec.structs.replace(good.report, findings=(*good.report.findings, unknown))
+    answer = msgspec.structs.replace(good, report=report, remembered=remembered)
     ward.answer = lambda _: answer
     assert ward.run()["n1"].returned is remembered
 

@@ -224,10 +224,9 @@ def test_a_node_that_has_forgotten_everything_must_be_seen_to_pass_what_failed(
 ) -> None:
     other = Finding(check="gpu.xid" if passed else "gpu.nvlink", outcome=Outcome.PASS, subject="gpu3")
     after = found(reasons=())
-    report = msgspec.structs.replace(after.report, findings=(other,))
     unknown = Finding(check="clock.sync", outcome=Outcome.UNKNOWN)
-    conclusion = msgspec.structs.replace(after.conclusion, unknown=(unknown,))
-    forgot = msgspec.structs.replace(after, report=report, conclusion=conclusion)
+    report = msgspec.structs.replace(after.report, findings=(other, unknown))
+    forgot = msgspec.structs.replace(after, report=report)
     shop.answers(found(REBOOT), forgot)
     result = shop.run()["n1"]
     assert result.returned is passed

@@ -9,7 +9,7 @@ from slurm_robust.hooks.drainer import DrainResult, after
 from slurm_robust.hooks.record import DrainFile
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import CheckContext
-from slurm_robust.nodes.verdict import Conclusion, Report
+from slurm_robust.nodes.verdict import Report
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 
@@ -67,10 +67,11 @@ class Hooked:
             context=CheckContext.PERIODIC,
             findings=findings,
             left_out=dict(more.pop("left_out", {})),  # type: ignore[call-overload]
+            reason=reason,
+            causes=causes,
         )
         return after(
-            Conclusion(fit=not causes, reason=reason, causes=causes),
-            report=report,
+            report,
             config=self.config,
             now=self.now,
             log=self.log,

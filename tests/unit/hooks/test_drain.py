@@ -11,7 +11,7 @@ from slurm_robust.config.node import Drain
 from slurm_robust.hooks.drain import HOUR_S, PartitionDrains, beyond_cap, decide, may_be_common, shares_of
 from slurm_robust.hooks.record import DrainAction, DrainCause, OwnDrain
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
-from slurm_robust.nodes.verdict import Conclusion
+from slurm_robust.nodes.verdict import Report
 from slurm_robust.slurm.records import SlurmNode
 
 NOW = 1_000_000.0
@@ -33,10 +33,10 @@ FOREIGN_FLAGS = [
 ]
 FLAGS = [*HARMLESS_FLAGS, *FOREIGN_FLAGS]
 BASES = ("IDLE", "ALLOCATED", "MIXED", "DOWN", "ERROR", "FUTURE", "UNKNOWN")
-FIT = Conclusion(fit=True)
+FIT = Report()
 XID = Finding(check="gpu.xid", outcome=Outcome.FAIL, subject="gpu3", suggestion=Suggestion.REPLACE)
 ECC = Finding(check="gpu.ecc", outcome=Outcome.FAIL, subject="gpu1", suggestion=Suggestion.RESET)
-UNFIT = Conclusion(fit=False, reason=REASON, causes=(XID,))
+UNFIT = Report(reason=REASON, causes=(XID,))
 OURS = OwnDrain(
     reason=REASON, since=NOW - 100, causes=(DrainCause(check="gpu.xid", subject="gpu3"),), passes=3
 )
@@ -59,11 +59,7 @@ def drained(*states: str, reason: str = REASON, **more: object) -> SlurmNode:
 
 
 def act(
-    seen: SlurmNode,
-    said: Conclusion,
-    record: OwnDrain | None = None,
-    *shares: PartitionDrains,
-    **config: object,
+    seen: SlurmNode, said: Report, record: OwnDrain | None = None, *shares: PartitionDrains, **config: object
 ) -> DrainAction:
     settings = Drain(**config)  # type: ignore[arg-type]  # checked by the record
     return decide(seen, said, record or OwnDrain(), shares, settings, NOW).action
@@ -78,8 +74,8 @@ conclusions = st.sampled_from(
     [
         FIT,
         UNFIT,
-        Conclusion(fit=False, reason=REASON, causes=(XID, ECC)),
-        Conclusion(fit=False, reason="srobust: x", causes=(msgspec.structs.replace(XID, outcome="unknown"),)),
+        Report(reason=REASON, causes=(XID, ECC)),
+        Report(reason="srobust: x", causes=(msgspec.structs.replace(XID, outcome="unknown"),)),
     ]
 )
 records = st.sampled_from([OwnDrain(), OURS, msgspec.structs.replace(OURS, passes=2)])
@@ -88,7 +84,7 @@ reasons = st.sampled_from(["", REASON, REASON + " RMA 12, bob", "srobust: other 
 
 @given(states, conclusions, records, reasons, st.integers(0, 16))
 def test_whatever_the_state_others_drains_and_unknown_results_change_nothing(
-    given_states: frozenset[str], said: Conclusion, record: OwnDrain, reason: str, cpus: int
+    given_states: frozenset[str], said: Report, record: OwnDrain, reason: str, cpus: int
 ) -> None:
     seen = node(*given_states, reason=reason, allocated_cpus=cpus)
     decision = decide(seen, said, record, (), Drain(), NOW)
@@ -151,7 +147,7 @@ def test_an_old_reason_without_a_drain_belongs_to_nobody() -> None:
 
 
 def test_a_second_fault_is_added_once() -> None:
-    both = Conclusion(fit=False, reason="srobust: gpu3 XID 79 (+1)", causes=(XID, ECC))
+    both = Report(reason="srobust: gpu3 XID 79 (+1)", causes=(XID, ECC))
     decision = decide(drained(), both, OURS, (), Drain(), NOW)
     assert (decision.action, decision.reason) == (DrainAction.UPDATE_REASON, both.reason)
     record = msgspec.structs.replace(OURS, causes=(*OURS.causes, DrainCause(check="gpu.ecc", subject="gpu1")))
@@ -279,8 +275,8 @@ def test_of_nodes_that_drain_at_once_just_as_many_stay_as_the_caps_allow(
 )
 def test_what_other_nodes_are_likely_to_find_as_well(check: str, blame: Party, common: bool) -> None:
     cause = Finding(check=check, outcome=Outcome.FAIL, blame=blame, suggestion=Suggestion.RESET)
-    assert may_be_common(Conclusion(fit=False, causes=(cause,))) is common
-    assert may_be_common(Conclusion(fit=False, causes=(XID, cause))) is common
+    assert may_be_common(Report(causes=(cause,))) is common
+    assert may_be_common(Report(causes=(XID, cause))) is common
 
 
 # -- flapping ---------------------------------------------------------------------------------------------
@@ -297,7 +293,7 @@ def test_the_third_drain_within_a_day_is_left_to_a_person(drains: tuple[float, .
 
 
 def test_a_long_reason_still_says_that_the_node_stays() -> None:
-    long = Conclusion(fit=False, reason="srobust: " + "x" * 191, causes=(XID,))
+    long = Report(reason="srobust: " + "x" * 191, causes=(XID,))
     decision = decide(node(), long, OwnDrain(drains=(NOW - 1,)), (), Drain(most_per_day=1), NOW)
     assert len(decision.reason) == 200
     assert decision.reason.endswith("(drained 2 times in 24 h, stays)")

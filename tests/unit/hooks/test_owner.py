@@ -27,7 +27,7 @@ from slurm_robust.nodes.checks.infiniband import InfinibandFacts, Port
 from slurm_robust.nodes.checks.kernel import SOURCE as KERNEL
 from slurm_robust.nodes.gpus.facts import Gpu, GpuFacts
 from slurm_robust.nodes.memory import Memory
-from slurm_robust.nodes.verdict import Conclusion, Report
+from slurm_robust.nodes.verdict import Report
 from tests.unit.hooks.test_hook import Machine
 from tests.unit.hooks.test_suspects import ALICE, BOB, Home, home, own
 
@@ -97,7 +97,7 @@ class Node:
         downed: int = 0,
         xids: tuple[int, ...] = (),
         boot: str = "b",
-    ) -> tuple[Report, Conclusion, Memory]:
+    ) -> tuple[Report, Memory]:
         memory = Memory(Path(self.config.paths.state))
         port = Port(state="ACTIVE", counters={"link_downed": downed} if downed else {})
         events = tuple(
@@ -113,11 +113,11 @@ class Node:
         ):
             memory.remember(source, View(at=self.now, boot_id=boot, facts=facts))
         report = Report(node="n1", at=self.now, boot_id=boot, context=CheckContext.EPILOG, findings=findings)
-        return report, Conclusion(fit=True), memory
+        return report, memory
 
     def prolog(self, **facts: Any) -> None:
-        report, conclusion, memory = self.run(**facts)
-        keep(self.config, 7, seen_by(report, conclusion, memory))
+        report, memory = self.run(**facts)
+        keep(self.config, 7, seen_by(report, memory))
         self.now += 60
 
 

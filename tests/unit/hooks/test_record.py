@@ -8,9 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_robust.hooks.record import DrainCause, DrainFile, OwnDrain, after_run, causes_of, has_passed
-from slurm_robust.model.findings import Finding, Outcome, Suggestion
-from slurm_robust.nodes.verdict import Conclusion
+from slurm_robust.hooks.record import (
+    DrainCause,
+    DrainFile,
+    OwnDrain,
+    Pending,
+    after_run,
+    causes_of,
+    has_passed,
+)
+from slurm_robust.model.findings import Finding, Outcome
+from slurm_robust.nodes.verdict import Report
 
 PASS, FAIL, UNKNOWN = Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN
 GPU3 = DrainCause(check="gpu.xid", subject="gpu3")
@@ -52,36 +60,49 @@ def test_whether_a_cause_has_passed(cause: DrainCause, findings: list[Finding], 
 )
 def test_runs_in_a_row(fit: bool, findings: list[Finding], passes: int) -> None:
     record = OwnDrain(reason="srobust: x", causes=(GPU3,), passes=2)
-    assert after_run(record, Conclusion(fit=fit), findings).passes == passes
+    assert (
+        after_run(record, Report(findings=tuple(findings), causes=() if fit else (found(FAIL),))).passes
+        == passes
+    )
 
 
 def test_without_a_drain_nothing_is_counted() -> None:
     record = OwnDrain(drains=(1.0,))
-    assert after_run(record, Conclusion(fit=True), [found(PASS)]) is record
+    assert after_run(record, Report(findings=(found(PASS),))) is record
 
 
 def test_all_causes_must_have_been_looked_at() -> None:
     record = OwnDrain(reason="srobust: x", causes=(GPU3, DrainCause(check="gpu.ecc", subject="gpu1")))
-    assert after_run(record, Conclusion(fit=True), [found(PASS, "gpu3")]).passes == 0
-    both = [found(PASS, "gpu3"), found(PASS, "gpu1", check="gpu.ecc")]
-    assert after_run(record, Conclusion(fit=True), both).passes == 1
+    assert after_run(record, Report(findings=(found(PASS, "gpu3"),))).passes == 0
+    both = (found(PASS, "gpu3"), found(PASS, "gpu1", check="gpu.ecc"))
+    assert after_run(record, Report(findings=both)).passes == 1
 
 
 def test_unknown_results_are_no_causes() -> None:
     causes = (found(UNKNOWN, "gpu0"), found(FAIL, "gpu3"), found(FAIL, "gpu3"))
-    assert causes_of(Conclusion(fit=False, causes=causes)) == (GPU3,)
+    assert causes_of(Report(causes=causes)) == (GPU3,)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     file = DrainFile(tmp_path / "state")
     assert not file.exists()
     assert file.load() == OwnDrain()
-    pending = Conclusion(fit=False, reason="srobust: x", suggestion=Suggestion.REBOOT, causes=(found(FAIL),))
+    pending = Pending(reason="srobust: x", causes=(found(FAIL),))
     record = OwnDrain(reason="srobust: y", since=5.0, causes=(GPU3,), drains=(5.0,), pending=pending)
     with file.locked(1.0) as held:
         assert held
         file.save(record)
     assert file.load() == record
+
+
+def test_a_file_of_an_earlier_release_still_says_what_is_pending(tmp_path: Path) -> None:
+    file = DrainFile(tmp_path)
+    cause = msgspec.json.encode(found(FAIL)).decode()
+    file.path.write_text(
+        '{"reason":"","pending":{"fit":false,"reason":"srobust: x","suggestion":"reboot",'
+        f'"causes":[{cause}],"warnings":[],"unknown":[]}},"pending_boot":"b"}}'
+    )
+    assert file.load().pending == Pending(reason="srobust: x", causes=(found(FAIL),))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"passes":"many"}', b"\xff\xfe", b"[1]"])

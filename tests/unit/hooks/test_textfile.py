@@ -41,7 +41,7 @@ class Folder:
         self.drain = DrainFile(folder / "state")
 
     def publish(self, hook: str = "periodic", code: int = 0, *, whole: bool = True) -> str:
-        return publish(self.config, hook, REPORT, conclude(REPORT, self.config, {}), code, whole=whole)
+        return publish(self.config, hook, conclude(REPORT, self.config, {}), code, whole=whole)
 
     def lines(self, name: str) -> list[str]:
         text = (self.files / name).read_text()

@@ -18,7 +18,7 @@ def finding(check: str, outcome: Outcome, suggestion: Suggestion = Suggestion.NO
 def observation(*findings: Finding, **rules: CheckRule) -> Observation:
     report = Report(node="n1", at=0.0, boot_id="b", context=CheckContext.PERIODIC, findings=findings)
     checks = {name.replace("_", "."): rule for name, rule in rules.items()}
-    return sort(report, conclude(report, NodeConfig(checks=checks), {}), CHECKS)
+    return sort(conclude(report, NodeConfig(checks=checks), {}), CHECKS)
 
 
 def test_failures_that_keep_jobs_away_and_some_warnings_are_reasons() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slurm_robust.config.node import CheckRule, NodeConfig
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.nodes.check import CheckContext
-from slurm_robust.nodes.verdict import REASON_BYTES, Conclusion, Report, conclude, reason, rule_of
+from slurm_robust.nodes.verdict import REASON_BYTES, Report, conclude, reason, rule_of
 from slurm_robust.util.text import ascii_line
 
 XID = Finding(
@@ -31,9 +31,7 @@ MUTE = Finding(check="mounts.answer", outcome=Outcome.UNKNOWN, subject="/home", 
 WELL = Finding(check="memory.size", outcome=Outcome.PASS)
 
 
-def judged(
-    *findings: Finding, context: CheckContext = CheckContext.PERIODIC, **rules: CheckRule
-) -> Conclusion:
+def judged(*findings: Finding, context: CheckContext = CheckContext.PERIODIC, **rules: CheckRule) -> Report:
     config = NodeConfig(checks={name.replace("__", "."): rule for name, rule in rules.items()})
     report = Report(node="n1", at=1.0, boot_id="b", context=context, findings=findings)
     return conclude(report, config, {})
@@ -127,7 +125,7 @@ def test_later_patterns_override_earlier_ones_and_a_name_overrides_all() -> None
 
 
 def test_an_empty_report_is_fit() -> None:
-    assert judged() == Conclusion(fit=True)
+    assert judged().fit
 
 
 @given(
