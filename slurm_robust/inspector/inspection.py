@@ -7,7 +7,6 @@ are pure, without a clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -23,25 +22,18 @@ from slurm_robust.nodes.gpus.presence import LOST
 _MAX_FAULTS = 256
 
 
-@dataclass
-class _OpenFault:
-    finding: Finding
-    began: float
-    number: int  # of its alert; 0 for a fault that raises none
-    effect: Effect
-    ended: float | None = None
-
-
 class AlertBook:
     """Turns observations of one node into alerts. Times are monotonic seconds.
 
     A fault that stood before the training began is an alert only if it keeps jobs away. One that gets worse,
     or happens again while it stands, is over and begins anew, so that it is counted again.
+
+    Alerts are kept as of time 0, so that their ages are negative here. A fault that is no alert has number 0.
     """
 
     def __init__(self) -> None:
-        self._standing: dict[Subject, _OpenFault] = {}
-        self._over: list[_OpenFault] = []
+        self._standing: dict[Subject, Alert] = {}
+        self._over: list[Alert] = []
         self._number = 0
 
     def take(self, observation: Observation, now: float, *, training: bool) -> bool:
@@ -57,11 +49,11 @@ class AlertBook:
 
     def alerts(self, now: float) -> tuple[Alert, ...]:
         """Those that stand and those that ended lately, in the order of their numbers."""
-        over = [f for f in self._over if f.ended is not None and now - f.ended <= REMEMBERED_S]
+        over = [a for a in self._over if a.ended_s is not None and now + a.ended_s <= REMEMBERED_S]
         self._over = over[-MAX_ALERTS:]
-        standing = sorted((f for f in self._standing.values() if f.number), key=lambda f: f.number)
+        standing = sorted((a for a in self._standing.values() if a.number), key=lambda a: a.number)
         recent = [*self._over, *standing][-MAX_ALERTS:]
-        return tuple(_alert(fault, now) for fault in sorted(recent, key=lambda f: f.number))
+        return tuple(_as_of(alert, now) for alert in sorted(recent, key=lambda a: a.number))
 
     def _failed(self, finding: Finding, effects: Mapping[str, Effect], now: float, *, training: bool) -> bool:
         effect = effects.get(finding.check, Effect.FAULT)
@@ -70,22 +62,21 @@ class AlertBook:
         if known is None and len(self._standing) >= _MAX_FAULTS:
             return False
         if known is not None:
-            old = known.finding
-            if finding.count <= old.count and finding.suggestion.weight <= old.suggestion.weight:
-                known.finding = finding
+            if finding.count <= known.count and finding.suggestion.weight <= known.suggestion.weight:
+                self._standing[subject] = structs.replace(known, **structs.asdict(finding))
                 return False
             self._end(subject, now)
         is_alert = training or finding.suggestion.keeps_jobs_away
         self._number += is_alert
-        self._standing[subject] = _OpenFault(finding, now, self._number if is_alert else 0, effect)
+        number = self._number if is_alert else 0
+        self._standing[subject] = Alert(**structs.asdict(finding), number=number, age_s=-now, effect=effect)
         return is_alert
 
     def _end(self, subject: Subject, now: float) -> bool:
-        fault = self._standing.pop(subject)
-        fault.ended = now
-        if fault.number:
-            self._over.append(fault)
-        return fault.number > 0
+        alert = structs.replace(self._standing.pop(subject), ended_s=-now)
+        if alert.number:
+            self._over.append(alert)
+        return alert.number > 0
 
 
 def _has_passed(subject: Subject, observation: Observation, failed: set[Subject]) -> bool:
@@ -102,14 +93,9 @@ def _has_passed(subject: Subject, observation: Observation, failed: set[Subject]
     return subject in observation.well or (check, "") in observation.well
 
 
-def _alert(fault: _OpenFault, now: float) -> Alert:
-    return Alert(
-        **structs.asdict(fault.finding),
-        number=fault.number,
-        age_s=now - fault.began,
-        ended_s=None if fault.ended is None else now - fault.ended,
-        effect=fault.effect,
-    )
+def _as_of(alert: Alert, now: float) -> Alert:
+    ended_s = None if alert.ended_s is None else now + alert.ended_s
+    return structs.replace(alert, age_s=now + alert.age_s, ended_s=ended_s)
 
 
 BUSY_S = 120.0
