@@ -99,7 +99,7 @@ def measure(sandbox: Sandbox, name: str, documents: int, *, rehearse: bool) -> S
             wait(lambda events: _took_s(events) > 0, "no standby has rehearsed")
         killed = sandbox.fault.kill_rank(job, 1)
         wait(lambda events: _first_steps(events) >= 2, "no step after a kill")
-        node = fold(_events(journal)).slots[-1]
+        node = fold(_events(journal)).world.slots[-1]
         cut = sandbox.fault.power_cut(node)
         try:
             wait(lambda events: _first_steps(events) >= 3, "no step after a power cut")

@@ -94,7 +94,7 @@ def main() -> int:
     with common.boot("liveness", nodes=args.nodes) as sandbox:
         job = ProtectedJob(sandbox, options, nodes=args.nodes, sbatch=sbatch)
         job.wait_step(5)
-        others = tuple(node for node in job.state.slots if node != job.state.own_node)
+        others = tuple(node for node in job.state.world.slots if node != job.state.own_node)
         for node in others[:LATE_NODES]:
             make_late(sandbox, node)
         with busy(args.load):

@@ -34,9 +34,11 @@ from slurm_robust.engine.effects import Now
 from slurm_robust.engine.stages.table import build
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Copy, Tier
+from slurm_robust.model.events import TRAIN
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import JobMoment, encode
 from slurm_robust.model.state import JobState
+from slurm_robust.model.world import World
 from slurm_robust.util.files import write_atomically
 from slurm_robust.wire.messages import Heartbeat, Phase, Progress
 
@@ -72,9 +74,8 @@ def heartbeat(node: str, first: int, step: int, world: int) -> Heartbeat:
 def core_of(nodes: int) -> Core:
     """A controller's core whose generation runs."""
     slots = tuple(f"gpu{number:04d}" for number in range(nodes))
-    state = JobState(
-        run_id=RUN, job_id=4711, epoch=1, slots=slots, generation=1, running=True, nproc_per_node=RANKS
-    )
+    world = World(slots=slots, generation=1, running=True, nproc_per_node=RANKS)
+    state = JobState(run_id=RUN, job_id=4711, epoch=1, worlds={TRAIN: world})
     now = Now(mono=0.0, wall=time.time())
     return Core(JobConfig(), state, build, to.ToRunning(agents={node: f"{node}-1" for node in slots}), now)
 
@@ -84,7 +85,7 @@ def controller_side(nodes: int, reps: int) -> tuple[dict[str, object], JobMoment
     core, moments = core_of(nodes), Moments()
     pictures, makes, encodes = [], [], []
     for step in range(100, 100 + reps):
-        for slot, node in enumerate(core.state.slots):
+        for slot, node in enumerate(core.world.slots):
             core.fleet.hear(heartbeat(node, slot * RANKS, step, nodes * RANKS), float(step))
         begun = time.thread_time()
         seen = picture(core, Now(mono=step + 0.5, wall=time.time()), (), Storage())

@@ -41,7 +41,7 @@ def gpu(**values: object) -> Plant:
 
 
 def node_of(training: Training, rank: int) -> str:
-    return training.state.placement.node_of(rank)
+    return training.state.world.placement.node_of(rank)
 
 
 # -- ranks -----------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def slow_pair(training: Training, rank: int) -> float:
 
 def spike(training: Training, rank: int) -> float:
     """All ranks report a loss of 10^6 for a few seconds; no node is bad."""
-    return training.order_each(range(training.state.placement.world_size), "spike")
+    return training.order_each(range(training.state.world.placement.world_size), "spike")
 
 
 def corrupt(training: Training, rank: int) -> float:

@@ -153,12 +153,12 @@ class Matrix:
         training.until_warm(case.after)
         state, journal = training.state, training.journal()
         host = next(e.host for e in reversed(journal) if isinstance(e, ev.ControllerStarted))
-        placement = state.placement
+        placement = state.world.placement
         # A second hang there would not be the first any more, to which another answer is right.
         avoided = set(self._hung if Symptom.HANG in case.expected.symptoms else ())
         avoided |= {host} if case.takes_node else set()
-        avoided |= {*state.slots} - {host} if case.takes_controller else set()
-        ranks = {rank for node in avoided & {*state.slots} for rank in placement.ranks_of(node)}
+        avoided |= {*state.world.slots} - {host} if case.takes_controller else set()
+        ranks = {rank for node in avoided & {*state.world.slots} for rank in placement.ranks_of(node)}
         rank = case.rank(self._seed, placement.world_size, ranks)
         planted = Outcome(
             case.name, self._mode, rank, placement.node_of(rank), case.expected.in_mode(self._mode)
@@ -193,7 +193,7 @@ class Matrix:
 
         def onwards() -> bool:
             state = training.state
-            well = self._mode == OBSERVE or (state.incident is None and state.running)
+            well = self._mode == OBSERVE or (state.world.incident is None and state.world.running)
             again = state.ended is not None or state.incidents > incidents
             return again or (well and training.step() > before + FEW)
 

@@ -67,7 +67,11 @@ class Training(ProtectedJob):
 
         def warm() -> bool:
             state = self.state
-            return state.running and state.incident is None and self.step() >= state.restored_step + steps
+            return (
+                state.world.running
+                and state.world.incident is None
+                and self.step() >= state.world.restored_step + steps
+            )
 
         self.until(warm, 180.0, f"{steps} steps")
 

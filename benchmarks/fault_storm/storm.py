@@ -142,21 +142,21 @@ class Storm:
                 self._mends.append((time.monotonic() + planned.lasts_s, made, mend))
             return made
 
-        train = [node for node in state.slots if node != host]
+        train = [node for node in state.world.slots if node != host]
         match kind:
             case Kind.KILL_RANK | Kind.STOP_RANK:
-                rank = int(planned.pick * len(state.slots))
+                rank = int(planned.pick * len(state.world.slots))
                 strike = fault.kill_rank if kind is Kind.KILL_RANK else fault.stop_rank
                 done = strike(self._training.id, rank)
-                node = state.placement.node_of(rank)
+                node = state.world.placement.node_of(rank)
                 return planted(f"rank {rank} on {node}", node, done.t)
             case Kind.KILL_AGENT:
-                node = among(state.slots)
+                node = among(state.world.slots)
                 return planted(node, node, self._kill_agent(node))
             case Kind.KILL_CONTROLLER:
                 return planted(host, host, self._kill_controller())
             case Kind.KILL_SLURMD:
-                node = among(state.slots)
+                node = among(state.world.slots)
                 return planted(node, node, fault.kill_slurmd(node).t, lambda: self._start_slurmd(node))
             case Kind.POWER_CUT | Kind.CUT_SPARE | Kind.CUT_HOST:
                 choices = {Kind.POWER_CUT: train, Kind.CUT_SPARE: state.spares, Kind.CUT_HOST: (host,)}

@@ -114,7 +114,11 @@ def _need(job: JobDirectory) -> Need | None:
         state = fold(read(job.journal))
     except (OSError, JournalDamaged):
         return None
-    return Need(least=len(state.slots), most=len(state.slots) + state.wanted_spares) if state.slots else None
+    return (
+        Need(least=len(state.world.slots), most=len(state.world.slots) + state.wanted_spares)
+        if state.world.slots
+        else None
+    )
 
 
 def _allocation(node: str) -> Allocation | None:

@@ -135,8 +135,8 @@ class TakeoverWatch:
             self._withdraw()  # another one has come, or this node's own supervisor sees to it
             return
         state = fold(read(self._job.journal))
-        gone = {node for node in state.evicted if node not in state.slots}
-        voters = policy.voters(state.slots, state.spares, state.aside, {host, *state.lenders, *gone})
+        gone = {node for node in state.evicted if node not in state.world.slots}
+        voters = policy.voters(state.world.slots, state.spares, state.aside, {host, *state.lenders, *gone})
         if self._node not in voters:
             return
         place_of_host = ProbeTarget(addresses=(*controller.addresses, controller.host), port=controller.port)

@@ -242,10 +242,10 @@ def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tup
     task = f" ({plan.array_task})" if plan.array_task else ""
     command = shlex.join(plan.command)
     command = f"-m {command}" if plan.kind is CommandKind.MODULE else command
-    where = f"{count(state.placement.world_size, 'rank')} on {fold_nodes(state.slots)}"
+    where = f"{count(state.world.placement.world_size, 'rank')} on {fold_nodes(state.world.slots)}"
     spares = f", standby {fold_nodes(state.spares)}" if state.spares else ""
     mode = "; observe mode: nothing is done about faults" if plan.config.mode == "observe" else ""
-    generation = state.generation if state.running else state.next_generation
+    generation = state.world.generation if state.world.running else state.world.next_generation
     output = directory.worker_log(generation, 0, "out")
     # By its id a job is found only where it is in the usual place.
     usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
@@ -253,7 +253,7 @@ def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tup
     return (
         f"controller {state.epoch} of job {plan.job_id}{task}: {command}; {where}{spares}; "
         f"folder {directory.path}{mode}",
-        told(protections(plan.config, len(state.slots), len(state.spares))),
+        told(protections(plan.config, len(state.world.slots), len(state.spares))),
         f"output of the training: {output}; to follow it: srobust logs {name} -f",
     )
 

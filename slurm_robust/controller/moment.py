@@ -156,10 +156,10 @@ class Moments:
         for event in seen.news:
             self._incident.read(event)
         state, mono = seen.state, seen.now.mono
-        if self._generation != state.generation:
-            self._generation, self._job, self._nodes = state.generation, _Tempo(), {}
+        if self._generation != state.world.generation:
+            self._generation, self._job, self._nodes = state.world.generation, _Tempo(), {}
         copies = self._look_at_copies(seen)
-        own = [_Own(node, seen, copies.get(node, _NO_COPIES)) for node in state.slots]
+        own = [_Own(node, seen, copies.get(node, _NO_COPIES)) for node in state.world.slots]
         slots = [self._node(one, slot, seen) for slot, one in enumerate(own)]
         ettr, ettr_hour, at = self._ettr or (None, None, mono)
         moment = structs.replace(
@@ -216,7 +216,7 @@ class Moments:
 
     def _look_at_copies(self, seen: Picture) -> Mapping[str, _Copies]:
         """The copies on nodes with slots, on :data:`NODES_AT_ONCE` as they are now, else as they were."""
-        slots, agents = seen.state.slots, seen.agents
+        slots, agents = seen.state.world.slots, seen.agents
         self._copies = {node: self._copies[node] for node in slots if node in agents and node in self._copies}
         for index in range(min(NODES_AT_ONCE, len(slots))):
             node = slots[(self._turn + index) % len(slots)]
@@ -305,7 +305,7 @@ class _Own:
         self.last: _Last | None = None
         self.ranks = self.failed = 0
         self.reported, self.non_finite, self.checkpoint = True, False, -1
-        if heard is not None and heard.heartbeat.generation == seen.state.generation:
+        if heard is not None and heard.heartbeat.generation == seen.state.world.generation:
             self._read(heard.heartbeat, max(0.0, seen.now.mono - heard.received))
 
     def _read(self, heartbeat: Heartbeat, older_s: float) -> None:
@@ -345,25 +345,32 @@ def _newest(copies: Sequence[Copy]) -> _Copies:
 
 
 def _tiers(own: Sequence[_Own], seen: Picture) -> Iterator[TierMoment]:
-    world, state = seen.state.placement.world_size, seen.state
+    world, state = seen.state.world.placement.world_size, seen.state
     for tier in (Tier.MEMORY, Tier.PEER, Tier.LOCAL):
         held = [ranks for one in own if (ranks := one.copies.get(tier))]
         if len(set[int]().union(*held)) >= world > 0:
             newest = min(number for ranks in held for number in ranks.values())
             yield TierMoment(tier=tier, step=newest % _GENERATION, generation=newest // _GENERATION)
     stored = [ref for ref, tier in seen.listed.items() if tier is Tier.STORAGE]
-    if state.stored is not None:
-        stored.append(CheckpointId(step=state.stored.step, generation=state.stored.generation))
+    if state.world.stored is not None:
+        stored.append(CheckpointId(step=state.world.stored.step, generation=state.world.stored.generation))
     published = min((one.checkpoint for one in own), default=-1)
     if published >= 0:
-        stored.append(CheckpointId(step=published, generation=state.generation))
+        stored.append(CheckpointId(step=published, generation=state.world.generation))
     if stored:
         best = max(stored)
-        known = state.stored is not None and (state.stored.step, state.stored.generation) == (
+        known = state.world.stored is not None and (
+            state.world.stored.step,
+            state.world.stored.generation,
+        ) == (
             best.step,
             best.generation,
         )
-        age_s = max(0.0, seen.now.wall - state.stored.t) if state.stored is not None and known else None
+        age_s = (
+            max(0.0, seen.now.wall - state.world.stored.t)
+            if state.world.stored is not None and known
+            else None
+        )
         yield TierMoment(tier=Tier.STORAGE, step=best.step, generation=best.generation, age_s=age_s)
 
 
@@ -377,7 +384,7 @@ def _state_of(own: _Own, seen: Picture) -> tuple[NodeState, str]:
         return NodeState.SILENT, ""
     if heartbeat.fatal:
         return NodeState.IDLE, heartbeat.fatal
-    if heartbeat.generation != seen.state.generation:
+    if heartbeat.generation != seen.state.world.generation:
         return NodeState.IDLE, ""
     state = _STATES[heartbeat.phase]
     if state is NodeState.TRAINING and (own.last is None or own.last.step < 0):
@@ -403,7 +410,7 @@ def _without_slot(seen: Picture) -> Iterator[NodeMoment]:
             alerts=_alerts(own.heartbeat),
         )
     for node, reason in state.evicted.items():
-        if node not in state.slots and node not in state.spares:
+        if node not in state.world.slots and node not in state.spares:
             yield NodeMoment(node=node, state=NodeState.EVICTED, why=one_line(reason, MAX_TEXT))
 
 

@@ -67,7 +67,7 @@ class StorageHands(Errands):
         if self._pruning:
             return  # storage is slow; the next one removes what this one would have
         self._pruning = True
-        generation = self.core.state.generation
+        generation = self.core.state.world.generation
         keep = self._config.keep
 
         def done(error: str) -> None:

@@ -185,7 +185,7 @@ def stacks(
     job = LiveJob(
         name, job_dir, "'srobust incident JOB N --stacks' shows the stacks that were taken at an incident"
     )
-    world = job.state.placement.world_size
+    world = job.state.world.placement.world_size
     if wrong := [rank for rank in ranks if not 0 <= rank < world]:
         raise NotLive(f"no rank {wrong[0]}", fix=f"ranks are 0 to {world - 1}", code=ExitCode.USAGE)
     taken = _take_from(job)
@@ -256,7 +256,7 @@ def explain(taken: LiveStacks, state: JobState, t: float) -> StackSample:
 
     Raises :class:`NotLive` where ``state`` does not know the generation.
     """
-    identity = state.layouts.get(taken.generation)
+    identity = state.world.layouts.get(taken.generation)
     if identity is None:
         raise NotLive(
             f"generation {taken.generation} is not in the journal yet", fix="try again in a few seconds"
@@ -264,12 +264,12 @@ def explain(taken: LiveStacks, state: JobState, t: float) -> StackSample:
     layout = ParallelLayout.from_identity(identity)
     placement = Placement(slots=taken.nodes, nproc_per_node=layout.nproc_per_node)
     silent = [rank for node in taken.silent for rank in placement.ranks_of(node)]
-    stands = state.incident is not None and state.incident.symptom is Symptom.HANG
+    stands = state.world.incident is not None and state.world.incident.symptom is Symptom.HANG
     found = localise(taken.stacks, layout, silent, moving=not stands)
     return StackSample(
         job_id=state.job_id,
         t=t,
-        incident=state.incident.number if state.incident else 0,
+        incident=state.world.incident.number if state.world.incident else 0,
         generation=taken.generation,
         nodes=taken.nodes,
         silent=taken.silent,

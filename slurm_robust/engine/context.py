@@ -15,6 +15,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.state import JobState, apply
+from slurm_robust.model.world import World
 from slurm_robust.policy import Rules
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire import messages as msg
@@ -31,7 +32,7 @@ class Context:
     """The job as the controller knows it now.
 
     The units of the core (agent starts, checkpoints, monitor …) and the stages share one. They read it; they
-    change the job only by :meth:`record`, and the world only by :meth:`emit` and :meth:`send`.
+    change the job only by :meth:`record`, and what is outside only by :meth:`emit` and :meth:`send`.
     """
 
     def __init__(
@@ -63,6 +64,11 @@ class Context:
         return self._state
 
     @property
+    def world(self) -> World:
+        """The world that this engine drives."""
+        return self._state.world
+
+    @property
     def ending(self) -> str | None:
         """Why the end of this run approaches, once it does."""
         return self._ending
@@ -80,20 +86,20 @@ class Context:
     @property
     def trains(self) -> bool:
         """Whether this generation has made a step."""
-        return self.state.running and self.state.steps_here >= 0
+        return self.world.running and self.world.steps_here >= 0
 
     def progress(self, now: Now) -> list[Progress]:
         """Step records of all ranks of this generation that are known, as old as they are ``now``."""
-        return self.fleet.progress(self.state.slots, self.state.generation, now.mono)
+        return self.fleet.progress(self.world.slots, self.world.generation, now.mono)
 
     def spent(self, now: Now) -> dict[str, float]:
         """Seconds of this generation in phases and checkpoints, by name, rounded for the journal."""
-        found = self.fleet.spent(self.state.slots, self.state.generation, now.mono)
+        found = self.fleet.spent(self.world.slots, self.world.generation, now.mono)
         return {name: round(seconds, 3) for name, seconds in found.items() if seconds >= 0.0005}
 
     def exits(self, now: Now) -> tuple[NodeExit, ...]:
         """Workers of this generation that have ended."""
-        return tuple(self.fleet.exits(self.state.slots, self.state.generation, now.mono))
+        return tuple(self.fleet.exits(self.world.slots, self.world.generation, now.mono))
 
     def is_progress(self, records: Sequence[Progress]) -> bool:
         """Whether all ranks have completed a step with a finite loss, as far as losses are reported.
@@ -101,7 +107,7 @@ class Context:
         A job that ends in non-finite numbers again and again would otherwise get ahead each time, and meet
         no bound.
         """
-        if len(records) < self.state.placement.world_size or min(p.step for p in records) < 0:
+        if len(records) < self.world.placement.world_size or min(p.step for p in records) < 0:
             return False
         return not self.config.detect.non_finite or all(p.is_finite for p in records)
 
@@ -135,6 +141,6 @@ class Context:
 
     def evidence_missing(self, asked: str, nodes: tuple[str, ...], why: str, now: Now) -> None:
         """Record that requested evidence did not arrive; the decision goes on without it."""
-        number = self.state.incident.number if self.state.incident else 0
+        number = self.world.incident.number if self.world.incident else 0
         self.record(ev.Unanswered(t=now.wall, incident=number, asked=asked, nodes=nodes, why=why))
         self.emit(Say(text=f"asked {fold(nodes)} for {asked}: {why}"))

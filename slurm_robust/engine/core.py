@@ -211,7 +211,7 @@ class Core(Context):
         self.fleet.forgive(seconds, younger=seconds < TOLD_STALL_S)
         self.starts.forgive(seconds)
         if seconds >= TOLD_STALL_S:
-            if self.state.running:
+            if self.world.running:
                 self.monitor.excuse(seconds, now)
             text = (
                 f"the controller stood still for {seconds:.0f} s: the job was suspended (scontrol suspend), "
@@ -231,7 +231,7 @@ class Core(Context):
 
     def _go_on(self, now: Now) -> None:
         if self.liveness.has_news:
-            nodes = (*self.state.slots, *self.state.spares)
+            nodes = (*self.world.slots, *self.state.spares)
             self.liveness.step(now, self.starts.step_ended(nodes, now))
         while (following := self._stage.step(self, now)) is not None:
             self._came_by, self._stage_since = following, now.mono
@@ -254,7 +254,7 @@ class Core(Context):
         self.incidents.pass_over(seconds)
         if seconds < TOLD_STALL_S:
             return
-        if self.state.running:
+        if self.world.running:
             self.monitor.excuse(seconds, now, stood_still=True)
         text = (
             f"the controller decided nothing for {seconds:.0f} s, since the storage of the job's folder "
@@ -366,7 +366,7 @@ class Core(Context):
 
     def on_stacks(self, answer: msg.StacksTaken) -> None:
         """An agent sent the stacks that it was asked for. Nothing is concluded before :meth:`on_tick`."""
-        if answer.generation == self.state.generation:
+        if answer.generation == self.world.generation:
             self.stacks.hear(answer)
 
     def on_tests(self, diagnosis: Diagnosis, now: Now) -> list[Effect]:
@@ -417,30 +417,32 @@ class Core(Context):
     def on_drill(self, drill: msg.Drill, now: Now) -> tuple[msg.DrillReply, list[Effect]]:
         """The owner tries a fault on the own job."""
         signals = {"kill-rank": 9, "stop-rank": 19}
-        world = self.state.placement.world_size
+        world = self.world.placement.world_size
         if drill.fault not in signals:
             text = f"unknown fault '{drill.fault}'; possible: {', '.join(signals)}"
             return msg.DrillReply(ok=False, text=text), []
-        if not self.state.running or not 0 <= drill.rank < world:
+        if not self.world.running or not 0 <= drill.rank < world:
             text = f"rank {drill.rank} does not run now; ranks are 0 to {world - 1}"
             return msg.DrillReply(ok=False, text=text), []
-        node = self.state.placement.node_of(drill.rank)
+        node = self.world.placement.node_of(drill.rank)
         view, quiet_s = self.fleet.views.get(node), QUIET * self.config.timings.heartbeat_s
         if view is None or view.dead is not None or now.mono - view.heard > quiet_s:
             text = f"node {node} does not respond; nothing was done to rank {drill.rank}"
             return msg.DrillReply(ok=False, text=text), []
         order = msg.Inject(epoch=self.state.epoch, rank=drill.rank, signal=signals[drill.fault])
         self.emit(Send(node=node, message=order))
-        text = f"drill: {drill.fault} on rank {drill.rank} ({node}, generation {self.state.generation})"
+        text = f"drill: {drill.fault} on rank {drill.rank} ({node}, generation {self.world.generation})"
         self.record(ev.Noted(t=now.wall, text=text, node=node))
         return msg.DrillReply(ok=True, text=text), self.on_tick(now)
 
     def on_stacks_request(self, wish: msg.ShowStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
         """The owner wants to see what all ranks do, whatever the policy thinks of it."""
         state, book = self.state, self.stacks
-        if not state.running and not book.knows(wish):
+        if not state.world.running and not book.knows(wish):
             return msg.StacksShown(error="no generation of workers runs now"), []
-        shown = book.show(wish, state.generation if state.running else 0, state.slots, now.mono)
+        shown = book.show(
+            wish, state.world.generation if state.world.running else 0, state.world.slots, now.mono
+        )
         self.note(f"stacks of generation {shown.generation} were requested by hand", "", now)
         return shown, self.on_tick(now)
 
@@ -448,7 +450,7 @@ class Core(Context):
 
     def ask_for_stacks(self, now: Now, native: tuple[int, ...] = ()) -> None:
         """Have the stacks of all ranks taken; :attr:`stacks` has them when it is over."""
-        self.stacks.ask(self.state.generation, self.state.slots, now.mono, native)
+        self.stacks.ask(self.world.generation, self.world.slots, now.mono, native)
 
     def test(self, request: TestNodes | ReplayTraining) -> None:
         """Have nodes tested; :attr:`diagnosis` has the answer when it comes."""
@@ -484,7 +486,7 @@ class Core(Context):
         )
         if self.fleet.is_silent(node, QUIET * self.config.timings.heartbeat_s, now.mono, self.started):
             self.starts.let_go(node)
-        cause = self.state.incident if incident else None
+        cause = self.world.incident if incident else None
         companion = self.state.lenders.get(node, 0)  # it ends when no copy on the node is needed
         suspect = Suspect(
             node=node,
@@ -514,7 +516,7 @@ class Core(Context):
         self.record(
             ev.ProgressMade(
                 t=now.wall - last.age_s,
-                generation=self.state.generation,
+                generation=self.world.generation,
                 step=last.step,
                 reported=all(p.reported for p in records),
                 spent=self.spent(now),
@@ -526,10 +528,10 @@ class Core(Context):
     def _send_for_stacks(self, now: Now) -> None:
         state, book = self.state, self.stacks
         due = book.due(now.mono)
-        for node in due if state.running and book.generation == state.generation else ():
+        for node in due if state.world.running and book.generation == state.world.generation else ():
             order = msg.TakeStacks(
                 epoch=state.epoch,
-                generation=state.generation,
+                generation=state.world.generation,
                 number=book.number,
                 budget_s=book.budget_s,
                 native=book.native,
@@ -544,12 +546,12 @@ class Core(Context):
     def _stop_strays(self, heartbeat: msg.Heartbeat) -> None:
         """Workers of another generation than today's on a node that came back must end."""
         busy = heartbeat.phase in (msg.Phase.FREEING, msg.Phase.STARTING, msg.Phase.RUNNING)
-        over = heartbeat.generation < self.state.generation or not self.state.running
-        stray = over or not self.state.placement.holds(heartbeat.node)
+        over = heartbeat.generation < self.world.generation or not self.world.running
+        stray = over or not self.world.placement.holds(heartbeat.node)
         if busy and stray and heartbeat.generation:
             order = msg.Stop(
                 epoch=self.state.epoch,
-                generation=max(heartbeat.generation, self.state.generation - 1),
+                generation=max(heartbeat.generation, self.world.generation - 1),
                 grace_s=self.config.timings.stop_grace_s,
             )
             self.send(heartbeat.node, order)

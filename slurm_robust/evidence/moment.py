@@ -22,18 +22,18 @@ def of_state(state: JobState, now: float) -> JobMoment:
         run=max(0, state.restart_count),
         epoch=state.epoch,
         host=state.own_node,
-        generation=state.generation,
-        world=state.placement.world_size,
-        best_step=state.best_step,
-        reports=state.reports,
-        usual_step_s=state.pace.p50_s or None,
-        restored_step=state.restored_step,
+        generation=state.world.generation,
+        world=state.world.placement.world_size,
+        best_step=state.world.best_step,
+        reports=state.world.reports,
+        usual_step_s=state.world.pace.p50_s or None,
+        restored_step=state.world.restored_step,
         companions=tuple(
             CompanionMoment(job_id=job_id, source=one_line(str(one.source), MAX_TEXT), node=one.node)
             for job_id, one in state.companions.items()
         ),
         opened=state.incidents,
-        closed=state.incidents - (state.incident is not None),
+        closed=state.incidents - (state.world.incident is not None),
         left_s=None if state.time_limit_s is None else state.allocated + state.time_limit_s - now,
         code=state.ended.code if state.ended is not None else None,
     )
@@ -55,7 +55,7 @@ class IncidentFollower:
 
     def at(self, state: JobState, now: float) -> IncidentMoment | None:
         """The incident that is open in ``state`` at wall-clock time ``now``; None without one."""
-        found, opened, decided = state.incident, self._opened, self._decided
+        found, opened, decided = state.world.incident, self._opened, self._decided
         if found is None:
             return None
         if opened is not None and opened.incident != found.number:

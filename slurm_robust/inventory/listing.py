@@ -92,8 +92,8 @@ class JobHere:
         """Where the ranks of a generation ran; of the newest one if it is not in the journal."""
         for event in self.events:
             if isinstance(event, ev.GenerationLaunched) and event.generation == generation:
-                return Placement(slots=event.slots, nproc_per_node=self.state.nproc_per_node)
-        return self.state.placement
+                return Placement(slots=event.slots, nproc_per_node=self.state.world.nproc_per_node)
+        return self.state.world.placement
 
 
 class StoredCheckpoint(Record):
@@ -231,18 +231,18 @@ def would_restore(
 ) -> restore.RestorePlan | None:
     """What the controller would choose if no node but this one answered and the workers ended now."""
     state = job.state
-    sealed = dict(state.sealed)
-    if state.running:
-        sealed[state.generation] = _FOR_EVER
+    sealed = dict(state.world.sealed)
+    if state.world.running:
+        sealed[state.world.generation] = _FOR_EVER
     # A port, so that the ranks of other nodes could fetch from here.
     holding = restore.Holding(node=job.node, copies=copies, address="here", port=1)
     return restore.choose(
         sealed,
         [holding],
         dict.fromkeys(complete, Tier.STORAGE),
-        state.placement,
-        shared=state.shared,
-        banned=state.banned,
+        state.world.placement,
+        shared=state.world.shared,
+        banned=state.world.banned,
     )
 
 

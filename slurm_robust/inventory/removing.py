@@ -217,13 +217,13 @@ def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, n
         complete=complete,
         incomplete=tuple(ref for ref in present if ref not in whole),
         sealed=_sealed(state),
-        banned=state.banned,
+        banned=state.world.banned,
         latest=store.latest(),
         keep=keep,
         keep_every=keep_every,
         holder=now.job if runs else "",
-        generation=state.generation,
-        restored=state.restored,
+        generation=state.world.generation,
+        restored=state.world.restored,
         # One that Slurm is still ending may be requeued.
         waiting=now.job if now.may_hold and not runs else "",
         finished=ended is not None and ended.code == 0 and not now.may_hold,
@@ -232,9 +232,9 @@ def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, n
 
 def _sealed(state: JobState) -> dict[int, int]:
     """The newest step that counts of each generation of which that is known, -1 for none."""
-    open_ = {*state.unsealed, *((state.generation,) if state.running else ())}
-    known = {g: state.sealed.get(g, -1) for g in range(1, state.generation + 1) if g not in open_}
-    return known | {g: step for g, step in state.good_steps.items() if g in open_}
+    open_ = {*state.world.unsealed, *((state.world.generation,) if state.world.running else ())}
+    known = {g: state.world.sealed.get(g, -1) for g in range(1, state.world.generation + 1) if g not in open_}
+    return known | {g: step for g, step in state.world.good_steps.items() if g in open_}
 
 
 class _Checkpoint(Record):

@@ -34,6 +34,16 @@ class Event(Record, tag_field="event", tag=_snake, kw_only=True):
     """Of the controller that wrote it; 0 where that is not known."""
 
 
+TRAIN = "train"
+"""The world that a job of one training has."""
+
+
+class WorldEvent(Event, kw_only=True):
+    """Base of events that concern one world of the job: a set of ranks that train or serve together."""
+
+    world: str = TRAIN
+
+
 class RunStarted(Event):
     """The first event: what is to be run, and on how much."""
 
@@ -54,7 +64,7 @@ class RunStarted(Event):
     """The name of the training of which the job is a chapter, "" for none."""
 
 
-class Continued(Event):
+class Continued(WorldEvent):
     """The job goes on from where an earlier one was; stands right after :class:`RunStarted`.
 
     What counts of the checkpoints of earlier jobs is taken over as it was there: their generations keep their
@@ -172,7 +182,7 @@ class AgentJoined(Event):
     """The version of the messages that it speaks; 0 if it does not say."""
 
 
-class GenerationLaunched(Event):
+class GenerationLaunched(WorldEvent):
     """Launch orders were sent."""
 
     generation: int
@@ -190,7 +200,7 @@ class GenerationLaunched(Event):
         return self.restore.step if self.restore is not None else -1
 
 
-class FirstStep(Event):
+class FirstStep(WorldEvent):
     """All ranks of the generation completed their first step."""
 
     generation: int
@@ -201,7 +211,7 @@ class FirstStep(Event):
     """As in :class:`ProgressMade`."""
 
 
-class StartMeasured(Event):
+class StartMeasured(WorldEvent):
     """How long the phases of the generation's start took: after its first step, or at its end without one."""
 
     generation: int
@@ -210,7 +220,7 @@ class StartMeasured(Event):
     """From the order to launch until the first step of all ranks; None without one, or if it is not known."""
 
 
-class ProgressMade(Event):
+class ProgressMade(WorldEvent):
     """Newest step completed by all ranks; written every few seconds and when a generation ends."""
 
     generation: int
@@ -223,7 +233,7 @@ class ProgressMade(Event):
     rank with most."""
 
 
-class IncidentOpened(Event):
+class IncidentOpened(WorldEvent):
     """Training is no longer productive."""
 
     incident: int
@@ -235,7 +245,7 @@ class IncidentOpened(Event):
     best_step: int
 
 
-class SymptomAdded(Event):
+class SymptomAdded(WorldEvent):
     """Something else was seen while the incident was open."""
 
     incident: int
@@ -243,7 +253,7 @@ class SymptomAdded(Event):
     detail: str
 
 
-class StopStarted(Event):
+class StopStarted(WorldEvent):
     """The workers of the generation are ended from now on: how they end later says nothing of a fault."""
 
     generation: int
@@ -252,7 +262,7 @@ class StopStarted(Event):
     """Of the fault for which they are; None where nothing is wrong with them."""
 
 
-class GenerationEnded(Event):
+class GenerationEnded(WorldEvent):
     """No worker of the generation counts any more: what it writes from now on does not exist."""
 
     generation: int
@@ -273,7 +283,7 @@ class GenerationEnded(Event):
     """The sealed checkpoint is on storage."""
 
 
-class GenerationSealed(Event):
+class GenerationSealed(WorldEvent):
     """What counts of a generation whose end could not be sealed when it was written down."""
 
     generation: int
@@ -285,14 +295,14 @@ class GenerationSealed(Event):
     """The sealed checkpoint is on storage."""
 
 
-class CheckpointBanned(Event):
+class CheckpointBanned(WorldEvent):
     """``checkpoint`` is passed over in this job: training did not get on from it."""
 
     checkpoint: CheckpointId
     reason: str
 
 
-class StrideChanged(Event):
+class StrideChanged(WorldEvent):
     """From now on snapshots of steps that are multiples of ``stride`` go to peers; the times are why."""
 
     generation: int
@@ -302,7 +312,7 @@ class StrideChanged(Event):
     """From a snapshot's completion until its peer has it."""
 
 
-class StorageWritten(Event):
+class StorageWritten(WorldEvent):
     """The snapshot of ``step`` is on shared storage, ``seconds`` after all ranks had completed it.
 
     0 seconds: the ranks wrote it by themselves.
@@ -313,7 +323,7 @@ class StorageWritten(Event):
     seconds: float
 
 
-class SavingStarted(Event):
+class SavingStarted(WorldEvent):
     """The job leaves its nodes, and ``step`` is only in memory: it goes to storage first.
 
     ``most_s``: how long that may take, of the time that Slurm leaves.
@@ -324,7 +334,7 @@ class SavingStarted(Event):
     most_s: float
 
 
-class Decided(Event):
+class Decided(WorldEvent):
     """The policy's answer to a fault: what to do, and why."""
 
     incident: int
@@ -374,7 +384,7 @@ class Unanswered(Event):
     why: str
 
 
-class PaceLearned(Event):
+class PaceLearned(WorldEvent):
     """How fast training is, so far."""
 
     generation: int
@@ -503,7 +513,7 @@ class ReplenishBegun(Event):
     reason: str
 
 
-class IncidentClosed(Event):
+class IncidentClosed(WorldEvent):
     """The first new step was completed."""
 
     incident: int
@@ -515,7 +525,7 @@ class IncidentClosed(Event):
     """Seconds from the fault until that step, by stage, in order; none where another controller began."""
 
 
-class CheckpointRequested(Event):
+class CheckpointRequested(WorldEvent):
     """The workers were asked for a checkpoint at ``step`` because the end of the run is near."""
 
     generation: int

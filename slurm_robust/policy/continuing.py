@@ -16,7 +16,7 @@ MAX_STEPS = 12
 
 def tells(state: JobState) -> bool:
     """Whether a job can be gone on from: it has run, or has itself gone on from another one."""
-    return state.generation > 0 or state.continued is not None
+    return state.world.generation > 0 or state.continued is not None
 
 
 def lineage(state: JobState, folder: str, t: float) -> ev.Continued:
@@ -24,28 +24,28 @@ def lineage(state: JobState, folder: str, t: float) -> ev.Continued:
     before = state.continued
     first = before.generation + 1 if before is not None else 1
     writers = dict(before.writers) if before is not None else {}
-    writers |= dict.fromkeys(range(first, state.generation + 1), state.job_id)
+    writers |= dict.fromkeys(range(first, state.world.generation + 1), state.job_id)
     # The last one may have ended without a record: the job was killed.
-    unsealed = {*state.unsealed, *((state.generation,) if state.running else ())}
+    unsealed = {*state.world.unsealed, *((state.world.generation,) if state.world.running else ())}
     return ev.Continued(
         t=t,
         from_job=state.job_id,
         from_folder=folder,
-        generation=state.generation,
-        sealed=state.sealed,
+        generation=state.world.generation,
+        sealed=state.world.sealed,
         unsealed=tuple(sorted(unsealed)),
-        good_steps=state.good_steps,
-        shared=state.shared,
-        layouts=state.layouts,
-        banned=tuple(sorted(state.banned)),
-        writers={g: job for g, job in writers.items() if g in state.sealed or g in unsealed},
-        best_step=state.best_step,
+        good_steps=state.world.good_steps,
+        shared=state.world.shared,
+        layouts=state.world.layouts,
+        banned=tuple(sorted(state.world.banned)),
+        writers={g: job for g, job in writers.items() if g in state.world.sealed or g in unsealed},
+        best_step=state.world.best_step,
         undone_step=before.undone_step if before is not None else -1,
-        reports=state.reports,
-        slots=len(state.slots) or (before.slots if before is not None else 0),
-        nproc_per_node=state.nproc_per_node,
+        reports=state.world.reports,
+        slots=len(state.world.slots) or (before.slots if before is not None else 0),
+        nproc_per_node=state.world.nproc_per_node,
         runs=(*(before.runs if before is not None else ()), state.run_id),
-        stored=state.was_stored,
+        stored=state.world.was_stored,
     )
 
 

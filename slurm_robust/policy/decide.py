@@ -81,7 +81,7 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
     kind = verdict.signature.kind
     if kind is FaultKind.UNREACHABLE:
         return go_on_without(state, fault.lost, fault, rules)
-    was_tried = any(attempt.signature == verdict.signature for attempt in state.in_vain)
+    was_tried = any(attempt.signature == verdict.signature for attempt in state.world.in_vain)
     if kind is FaultKind.SLOW_TO_DIE and rules.requeue and was_tried:
         return go_on_without(state, fault.stuck, fault, rules)
     if verdict.suspects:
@@ -91,7 +91,7 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
         return (Diagnose(reason=verdict.reason, bitwise=bitwise),), "test the nodes"
     if kind is FaultKind.AGENTS_LOST:
         silent = {*fault.lost, *fault.step_ended}
-        nodes = tuple(n for n in (*state.slots, *state.spares) if n in silent or not fault.step_ended)
+        nodes = tuple(n for n in (*state.world.slots, *state.spares) if n in silent or not fault.step_ended)
         return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
     if kind is FaultKind.AGENT_ENDED:
         return (Restart(),), "start the agent again and restart"

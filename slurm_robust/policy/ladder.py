@@ -164,7 +164,7 @@ def full_disk(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     if root is None or root.exit.error is None or not root.exit.error.full:
         return None
     alike = {e.node for e in fault.exits if e.exit.error is not None and e.exit.error.full}
-    if alike - {root.node} or any(a.signature.kind is FaultKind.DISK_FULL for a in state.attempts):
+    if alike - {root.node} or any(a.signature.kind is FaultKind.DISK_FULL for a in state.world.attempts):
         return None
     reason = f"rank {root.exit.rank} on {root.node}: no room left in the node's own {root.exit.error.full}"
     return convict((root.node,), rules, rung=1, reason=reason, confidence=0.7, kind=FaultKind.DISK_FULL)
@@ -204,9 +204,9 @@ def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     so after a few ports it is judged like any other end.
     """
     found = next((e for e in fault.exits if e.exit.failed and e.exit.taken), None)
-    before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.in_vain)
+    before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.world.in_vain)
     # A rank binds its port before its first step. A process that listens there later causes no later end.
-    if found is None or before >= MAX_PORTS or state.steps_here >= 0:
+    if found is None or before >= MAX_PORTS or state.world.steps_here >= 0:
         return None
     return Verdict(
         rung=6,
@@ -224,9 +224,9 @@ def gpu_memory_not_free(fault: Fault, rules: Rules, state: JobState) -> Verdict 
     What these held may not have been free yet; their driver gives it back after their end.
     """
     is_oom = fault.cause is not None and fault.cause.symptom == _GPU_OOM
-    if not is_oom or fault.root is None or state.generation < 2 or state.steps_here >= 0:
+    if not is_oom or fault.root is None or state.world.generation < 2 or state.world.steps_here >= 0:
         return None
-    if any(attempt.signature.kind is FaultKind.GPU_NOT_FREE for attempt in state.in_vain):
+    if any(attempt.signature.kind is FaultKind.GPU_NOT_FREE for attempt in state.world.in_vain):
         return None
     return Verdict(
         rung=6,
@@ -286,7 +286,7 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
             confidence=0.9,
             allowed=0,
         )
-    here = [p for p in state.places if p.symptom is place.symptom and set(p.nodes) == set(place.nodes)]
+    here = [p for p in state.world.places if p.symptom is place.symptom and set(p.nodes) == set(place.nodes)]
     stays, others = _stays_with(place, state)
     if found.halted or others:
         nodes, why = place.nodes, ""
@@ -323,7 +323,7 @@ def _stays_with(place: StackLocation, state: JobState) -> tuple[tuple[str, ...],
 
     Of two groups that have no rank in common, these are the nodes that both have.
     """
-    for before in state.places:
+    for before in state.world.places:
         if before.symptom is not place.symptom or before.ranks == place.ranks:
             continue
         if set(before.nodes) == set(place.nodes):
@@ -336,8 +336,8 @@ def _stays_with(place: StackLocation, state: JobState) -> tuple[tuple[str, ...],
 
 def _most_suspect_first(nodes: Iterable[str], found: Localisation, state: JobState) -> list[str]:
     """Of a group first the nodes whose own ranks differ from most, then those that were suspected before."""
-    odd = {state.placement.node_of(rank) for rank in found.outliers}
-    before = [node for place in state.places for node in place.nodes]
+    odd = {state.world.placement.node_of(rank) for rank in found.outliers}
+    before = [node for place in state.world.places for node in place.nodes]
     return sorted(nodes, key=lambda node: (node not in odd, -before.count(node)))
 
 
@@ -351,14 +351,14 @@ def place_of(fault: Fault, state: JobState) -> StackLocation | None:
 
 def place(symptom: Symptom, found: Localisation, state: JobState) -> StackLocation:
     """The place of a fault that stacks name ranks for; the step is the newest that is done."""
-    nodes = dict.fromkeys(state.placement.node_of(rank) for rank in found.ranks)
-    step = max(state.steps_here, state.restored_step)
+    nodes = dict.fromkeys(state.world.placement.node_of(rank) for rank in found.ranks)
+    step = max(state.world.steps_here, state.world.restored_step)
     return StackLocation(symptom=symptom, step=step, ranks=found.ranks, nodes=tuple(nodes), stack=found.stack)
 
 
 def moved_with_ranks(place: StackLocation, state: JobState) -> StackLocation | None:
     """The same fault on other nodes before; None if there was none. A hang is the same at the same step."""
-    for before in state.places:
+    for before in state.world.places:
         is_alike = before.ranks == place.ranks or before.stack == place.stack != ""
         is_here = place.symptom is Symptom.SLOW or abs(before.step - place.step) <= SAME_STEP
         is_elsewhere = before.symptom is place.symptom and not set(before.nodes) & set(place.nodes)
@@ -375,7 +375,7 @@ def worth_tests(samples: int, rules: Rules, state: JobState) -> bool:
 
     It takes minutes, and training that is slow by its own work or by what all share goes on as before.
     """
-    was_tested = any(attempt.signature == _by_symptom(Symptom.SLOW) for attempt in state.attempts)
+    was_tested = any(attempt.signature == _by_symptom(Symptom.SLOW) for attempt in state.world.attempts)
     return rules.diagnose and 0 < rules.slow_samples <= samples and not was_tested
 
 
@@ -389,7 +389,7 @@ def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
     if fault.diagnosis is not None or not rules.diagnose:
         return None
     found = unexplained(fault)
-    again = any(a.signature == found.signature or a.blame is Blame.NODE for a in state.in_vain)
+    again = any(a.signature == found.signature or a.blame is Blame.NODE for a in state.world.in_vain)
     if not again and fault.symptom not in (*_NUMBERS_WRONG, *_BY_STACKS):
         return None
     return Verdict(
@@ -428,7 +428,7 @@ def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 def agent_ended(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     """Slurm says that the agents ended while their nodes answer: the first time no node is at fault."""
     signature = Signature.of_nodes(FaultKind.AGENT_ENDED, fault.lost)
-    once = not any(attempt.signature == signature for attempt in state.attempts)
+    once = not any(attempt.signature == signature for attempt in state.world.attempts)
     if not fault.lost or not set(fault.lost) <= fault.ended.keys() or not once:
         return None
     return Verdict(

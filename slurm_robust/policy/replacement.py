@@ -70,7 +70,9 @@ def replace_nodes(
     if not is_final(actions):
         return actions, how
     taken = [action.node for action in actions if isinstance(action, Replace)]
-    kept = [] if isinstance(actions[-1], Requeue | GiveUp) else [n for n in suspects if n in state.slots]
+    kept = (
+        [] if isinstance(actions[-1], Requeue | GiveUp) else [n for n in suspects if n in state.world.slots]
+    )
     evictions = tuple(Evict(node=node) for node in suspects if node not in kept or node in taken)
     return (*evictions, *actions), how
 
@@ -86,7 +88,7 @@ def leave_drained(
         return actions, ""
     taken = {action.standby for action in actions if isinstance(action, Replace)}
     moved = {action.node for action in actions if isinstance(action, Replace | Evict)}
-    slots = [node for node in state.slots if node in state.drained and node not in moved]
+    slots = [node for node in state.world.slots if node in state.drained and node not in moved]
     standbys = [node for node in _heard(state, state.drained) if node not in taken]
     pairs = pair(state, slots, standbys, rules.leaves)
     added = tuple(Replace(node=node, standby=standby) for node, standby in pairs)
@@ -120,7 +122,7 @@ def _replace(
 ) -> tuple[tuple[Action, ...], str]:
     cleared = fault.cleared or ()
     # Those that may not keep their slot get a standby first, then the most suspect.
-    places = sorted((node for node in nodes if node in state.slots), key=lambda node: node in cleared)
+    places = sorted((node for node in nodes if node in state.world.slots), key=lambda node: node in cleared)
     stay = places[len(standbys) :]
     if set(stay) <= set(cleared):
         pairs = pair(state, places, standbys, rules.leaves)
@@ -187,7 +189,7 @@ def move_ranks(state: JobState, suspects: tuple[str, ...], rules: Rules) -> tupl
     A standby takes the slot and the suspect stands by; without one, two nodes exchange their slots.
     """
     standbys = dict(pair(state, suspects, _heard(state, suspects), rules.leaves))
-    partners = iter([node for node in state.slots if node not in suspects])
+    partners = iter([node for node in state.world.slots if node not in suspects])
     moves: list[Replace | Swap] = []
     for node in suspects:
         if (standby := standbys.get(node)) is not None:

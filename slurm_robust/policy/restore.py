@@ -187,10 +187,10 @@ def against(state: JobState, exits: Iterable[WorkerExit], *, good_step: int | No
     A copy in memory that failed is gone, so the same step may be restored from another one; it is banned when
     that fails too. What storage holds cannot get better.
     """
-    if state.restored is not None and any(map(failed_to_restore, exits)):
-        signature = restore_failure(state.restored)
-        again = any(attempt.signature == signature for attempt in state.in_vain)
-        return "it could not be restored" if again or from_shared_tier(state.restored_tiers) else ""
+    if state.world.restored is not None and any(map(failed_to_restore, exits)):
+        signature = restore_failure(state.world.restored)
+        again = any(attempt.signature == signature for attempt in state.world.in_vain)
+        return "it could not be restored" if again or from_shared_tier(state.world.restored_tiers) else ""
     return "all steps after it had a non-finite loss" if good_step == -1 else ""
 
 
@@ -202,10 +202,15 @@ def spoils(fault: Fault, verdict: Verdict, state: JobState) -> bool:
     no signal that comes from outside (:data:`ITS_OWN`).
     """
     root = fault.root
-    if root is None or fault.lost or not fault.all_restored or state.steps_here > state.restored_step:
+    if (
+        root is None
+        or fault.lost
+        or not fault.all_restored
+        or state.world.steps_here > state.world.restored_step
+    ):
         return False
     unexplained = verdict.blame is Blame.NOBODY and verdict.signature.kind is FaultKind.EXIT
-    again = any(attempt.signature == verdict.signature for attempt in state.in_vain)
+    again = any(attempt.signature == verdict.signature for attempt in state.world.in_vain)
     return unexplained and again and (root.exit.signal is None or root.exit.signal in ITS_OWN)
 
 

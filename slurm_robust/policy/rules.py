@@ -94,7 +94,7 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     ``now`` is wall-clock time, as in the journal, because the bounds outlive controllers and
     requeues. A clock that jumped back makes old attempts look recent, which errs on the safe side.
     """
-    same = [a for a in state.in_vain if a.signature == verdict.signature]
+    same = [a for a in state.world.in_vain if a.signature == verdict.signature]
     if len(same) >= verdict.allowed:
         return (
             f"'{verdict.signature}' came {len(same) + 1} times without new progress in between "
@@ -102,7 +102,7 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
         )
     if verdict.signature.kind is FaultKind.PORT_TAKEN:
         return None
-    attempts = [a for a in state.attempts if a.signature.kind is not FaultKind.PORT_TAKEN]
+    attempts = [a for a in state.world.attempts if a.signature.kind is not FaultKind.PORT_TAKEN]
     recent = [a for a in attempts if now - a.t < HOUR_S]
     if len(recent) >= limits.per_hour:
         return f"{len(recent)} recoveries within an hour (limits.per_hour: {limits.per_hour})"

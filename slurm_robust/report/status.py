@@ -177,20 +177,20 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
         slurm=slurm,
         advice=advice,
         run=max(0, state.restart_count),
-        generation=state.generation,
+        generation=state.world.generation,
         step=last.step if last else -1,
         loss=last.loss if isinstance(last, ev.ProgressMade) else None,
-        slots=state.slots,
+        slots=state.world.slots,
         spares=state.spares,
         aside={} if is_left else {n: why.reason for n, why in state.aside.items() if n in state.spares},
         companions=dict(state.companions),
         standbys={} if is_left else _standbys(state),
-        drained={} if is_left else {n: why for n, why in state.drained.items() if n in state.slots},
+        drained={} if is_left else {n: why for n, why in state.drained.items() if n in state.world.slots},
         evicted=dict(state.evicted),
         incidents=tuple(map(incident_row, job.incidents)),
         ledger=summary_of(job.events, now),
         restored=newest.restored if newest else "",
-        stored=state.stored,
+        stored=state.world.stored,
         interval=advise(job.events, now),
         notes=tuple(
             f"{e.node}: {e.text}" if e.node else e.text for e in job.events if isinstance(e, ev.Noted)
@@ -207,8 +207,8 @@ def _standbys(state: JobState) -> dict[str, StandbyRow]:
         f"companion {job_id}": StandbyRow(stage=StandbyStage.PROVISIONING.value) for job_id in _coming(state)
     }
     rows |= {node: _standby(state, node) for node in state.spares}
-    taken = [node for node in state.slots if node in state.standbys]
-    is_up = state.running and state.steps_here >= 0
+    taken = [node for node in state.world.slots if node in state.standbys]
+    is_up = state.world.running and state.world.steps_here >= 0
     stage = StandbyStage.IN_WORLD if is_up else StandbyStage.WOKEN
     rows |= {node: StandbyRow(stage=stage.value) for node in taken}
     order = [stage.value for stage in STAGES]

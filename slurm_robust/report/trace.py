@@ -114,7 +114,7 @@ def trace_of(job: JobView) -> Trace:
         "slurm.cluster.name": cluster,
         "session_tag": state.run_id,
         "srobust.training": state.training,
-        "world_size": state.placement.world_size,
+        "world_size": state.world.placement.world_size,
         "srobust.version": started.version if started is not None else "",
     }
     spans: list[TraceSpan] = []

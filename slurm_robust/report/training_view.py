@@ -151,7 +151,7 @@ def _row(training: TrainingDirectory, slurm: SlurmClient) -> _TrainingLine:
     row = _with_stored(row, storage(training, known))
     if known is not None:
         state = fold(known.events)
-        row = msgspec.structs.replace(row, step=max(state.best_step, state.steps_here))
+        row = msgspec.structs.replace(row, step=max(state.world.best_step, state.world.steps_here))
     if newest is None:
         return row
     now = NewestJob.of(newest, slurm)

@@ -99,8 +99,8 @@ def run(
         else:
             _start_again(wish, state, whole, config, allocation.restart_count)
         take()
-        before = len(state.slots) or (continued.slots if continued is not None else 0) or None
-        sized = preflight.sizes(config, allocation, before, later_run=bool(state.slots))
+        before = len(state.world.slots) or (continued.slots if continued is not None else 0) or None
+        sized = preflight.sizes(config, allocation, before, later_run=bool(state.world.slots))
         if sized[0].text:
             say(sized[0].text)
         plan = preflight.make_plan(config, kind, command, os.environ, allocation, run_id, job, sized)

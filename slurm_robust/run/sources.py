@@ -95,7 +95,7 @@ def newest_that_tells(training: TrainingDirectory, chapters: Sequence[Chapter]) 
 def _of_job(found: Earlier) -> StartingPoint:
     check_own_folder(found.directory.path)
     event = policy.lineage(found.state, str(found.directory.path), time.time())
-    return StartingPoint(event, CheckpointStore(found.storage), found.state.banned, found, found.jobs)
+    return StartingPoint(event, CheckpointStore(found.storage), found.state.world.banned, found, found.jobs)
 
 
 def same(one: Path, other: Path) -> bool:

@@ -99,11 +99,11 @@ class Earlier(Record):
 
     def loss(self) -> str:
         """The line for a job that begins this one's training anew, as nothing of it is left; "" otherwise."""
-        if self.state.best_step < 0 or self.newest is not None:
+        if self.state.world.best_step < 0 or self.newest is not None:
             return ""
         return (
-            f"job {self.name} of training {self.started.training} had done step {self.state.best_step}, and "
-            "no checkpoint of it is left"
+            f"job {self.name} of training {self.started.training} had done step "
+            f"{self.state.world.best_step}, and no checkpoint of it is left"
         )
 
 

@@ -40,12 +40,12 @@ def phase_of(
         return "stopped", f"Slurm has ended the job; it was {phase}{f' ({reason})' if reason else ''}"
     if state.requeueing is not None:
         return _requeue(events, state.requeueing)
-    if (saving := state.saving) is not None:
+    if (saving := state.world.saving) is not None:
         return SAVING, f"step {saving.step} goes from memory to storage before the job leaves its nodes"
-    if state.incident is not None:
-        return "recovering", f"incident {state.incident.number}: {state.incident.symptom.value}"
-    if state.running:
-        return ("training" if state.steps_here >= 0 else "starting"), ""
+    if state.world.incident is not None:
+        return "recovering", f"incident {state.world.incident.number}: {state.world.incident.symptom.value}"
+    if state.world.running:
+        return ("training" if state.world.steps_here >= 0 else "starting"), ""
     return "starting", ""
 
 

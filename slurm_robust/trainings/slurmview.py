@@ -120,7 +120,7 @@ def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
 
 def need_of(state: JobState) -> Need | None:
     """With how many nodes the job of a journal can go on; None before its first run has begun."""
-    slots = len(state.slots)
+    slots = len(state.world.slots)
     return Need(least=slots, most=slots + state.wanted_spares) if slots else None
 
 

@@ -1,0 +1,1 @@
+"""What tests build, one module per noun."""

@@ -49,8 +49,8 @@ def test_a_dead_rank_and_a_dead_batch_host_among_nodes_whose_clocks_differ(
     begun = time.time()
     job = ProtectedJob(sandbox, options, nodes=3, sbatch=wrong_clocks)
     job.wait_step(5)
-    assert job.state.slots == ("n1", "n2")
-    for node in job.state.slots:
+    assert job.state.world.slots == ("n1", "n2")
+    for node in job.state.world.slots:
         seen = job.home / f"clock.{node}"
         assert seen.stat().st_mtime + AHEAD[node] == pytest.approx(float(seen.read_text()), abs=5)
     sandbox.fault.kill_rank(job.id, 1)

@@ -117,7 +117,7 @@ def test_a_shared_spare_replaces_a_dead_node(site: Site) -> None:
     expected = undisturbed(2, f"{TINY} 0")
     job = site.submit()
     job.wait_step(5)
-    dead = job.state.slots[1]
+    dead = job.state.world.slots[1]
     site.sandbox.fault.power_cut(dead)
     (closed,) = job.wait_recovered(1)
     assert closed.recover_s is not None
@@ -125,7 +125,7 @@ def test_a_shared_spare_replaces_a_dead_node(site: Site) -> None:
     assert job.state.restart_count == 0
     (companion, node) = next((job_id, one.node) for job_id, one in job.state.companions.items())
     assert node in ("n4", "n5")
-    assert node in job.state.slots
+    assert node in job.state.world.slots
     shown = site.sandbox.exec(["srobust", "status", str(job.id)], user=USER, check=True).stdout
     assert f"{node} by companion {companion}" in shown
     assert job.wait_end() == 0, job.log
@@ -141,8 +141,8 @@ def test_full_then_denied_reservation_leads_to_the_next_fallback(site: Site) -> 
     site.hold(2)
     job = site.submit(", partition: true")
     job.wait_step(5)
-    (free,) = {"n1", "n2", "n3"} - set(job.state.slots)
-    site.sandbox.fault.power_cut(job.state.slots[1])
+    (free,) = {"n1", "n2", "n3"} - set(job.state.world.slots)
+    site.sandbox.fault.power_cut(job.state.world.slots[1])
     job.wait_recovered(1)
     assert job.state.lenders.keys() == {free}
     (refusal,) = job.events(ev.NotLent)
@@ -158,7 +158,7 @@ def test_without_any_node_to_borrow_the_job_is_requeued(site: Site) -> None:
     site.scontrol("delete", f"reservationname={NAME}")
     job = site.submit()
     job.wait_step(5)
-    dead = job.state.slots[1]
+    dead = job.state.world.slots[1]
     site.sandbox.fault.power_cut(dead)
     job.wait(lambda: job.state.restart_count == 1, 120, "next run of the job")
     assert job.wait_end() == 0
@@ -176,7 +176,7 @@ def test_a_lent_node_that_dies_is_replaced_in_its_turn(site: Site) -> None:
     expected = undisturbed(2, f"{TINY} 0")
     job = site.submit(step_s=0.3)
     job.wait_step(5)
-    site.sandbox.fault.power_cut(job.state.slots[1])
+    site.sandbox.fault.power_cut(job.state.world.slots[1])
     job.wait_recovered(1)
     (first,) = job.state.lenders
     site.sandbox.fault.power_cut(first)
@@ -189,7 +189,7 @@ def test_a_lent_node_that_dies_is_replaced_in_its_turn(site: Site) -> None:
 def test_a_companion_outlives_its_controller_and_ends_with_the_job(site: Site) -> None:
     job = site.submit(step_s=0.5)
     job.wait_step(3)
-    site.sandbox.fault.power_cut(job.state.slots[1])
+    site.sandbox.fault.power_cut(job.state.world.slots[1])
     job.wait_recovered(1)
     started = job.events(ev.ControllerStarted)[-1]
     site.sandbox.exec(["kill", "-9", str(started.pid)], node=started.host, user="root", check=True)
@@ -198,7 +198,7 @@ def test_a_companion_outlives_its_controller_and_ends_with_the_job(site: Site) -
     step = job.step()
     job.wait_step(step + 5)
     assert len(site.companions()) == 1
-    assert job.state.generation == 2
+    assert job.state.world.generation == 2
     # Nobody is left to cancel it.
     found = job.events(ev.ControllerStarted)[-1]
     site.sandbox.exec(["scancel", "--signal=KILL", "--full", str(job.id)], user=USER)

@@ -61,7 +61,7 @@ def test_a_cancelled_training_goes_on_and_one_that_is_finished_starts_nothing(sa
     )
     assert weights(sandbox, "cancelled.sha") == expected
     generations = [e.generation for e in second.events(ev.GenerationLaunched)]
-    assert generations == [first.state.generation + 1]
+    assert generations == [first.state.world.generation + 1]
     training = TrainingDirectory.of(first.folder.parent, "cancelled")
     assert [chapter.job_id for chapter in training.read()] == [first.id, second.id]
     third = submit(sandbox, "--training cancelled", TINY, "cancelled.sha")

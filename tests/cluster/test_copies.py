@@ -98,7 +98,7 @@ def peer_holder(job: ProtectedJob, sandbox: Sandbox, rank: int) -> str:
     """The node that holds the peer copy of ``rank``, once one is there."""
 
     def holders() -> list[str]:
-        return [n for n in job.state.slots if images(sandbox, n, f"peer-{rank:05d}.*")]
+        return [n for n in job.state.world.slots if images(sandbox, n, f"peer-{rank:05d}.*")]
 
     wait_for(holders, 30, f"peer copy of rank {rank}")
     return holders()[0]
@@ -131,7 +131,7 @@ def test_a_rank_killed_in_the_middle_of_its_copy(sandbox: Sandbox) -> None:
     expected = undisturbed(2, f"{TINY} 30 --step-s 0 --width 300000")
     job = ProtectedJob(sandbox, words, nodes=2)
     job.wait_step(3)
-    node = job.state.slots[1]
+    node = job.state.world.slots[1]
 
     def torn() -> bool:
         found = images(sandbox, node, "own-00001.*")
@@ -150,7 +150,7 @@ def test_the_peer_of_a_dead_node_has_its_state(wide: Sandbox) -> None:
     expected = undisturbed(3, SIXTY)
     job = ProtectedJob(wide, f"--spares 1 {TINY} {STEPS} --step-s 0.4", nodes=4)
     job.wait_step(6)
-    dead = job.state.slots[1]
+    dead = job.state.world.slots[1]
     wide.fault.power_cut(dead)
     job.wait_recovered(1)
     launch = newest_launch(job)
@@ -166,8 +166,8 @@ def test_when_source_and_peer_are_gone_storage_has_it(wide: Sandbox) -> None:
     options = f"--spares 2 --set checkpoint.every_steps=4 {TINY} {STEPS} --step-s 0.6"
     job = ProtectedJob(wide, options, nodes=6)
     job.wait(lambda: job.events(ev.StorageWritten), 120, "a checkpoint on storage")
-    rank = next(r for r in (3, 2, 1) if peer_holder(job, wide, r) != job.state.slots[0])
-    both = (job.state.slots[rank], peer_holder(job, wide, rank))
+    rank = next(r for r in (3, 2, 1) if peer_holder(job, wide, r) != job.state.world.slots[0])
+    both = (job.state.world.slots[rank], peer_holder(job, wide, rank))
     for node in both:
         wide.fault.power_cut(node)
     job.wait_recovered(1)
@@ -183,7 +183,10 @@ def test_a_whole_pipeline_group_can_go(wide: Sandbox) -> None:
     expected = undisturbed(4, SIXTY)
     job = ProtectedJob(wide, f"--spares 2 --set parallel.pp=2 {TINY} {STEPS} --step-s 0.4", nodes=6)
     job.wait_step(6)
-    group = (job.state.slots[1], job.state.slots[3])  # dp before pp: ranks 1 and 3 are one pipeline
+    group = (
+        job.state.world.slots[1],
+        job.state.world.slots[3],
+    )  # dp before pp: ranks 1 and 3 are one pipeline
     for node in group:
         wide.fault.power_cut(node)
     job.wait_recovered(1)
@@ -201,7 +204,7 @@ def test_a_flipped_byte_in_memory_is_found_and_another_copy_used(sandbox: Sandbo
     job.wait_step(6)
     for rank in (0, 1):
         sandbox.fault.stop_rank(job.id, rank)  # nothing is written any more
-    damaged = images(sandbox, job.state.slots[1], "own-00001.*")
+    damaged = images(sandbox, job.state.world.slots[1], "own-00001.*")
     assert damaged
     for path in damaged:
         flip(path)
@@ -223,7 +226,7 @@ def test_flipped_bytes_in_a_peer_copy_lead_to_storage(wide: Sandbox) -> None:
         wide.fault.stop_rank(job.id, rank)
     for path in images(wide, holder, "peer-00002.*"):
         flip(path)
-    wide.fault.power_cut(job.state.slots[2])
+    wide.fault.power_cut(job.state.world.slots[2])
     job.wait_recovered(1, timeout=180)
     assert job.wait_end() == 0
     assert job.out.read_text() == expected
@@ -251,7 +254,7 @@ def test_an_agent_killed_while_copies_are_under_way(wide: Sandbox) -> None:
     expected = undisturbed(3, f"{TINY} 30 --step-s 0 --width 300000")
     job = ProtectedJob(wide, f"--spares 1 {TINY} 30 --step-s 0.4 --width 300000", nodes=4)
     job.wait_step(4)
-    node = job.state.slots[1]
+    node = job.state.world.slots[1]
     wide.exec(["pkill", "-9", "-f", "slurm_robust.agent --job-dir"], node=node, user="root")
     job.wait_recovered(1)
     assert job.wait_end() == 0
@@ -264,7 +267,7 @@ def test_a_network_cut_during_copies_heals(wide: Sandbox) -> None:
     options = f"--spares 1 --set timings.node_dead_s=15 {TINY} 40 --step-s 0.4 --width 300000"
     job = ProtectedJob(wide, options, nodes=4)
     job.wait_step(4)
-    node = job.state.slots[1]
+    node = job.state.world.slots[1]
     wide.fault.cut_network(node)
     seen = wait_stalled(job)
     wide.fault.heal_network(node)
@@ -299,7 +302,7 @@ def test_a_node_without_memory_or_disk_for_copies(wide: Sandbox) -> None:
     # Filling disks takes seconds on a slow machine, and the training must last longer.
     job = ProtectedJob(wide, f"{options} {STEPS} --step-s 1.2", nodes=4)
     job.wait_step(3)
-    node = job.state.slots[1]
+    node = job.state.world.slots[1]
     wide.fault.fill_disk(node, "/tmp")
     wide.fault.fill_disk(node, "/dev/shm")
     job.wait_step(20)

@@ -40,7 +40,7 @@ class Faulty(ProtectedJob):
 
     def order(self, rank: int, fault: str) -> str:
         """Have ``rank`` commit it at its next step; the node on which that is."""
-        node = self.state.placement.node_of(rank)
+        node = self.state.world.placement.node_of(rank)
         beside = self.faults / f".{rank}"
         beside.write_text(fault)
         beside.chmod(0o666)
@@ -76,7 +76,7 @@ def test_hangs_of_all_kinds_are_placed_on_the_node_that_hangs(cluster: Sandbox) 
     stopped: list[str] = []
     for number, (rank, kind) in enumerate([(2, "stop"), (1, "c"), (3, "loader"), (0, "lock")], start=1):
         if kind == "stop":
-            node = job.state.placement.node_of(rank)
+            node = job.state.world.placement.node_of(rank)
             cluster.fault.stop_rank(job.id, rank)
         else:
             node = job.order(rank, kind)
@@ -118,13 +118,13 @@ def test_what_is_no_hang_is_let_be(cluster: Sandbox) -> None:
     job.order(1, "pause")  # longer than the bound, but it goes on before anybody is evicted
     assert job.wait_end() == 0
     assert job.evicted() == []
-    assert job.state.generation <= 2
+    assert job.state.world.generation <= 2
 
 
 def test_observe_mode_names_the_node_and_touches_nothing(cluster: Sandbox) -> None:
     job = Faulty(cluster, 600, spares=1, options="--set mode=observe")
     job.wait_step(25)
-    node = job.state.placement.node_of(1)
+    node = job.state.world.placement.node_of(1)
     # Somebody is last at some moments of any training, but not at all of them.
     job.wait(
         lambda: not looked_at(job).localisation.ranks, 10, "a look at healthy training that names nobody"
@@ -143,7 +143,7 @@ def test_observe_mode_names_the_node_and_touches_nothing(cluster: Sandbox) -> No
     job.end_after(job.step() + 25)
     assert job.wait_end() == 0
     assert job.evicted() == []
-    assert job.state.generation == 1
+    assert job.state.world.generation == 1
 
 
 @pytest.mark.soak
@@ -152,5 +152,5 @@ def test_a_long_evaluation_on_rank_0_that_nobody_announced(cluster: Sandbox) -> 
     assert job.wait_end(600) == 0
     assert not job.events(ev.NodeEvicted)
     assert not job.events(ev.RequeueStarted)
-    assert job.state.generation <= 2, "one restart at most"
+    assert job.state.world.generation <= 2, "one restart at most"
     assert "computes on, maybe in an evaluation" in job.log

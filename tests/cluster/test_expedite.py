@@ -45,7 +45,7 @@ def test_the_next_run_begins_at_once_without_a_dead_node(sandbox: Sandbox) -> No
     sandbox.fault.power_cut("n2")
     job.wait(lambda: job.state.restart_count == 1, SOON_S, "next run of the job")
     assert job.wait_end() == 0
-    assert "n2" not in job.state.slots
+    assert "n2" not in job.state.world.slots
 
 
 def test_a_job_that_gives_up_has_failed_and_is_not_held(sandbox: Sandbox) -> None:

@@ -69,7 +69,7 @@ def test_a_reservation_that_goes_while_its_node_is_lent_then_limits_then_a_reque
     site.reserve("n5,n6")
     job = site.submit(f"reservation: {NAME}, partition: true, wait_s: 20", 0.3)
     job.wait_step(5)
-    site.sandbox.fault.power_cut(job.state.slots[1])
+    site.sandbox.fault.power_cut(job.state.world.slots[1])
     job.wait_recovered(1)
     (lent,) = job.state.lenders
     assert lent in ("n5", "n6")

@@ -34,7 +34,7 @@ def comes_back_at_once(job: ProtectedJob) -> None:
     job.wait(lambda: job.events(ev.RequeueStarted), 120, "requeue")
     begun = len(job.events(ev.FirstStep))
     job.wait(lambda: job.state.restart_count == 1, 60, "next run of the job")
-    assert len(job.state.slots) == 4, job.log
+    assert len(job.state.world.slots) == 4, job.log
     job.wait(lambda: len(job.events(ev.FirstStep)) > begun, 120, "a new step")
 
 
@@ -42,20 +42,20 @@ def test_one_dead_and_one_left_out_of_six_and_then_another_power_cut(six: Sandbo
     """The last one leaves too few: then it says what it waits for, and goes on when a node is back."""
     job = ProtectedJob(six, f"--set detect.hang_floor_s=5 {OPTIONS}", nodes=5)
     job.wait_step(5)
-    dead = job.state.slots[1]
+    dead = job.state.world.slots[1]
     six.fault.power_cut(dead)
     job.wait_recovered(1)
-    suspect = job.state.slots[1]
+    suspect = job.state.world.slots[1]
     six.fault.stop_rank(job.id, 1)
     comes_back_at_once(job)
-    assert not {dead, suspect} & {*job.state.slots, *job.state.spares}, job.log
+    assert not {dead, suspect} & {*job.state.world.slots, *job.state.spares}, job.log
     seen = asked(job)
     assert (seen["NumNodes"], seen["ExcNodeList"].count("n")) == ("4", 1)
 
     # The suspect would do if nobody else were left.
     drain = ["scontrol", "update", f"nodename={suspect}", "state=drain", "reason=suspect"]
     six.exec(drain, user="root", check=True)
-    six.fault.power_cut(job.state.slots[3])
+    six.fault.power_cut(job.state.world.slots[3])
     job.wait(lambda: len(job.events(ev.RequeueStarted)) == 2, 120, "second requeue")
     job.wait(lambda: job.slurm_state() == "PENDING", 60, "it waits")
     status = ["srobust", "status", str(job.id)]
@@ -79,7 +79,7 @@ def test_a_node_that_is_dead_when_the_agents_start(six: Sandbox) -> None:
     (job.home / "begin").touch()
     job.wait_step(5)
     assert job.state.restart_count == 0
-    assert job.state.slots == ("n1", "n2", "n5", "n4"), job.log
+    assert job.state.world.slots == ("n1", "n2", "n5", "n4"), job.log
     assert [*job.state.evicted] == ["n3"], job.log
     assert job.wait_end() == 0
     assert job.out.read_text() == undisturbed(4, TINY)

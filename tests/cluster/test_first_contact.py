@@ -32,7 +32,7 @@ def test_srun_before_srobust_run_is_named_and_tasks_per_node_are_ranks(sandbox: 
     twice = done.stdout.strip()
     job = ProtectedJob(sandbox, f"{TINY} 5 --step-s 0", nodes=1, sbatch=("--ntasks-per-node=2",))
     assert job.wait_end() == 0, job.log
-    assert (job.state.nproc_per_node, job.state.placement.world_size) == (2, 2)
+    assert (job.state.world.nproc_per_node, job.state.world.placement.world_size) == (2, 2)
     assert job.out.read_text() == undisturbed(2, f"{TINY} 5 --step-s 0", nproc_per_node=2)
     shown = sandbox.exec(["scontrol", "-o", "show", "job", twice], check=True).stdout
     said = (home / "twice.log").read_text()

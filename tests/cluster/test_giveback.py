@@ -35,7 +35,7 @@ def checked(
 def test_an_evicted_node_is_tested_and_drained_while_the_job_trains(checked: CheckedNodes) -> None:
     job = ProtectedJob(checked.sandbox, f"--spares 1 {TINY} 400 --step-s 0.2", nodes=3)
     job.wait_step(5)
-    bad = job.state.slots[1]
+    bad = job.state.world.slots[1]
     checked.hurt(bad, "core")
     checked.sandbox.fault.stop_rank(job.id, 1)
     job.wait_recovered(1)
@@ -58,7 +58,7 @@ def test_a_dead_node_holds_up_no_requeue(sandboxes: Callable[..., Sandbox]) -> N
     options = ("--requeue=expedite",) if expedites else ()
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=3, sbatch=options)
     job.wait_step(5)
-    dead = job.state.slots[-1]
+    dead = job.state.world.slots[-1]
     sandbox.fault.power_cut(dead)
     job.wait(lambda: job.state.restart_count == 1, 400, "next run of the job")
     shrinks = [e for e in job.events(ev.StageDone) if e.what == "shrink"]
@@ -66,5 +66,5 @@ def test_a_dead_node_holds_up_no_requeue(sandboxes: Callable[..., Sandbox]) -> N
     assert job.events(ev.AllocationTaken)[1].t - job.events(ev.RequeueStarted)[0].t < 100
     assert job.wait_end() == 0
     assert len(job.events(ev.AgentJoined)) == 2 * 3, "nothing of the first run disturbs the second"
-    assert dead not in job.state.slots
-    assert len(job.state.slots) == 3, "it asks for as many nodes as before"
+    assert dead not in job.state.world.slots
+    assert len(job.state.world.slots) == 3, "it asks for as many nodes as before"

@@ -29,12 +29,12 @@ def test_a_failed_prolog_does_not_leave_the_job_held(
     )
     job = ProtectedJob(sandbox, "tiny.py --out OUT --steps 60 --step-s 0.2", nodes=2)
     job.wait_step(5)
-    bad = job.state.slots[1]
+    bad = job.state.world.slots[1]
     (tmp_path / f"bad-{bad}").touch()
     sandbox.exec(["scancel", "--batch", "--signal=USR1", str(job.id)], user=USER)
     job.wait(lambda: len(job.events(ev.AllocationTaken)) == 2, 180, "next run of the job")
     states = sandbox.exec(["sinfo", "-h", "-N", "-n", bad, "-o", "%T %E"]).stdout
     assert "Prolog error" in states
     assert job.wait_end() == 0
-    assert bad not in job.state.slots
+    assert bad not in job.state.world.slots
     assert '"release"' in (job.folder / "requeue.jsonl").read_text()

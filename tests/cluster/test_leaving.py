@@ -51,7 +51,7 @@ def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGTERM)  # in order: it writes down its jobs
     wait_for(lambda: sandbox.fault.daemon_pid(HEAD, "slurmctld") is None, 30, "slurmctld has ended")
-    lost = job.state.slots[1]
+    lost = job.state.world.slots[1]
     sandbox.fault.power_cut(lost)
     wait_for(lambda: "Slurm has not taken the requeue" in job.log, 90, "a line in the job's log")
     assert job.state.restart_count == 0
@@ -59,7 +59,7 @@ def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
     job.wait(lambda: job.state.restart_count == 1, 120, "next run of the job")
     assert job.wait_end() == 0
     assert job.out.read_text() == expected
-    assert lost not in job.state.slots, job.log
+    assert lost not in job.state.world.slots, job.log
     assert job.log.count("Slurm has not taken the requeue") == 1
     assert "an error of its own" not in job.log
 
@@ -68,7 +68,7 @@ def test_on_other_nodes_it_resumes_from_storage_and_nothing_stays_behind(sandbox
     expected = undisturbed(2, SIXTY)
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.3", nodes=2)
     job.wait_step(24)
-    survivor, lost = job.state.slots
+    survivor, lost = job.state.world.slots
     drain(sandbox, survivor)  # it is not to be had again
     sandbox.fault.power_cut(lost)
     job.wait(lambda: job.state.restart_count == 1, 120, "next run of the job")
@@ -181,7 +181,7 @@ def test_scancel_saves_what_memory_has_where_a_node_cannot_write(sandbox: Sandbo
     """The other node has copies of its rank."""
     job = ProtectedJob(sandbox, f"{TINY} 5000 --step-s 0.2", nodes=2)
     job.wait_step(10)
-    folder, refuses = f"{HOME}/srobust-jobs/{job.id}/checkpoints", job.state.slots[1]
+    folder, refuses = f"{HOME}/srobust-jobs/{job.id}/checkpoints", job.state.world.slots[1]
     sandbox.exec(["mkdir", "-p", folder], user=USER, check=True)
     sandbox.exec(
         ["mount", "-t", "tmpfs", "-o", "ro,mode=777", "none", folder], node=refuses, user="root", check=True
@@ -241,7 +241,7 @@ def test_a_second_order_ends_a_job_at_once_and_names_what_is_lost(sandbox: Sandb
     """SIGTERM is one order, however often it comes and whoever stood still meanwhile; SIGINT is a second."""
     job = ProtectedJob(sandbox, f"{TINY} 5000 --step-s 0.2", nodes=2, sbatch=(f"--export=ALL,{PATIENT}",))
     job.wait_step(10)
-    host, other = job.state.slots
+    host, other = job.state.world.slots
     stand_still(sandbox, other)
     supervisor = find_process(sandbox, host, "run", "tiny.py")
     controller = find_process(sandbox, host, "-m", "slurm_robust.controller")

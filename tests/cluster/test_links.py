@@ -68,7 +68,7 @@ def test_one_loss_of_a_link_is_borne_and_two_evict_the_node(cluster: Sandbox) ->
     """One story, because a training is what costs most."""
     job = Railed(cluster, f"{OPTIONS} {SCRIPT}", nodes=len(NODES))
     job.wait_step(5)
-    first, second = job.state.slots
+    first, second = job.state.world.slots
     for node in (first, second):
         job.wait_inspected(node)
 
@@ -89,7 +89,7 @@ def test_one_loss_of_a_link_is_borne_and_two_evict_the_node(cluster: Sandbox) ->
     assert [event.symptom for event in opened] == [Symptom.NETWORK, Symptom.NETWORK]
     assert f"{second}: 2 network alerts within 300 s: {LINK} no link" in opened[0].detail
     assert f"{first}: 2 network alerts within 300 s: {LINK} link was lost 2 times" in opened[1].detail
-    assert set(job.state.slots).isdisjoint({first, second})
+    assert set(job.state.world.slots).isdisjoint({first, second})
     assert job.wait_end() == 0, job.log
     assert job.step() == STEPS - 1
 
@@ -99,7 +99,7 @@ def test_a_silent_network_shows_a_hang_of_a_program_without_steps(cluster: Sandb
     job = Railed(cluster, f"{OPTIONS} {TALK} {TALKER}", nodes=len(NODES))
     job.wait_step(80)  # it has talked for longer than silence takes to be one
     assert job.events(ev.IncidentOpened) == []
-    node = job.state.placement.node_of(1)
+    node = job.state.world.placement.node_of(1)
     cluster.fault.stop_rank(job.id, 1)
     job.wait(job.evicted, 60, "eviction")
     assert job.evicted() == [node]

@@ -48,7 +48,7 @@ def test_two_nodes_at_once_with_one_standby_and_a_reservation_of_others(cluster:
     cluster.exec(["scontrol", "create", "reservation", *made], user="root", check=True)
     job = submit(cluster, 3, 1, f"reservation: {NAME}")
     job.wait_step(5)
-    lost = job.state.slots[1:]
+    lost = job.state.world.slots[1:]
     for node in lost:
         cluster.fault.power_cut(node)
     job.wait(lambda: job.events(ev.RequeueStarted), 120, "requeue")
@@ -59,7 +59,7 @@ def test_two_nodes_at_once_with_one_standby_and_a_reservation_of_others(cluster:
     assert job.out.read_text() == undisturbed(3, f"{TINY} 50 --step-s 0")
     refused = job.events(ev.NotLent)[0]
     assert "Access denied to requested reservation" in refused.reason
-    assert not set(lost) & {*job.state.slots, *job.state.spares}
+    assert not set(lost) & {*job.state.world.slots, *job.state.spares}
     told = report(job)
     assert "2 nodes to replace, 1 standby left" in told
     assert "Access denied to requested reservation" in told
@@ -68,7 +68,7 @@ def test_two_nodes_at_once_with_one_standby_and_a_reservation_of_others(cluster:
 def test_standbys_that_died_before_are_not_waited_for(cluster: Sandbox) -> None:
     job = submit(cluster, 2, 2)
     job.wait_step(5)
-    slot = job.state.slots[1]
+    slot = job.state.world.slots[1]
 
     def lose(standby: str) -> None:
         cluster.fault.power_cut(standby)
@@ -88,12 +88,12 @@ def test_standbys_that_died_before_are_not_waited_for(cluster: Sandbox) -> None:
 def test_all_standbys_die_while_they_are_woken(cluster: Sandbox) -> None:
     job = submit(cluster, 2, 2, "partition: true")
     job.wait_step(5)
-    standbys, slot = job.state.spares, job.state.slots[1]
+    standbys, slot = job.state.spares, job.state.world.slots[1]
     cluster.fault.power_cut(slot)
-    job.wait(lambda: job.state.slots[1] in standbys, 60, "a standby is to take the slot")
+    job.wait(lambda: job.state.world.slots[1] in standbys, 60, "a standby is to take the slot")
     for node in standbys:
         cluster.fault.power_cut(node)
-    job.wait(lambda: job.state.slots[1] in job.state.lenders, 150, "a node of the partition")
+    job.wait(lambda: job.state.world.slots[1] in job.state.lenders, 150, "a node of the partition")
     job.wait_recovered(1)
     assert job.wait_end() == 0
     assert job.out.read_text() == undisturbed(2, f"{TINY} 50 --step-s 0")
@@ -110,7 +110,7 @@ def test_a_dead_node_that_is_back_soon_ends_no_agent_of_the_others(cluster: Sand
     """Before SlurmdTimeout: Slurm misses the agents' step there, and tells their srun."""
     job = submit(cluster, 3, 1, steps=5000)
     job.wait_step(5)
-    lost = job.state.slots[1]
+    lost = job.state.world.slots[1]
     cluster.fault.power_cut(lost)
     job.wait_recovered()
     cluster.fault.boot(lost)
@@ -122,4 +122,4 @@ def test_a_dead_node_that_is_back_soon_ends_no_agent_of_the_others(cluster: Sand
     cluster.exec(["scancel", str(job.id)], user=USER, check=True)
     job.wait(lambda: job.state.ended is not None, 60, "its end")
     (written,) = job.events(ev.StorageWritten)
-    assert written.step >= job.state.best_step - 1, job.log
+    assert written.step >= job.state.world.best_step - 1, job.log

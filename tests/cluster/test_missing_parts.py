@@ -32,7 +32,7 @@ def lose_two(cluster: Sandbox, setting: str) -> ProtectedJob:
     """A job that has lost two of its three nodes after step 25, and came to its end after a requeue."""
     job = ProtectedJob(cluster, f"{SETTINGS} --set checkpoint.if_parts_are_missing={setting} {DDP}", nodes=3)
     job.wait_step(25)
-    for node in job.state.slots[1:]:
+    for node in job.state.world.slots[1:]:
         cluster.fault.power_cut(node)
     job.wait(lambda: job.state.restart_count == 1, 200, "next run of the job")
     assert job.wait_end() == 0, job.log

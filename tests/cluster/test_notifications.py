@@ -70,7 +70,7 @@ def test_a_crash_and_a_power_cut_are_told_once_though_the_teller_is_killed_and_a
     job.wait(lambda: told.exists() and hook.exists() and is_first_told(), 30, "the first messages")
     host = job.state.own_node
     os.kill(find_process(sandbox, host, "-m", "slurm_robust.notify"), signal.SIGKILL)
-    sandbox.fault.power_cut(next(node for node in job.state.slots if node != host))
+    sandbox.fault.power_cut(next(node for node in job.state.world.slots if node != host))
     recovered = job.wait_recovered(2)
     print("recovered after", [incident.recover_s for incident in recovered])
     assert job.wait_end() == 0

@@ -73,14 +73,14 @@ def test_a_pair_with_one_standby_loses_one_node_which_serves_again_when_another_
 ) -> None:
     job = Pipelines(cluster, spares=1)
     job.wait_step(12)
-    slots = job.state.slots
+    slots = job.state.world.slots
     bad, other = slots[5], slots[1]
     hangs = job.hang(bad, 3)
     # In place, then on other nodes: the standby for one of them, and the other one exchanges its slot.
     assert pairs(hangs) == [{bad, other}, {bad, other}, {bad, slots[4]}]
     assert [d.verdict.blame for d in hangs if d.verdict] == [Blame.NOBODY, Blame.NOBODY, Blame.NODE]
     assert [(e.node, e.unproven) for e in job.events(ev.NodeEvicted)] == [(bad, True)]
-    assert other in job.state.slots
+    assert other in job.state.world.slots
     assert {event.symptom for event in job.events(ev.IncidentOpened)} == {Symptom.HANG}
 
     dead = slots[2]
@@ -88,7 +88,7 @@ def test_a_pair_with_one_standby_loses_one_node_which_serves_again_when_another_
     job.wait_recovered(4, timeout=200)
     (tested,) = job.events(ev.QuickTested)
     assert (tested.passed, tested.failed, tested.silent) == ((bad,), {}, {})
-    assert job.state.slots[2] == bad
+    assert job.state.world.slots[2] == bad
     assert list(job.state.evicted) == [dead]
     assert "quick test" in job.report(4)
     assert job.wait_end() == 0
@@ -103,11 +103,11 @@ def test_a_whole_pair_is_suspected_without_any_standby_and_goes_on_after_a_quick
 ) -> None:
     job = Pipelines(cluster, neighbours=True)
     job.wait_step(12)
-    pair = set(job.state.slots[4:6])
-    hangs = job.hang(job.state.slots[4], 3)
+    pair = set(job.state.world.slots[4:6])
+    hangs = job.hang(job.state.world.slots[4], 3)
     # They exchange their slots with the first pair, and then that hangs: it stays with these two nodes.
     assert pairs(hangs) == [pair, pair, pair]
-    assert set(job.state.slots[:2]) == pair
+    assert set(job.state.world.slots[:2]) == pair
     (tested,) = job.events(ev.QuickTested)
     assert (set(tested.passed), tested.failed, tested.silent) == (pair, {}, {})
     assert job.events(ev.NodeEvicted) == []

@@ -40,21 +40,21 @@ def test_a_killed_rank_and_a_dead_node_leave_no_trace_in_the_weights(
     job.wait_step(5)
     sandbox.fault.kill_rank(job.id, 1)
     job.wait_recovered(1)
-    dead = job.state.slots[1]
+    dead = job.state.world.slots[1]
     sandbox.fault.power_cut(dead)
     job.wait_recovered(2)
     assert job.wait_end() == 0
     assert job.out.read_text() == reference
     first, second = job.events(ev.IncidentOpened)
     assert (first.symptom, second.symptom) == (Symptom.WORKER_EXIT, Symptom.NODE_LOST)
-    assert dead not in job.state.slots
+    assert dead not in job.state.world.slots
     assert second.detect_s < 4.0  # beacons come through: without them it is five seconds
 
 
 def test_ranks_beyond_a_cut_network_write_nothing_that_counts(sandbox: Sandbox, reference: str) -> None:
     job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.3", nodes=3)
     job.wait_step(5)
-    cut = job.state.slots[1]
+    cut = job.state.world.slots[1]
     sandbox.fault.cut_network(cut)
     job.wait_recovered(1)
     sandbox.fault.heal_network(cut)
@@ -83,7 +83,7 @@ def test_without_a_spare_the_job_is_requeued_without_the_dead_node(sandbox: Sand
     assert job.out.read_text() == reference
     (requeue,) = [a for d in job.events(ev.Decided) for a in d.actions if isinstance(a, Requeue)]
     assert requeue.exclude == ("n2",)
-    assert "n2" not in job.state.slots  # though the user had pinned it
+    assert "n2" not in job.state.world.slots  # though the user had pinned it
     assert job.log.count("controller 1 of job") == 1  # appended, not truncated
     assert "controller 2 of job" in job.log
     launched = job.events(ev.GenerationLaunched)[-1]
@@ -98,7 +98,7 @@ def test_a_killed_controller_is_replaced_and_training_never_stops(sandbox: Sandb
     job.wait(lambda: job.state.epoch == 2, 60, "second controller")
     assert job.wait_end() == 0
     assert job.out.read_text() == reference
-    assert job.state.generation == 1
+    assert job.state.world.generation == 1
     assert job.events(ev.IncidentOpened) == []
 
 
@@ -114,13 +114,13 @@ def test_a_training_that_has_ended_does_not_run_again(sandbox: Sandbox) -> None:
     ran = sandbox.home(USER) / "ran"
     ran.unlink(missing_ok=True)
     job = ProtectedJob(sandbox, f"-- bash -c 'echo I ran >> {ran.name}; sleep 3'", nodes=2)
-    job.wait(lambda: ran.exists() and job.state.running, 60, "first output")
+    job.wait(lambda: ran.exists() and job.state.world.running, 60, "first output")
     kill_controller(job, b'"event":"end_started"')
     kill_controller(job, b'"event":"controller_started","epoch":2')
     assert job.wait_end() == 0
     assert job.wait_left() == "0:0"
     assert ran.read_text() == "I ran\n" * 2  # one rank on each node
-    assert job.state.generation == 1
+    assert job.state.world.generation == 1
     assert [event.code for event in job.events(ev.RunEnded)] == [0]
     assert job.events(ev.IncidentOpened) == []
     assert job.log.count("was killed by SIGKILL") == 2
@@ -132,7 +132,7 @@ def test_a_rank_that_aborts_at_its_end_costs_nothing(sandbox: Sandbox, reference
     assert job.wait_end() == 0
     assert job.wait_left() == "0:0"
     assert job.out.read_text() == reference
-    assert (job.state.generation, job.events(ev.IncidentOpened)) == (1, [])
+    assert (job.state.world.generation, job.events(ev.IncidentOpened)) == (1, [])
     assert "SIGABRT ended rank 0" in job.log
 
 
@@ -147,7 +147,7 @@ def test_before_the_time_limit_the_job_checkpoints_and_goes_on(sandbox: Sandbox,
     (asked,) = job.events(ev.CheckpointRequested)
     assert job.events(ev.GenerationLaunched)[-1].restore_step == asked.step
     assert job.events(ev.IncidentOpened) == []
-    assert job.state.attempts == ()
+    assert job.state.world.attempts == ()
 
 
 def test_a_bug_in_the_script_gives_up_with_its_traceback(sandbox: Sandbox) -> None:
@@ -159,20 +159,20 @@ def test_a_bug_in_the_script_gives_up_with_its_traceback(sandbox: Sandbox) -> No
     assert job.exit_code() == f"{int(ExitCode.DO_NOT_REQUEUE)}:0"
     assert "ValueError: a bug at step 3" in job.log
     assert "ValueError at" in (job.state.ended.reason if job.state.ended else "")
-    assert job.state.generation == 2  # restarted once
+    assert job.state.world.generation == 2  # restarted once
 
 
 def test_a_killed_agent_is_started_again_and_its_node_is_not_blamed(sandbox: Sandbox, reference: str) -> None:
     job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.2", nodes=3)
     job.wait_step(5)
-    node = job.state.slots[1]
+    node = job.state.world.slots[1]
     pattern = "slurm_robust.agent --job-dir"
     sandbox.exec(["pkill", "-9", "-f", pattern], node=node, user="root", check=True)
     job.wait_recovered(1)
     assert job.wait_end() == 0
     assert job.out.read_text() == reference
     assert f"the agent on {node} ended (srun: error: {node}: task 1: Killed" in job.log
-    assert (job.state.evicted, job.state.slots[1]) == ({}, node)
+    assert (job.state.evicted, job.state.world.slots[1]) == ({}, node)
 
 
 @pytest.mark.soak
@@ -181,22 +181,22 @@ def test_the_loss_of_the_batch_host_does_not_leave_a_job_that_nobody_watches(
 ) -> None:
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.3", nodes=2)
     job.wait_step(5)
-    host = job.state.slots[0]
+    host = job.state.world.slots[0]
     sandbox.fault.power_cut(host)
     # The other node takes over when Slurm does not reach the host either, and requeues without a standby.
     job.wait(lambda: job.state.restart_count == 1, 240, "next run of the job")
     assert job.wait_end() == 0
     assert job.out.read_text() == reference
-    assert host not in job.state.slots
+    assert host not in job.state.world.slots
 
 
 def test_slurms_own_daemons_may_stop_and_come_back(sandbox: Sandbox, reference: str) -> None:
     job = ProtectedJob(sandbox, f"{TINY} 60 --step-s 0.2", nodes=2)
     job.wait_step(3)
     sandbox.fault.restart_slurmctld()
-    sandbox.fault.kill_slurmd(job.state.slots[1])
+    sandbox.fault.kill_slurmd(job.state.world.slots[1])
     job.wait_step(20)
-    sandbox.fault.start_slurmd(job.state.slots[1])
+    sandbox.fault.start_slurmd(job.state.world.slots[1])
     assert job.wait_end() == 0
     assert job.out.read_text() == reference
     assert job.events(ev.IncidentOpened) == []
@@ -249,7 +249,7 @@ def test_a_command_whose_port_another_user_takes_gets_another_one(sandbox: Sandb
         rival.kill()
         rival.communicate()
     assert [e.generation for e in job.events(ev.GenerationLaunched)] == [1, 2]
-    assert [a.signature.kind for a in job.state.attempts] == [FaultKind.PORT_TAKEN]
+    assert [a.signature.kind for a in job.state.world.attempts] == [FaultKind.PORT_TAKEN]
     assert f"a process of bob (uid 10002) listens on port {port}" in job.log
 
 
@@ -273,9 +273,9 @@ def test_status_and_drill_on_the_own_job(sandbox: Sandbox) -> None:
     words = ["srobust", "status", str(job.id), "--phases", "--json"]
     shown = json.loads(sandbox.exec(words, user=USER, timeout_s=30, check=True).stdout)
     phases = {times["phase"]: set(times["nodes"]) for times in shown["phases"]}
-    assert phases.pop("stop") == {job.state.slots[0]}  # the other rank was dead
+    assert phases.pop("stop") == {job.state.world.slots[0]}  # the other rank was dead
     own = ("launch", "worker", "imports", "process group", "model", "restore", "first step")
-    slots = set(job.state.slots)
+    slots = set(job.state.world.slots)
     assert phases == dict.fromkeys(own, slots)  # and no agent or zygote was waited for
     assert {"detecting", "stopping", "running"} <= shown["stages"].keys()
     words = ["srobust", "status", str(job.id), "--phases", "--generation", "1"]
@@ -366,15 +366,15 @@ def test_nodes_that_an_administrator_drains_are_left_at_the_next_restart(
 ) -> None:
     job = ProtectedJob(sandbox, f"--spares 2 {TINY} 60 --step-s 0.8", nodes=4)
     job.wait_step(2)
-    training, standby = job.state.slots[1], job.state.spares[0]
+    training, standby = job.state.world.slots[1], job.state.spares[0]
     names = f"nodename={training},{standby}"
     sandbox.exec(["scontrol", "update", names, "state=drain", "reason=bad fan"], user="root", check=True)
     try:
         job.wait(lambda: len(job.state.drained) == 2, 60, "the drains to be seen")
-        assert job.state.generation == 1  # nothing is done at once
+        assert job.state.world.generation == 1  # nothing is done at once
         sandbox.fault.kill_rank(job.id, 0)
         job.wait_recovered(1)
-        assert job.state.slots[1] not in (training, standby)
+        assert job.state.world.slots[1] not in (training, standby)
         assert job.state.evicted == {}
         assert job.wait_end() == 0
         assert job.out.read_text() == reference

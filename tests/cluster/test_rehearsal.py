@@ -41,11 +41,11 @@ def test_a_standby_rehearses_and_takes_the_slot_of_a_dead_node(sandbox: Sandbox)
     # Two of its steps were made, and none of its output is among the ranks'.
     assert (job.folder / "rehearsals" / f"{spare}.log").read_text().count("step ") == 1
     assert not job.out.exists()
-    dead = job.state.slots[1]
+    dead = job.state.world.slots[1]
     sandbox.fault.power_cut(dead)
     job.wait_recovered(1)
-    assert job.state.slots[1] == spare
-    assert job.state.best_step > 5
+    assert job.state.world.slots[1] == spare
+    assert job.state.world.best_step > 5
     sandbox.exec(["scancel", str(job.id)], user=USER, timeout_s=30.0)
     job.wait_left()
 
@@ -64,9 +64,9 @@ def test_a_script_that_cannot_rehearse_costs_nothing_but_the_rehearsal(sandbox: 
     job.wait_said(f"standby {spare} is taken last")
     assert not (job.home / "made").exists()
     assert job.events(ev.NodeEvicted) == []
-    sandbox.fault.power_cut(job.state.slots[1])
+    sandbox.fault.power_cut(job.state.world.slots[1])
     job.wait_recovered(1)
-    assert job.state.slots[1] == spare  # there is no other
+    assert job.state.world.slots[1] == spare  # there is no other
     sandbox.exec(["scancel", str(job.id)], user=USER, timeout_s=30.0)
     job.wait_left()
 

@@ -106,7 +106,7 @@ def test_the_ettr_of_a_job_with_five_faults_and_a_requeue_is_what_an_observer_co
         cluster.fault.stop_rank(job.id, 1)
         job.wait_recovered(4)
         job.wait_step(450)
-        dead = job.state.slots[1]
+        dead = job.state.world.slots[1]
         cluster.fault.power_cut(dead)
         job.wait(lambda: job.state.restart_count == 1, 120, "the next run of the job")
         assert job.wait_end() == 0

@@ -76,10 +76,10 @@ def test_another_number_of_ranks_in_each_run(sandbox: Sandbox, kind: str, sizes:
 def test_a_standby_is_given_up_before_a_slot(sandbox: Sandbox) -> None:
     job = ProtectedJob(sandbox, f"--spares 1 {TINY} 60 --step-s 0.2", nodes=4)
     job.wait_step(10)
-    assert (len(job.state.slots), len(job.state.spares)) == (3, 1)
+    assert (len(job.state.world.slots), len(job.state.spares)) == (3, 1)
     come_back(sandbox, job, 3)
     job.wait_step(20)
-    assert (len(job.state.slots), len(job.state.spares)) == (3, 0)
+    assert (len(job.state.world.slots), len(job.state.spares)) == (3, 0)
     assert "3 nodes: 3 slots and no standby instead of 1" in job.log
     assert job.wait_end() == 0, job.log
     again = job.events(ev.GenerationLaunched)[-1]

@@ -27,7 +27,7 @@ def test_a_slow_card_is_found_by_tests_after_looks_at_the_stacks_have_named_nobo
     sandbox = sandboxes(nodes=5, slurmd_timeout_s=20, cred_expire_s=5, accounting=False)
     job = ProtectedJob(sandbox, f"{OPTIONS} {SCRIPT}", nodes=5)
     job.wait_step(NORMAL, 240)
-    node = job.state.slots[2]
+    node = job.state.world.slots[2]
     sandbox.exec(SLOW.split(), node=node, user="root")
     job.wait(lambda: job.events(ev.IncidentOpened), 180, "a slowdown")
     (opened,) = job.events(ev.IncidentOpened)

@@ -75,10 +75,10 @@ def test_a_bad_standby_and_a_used_one_are_replaced_before_they_are_needed(site: 
     shown = site.exec(["srobust", "status", str(job.id)], user=USER, check=True).stdout
     assert f"{lent} tested, with the job's imports" in " ".join(shown.split())
     slot = 1
-    site.fault.power_cut(job.state.slots[slot])
+    site.fault.power_cut(job.state.world.slots[slot])
     job.wait_recovered(1)
-    assert job.state.slots[slot] == lent
-    log = JobDirectory(job.folder).worker_log(job.state.generation, slot, "out")
+    assert job.state.world.slots[slot] == lent
+    log = JobDirectory(job.folder).worker_log(job.state.world.generation, slot, "out")
     assert "imported before: True" in log.read_text()
     job.wait(lambda: job.state.spares, 60, "a standby for the used one")
     assert set(job.state.spares) | {lent} == set(SHARED)
@@ -89,15 +89,15 @@ def test_a_bad_standby_and_a_used_one_are_replaced_before_they_are_needed(site: 
 def test_a_standby_that_dies_while_it_is_woken_is_replaced_in_its_turn(site: Sandbox) -> None:
     job = submit(site, f"--spares 2 tiny.py {OPTIONS}", nodes=4)
     job.wait_step(5)
-    dead, spares = job.state.slots[1], job.state.spares
+    dead, spares = job.state.world.slots[1], job.state.spares
     site.fault.power_cut(dead)
-    job.wait(lambda: dead not in job.state.slots, 60, "the decision")
-    woken = job.state.slots[1]
+    job.wait(lambda: dead not in job.state.world.slots, 60, "the decision")
+    woken = job.state.world.slots[1]
     site.fault.power_cut(woken)
     job.wait(lambda: woken in job.state.evicted, 120, "the next decision")
-    job.wait(lambda: job.state.incident is None and job.state.running, 120, "training")
-    assert job.state.slots[1] in (*spares, *SHARED)
-    assert job.state.slots[1] != woken
+    job.wait(lambda: job.state.world.incident is None and job.state.world.running, 120, "training")
+    assert job.state.world.slots[1] in (*spares, *SHARED)
+    assert job.state.world.slots[1] != woken
     assert job.events(ev.RequeueStarted) == []
     end(job)
 
@@ -106,13 +106,13 @@ def test_two_nodes_are_lost_at_once_with_one_standby(site: Sandbox) -> None:
     """The standby replaces one of them, a shared spare the other."""
     job = submit(site, f"--spares 1 tiny.py {OPTIONS}", nodes=4)
     job.wait_step(5)
-    host, *lost = job.state.slots
+    host, *lost = job.state.world.slots
     (spare,) = job.state.spares
     for node in lost:
         site.fault.power_cut(node)
-    job.wait(lambda: job.state.generation > 1 and job.state.running, 200, "the next generation")
-    assert job.state.slots[0] == host
-    assert spare in job.state.slots
-    assert len(set(SHARED) & set(job.state.slots)) == 1
+    job.wait(lambda: job.state.world.generation > 1 and job.state.world.running, 200, "the next generation")
+    assert job.state.world.slots[0] == host
+    assert spare in job.state.world.slots
+    assert len(set(SHARED) & set(job.state.world.slots)) == 1
     assert job.events(ev.RequeueStarted) == []
     end(job)

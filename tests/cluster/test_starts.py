@@ -102,7 +102,7 @@ def test_a_standby_without_python_is_told_and_never_chosen(sandbox: Sandbox, no_
     assert not aside.usable
     sandbox.fault.power_cut("n2")
     job.wait_recovered(1)
-    assert job.state.slots == ("n1", "n4")
+    assert job.state.world.slots == ("n1", "n4")
     assert job.wait_end() == 0
     assert no_python not in job.state.evicted
 
@@ -159,4 +159,4 @@ def test_memory_that_runs_out_is_told_as_that(sandbox: Sandbox, small_cgroup: Pa
     assert last.verdict is not None
     assert last.verdict.blame is Blame.CODE
     assert job.events(ev.NodeEvicted) == []
-    assert job.state.generation == 3  # once more, and no more
+    assert job.state.world.generation == 3  # once more, and no more

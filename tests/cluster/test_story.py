@@ -107,10 +107,10 @@ def test_a_training_lives_through_ten_jobs(sandboxes: Callable[..., Sandbox]) ->
     after.wait(lambda: after.slurm_state() == "PENDING", 30, "the job waits for the end of the maintenance")
     sandbox.exec(["scontrol", "delete", "reservation=maintenance"], user="root", check=True)
     after.wait_step(story.newest_step() + 10)
-    lost = after.state.slots[1]
+    lost = after.state.world.slots[1]
     sandbox.fault.power_cut(lost)
     after.wait_recovered(1)
-    again = after.state.slots[2]
+    again = after.state.world.slots[2]
     sandbox.fault.power_cut(again)
     after.wait(lambda: after.state.restart_count == 1, 180, "the run without the dead nodes")
     after.wait_step(story.newest_step() + 10)

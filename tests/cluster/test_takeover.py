@@ -45,11 +45,11 @@ def test_the_batch_host_loses_its_power_and_training_goes_on_without_a_requeue(
     print(f"takeover after {second.t - begun:.1f} s, new step after {recovered.t - begun:.1f} s")
     assert recovered.t - begun < 45
     assert job.state.restart_count == 0
-    assert host not in job.state.slots
-    (other,) = {*job.state.slots} - {job.state.own_node}
+    assert host not in job.state.world.slots
+    (other,) = {*job.state.world.slots} - {job.state.own_node}
     sandbox.exec(["pkill", "-9", "-f", "slurm_robust.agent --job-dir"], node=other, user="root", check=True)
     job.wait_recovered(2)
-    assert (set(job.state.evicted), other in job.state.slots) == ({host}, True)
+    assert (set(job.state.evicted), other in job.state.world.slots) == ({host}, True)
     sandbox.fault.restart_slurmctld()
     job.wait_step(job.step() + 10)
     job.hurry()
@@ -77,7 +77,7 @@ def test_an_agent_is_killed_and_then_the_batch_host_dies(sandbox: Sandbox, refer
     """The next controller has never heard that agent, whose node lives and has the copies."""
     job = ProtectedJob(sandbox, f"--spares 2 {TINY} 60 --step-s 0.3", nodes=4)
     job.wait_step(5)
-    host, slots = job.state.own_node, job.state.slots
+    host, slots = job.state.own_node, job.state.world.slots
     other = next(node for node in slots if node != host)
     sandbox.exec(["pkill", "-9", "-f", "slurm_robust.agent --job-dir"], node=other, user="root", check=True)
     sandbox.fault.power_cut(host)
@@ -86,7 +86,7 @@ def test_an_agent_is_killed_and_then_the_batch_host_dies(sandbox: Sandbox, refer
     launched = job.events(ev.GenerationLaunched)[-1]
     assert launched.restore is not None, job.log
     assert launched.restore.step >= 4
-    assert (set(job.state.evicted), other in job.state.slots) == ({host}, True)
+    assert (set(job.state.evicted), other in job.state.world.slots) == ({host}, True)
     job.hurry()
     job.wait(lambda: job.state.ended is not None, 120, "end of the run")
     assert job.out.read_text() == reference
@@ -154,7 +154,7 @@ def test_a_host_that_took_over_may_die_too(sandboxes: Callable[..., Sandbox], re
         sandbox.fault.power_cut(host)
         job.wait_recovered(incident)
         assert job.state.own_node != host
-        assert host not in job.state.slots
+        assert host not in job.state.world.slots
     job.hurry()
     job.wait(lambda: job.state.ended is not None, 180, "end of the run")
     assert job.out.read_text() == reference

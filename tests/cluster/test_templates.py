@@ -64,7 +64,7 @@ def test_a_template_trains(sandbox: Sandbox, name: str) -> None:
     state = fold(read(journal))
     assert state.ended is not None
     assert state.ended.code == 0, log.read_text()
-    assert len(state.slots) == 2
+    assert len(state.world.slots) == 2
     assert len(state.spares) == nodes - 2
     if name == "train-container.sbatch":
         for line in (home / "apptainer.log").read_text().splitlines():

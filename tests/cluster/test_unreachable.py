@@ -60,7 +60,7 @@ def test_cuts_of_the_batch_host_and_of_half_the_nodes(patient: Sandbox, seconds:
     job.wait(lambda: heard_again(job), 60, "the end of the first cut is told")
     job.wait_step(job.step() + 5)
     before = heard_again(job)
-    cut(patient, job.state.slots[2:], seconds)
+    cut(patient, job.state.world.slots[2:], seconds)
     job.wait(lambda: heard_again(job) > before, 60, "the end of the second cut is told")
     has_gone_on(job)
 
@@ -69,7 +69,7 @@ def test_cuts_of_the_batch_host_and_of_half_the_nodes(patient: Sandbox, seconds:
 def test_a_cut_of_all_but_one(patient: Sandbox) -> None:
     job = ProtectedJob(patient, TINY, nodes=4)
     job.wait_step(5)
-    cut(patient, tuple(n for n in job.state.slots if n != job.state.own_node), 45)
+    cut(patient, tuple(n for n in job.state.world.slots if n != job.state.own_node), 45)
     job.wait(lambda: heard_again(job), 60, "the end of the cut is told")
     has_gone_on(job)
 
@@ -80,7 +80,7 @@ def test_a_short_cut_of_the_batch_host_and_an_agent_that_is_stopped_cost_nothing
     cut(patient, (job.state.own_node,), 8)  # well below timings.takeover_s: to heal takes its time, too
     job.wait_step(job.step() + 5)
     before = len(job.events(ev.IncidentOpened))
-    agent = find_process(patient, job.state.slots[-1], "-m", "slurm_robust.agent")
+    agent = find_process(patient, job.state.world.slots[-1], "-m", "slurm_robust.agent")
     os.kill(agent, signal.SIGSTOP)
     until = time.monotonic() + 10
     wait_for(lambda: time.monotonic() >= until, 15, "ten seconds")

@@ -55,7 +55,7 @@ class Checkpointing:
             return ToStopping(reason=fault.detail, fault=fault)
         records = core.progress(now)
         reported = [p for p in records if p.reported]
-        if len(reported) < core.state.placement.world_size:
+        if len(reported) < core.world.placement.world_size:
             core.note(f"{reason}: the script takes no checkpoint that could be asked for", "", now)
             return ToStopping(reason=reason)
         self._keep_what_is_there(core, reported, now)
@@ -76,31 +76,33 @@ class Checkpointing:
         if newest != self._moved[0]:
             self._moved = newest, now.mono
         if self._kept < 0 and now.mono - self._moved[1] >= STILL_S and core.config.checkpoint.memory:
-            step, _ = core.checkpoints.seal(state.generation, (), now, None)
-            stored = state.stored
-            if step >= 0 and (stored is None or (stored.generation, stored.step) < (state.generation, step)):
+            step, _ = core.checkpoints.seal(state.world.generation, (), now, None)
+            stored = state.world.stored
+            if step >= 0 and (
+                stored is None or (stored.generation, stored.step) < (state.world.generation, step)
+            ):
                 self._kept = step
         if self._kept < 0:
             return
-        heartbeats = core.fleet.heartbeats(state.slots).values()
-        if len(heartbeats) == len(state.slots) and all(b.flushed >= self._kept for b in heartbeats):
-            is_new = state.stored is None or (state.generation, self._kept) > (
-                state.stored.generation,
-                state.stored.step,
+        heartbeats = core.fleet.heartbeats(state.world.slots).values()
+        if len(heartbeats) == len(state.world.slots) and all(b.flushed >= self._kept for b in heartbeats):
+            is_new = state.world.stored is None or (state.world.generation, self._kept) > (
+                state.world.stored.generation,
+                state.world.stored.step,
             )
             if is_new:
                 core.record(
                     ev.StorageWritten(
                         t=now.wall,
-                        generation=state.generation,
+                        generation=state.world.generation,
                         step=self._kept,
                         seconds=now.mono - self._moved[1],
                     )
                 )
         elif now.mono - self._sent > RESEND_S:
             self._sent = now.mono
-            for node in state.slots:
-                core.send(node, Flush(epoch=state.epoch, generation=state.generation, step=self._kept))
+            for node in state.world.slots:
+                core.send(node, Flush(epoch=state.epoch, generation=state.world.generation, step=self._kept))
 
     def _ask(self, core: Core, records: list[Progress], now: Now) -> None:
         """Order the checkpoint once two samples show the speed (again if the step was missed)."""
@@ -117,9 +119,9 @@ class Checkpointing:
         state = core.state
         core.record(
             ev.CheckpointRequested(
-                t=now.wall, generation=state.generation, step=self._step, reason=core.ending or ""
+                t=now.wall, generation=state.world.generation, step=self._step, reason=core.ending or ""
             )
         )
-        for node in state.slots:
-            order = RequestCheckpoint(epoch=state.epoch, generation=state.generation, step=self._step)
+        for node in state.world.slots:
+            order = RequestCheckpoint(epoch=state.epoch, generation=state.world.generation, step=self._step)
             core.send(node, order)

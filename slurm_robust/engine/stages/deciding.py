@@ -50,13 +50,13 @@ class Deciding:
             self._next = self._carry_out(core, action, decided, now) or self._next
         kinds = {type(action) for action in decided.actions}
         if inc.Restart in kinds and inc.StartAgents not in kinds:
-            wanted = (*core.state.slots, *core.state.spares)
+            wanted = (*core.world.slots, *core.state.spares)
             core.starts.begin(tuple(node for node in self._fault.step_ended if node in wanted), now)
         core.emit(SaveEvidence(number=decided.incident))
 
     def _add_ended_agents(self, core: Core, now: Now) -> None:
         """What was seen first may have been the ranks of other nodes that lost theirs."""
-        incident, fault = core.state.incident, self._fault
+        incident, fault = core.world.incident, self._fault
         ended = fault.ended | {n: why for n, why in fault.step_ended.items() if n in fault.lost}
         if ended and incident is not None and incident.symptom is not Symptom.AGENTS_LOST:
             detail = "; ".join(f"the agent on {node} ended ({why})" for node, why in ended.items())

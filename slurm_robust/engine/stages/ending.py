@@ -192,7 +192,7 @@ class Observing:
         return ToEnding(code=code, reason=f"observe mode, nothing was done about it: {why}")
 
     def _fate(self, core: Core, now: Now) -> Fate:
-        slots, limit = core.state.slots, core.config.timings.node_dead_s
+        slots, limit = core.world.slots, core.config.timings.node_dead_s
         lost = tuple(
             n
             for n in slots
@@ -203,8 +203,10 @@ class Observing:
             for n in slots
         )
         state, records = core.state, core.progress(now)
-        before = state.incident.step if state.incident is not None else -1
-        has_new_step = len(records) == state.placement.world_size and min(r.step for r in records) > before
+        before = state.world.incident.step if state.world.incident is not None else -1
+        has_new_step = (
+            len(records) == state.world.placement.world_size and min(r.step for r in records) > before
+        )
         return Fate(exits=core.exits(now), lost=lost, ended=ended, has_new_step=has_new_step)
 
     def _say_decision(self, core: Core, fate: Fate, now: Now) -> None:
@@ -239,18 +241,20 @@ class Reconnecting:
         Running then sees the silent nodes as lost and the rest goes its usual way.
         """
         state, waited_s = core.state, now.mono - self._since
-        heartbeats = core.fleet.heartbeats(state.slots)
-        if core.leaving and (waited_s > ORDERED_S or len(heartbeats) == len(state.slots)):
+        heartbeats = core.fleet.heartbeats(state.world.slots)
+        if core.leaving and (waited_s > ORDERED_S or len(heartbeats) == len(state.world.slots)):
             is_done = all_done(core, now)
             return ToRunning(agents=current_agents(core)) if is_done else ToStopping(reason=core.leaving)
-        here = {n: b.agent for n, b in heartbeats.items() if b.generation == state.generation}
-        if state.stopping is not None and (len(here) == len(state.slots) or waited_s > RECONNECT_S):
-            return _go_on_stopping(state.stopping)
-        if len(here) == len(state.slots) or all_done(core, now):
-            core.note(f"generation {state.generation} found again on all {len(here)} nodes", "", now)
+        here = {n: b.agent for n, b in heartbeats.items() if b.generation == state.world.generation}
+        if state.world.stopping is not None and (
+            len(here) == len(state.world.slots) or waited_s > RECONNECT_S
+        ):
+            return _go_on_stopping(state.world.stopping)
+        if len(here) == len(state.world.slots) or all_done(core, now):
+            core.note(f"generation {state.world.generation} found again on all {len(here)} nodes", "", now)
             return ToRunning(agents=here)
         taken = state.taken_from
-        missing = set(state.slots) - here.keys() - core.starts.ended(state.slots).keys()
+        missing = set(state.world.slots) - here.keys() - core.starts.ended(state.world.slots).keys()
         if not missing:
             return ToRunning(agents=here)  # where the agents that ended are seen
         if missing == {taken} and is_taken_host_lost(core, taken, waited_s, now):
@@ -260,5 +264,5 @@ class Reconnecting:
             return leave(core, {**here, taken: "gone"}, fault, now)
         if waited_s > RECONNECT_S:
             # An agent without our generation is another one than the launch saw.
-            return ToRunning(agents={n: here.get(n, "gone") for n in state.slots})
+            return ToRunning(agents={n: here.get(n, "gone") for n in state.world.slots})
         return None

@@ -43,7 +43,7 @@ class RollCall:
         if waited < self._next_s:
             return
         self._next_s = 2 * waited
-        nodes = (*context.state.slots, *context.state.spares)
+        nodes = (*context.world.slots, *context.state.spares)
         heartbeats = context.fleet.heartbeats(nodes)
         away = [node for node in nodes if node not in heartbeats]
         importing = [node for node, heartbeat in heartbeats.items() if not heartbeat.ready]
@@ -74,16 +74,16 @@ class Gathering:
         """Start the agents, unless they are there or may come by themselves."""
         self._since = now.mono
         self._roll_call = RollCall(now)
-        if (core.state.sealed or core.state.unsealed) and core.checkpoints.asked != core.state.generation:
+        if (core.world.sealed or core.world.unsealed) and core.checkpoints.asked != core.world.generation:
             core.checkpoints.ask_storage(now)
         if self._start and not self._expected:
-            core.starts.begin((*core.state.slots, *core.state.spares), now)
+            core.starts.begin((*core.world.slots, *core.state.spares), now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Launch when all slots are ready; fail when one cannot become so in time."""
         if core.leaving or core.ending:
             return ToStopping(reason=core.leaving or core.ending or "")
-        slots = core.state.slots
+        slots = core.world.slots
         if core.starts.refused and (refusal := self._refusal(core)) is not None:
             return refusal
         if all((b := core.fleet.heartbeat(n)) is not None and b.ready and not b.fatal for n in slots):
@@ -126,13 +126,13 @@ class Gathering:
     def _can_choose(self, core: Core, now: Now) -> bool:
         """Whether all that the choice of a checkpoint depends on has been reported."""
         state, timings = core.state, core.config.timings
-        if not (state.sealed or state.unsealed):
+        if not (state.world.sealed or state.world.unsealed):
             return True
         # Workers of a generation without a seal would go on replacing the copies that it is sealed with.
-        heartbeats = core.fleet.heartbeats(state.slots).values()
+        heartbeats = core.fleet.heartbeats(state.world.slots).values()
         busy = any(b.phase not in (Phase.IDLE, Phase.ENDED) for b in heartbeats)
         stopping_s = timings.stop_grace_s + timings.kill_wait_s
-        if state.unsealed and busy and now.mono - self._since < stopping_s:
+        if state.world.unsealed and busy and now.mono - self._since < stopping_s:
             return False
         if core.checkpoints.listed is not None:
             return True
@@ -147,9 +147,9 @@ class Gathering:
 
     def _refusal(self, core: Core) -> Transition | None:
         """Too many nodes do not see the job directory: that is no fault of single nodes."""
-        refused = {node: text for node, text in core.starts.refused.items() if node in core.state.slots}
+        refused = {node: text for node, text in core.starts.refused.items() if node in core.world.slots}
         fit = [node for node in core.state.spares if node not in core.starts.refused]
-        if not is_everywhere(len(refused), len(fit), first=core.state.generation == 0):
+        if not is_everywhere(len(refused), len(fit), first=core.world.generation == 0):
             return None
         node, text = next(iter(refused.items()))
         return ToEnding(
@@ -159,7 +159,7 @@ class Gathering:
         )
 
     def _check_deadlines(self, core: Core, now: Now) -> Transition | None:
-        timings, refused, slots = core.config.timings, core.starts.refused, core.state.slots
+        timings, refused, slots = core.config.timings, core.starts.refused, core.world.slots
         waited = now.mono - self._since
         ready = sum((b := core.fleet.heartbeat(node)) is not None and b.ready for node in slots)
         limit_s = timings.agent_start_s + timings.launch_s
@@ -197,7 +197,7 @@ class Gathering:
             symptom=Symptom.LAUNCH_FAILED,
             detail="; ".join(reasons),
             detect_s=waited,
-            generation=core.state.generation,
+            generation=core.world.generation,
             lost=(*lost, *returned),
             unreachable=f"Slurm has ended what lent {fold(returned)}" if returned else "",
             unable=unable,

@@ -68,7 +68,7 @@ class Localising:
         if missing and missing not in self._silent:
             self._silent.add(missing)
             core.evidence_missing("stacks", missing, f"no answer within {core.stacks.limit_s:g} s", now)
-        silent = [rank for node in missing for rank in core.state.placement.ranks_of(node)]
+        silent = [rank for node in missing for rank in core.world.placement.ranks_of(node)]
         was_patient = bool(sampling.patience)
         found = sampling.add(stacks, silent, core.checkpoints.layout(), begun=self._since, now=now.mono)
         if sampling.patience and not was_patient:

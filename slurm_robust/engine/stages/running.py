@@ -55,13 +55,13 @@ class Launching:
         plan = core.checkpoints.choose(now)
         self._say_missing(core, plan, now)
         state = core.state
-        first = core.fleet.heartbeat(state.slots[0])
+        first = core.fleet.heartbeat(state.world.slots[0])
         assert first is not None  # Gathering saw it
         core.record(
             ev.GenerationLaunched(
                 t=now.wall,
-                generation=state.next_generation,
-                slots=state.slots,
+                generation=state.world.next_generation,
+                slots=state.world.slots,
                 master=f"{first.address}:{first.rendezvous_port}",
                 restore=plan.ref if plan else None,
                 tiers=plan.tiers if plan else {},
@@ -70,21 +70,21 @@ class Launching:
         )
         if plan is not None:
             text = f"resumes from step {plan.ref.step}, from {format_tiers(plan.tiers)}"
-            if state.reports and (again := state.best_step - plan.ref.step) > 0:
+            if state.world.reports and (again := state.world.best_step - plan.ref.step) > 0:
                 text += f"; repeats {count(again, 'step')}"
-            core.emit(Say(text=f"generation {core.state.generation} {text}"))
+            core.emit(Say(text=f"generation {core.world.generation} {text}"))
             if cut := core.checkpoints.cut_text(plan):
                 core.note(cut, "", now)
                 core.emit(Say(text=cut))
         for line in core.passed_over.texts(plan.ref if plan else None):
             core.emit(Say(text=line))
-        if plan is None and state.generation:
+        if plan is None and state.world.generation:
             text = "starts again from step 0: no checkpoint can be reached"
             begun = core.checkpoints.beginning(now)
             if begun is not None and begun.reasons:
                 text += f" ({'; '.join(begun.reasons)})"
-            core.note(f"generation {core.state.generation} {text}", "", now)
-            core.emit(Say(text=f"generation {core.state.generation} {text}"))
+            core.note(f"generation {core.world.generation} {text}", "", now)
+            core.emit(Say(text=f"generation {core.world.generation} {text}"))
         self._write_orders(core, plan, first)
         self._agents = current_agents(core)
         self._since = now.mono
@@ -102,33 +102,33 @@ class Launching:
         core.emit(Say(text=text))
 
     def _write_orders(self, core: Core, plan: RestorePlan | None, first: Heartbeat) -> None:
-        state, placement = core.state, core.state.placement
+        state, placement = core.state, core.world.placement
         peers = core.checkpoints.peers()
         for slot, node in enumerate(placement.slots):
             self._orders[node] = Launch(
                 epoch=state.epoch,
-                generation=state.generation,
+                generation=state.world.generation,
                 ranks=placement.ranks_of(node),
                 world_size=placement.world_size,
                 slot=slot,
                 slots=len(placement.slots),
                 master_addr=first.address,
                 master_port=first.rendezvous_port,
-                restore=state.restored,
-                restart_count=state.generation - 1,
-                layout=state.layouts[state.generation],
+                restore=state.world.restored,
+                restart_count=state.world.generation - 1,
+                layout=state.world.layouts[state.world.generation],
                 restore_layout=core.checkpoints.layout_to_cut(plan),
                 sources=plan.sources[node] if plan else (),
                 peers=peers.get(node, ()),
-                stride=state.stride,
-                announce_step=state.incident.step + 1 if state.incident else 0,
+                stride=state.world.stride,
+                announce_step=state.world.incident.step + 1 if state.world.incident else 0,
             )
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Running when all are alive; fault as in Running; too late is a fault, too."""
         if core.leaving or core.ending:
             return ToStopping(reason=core.leaving or core.ending or "")
-        slots, generation = core.state.slots, core.state.generation
+        slots, generation = core.world.slots, core.world.generation
         fault = find_fault(core, self._agents, self._since, now)
         if fault is not None:
             return leave(core, self._agents, fault, now)
@@ -150,8 +150,8 @@ class Launching:
 
     def _say_freeing(self, core: Core) -> None:
         """Of whose GPUs launching waits."""
-        generation = core.state.generation
-        waiting = [n for n in core.state.slots if core.fleet.all_in([n], generation, (Phase.FREEING,))]
+        generation = core.world.generation
+        waiting = [n for n in core.world.slots if core.fleet.all_in([n], generation, (Phase.FREEING,))]
         if waiting:
             self._is_freeing_said = True
             core.emit(
@@ -191,7 +191,7 @@ class Course:
         after = ""
         if self._launched is not None:
             after = f", {max(0.0, now.mono - last.age_s - self._launched):.1f} s after the launch"
-        generation = context.state.generation
+        generation = context.world.generation
         lacks = _NOT_SAVED if generation == 1 and not last.reported else ""
         context.emit(Say(text=f"generation {generation}: {what} is done{after}{_loss(last)}{lacks}"))
         self._said_at, self._said_step = now.mono, last.step
@@ -204,7 +204,7 @@ class Course:
         self._said_at = now.mono
         records = context.progress(now)
         if not context.is_progress(records):
-            context.emit(Say(text=f"generation {context.state.generation}: no step is done yet", ettr=True))
+            context.emit(Say(text=f"generation {context.world.generation}: no step is done yet", ettr=True))
             return
         last = slowest(records)
         done, before = last.step, self._said_step
@@ -235,7 +235,7 @@ class Running:
     def enter(self, core: Core, now: Now) -> None:
         """Remember since when silence counts."""
         self._since = now.mono
-        self._first_step_seen = core.state.steps_here >= 0
+        self._first_step_seen = core.world.steps_here >= 0
         self._scheduler = CheckpointScheduler(core, core.checkpoints, now)
         self._course = Course(self._launched, now)
 
@@ -268,7 +268,7 @@ class Running:
         watch_spares(core, now)
         core.standbys.step(now)
         core.learning.step(now)
-        if core.trains and core.state.incident is None and core.config.mode == "act":
+        if core.trains and core.world.incident is None and core.config.mode == "act":
             core.giving_back.step(now)
             core.replenishing.step(now)
         return None
@@ -287,7 +287,7 @@ class Running:
             core.record(
                 ev.FirstStep(
                     t=now.wall - last.age_s,
-                    generation=state.generation,
+                    generation=state.world.generation,
                     step=last.step,
                     reported=reported,
                     spent=core.spent(now),
@@ -296,7 +296,7 @@ class Running:
             took_s = None if self._launched is None else max(0.0, now.mono - last.age_s - self._launched)
             core.start_phases.record(now, took_s)
             core.incidents.stage(REPEATING, now)
-        incident = state.incident
+        incident = state.world.incident
         # Without step reports nobody knows which step is new; the first of the new generation counts.
         if incident is not None and (not reported or last.step > incident.step):
             core.watch_progress(now, force=True)

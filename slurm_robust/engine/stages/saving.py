@@ -42,7 +42,7 @@ class Saving:
         begun, known = begun_by(self._then, now.wall, saves=True), core.state.end_started
         if known is None or (known.code, known.reason) != (begun.code, begun.reason):
             core.record(begun)
-        slots = [node for node in core.state.slots if core.fleet.heartbeat(node) is None]
+        slots = [node for node in core.world.slots if core.fleet.heartbeat(node) is None]
         if core.config.checkpoint.memory and core.checkpoints.need_memory():
             self._agentless = tuple(core.starts.ended(slots))
 
@@ -54,7 +54,7 @@ class Saving:
         checkpoints = core.checkpoints
         checkpoints.seal_pending(now, awaited=_may_report(core, now))
         # Where nothing has begun yet with this number of ranks, what the earlier ones have is newest.
-        way = checkpoints.way(core.state.generation)
+        way = checkpoints.way(core.world.generation)
         plan = checkpoints.only_in_memory(now) if way is Way.SAME else None
         made = checkpoints.new_parts.find(now)  # newer than the plan
         if plan is not None or made is not None or way is not Way.SAME:
@@ -126,8 +126,8 @@ class Saving:
         return any(node not in found.down | found.silent | found.refused for node in missing)
 
     def _may_find_us(self, core: Core, now: Now) -> bool:
-        ended = core.starts.ended(core.state.slots)
-        away = [n for n in core.state.slots if core.fleet.heartbeat(n) is None and n not in ended]
+        ended = core.starts.ended(core.world.slots)
+        away = [n for n in core.world.slots if core.fleet.heartbeat(n) is None and n not in ended]
         limit_s = ORDERED_S if core.leaving else RECONNECT_S
         return core.config.checkpoint.memory and bool(away) and now.mono - self._since <= limit_s
 
@@ -165,9 +165,9 @@ class Saving:
         then = self._after(core)
         if not core.config.checkpoint.memory or not isinstance(then, ToEnding) or then.code == 0:
             return
-        if core.state.running:
+        if core.world.running:
             core.watch_progress(now, force=True)
-        newest, stored = core.state.best_step, core.checkpoints.newest_stored()
+        newest, stored = core.world.best_step, core.checkpoints.newest_stored()
         if newest <= stored:
             return
         waited_s = now.mono - self._since
@@ -178,7 +178,7 @@ class Saving:
 
     def _say_none(self, core: Core, now: Now) -> None:
         """There is nothing to save that storage does not have: why, if steps are lost by it."""
-        slots, dead_s = core.state.slots, core.config.timings.node_dead_s
+        slots, dead_s = core.world.slots, core.config.timings.node_dead_s
         ended = core.starts.ended(slots) | core.starts.step_ended(slots, now)
         away = [n for n in slots if n in ended or core.fleet.is_silent(n, dead_s, now.mono, core.started)]
         if away:
@@ -192,7 +192,7 @@ class Saving:
 def _may_report(core: Core, now: Now) -> bool:
     """Whether a node that does not answer may come back to the job, with what its memory holds."""
     state, fleet, dead_s = core.state, core.fleet, core.config.timings.node_dead_s
-    kept = (node for node in (*state.slots, *state.spares) if node not in state.evicted)
+    kept = (node for node in (*state.world.slots, *state.spares) if node not in state.evicted)
     return any(
         fleet.heartbeat(node) is None or fleet.is_silent(node, dead_s, now.mono, now.mono) for node in kept
     )

@@ -51,18 +51,18 @@ class Stopping:
         """Send the orders. Exits seen from now on may be our own doing, so they are taken here."""
         self._since = now.mono
         self._agents = current_agents(core)
-        begun = core.state.stopping
+        begun = core.world.stopping
         if begun is not None:  # by an earlier controller
             self._since -= max(0.0, now.wall - begun.t)
-        elif core.state.running:
+        elif core.world.running:
             symptom = self._fault.symptom if self._fault is not None else None
             begun = ev.StopStarted(
-                t=now.wall, generation=core.state.generation, reason=self._reason, symptom=symptom
+                t=now.wall, generation=core.world.generation, reason=self._reason, symptom=symptom
             )
             core.record(begun)
         before_s = now.mono - self._since
         # What came before the last end of a generation is judged already.
-        exits = core.exits(now) if core.state.running else ()
+        exits = core.exits(now) if core.world.running else ()
         self._exits = tuple(e for e in exits if e.exit.age_s >= before_s)
         self._send(core, now)
 
@@ -99,10 +99,10 @@ class Stopping:
     def _take_late_exits(self, core: Core, now: Now) -> None:
         """Add exits from before the orders that are reported only now; one of them may explain the others."""
         waited_s, known = now.mono - self._since, {e.exit.rank for e in self._exits}
-        exits = core.exits(now) if core.state.running else ()
+        exits = core.exits(now) if core.world.running else ()
         # A script may answer TERM by an exit with code 0, which is no end of a training.
         ended_before = (e for e in exits if e.exit.age_s > waited_s)
-        self._last = judge(ended_before, core.progress(now), core.state.placement.world_size)
+        self._last = judge(ended_before, core.progress(now), core.world.placement.world_size)
         late = (e for e in exits if e.exit.rank not in known and e.exit.age_s > waited_s)
         as_before = (
             structs.replace(e, exit=structs.replace(e.exit, age_s=e.exit.age_s - waited_s)) for e in late
@@ -113,10 +113,10 @@ class Stopping:
         self._sent = now.mono
         order = Stop(
             epoch=core.state.epoch,
-            generation=core.state.generation,
+            generation=core.world.generation,
             grace_s=core.config.timings.stop_grace_s,
         )
-        for node in core.state.slots:
+        for node in core.world.slots:
             if not self._is_stopped(core, node):
                 core.send(node, order)
 
@@ -124,7 +124,10 @@ class Stopping:
         heartbeat = core.fleet.heartbeat(node)
         if heartbeat is None or heartbeat.agent != self._agents.get(node):
             return True  # no agent, or a new one: whatever ran there ended with the old one
-        return heartbeat.generation >= core.state.generation and heartbeat.phase in (Phase.ENDED, Phase.IDLE)
+        return heartbeat.generation >= core.world.generation and heartbeat.phase in (
+            Phase.ENDED,
+            Phase.IDLE,
+        )
 
     def _wait_for_workers(self, core: Core, now: Now) -> bool:
         """True when every node has stopped, is lost, or cannot stop its workers."""
@@ -134,12 +137,12 @@ class Stopping:
         most_s = min(timings.kill_wait_s, LEAVING_S) if core.leaving else timings.kill_wait_s
         done = True
         self._stuck = []  # anew: what stood still may move again while others are waited for
-        for node in core.state.slots:
+        for node in core.world.slots:
             if node in self._lost:
                 continue
             heartbeat = core.fleet.heartbeat(node)
             if heartbeat is None or heartbeat.agent != self._agents.get(node):
-                if core.state.running:  # the agent that launched there is gone
+                if core.world.running:  # the agent that launched there is gone
                     self._lost.append(node)
             elif self._is_stopped(core, node):
                 continue
@@ -160,7 +163,7 @@ class Stopping:
 
     def _say_slow(self, core: Core, most_s: float, now: Now) -> None:
         over = (*self._lost, *self._stuck)
-        slow = [n for n in core.state.slots if n not in over and not self._is_stopped(core, n)]
+        slow = [n for n in core.world.slots if n not in over and not self._is_stopped(core, n)]
         text = (
             f"killed workers on {fold(slow)} are still there: waiting up to {most_s:.0f} s, as long as their "
             "memory is being freed"
@@ -169,11 +172,11 @@ class Stopping:
         core.emit(Say(text=text))
 
     def _record_end(self, core: Core, now: Now) -> None:
-        generation = core.state.generation
-        if not core.state.running:
+        generation = core.world.generation
+        if not core.world.running:
             return  # nothing was launched since the last end
         core.watch_progress(now, force=True)
-        if core.state.steps_here < 0:
+        if core.world.steps_here < 0:
             core.start_phases.record(now)
         # A node with a new agent is lost for this generation, but its workers are dead and it can be asked.
         silent = tuple(
@@ -186,7 +189,7 @@ class Stopping:
         step, shared = core.checkpoints.seal(generation, silent, now, good_step)
         # What is in the memory of nodes that lost only their agents, the next agents report.
         gone = core.starts.step_ended(silent, now) | core.starts.ended(silent)
-        lives_on = set(silent) >= set(core.state.slots) or bool(gone)
+        lives_on = set(silent) >= set(core.world.slots) or bool(gone)
         missing = core.checkpoints.missing(silent, now, good_step) if silent else None
         if missing is not None:
             text = f"{missing.describe()}, which {_does(missing.nodes)} not answer: without them "
@@ -220,7 +223,7 @@ class Stopping:
             return None
         records = core.progress(now)
         good = min([seen, *(record.bad_step - 1 for record in records if record.bad_step >= 0)])
-        return good if good > core.state.restored_step else -1
+        return good if good > core.world.restored_step else -1
 
     def _follow(self, core: Core, now: Now) -> Transition:
         if self._last.is_done:  # the order came too late to change that
@@ -237,7 +240,7 @@ class Stopping:
         root = root_exit(self._exits, core.log_rules)
         if root is not None and (lines := _last_lines(root.exit)):
             core.emit(Say(text=f"{root.exit.describe()} on {root.node}; its last lines:\n{lines}"))
-        heartbeats = core.fleet.heartbeats(core.state.slots)
+        heartbeats = core.fleet.heartbeats(core.world.slots)
         unable = {n: b.fatal for n, b in heartbeats.items() if b.fatal and n not in self._lost}
         lost, stuck = tuple(self._lost), tuple(self._stuck)
         return ended_with(core, self._fault, self._exits, lost, unable, stuck, now=now)

@@ -67,14 +67,14 @@ def begin(events: Sequence[ev.AnyEvent], plan: RunPlan, now: float) -> tuple[lis
     """
     state = fold(events)
     if (end := bound(state)) is not None:
-        news = [_end_of_generation(state, now)] if state.running else []
+        news = [_end_of_generation(state, now)] if state.world.running else []
         if state.restart_count == plan.restart_count:
             return news, end
         news += _new_run(fold([*events, *news]) if news else state, plan, now)
         return news, end.then if isinstance(end, ToSaving) else end  # no memory of these nodes has anything
     if state.restart_count != plan.restart_count:
         return _new_run(state, plan, now), ToGathering(start=True)
-    if state.running:
+    if state.world.running:
         return [], ToReconnecting()
     if (begun := state.requeueing) is not None:
         return [], ToRequeueing(
@@ -86,17 +86,17 @@ def begin(events: Sequence[ev.AnyEvent], plan: RunPlan, now: float) -> tuple[lis
 def _end_of_generation(state: JobState, now: float) -> ev.AnyEvent:
     """The controller that decided on the end could not write that its generation had ended before."""
     reason = state.end_started.reason if state.end_started is not None else "the run was ordered to end"
-    return ev.GenerationEnded(t=now, generation=state.generation, reason=reason, pending=True)
+    return ev.GenerationEnded(t=now, generation=state.world.generation, reason=reason, pending=True)
 
 
 def _new_run(state: JobState, plan: RunPlan, now: float) -> list[ev.AnyEvent]:
     news: list[ev.AnyEvent] = []
-    if state.running:
+    if state.world.running:
         # The last run ended without a record (its batch host died, say). What counts of it is known when
         # storage and the nodes that came back have reported what they have.
         reason = "the run of the Slurm job ended"
-        news.append(ev.GenerationEnded(t=now, generation=state.generation, reason=reason, pending=True))
-    slots, spares = assign(plan.nodes, plan.slots, state.evicted, state.slots)
+        news.append(ev.GenerationEnded(t=now, generation=state.world.generation, reason=reason, pending=True))
+    slots, spares = assign(plan.nodes, plan.slots, state.evicted, state.world.slots)
     for node in slots:
         if node in state.evicted:
             text = f"{node} was evicted before and is used again: the allocation has no other node"

@@ -33,7 +33,7 @@ class Testing:
     def enter(self, core: Core, now: Now) -> None:
         """Have the tests begun on all nodes that answer."""
         self._since = now.mono
-        nodes = self._nodes = tuple(n for n in core.state.slots if n not in self._fault.lost)
+        nodes = self._nodes = tuple(n for n in core.world.slots if n not in self._fault.lost)
         if isinstance(self._action, QuickTest):
             nodes = self._nodes = tuple(
                 node for node in self._action.nodes if not core.giving_back.is_leaving(node, now)
@@ -72,7 +72,7 @@ class Testing:
         answers = quick_answers(action.nodes, (r for r in found.results if r.node in self._nodes))
         said = {o: {a.node: a.text for a in answers if a.outcome is o} for o in Outcome}
         passed, failed, silent = (said[o] for o in (Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN))
-        incident = core.state.incident
+        incident = core.world.incident
         tested = ev.QuickTested(
             t=now.wall,
             incident=incident.number if incident else 0,
@@ -84,13 +84,13 @@ class Testing:
         core.record(tested)
         core.emit(Say(text=f"quick test: {format_quick(tested)}"))
         quiet_s = 2 * core.config.timings.heartbeat_s + 0.5
-        views = {node: core.fleet.views.get(node) for node in passed if node not in core.state.slots}
+        views = {node: core.fleet.views.get(node) for node in passed if node not in core.world.slots}
         away = (node for node, view in views.items() if view is None or now.mono - view.heard > quiet_s)
         core.starts.begin(tuple(away), now)
         return ToDeciding(fault=structs.replace(self._fault, cleared=tuple(passed)))
 
     def _record(self, core: Core, found: Diagnosis, now: Now) -> None:
-        incident = core.state.incident
+        incident = core.world.incident
         core.record(
             ev.NodesTested(
                 t=now.wall,

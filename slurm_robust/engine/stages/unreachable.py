@@ -53,12 +53,12 @@ class Unreachable:
             return ToStopping(reason=core.leaving or core.ending or "", waited=True)
         # Nodes that this controller has never heard, after a takeover, were silent when the stage began.
         found = unexplained_silence(core, self._since - 2 * core.config.timings.node_dead_s, now)
-        silent = tuple(n for n in found.nodes if n in core.state.slots) if found is not None else ()
+        silent = tuple(n for n in found.nodes if n in core.world.slots) if found is not None else ()
         if len(silent) < len(self._silent):
             self._shrunk_at = now.mono
         self._silent = silent
         if found is None or not silent:
-            ended = core.starts.step_ended(core.state.slots, now)
+            ended = core.starts.step_ended(core.world.slots, now)
             why = f"the step of the agents on {fold(ended)} ended" if ended else "all nodes are heard again"
             return self._go_on(core, why, now)
         if not found.cause:
@@ -98,7 +98,7 @@ class Unreachable:
             return
         standbys = standbys_heard(core, now)
         missing = len(silent) - len(standbys)
-        is_alone = not standbys and {*core.state.slots} - {*silent} <= {core.state.own_node}
+        is_alone = not standbys and {*core.world.slots} - {*silent} <= {core.state.own_node}
         if is_alone or missing <= self._asked:
             return
         if self._companions is None:
@@ -129,7 +129,7 @@ class Unreachable:
         fault = structs.replace(
             fault,
             lost=tuple(node for node in fault.lost if node in away),
-            alive=tuple(node for node in core.state.slots if node not in away),
+            alive=tuple(node for node in core.world.slots if node not in away),
             unreachable="",
             step_ended=step_ended,
             ended=ended,
@@ -144,7 +144,7 @@ class Unreachable:
 
     def _ask(self, core: Core, now: Now) -> None:
         self._asked_at = now.mono
-        core.emit(AskAboutNodes(nodes=core.state.slots))
+        core.emit(AskAboutNodes(nodes=core.world.slots))
 
     def _is_settled(self, core: Core, now: Now) -> bool:
         since_s = None if self._shrunk_at is None else now.mono - self._shrunk_at

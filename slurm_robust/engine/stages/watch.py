@@ -16,7 +16,7 @@ from slurm_robust.engine.transitions import (
 )
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
-from slurm_robust.model.state import OpenIncident
+from slurm_robust.model.world import OpenIncident
 from slurm_robust.policy import finishing
 from slurm_robust.policy.finishing import LastExits
 from slurm_robust.policy.silence import TOGETHER, Silence
@@ -36,7 +36,7 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
     state = core.state
     if core.departure.undecided(now):
         return None  # Slurm may be ending the run: that is no fault of anybody's
-    if ended := core.starts.ended(state.slots):
+    if ended := core.starts.ended(state.world.slots):
         detail = "; ".join(f"the agent on {node} ended ({message})" for node, message in ended.items())
         silent_s = max(core.fleet.silence(node, now.mono, since) for node in ended)
         return Fault(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
@@ -46,11 +46,11 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
         error = root.exit.error
         user = error is not None and error.file and not blames_peer(root.exit, core.log_rules)
         symptom = Symptom.USER_EXCEPTION if user else Symptom.WORKER_EXIT
-        detail = f"{root.exit.describe()} on {root.node} (generation {state.generation})"
+        detail = f"{root.exit.describe()} on {root.node} (generation {state.world.generation})"
         return Fault(symptom=symptom, detail=detail, detect_s=root.exit.age_s)
     if (fault := _silence(core, since, now)) is not None:
         return fault
-    for node, heartbeat in core.fleet.heartbeats(state.slots).items():
+    for node, heartbeat in core.fleet.heartbeats(state.world.slots).items():
         if heartbeat.agent != agents.get(node, heartbeat.agent):
             detail = f"{node} has a new agent: the old one and its workers are gone"
             return Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=0.0)
@@ -61,13 +61,13 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
 
 def _silence(core: Core, since: float, now: Now) -> Fault | None:
     """Fault of nodes of the placement that are silent: of one, of the network between, or of their step."""
-    ended = core.starts.step_ended(core.state.slots, now)
+    ended = core.starts.step_ended(core.world.slots, now)
     silent_s = max((core.fleet.silence(node, now.mono, since) for node in ended), default=0.0)
     if silent_s > core.config.timings.node_dead_s:
         detail = f"the step of the agents on {fold(ended)} ended ({next(iter(ended.values()))})"
         return Fault(symptom=Symptom.AGENTS_LOST, detail=detail, detect_s=silent_s)
     found = unexplained_silence(core, since, now)
-    silent = [node for node in core.state.slots if found is not None and node in found.nodes]
+    silent = [node for node in core.world.slots if found is not None and node in found.nodes]
     if found is None or not silent:
         return None
     if deaths := core.fleet.deaths(silent):
@@ -83,7 +83,7 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
 
 def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
     """The silence of nodes, but for agents that are known to have ended."""
-    nodes = (*core.state.slots, *core.state.spares)
+    nodes = (*core.world.slots, *core.state.spares)
     explained = core.starts.step_ended(nodes, now) | core.starts.ended(nodes)
     return core.witnesses.silence(now, since, explained)
 
@@ -117,13 +117,13 @@ def silent_nodes(core: Core, now: Now) -> tuple[str, ...]:
 
 def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:
     """Training is not productive any more: write it down, and stop it or, in observe mode, only watch."""
-    incident = core.state.incident
+    incident = core.world.incident
     core.watch_progress(now, force=True)
     if incident is None or incident.symptom is not fault.symptom or _is_another(core, incident, fault):
         core.incidents.open(fault, now)
     seen = {node: view.heartbeat.alerts for node, view in core.fleet.views.items() if view.heartbeat.alerts}
-    if seen and core.state.incident is not None:
-        core.emit(SaveAlerts(number=core.state.incident.number, alerts=seen, t=now.wall))
+    if seen and core.world.incident is not None:
+        core.emit(SaveAlerts(number=core.world.incident.number, alerts=seen, t=now.wall))
     if core.config.mode == "observe":
         return ToObserving(agents=agents, fault=fault)
     if fault.symptom is Symptom.UNREACHABLE:
@@ -134,7 +134,7 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
 def _is_another(core: Core, incident: OpenIncident, fault: Fault) -> bool:
     """Whether a loss of the same kind came after a restart: the lost node or agent is another one."""
     is_loss = fault.symptom in (Symptom.NODE_LOST, Symptom.AGENTS_LOST)
-    return is_loss and core.state.generation > max(incident.signed, incident.generation)
+    return is_loss and core.world.generation > max(incident.signed, incident.generation)
 
 
 def ended_with(
@@ -152,14 +152,14 @@ def ended_with(
     root = root_exit(exits, core.log_rules)
     return structs.replace(
         fault or Fault(),
-        generation=state.generation,
+        generation=state.world.generation,
         root=root,
         exits=exits,
         lost=lost,
         unable=unable,
         stuck=stuck,
-        alive=tuple(n for n in state.slots if n not in lost),
-        restore=state.restored,
+        alive=tuple(n for n in state.world.slots if n not in lost),
+        restore=state.world.restored,
         all_restored=_all_restored(core, now),
         ended=core.starts.ended(lost),
         step_ended=core.starts.step_ended((*lost, *state.spares), now),
@@ -171,7 +171,7 @@ def ended_with(
 
 def _all_restored(core: Core, now: Now) -> bool:
     restored = {record.rank for record in core.progress(now) if record.restored}
-    return len(restored) == core.state.placement.world_size
+    return len(restored) == core.world.placement.world_size
 
 
 def conclude(core: Core, fault: Fault, now: Now, *, waited: bool = False) -> Transition:
@@ -193,7 +193,7 @@ def with_cause(core: Core, fault: Fault, now: Now) -> Fault:
 
 def last_exits(core: Core, now: Now) -> LastExits:
     """What the exits of this generation say of the end of the training."""
-    return finishing.judge(core.exits(now), core.progress(now), core.state.placement.world_size)
+    return finishing.judge(core.exits(now), core.progress(now), core.world.placement.world_size)
 
 
 def all_done(core: Core, now: Now) -> bool:
@@ -203,7 +203,7 @@ def all_done(core: Core, now: Now) -> bool:
 
 def current_agents(core: Core) -> dict[str, str]:
     """Id of the agent of each slot's node as known now."""
-    return {node: heartbeat.agent for node, heartbeat in core.fleet.heartbeats(core.state.slots).items()}
+    return {node: heartbeat.agent for node, heartbeat in core.fleet.heartbeats(core.world.slots).items()}
 
 
 # -- standbys, before a slot needs one of them ------------------------------------------------------

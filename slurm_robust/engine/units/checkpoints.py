@@ -39,7 +39,7 @@ class Checkpoints:
 
     def __init__(self, context: Context, now: Now) -> None:
         self._context = context
-        stored = context.state.stored
+        stored = context.world.stored
         # When a checkpoint last went to storage, or was tried to.
         self._stored_at = now.mono - (max(0.0, now.wall - stored.t) if stored else 0.0)
         self._published: tuple[int, int, float] = (0, -1, now.mono)  # generation, step, when
@@ -71,7 +71,7 @@ class Checkpoints:
 
     def ask_storage(self, now: Now) -> None:
         """Have storage listed; the last list is no longer believed."""
-        self._asked, self._asked_at = self._context.state.generation, now.mono
+        self._asked, self._asked_at = self._context.world.generation, now.mono
         self._answered, self._listed = False, None
         self._context.emit(FindCheckpoint(generation=self._asked))
 
@@ -105,9 +105,9 @@ class Checkpoints:
     def on_published(self, step: int, now: Now) -> None:
         """``step`` is the newest that workers have written to storage by themselves; -1 for none."""
         generation, known, at = self._published
-        is_new = step >= 0 and (self._context.state.generation, step) != (generation, known)
+        is_new = step >= 0 and (self._context.world.generation, step) != (generation, known)
         if is_new and now.mono - at >= PRUNE_EVERY_S:
-            generation = self._context.state.generation
+            generation = self._context.world.generation
             self._published = (generation, step, now.mono)
             self.on_stored(now)
             # A later run must know that there was one, even if all of this one dies and storage loses it.
@@ -116,14 +116,14 @@ class Checkpoints:
 
     def prune(self) -> None:
         """Have old checkpoints removed from storage; there is a newer one."""
-        self._context.emit(Prune(sealed=self._context.state.sealed))
+        self._context.emit(Prune(sealed=self._context.world.sealed))
 
     # -- nodes -------------------------------------------------------------------------------------
 
     def layout(self) -> ParallelLayout:
         """The layout of the next generation."""
         state = self._context.state
-        return layout_of(self._context.config, len(state.slots), state.nproc_per_node)
+        return layout_of(self._context.config, len(state.world.slots), state.world.nproc_per_node)
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Remember of which generations a shared part was ever reported: restoring them needs it."""
@@ -134,7 +134,7 @@ class Checkpoints:
         context, config = self._context, self._context.config.checkpoint
         if not (config.memory and config.peers):
             return {}
-        placement, found = context.state.placement, {}
+        placement, found = context.world.placement, {}
         known = all(node in context.switches for node in placement.slots)
         switches = tuple(context.switches[node] for node in placement.slots) if known else ()
         for slot, peer in enumerate(peer_slots(self.layout(), switches)):
@@ -148,7 +148,7 @@ class Checkpoints:
 
     def way(self, generation: int) -> Way:
         """What the checkpoints of an earlier generation are to the next one."""
-        return resharding.way(self._context.state.layouts.get(generation, ""), self.layout())
+        return resharding.way(self._context.world.layouts.get(generation, ""), self.layout())
 
     def _holdings(self, now: Now, *, of: int | None = None) -> list[Holding]:
         """All nodes that answer, with their copies; evicted ones last.
@@ -158,10 +158,10 @@ class Checkpoints:
         """
         state, fleet = self._context.state, self._context.fleet
         layout = self.layout()
-        foreign = {g for g, old in state.layouts.items() if resharding.way(old, layout) is not Way.SAME}
+        foreign = {g for g, old in state.world.layouts.items() if resharding.way(old, layout) is not Way.SAME}
         foreign.discard(of)
         found = []
-        for node in sorted(fleet.views, key=lambda n: (n in state.evicted, n not in state.slots, n)):
+        for node in sorted(fleet.views, key=lambda n: (n in state.evicted, n not in state.world.slots, n)):
             heartbeat = fleet.heartbeat(node)
             dead_s = self._context.config.timings.node_dead_s
             if heartbeat is None or fleet.is_silent(node, dead_s, now.mono, now.mono):
@@ -185,14 +185,19 @@ class Checkpoints:
         if stored is None:
             stored = {
                 CheckpointId(step=step, generation=generation): Tier.STORAGE
-                for generation, step in state.sealed.items()
+                for generation, step in state.world.sealed.items()
             }
         stored = {ref: tier for ref, tier in stored.items() if self.way(ref.generation) is not Way.REFUSE}
-        banned = {*state.banned, *((also_banned,) if also_banned is not None else ())}
+        banned = {*state.world.banned, *((also_banned,) if also_banned is not None else ())}
         reach = self._holdings(now)
         for refused in (banned, set[CheckpointId]()):
             plan = restore.choose(
-                state.sealed, reach, stored, state.placement, shared=state.shared, banned=refused
+                state.world.sealed,
+                reach,
+                stored,
+                state.world.placement,
+                shared=state.world.shared,
+                banned=refused,
             )
             if plan is not None or also_banned is not None:
                 return plan
@@ -202,11 +207,11 @@ class Checkpoints:
         """Identity of the layout that took what is restored where it is another one, else ""."""
         if plan is None or self.way(plan.ref.generation) is Way.SAME:
             return ""
-        return self._context.state.layouts[plan.ref.generation]
+        return self._context.world.layouts[plan.ref.generation]
 
     def cut_text(self, plan: RestorePlan) -> str:
         """What people are told where ranks have come or gone since the checkpoint was taken, else ""."""
-        before, now = self._world_of(plan.ref.generation), self._context.state.placement.world_size
+        before, now = self._world_of(plan.ref.generation), self._context.world.placement.world_size
         if before == now:
             return ""
         return (
@@ -220,14 +225,14 @@ class Checkpoints:
             return None
         state = self._context.state
         place = self._context.config.checkpoint.directory or ""
-        stored = state.was_stored
-        if stored is not None and stored.step > state.good_steps.get(stored.generation, stored.step):
+        stored = state.world.was_stored
+        if stored is not None and stored.step > state.world.good_steps.get(stored.generation, stored.step):
             stored = None  # it holds numbers that are not finite
         return beginning(
-            state.sealed,
+            state.world.sealed,
             stored,
             self._listed or (),
-            state.layouts,
+            state.world.layouts,
             self.layout(),
             place=place,
             in_memory=self._of_other_ranks(now),
@@ -236,10 +241,10 @@ class Checkpoints:
     def _of_other_ranks(self, now: Now) -> set[CheckpointId]:
         """The sealed checkpoints of other layouts of which the nodes hold every part."""
         state, found = self._context.state, set()
-        for generation, step in state.sealed.items():
+        for generation, step in state.world.sealed.items():
             if self.way(generation) is Way.SAME:
                 continue
-            world, shared = self._world_of(generation), generation in state.shared
+            world, shared = self._world_of(generation), generation in state.world.shared
             newest = restore.seal(
                 generation, self._holdings(now, of=generation), (), world, shared=shared, newest=step
             )
@@ -253,7 +258,7 @@ class Checkpoints:
         That of another number of ranks, or that of which parts have to be made anew; None for none that is
         newer than what is restored without it.
         """
-        if self._listed is None or self._gave_up == self._context.state.generation:
+        if self._listed is None or self._gave_up == self._context.world.generation:
             return None
         if self.new_parts.find(now) is not None:
             return Way.SAME
@@ -283,24 +288,24 @@ class Checkpoints:
         if made is not None and made.ref.step > after:
             return made
         state, found = self._context.state, []
-        for generation, sealed in state.sealed.items():
+        for generation, sealed in state.world.sealed.items():
             if self.way(generation) is way:
                 reach = [h for h in self._holdings(now, of=generation) if h.node not in without]
                 found += [(ref, reach) for ref in restore.held_steps(generation, reach, sealed)]
-        for ref, reach in sorted(found, key=lambda f: (f[0] not in state.banned, f[0]), reverse=True):
-            if ref.step <= after or self._is_stored(ref) or (ref in state.banned and after >= 0):
+        for ref, reach in sorted(found, key=lambda f: (f[0] not in state.world.banned, f[0]), reverse=True):
+            if ref.step <= after or self._is_stored(ref) or (ref in state.world.banned and after >= 0):
                 continue
             fit = [holder for holder in reach if (holder.node, ref) not in refused]
             world = self._world_of(ref.generation)
-            writers = restore.writers(ref, fit, world, shared=ref.generation in state.shared)
+            writers = restore.writers(ref, fit, world, shared=ref.generation in state.world.shared)
             if writers is not None:
-                layout = state.layouts.get(ref.generation) or self.layout().identity()
+                layout = state.world.layouts.get(ref.generation) or self.layout().identity()
                 return ToStore(ref=ref, writers=writers, world_size=world, layout=layout)
         return None
 
     def give_up(self) -> None:
         """What :meth:`goes_first` cannot be put on storage, or not the newest of it."""
-        self._gave_up = self._context.state.generation
+        self._gave_up = self._context.world.generation
 
     def only_in_memory(self, now: Now) -> RestorePlan | None:
         """What the next generation would be restored from, if storage does not have it; else None."""
@@ -312,11 +317,11 @@ class Checkpoints:
     def need_memory(self) -> bool:
         """Whether the nodes' copies may hold what counts and storage does not have."""
         state = self._context.state
-        if state.running or state.unsealed:
+        if state.world.running or state.world.unsealed:
             return True
-        newest = max(state.sealed, default=None)
+        newest = max(state.world.sealed, default=None)
         return newest is not None and not self._is_stored(
-            CheckpointId(step=state.sealed[newest], generation=newest)
+            CheckpointId(step=state.world.sealed[newest], generation=newest)
         )
 
     def can_spare(self, node: str, now: Now) -> bool:
@@ -326,49 +331,51 @@ class Checkpoints:
             return now.mono - self._context.started > RECONNECT_S
         if not heartbeat.copies:
             return True
-        if state.stored is not None and state.stored.generation == state.generation:
+        if state.world.stored is not None and state.world.stored.generation == state.world.generation:
             return True
-        step, _ = self.seal(state.generation, tuple(state.evicted), now, None)
+        step, _ = self.seal(state.world.generation, tuple(state.evicted), now, None)
         return step >= 0
 
     def repeated(self, without: tuple[str, ...], now: Now) -> int:
         """Steps of the generation that runs which a restore repeats that lacks the copies on ``without``."""
         context, state = self._context, self._context.state
-        if not (context.config.checkpoint.memory and state.running and state.reports):
+        if not (context.config.checkpoint.memory and state.world.running and state.world.reports):
             return 0
-        step, _ = self.seal(state.generation, without, now, None)
-        if state.stored is not None and state.stored.generation == state.generation:
-            step = max(step, state.stored.step)
-        return max(0, state.steps_here - max(step, state.restored_step))
+        step, _ = self.seal(state.world.generation, without, now, None)
+        if state.world.stored is not None and state.world.stored.generation == state.world.generation:
+            step = max(step, state.world.stored.step)
+        return max(0, state.world.steps_here - max(step, state.world.restored_step))
 
     def memory_suffices(self, now: Now) -> bool:
         """Whether something can be restored without storage."""
         state = self._context.state
-        plan = restore.choose(state.sealed, self._holdings(now), {}, state.placement, shared=state.shared)
+        plan = restore.choose(
+            state.world.sealed, self._holdings(now), {}, state.world.placement, shared=state.world.shared
+        )
         return plan is not None
 
     def _is_stored(self, ref: CheckpointId) -> bool:
-        stored = self._context.state.stored
+        stored = self._context.world.stored
         written = stored is not None and ref == CheckpointId(step=stored.step, generation=stored.generation)
         return written or ref in (self._listed or ())
 
     def newest_stored(self) -> int:
         """The newest step on storage that a restore may take, -1 for none."""
         state, found = self._context.state, set(self._listed or ())
-        if state.stored is not None:
-            found.add(CheckpointId(step=state.stored.step, generation=state.stored.generation))
-        if state.was_stored is not None and self._listed is None:
-            found.add(state.was_stored)
-        unsealed = (*state.unsealed, *((state.generation,) if state.running else ()))
-        limits = state.sealed | {g: state.good_steps.get(g, math.inf) for g in unsealed}
-        may = [r for r in found if r not in state.banned and r.step <= limits.get(r.generation, -1)]
+        if state.world.stored is not None:
+            found.add(CheckpointId(step=state.world.stored.step, generation=state.world.stored.generation))
+        if state.world.was_stored is not None and self._listed is None:
+            found.add(state.world.was_stored)
+        unsealed = (*state.world.unsealed, *((state.world.generation,) if state.world.running else ()))
+        limits = state.world.sealed | {g: state.world.good_steps.get(g, math.inf) for g in unsealed}
+        may = [r for r in found if r not in state.world.banned and r.step <= limits.get(r.generation, -1)]
         return max((ref.step for ref in may), default=-1)
 
     # -- the end of a generation -------------------------------------------------------------------
 
     def record_end(self, reason: str, now: Now) -> None:
         """All ranks of the generation have ended by themselves; what they left in memory counts."""
-        generation = self._context.state.generation
+        generation = self._context.world.generation
         step, shared = self.seal(generation, (), now, None)
         self._context.record(
             ev.GenerationEnded(
@@ -389,7 +396,7 @@ class Checkpoints:
             c.rank == SHARED and c.generation == generation for h in reach for c in h.copies
         )
         # What was complete on storage counts, also where storage has lost it: it may come back.
-        known = self._context.state.was_stored
+        known = self._context.world.was_stored
         there = {*(self._listed or ()), *((known,) if known is not None else ())}
         world = self._world_of(generation)
         return restore.seal(generation, reach, there, world, shared=shared, newest=good_step), shared
@@ -401,11 +408,11 @@ class Checkpoints:
     def _world_of(self, generation: int) -> int:
         """How many ranks ``generation`` had."""
         if self.way(generation) is Way.SAME:
-            return self._context.state.placement.world_size
+            return self._context.world.placement.world_size
         try:
-            return ParallelLayout.from_identity(self._context.state.layouts[generation]).world_size
+            return ParallelLayout.from_identity(self._context.world.layouts[generation]).world_size
         except ValueError:
-            return self._context.state.placement.world_size
+            return self._context.world.placement.world_size
 
     def missing(self, gone: Collection[str], now: Now, newest: int | None = None) -> MissingParts | None:
         """A step of this generation that needs parts on ``gone``, newer than all that do not; None for none.
@@ -413,18 +420,18 @@ class Checkpoints:
         ``newest``: no later step counts.
         """
         state = self._context.state
-        if not self._context.config.checkpoint.memory or state.generation not in state.layouts:
+        if not self._context.config.checkpoint.memory or state.world.generation not in state.world.layouts:
             return None
         reach = [h for h in self._holdings(now) if h.node not in gone]
         heard = {h.node for h in reach}
-        away = {*gone, *(node for node in state.slots if node not in heard)}
-        step, shared = self.seal(state.generation, tuple(away), now, newest)
-        if state.stored is not None and state.stored.generation == state.generation:
-            step = max(step, state.stored.step)
+        away = {*gone, *(node for node in state.world.slots if node not in heard)}
+        step, shared = self.seal(state.world.generation, tuple(away), now, newest)
+        if state.world.stored is not None and state.world.stored.generation == state.world.generation:
+            step = max(step, state.world.stored.step)
         return missing_parts(
-            state.generation,
+            state.world.generation,
             reach,
-            state.placement,
+            state.world.placement,
             shared=shared,
             after=step,
             newest=newest,
@@ -437,26 +444,26 @@ class Checkpoints:
         None if it is no newer than ``plan``. It was whole then: nodes were lost since.
         """
         state = self._context.state
-        last = state.sealed.get(state.generation)
-        refs = [CheckpointId(step=last, generation=state.generation)] if last is not None else []
-        refs += [state.restored] if state.restored is not None else []
+        last = state.world.sealed.get(state.world.generation)
+        refs = [CheckpointId(step=last, generation=state.world.generation)] if last is not None else []
+        refs += [state.world.restored] if state.world.restored is not None else []
         reach = self._holdings(now)
         heard = {holder.node for holder in reach}
         for ref in refs:
-            if state.running or ref in state.banned or (plan is not None and ref <= plan.ref):
+            if state.world.running or ref in state.world.banned or (plan is not None and ref <= plan.ref):
                 continue
-            is_last = ref.generation == state.generation
-            if any(self.way(g) is not Way.SAME for g in (ref.generation, state.generation)):
+            is_last = ref.generation == state.world.generation
+            if any(self.way(g) is not Way.SAME for g in (ref.generation, state.world.generation)):
                 continue  # its ranks are others
             found = missing_parts(
                 ref.generation,
                 reach,
-                Placement(slots=state.trained_on, nproc_per_node=state.nproc_per_node),
-                shared=ref.generation in state.shared,
+                Placement(slots=state.world.trained_on, nproc_per_node=state.world.nproc_per_node),
+                shared=ref.generation in state.world.shared,
                 after=ref.step - 1,
                 newest=ref.step,
                 # Where its ranks ran is known of the last generation alone.
-                gone=[node for node in state.trained_on if node not in heard or not is_last],
+                gone=[node for node in state.world.trained_on if node not in heard or not is_last],
             )
             if found is not None:
                 return found if is_last else structs.replace(found, nodes=())
@@ -465,12 +472,14 @@ class Checkpoints:
     def left(self, gone: Collection[str], now: Now) -> str:
         """Where training would go on from without ``gone``: ``step 10 from storage``, ``the beginning``."""
         state = self._context.state
-        step, _ = self.seal(state.generation, tuple(gone), now, None) if state.running else (-1, False)
-        stored = state.stored
-        if stored is not None and stored.generation == state.generation:
+        step, _ = (
+            self.seal(state.world.generation, tuple(gone), now, None) if state.world.running else (-1, False)
+        )
+        stored = state.world.stored
+        if stored is not None and stored.generation == state.world.generation:
             step = max(step, stored.step)
         if step >= 0:
-            on_storage = self._is_stored(CheckpointId(step=step, generation=state.generation))
+            on_storage = self._is_stored(CheckpointId(step=step, generation=state.world.generation))
             return f"step {step} from {Tier.STORAGE.value if on_storage else 'memory'}"
         plan = self.choose(now)
         return restore.format_source(plan.ref.step, plan.tiers) if plan is not None else "the beginning"
@@ -481,9 +490,9 @@ class Checkpoints:
         ``awaited``: not for good, since nodes have not reported what their memory holds.
         """
         state, pending = self._context.state, awaited or self._listed is None
-        for generation in state.unsealed:
-            step, shared = self.seal(generation, (), now, state.good_steps.get(generation))
-            known = state.sealed.get(generation, -1)
+        for generation in state.world.unsealed:
+            step, shared = self.seal(generation, (), now, state.world.good_steps.get(generation))
+            known = state.world.sealed.get(generation, -1)
             if pending and step <= known:
                 continue
             self._context.record(

@@ -100,7 +100,7 @@ class Departure:
         """Whether ranks may have ended by an order of Slurm's that is not understood yet: blame nobody."""
         if self.asks(now):
             return True
-        generation = self._context.state.generation
+        generation = self._context.world.generation
         if self._seen[0] != generation and any(e.exit.signal == SIGTERM for e in self._context.exits(now)):
             self._seen = generation, now.mono
         return self._seen[0] == generation and now.mono - self._seen[1] < TERM_NEWS_S

@@ -47,7 +47,7 @@ class Drains:
     def _nodes(self) -> tuple[str, ...]:
         """Those whose drain matters: an evicted node is left anyway."""
         state = self._context.state
-        return tuple(n for n in (*state.slots, *state.spares) if n not in state.evicted)
+        return tuple(n for n in (*state.world.slots, *state.spares) if n not in state.evicted)
 
     def _what_follows(self, node: str) -> str:
         if node in self._context.state.spares:

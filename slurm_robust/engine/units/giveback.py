@@ -56,7 +56,7 @@ class GivingBack:
         self._returns = {node: known for node, known in self._returns.items() if node in state.evicted}
         held = state.held if context.config.slurm.give_back else ()
         for node in (*held, *state.lenders):
-            if node in state.evicted and node not in state.slots and node != state.own_node:
+            if node in state.evicted and node not in state.world.slots and node != state.own_node:
                 self._follow(node, self._returns.setdefault(node, _Return()), now)
 
     def is_leaving(self, node: str, now: Now) -> bool:

@@ -6,7 +6,7 @@ from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Now, SaveEvidence, Say
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault
-from slurm_robust.model.state import OpenIncident
+from slurm_robust.model.world import OpenIncident
 
 DETECTING, REPEATING = "detecting", "repeating"
 """What an incident's time goes into beside stages: until it is seen, and between first step and new step."""
@@ -51,7 +51,7 @@ class Incidents:
     def number(self) -> int:
         """Of the open incident, else of the last one."""
         state = self._context.state
-        return state.incident.number if state.incident else state.incidents
+        return state.world.incident.number if state.world.incident else state.incidents
 
     def unwatched_s(self, now: Now) -> float:
         """Seconds since the controller before was last heard, whose host this one has never heard; else 0.
@@ -59,7 +59,7 @@ class Incidents:
         Nobody could detect the fault before this controller came.
         """
         state, fleet = self._context.state, self._context.fleet
-        is_open = state.taken_from in state.slots and fleet.heartbeat(state.taken_from) is None
+        is_open = state.taken_from in state.world.slots and fleet.heartbeat(state.taken_from) is None
         return max(0.0, now.wall - state.silent_since) if is_open and state.silent_since else 0.0
 
     def open(self, fault: Fault, now: Now) -> None:
@@ -68,8 +68,8 @@ class Incidents:
         assert fault.symptom is not None  # it was detected
         symptom, detail = fault.symptom, fault.detail
         detect_s = max(0.0, fault.detect_s, self.unwatched_s(now))
-        if state.incident is not None:
-            number = state.incident.number
+        if state.world.incident is not None:
+            number = state.world.incident.number
             context.record(ev.SymptomAdded(t=now.wall, incident=number, symptom=symptom, detail=detail))
         else:
             number = state.incidents + 1
@@ -78,11 +78,11 @@ class Incidents:
                 ev.IncidentOpened(
                     t=now.wall,
                     incident=number,
-                    generation=state.generation,
+                    generation=state.world.generation,
                     symptom=symptom,
                     detail=detail,
                     detect_s=detect_s,
-                    best_step=state.best_step,
+                    best_step=state.world.best_step,
                 )
             )
         context.emit(Say(text=f"incident {number}: {detail} (detected after {detect_s:.2f} s)"))
@@ -108,7 +108,7 @@ class Incidents:
 
     def close(self, step: int, age_s: float, now: Now) -> None:
         """The first new step was completed ``age_s`` seconds ago."""
-        context, incident = self._context, self._context.state.incident
+        context, incident = self._context, self._context.world.incident
         assert incident is not None
         by_itself = incident.decided is None
         clock = self._clock if self._clock is not None and self._clock.number == incident.number else None
@@ -122,7 +122,7 @@ class Incidents:
             ev.IncidentClosed(
                 t=now.wall - age_s,
                 incident=incident.number,
-                generation=context.state.generation,
+                generation=context.world.generation,
                 step=step,
                 recover_s=recover_s,
                 stages=stages,

@@ -28,7 +28,7 @@ class Learning:
     def on_heartbeat(self, heartbeat: Heartbeat, now: Now) -> None:
         """Write down what is new of what rank 0 has imported."""
         context, known = self._context, self._context.state.learned
-        if not heartbeat.learned or not self._is_wanted or heartbeat.node not in context.state.slots:
+        if not heartbeat.learned or not self._is_wanted or heartbeat.node not in context.world.slots:
             return
         before = known.modules if known is not None else ()
         modules = clean_names((*before, *heartbeat.learned))
@@ -45,15 +45,15 @@ class Learning:
     def step(self, now: Now) -> None:
         """Order the agents to import what was learned, when training has settled."""
         context, state = self._context, self._context.state
-        if not context.trains or context.leaving or context.ending or state.incident is not None:
+        if not context.trains or context.leaving or context.ending or state.world.incident is not None:
             self._generation = 0
             return
-        if self._generation != state.generation:
-            self._generation, self._since = state.generation, now.mono
+        if self._generation != state.world.generation:
+            self._generation, self._since = state.world.generation, now.mono
         if state.learned is None or not self._is_wanted or now.mono - self._since < SETTLED_S:
             return
         waiting = 0
-        for node, heartbeat in context.fleet.heartbeats((*state.spares, *state.slots)).items():
+        for node, heartbeat in context.fleet.heartbeats((*state.spares, *state.world.slots)).items():
             number, agent = state.learned.number, heartbeat.agent
             if heartbeat.loaded >= number or not heartbeat.ready or node in state.aside:
                 continue

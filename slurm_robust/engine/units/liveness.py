@@ -61,7 +61,7 @@ class Liveness:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        agents = len(context.state.slots) + len(context.state.spares)
+        agents = len(context.world.slots) + len(context.state.spares)
         self._interval_s = beacon_interval(context.config.timings.verdict_s, agents)
         self._ages: Mapping[str, float] = {}
         self._is_news = False
@@ -138,7 +138,9 @@ class Liveness:
         self._follow_missing(now)
         state, fleet = self._context.state, self._context.fleet
         nodes = [
-            node for node in (*state.slots, *state.spares) if node not in explained and node in fleet.views
+            node
+            for node in (*state.world.slots, *state.spares)
+            if node not in explained and node in fleet.views
         ]
         for node in fleet.deaths(nodes):
             if self._silence(fleet.views[node], now) < overdue_s(self._interval_s):
@@ -215,9 +217,9 @@ class Liveness:
     def _can_replace(self, node: str, silent_s: Mapping[str, float]) -> bool:
         """Whether there are standbys for all that die now; else a return is sooner than a requeue."""
         state, fleet = self._context.state, self._context.fleet
-        if node not in state.slots:
+        if node not in state.world.slots:
             return True
-        dying = {node, *fleet.deaths(state.slots)}
+        dying = {node, *fleet.deaths(state.world.slots)}
         heard = [n for n in state.spares if n in silent_s and silent_s[n] < overdue_s(self._interval_s)]
         return len(dying) <= len(heard)
 
@@ -251,7 +253,7 @@ class Liveness:
         state = self._context.state
         due = {
             node: place
-            for node in (*state.slots, *state.spares)
+            for node in (*state.world.slots, *state.spares)
             if self._is_due(node, now) and (place := self._place(node)) is not None
         }
         if not due:
@@ -287,7 +289,7 @@ class Liveness:
     def _say_kinds(self, now: Now) -> None:
         """Say once by which probes dead nodes are known, and of which nodes they are not."""
         state = self._context.state
-        nodes = [node for node in (*state.slots, *state.spares) if self._place(node) is not None]
+        nodes = [node for node in (*state.world.slots, *state.spares) if self._place(node) is not None]
         if self._are_kinds_said or any(n not in self._proved and self._vain.get(n, 0) < _VAIN for n in nodes):
             return
         self._are_kinds_said = True
@@ -309,7 +311,7 @@ class Liveness:
         """Say once that beacons do not come through."""
         context, views = self._context, self._context.fleet.views
         without = [
-            n for n in context.state.slots if n in views and views[n].heartbeat.agent not in self._senders
+            n for n in context.world.slots if n in views and views[n].heartbeat.agent not in self._senders
         ]
         self._without = {node: self._without.get(node, now.mono) for node in without}
         late = sorted(node for node, since in self._without.items() if now.mono - since > _NO_BEACON_S)

@@ -28,14 +28,14 @@ class Monitor:
 
     def __init__(self, context: Context, now: Now) -> None:
         self._context = context
-        self._begin(now, context.state.pace)
+        self._begin(now, context.world.pace)
 
     def _begin(self, now: Now, past: PaceHistory) -> None:
         state, detect = self._context.state, self._context.config.detect
         self._held_up = HeldUp()
-        self._generation = state.generation
-        self._pace = PaceWatch(detect, past, state.restored_step)
-        self._metrics = MetricWatch(detect, state.best_step)
+        self._generation = state.world.generation
+        self._pace = PaceWatch(detect, past, state.world.restored_step)
+        self._metrics = MetricWatch(detect, state.world.best_step)
         self._checked = now.mono - EVERY_S
         self._learned = now.mono
         self._reported: set[str] = set()
@@ -47,13 +47,13 @@ class Monitor:
         return self._pace.history
 
     def _follow(self, now: Now) -> None:
-        if self._generation != self._context.state.generation:
-            self._begin(now, self._context.state.pace)
+        if self._generation != self._context.world.generation:
+            self._begin(now, self._context.world.pace)
 
     def check(self, now: Now) -> Fault | None:
         """The first thing that is wrong, None while nothing new is."""
         self._follow(now)
-        many = self._context.state.placement.world_size / MANY_RECORDS
+        many = self._context.world.placement.world_size / MANY_RECORDS
         if now.mono - self._checked < max(EVERY_S, min(many, 1.0)):
             return None
         self._checked = now.mono
@@ -86,7 +86,7 @@ class Monitor:
     def _judge_alerts(self) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
         """See :func:`slurm_robust.policy.alerts.judge`."""
         context = self._context
-        nodes = (*context.state.slots, *context.state.spares)
+        nodes = (*context.world.slots, *context.state.spares)
         seen = {node: b.alerts for node, b in context.fleet.heartbeats(nodes).items() if b.alerts}
         return alerts.judge(seen, context.switches, context.config.detect, nodes=len(nodes))
 
@@ -95,7 +95,7 @@ class Monitor:
         for text in waits:
             self._context.note(text, "", now)
         for fault in faults:
-            mine = {node: why for node, why in fault.named.items() if node in self._context.state.slots}
+            mine = {node: why for node, why in fault.named.items() if node in self._context.world.slots}
             fresh = [node for node in mine if node not in self._reported]
             if fresh:
                 self._reported.update(mine)
@@ -128,7 +128,7 @@ class Monitor:
         self._held_up.see(self._pace.moved_at)
         if self._held_up.is_excused(now.mono):
             return None
-        views = (context.fleet.views.get(node) for node in state.slots)
+        views = (context.fleet.views.get(node) for node in state.world.slots)
         heard = min((view.heard for view in views if view is not None), default=now.mono)
         if now.mono - heard > context.config.timings.node_dead_s:
             return None  # what its ranks do is not known, and its silence is judged elsewhere
@@ -140,7 +140,7 @@ class Monitor:
 
     def _learn(self, now: Now, *, force: bool = False) -> None:
         """Write down what was learnt of the training's pace, so that the next generation knows it."""
-        known, pace = self._context.state.pace, self._pace.history
+        known, pace = self._context.world.pace, self._pace.history
         due = now.mono - self._learned > LEARN_EVERY_S and is_news(known, pace)
         if due or (force and pace != known):
             self._learned = now.mono
@@ -148,7 +148,7 @@ class Monitor:
 
     def _silence(self, records: Sequence[Progress]) -> Fault | None:
         context = self._context
-        heartbeats = [context.fleet.heartbeat(node) for node in context.state.slots]
+        heartbeats = [context.fleet.heartbeat(node) for node in context.world.slots]
         traffic = [
             heartbeat.traffic if heartbeat is not None and heartbeat.generation == self._generation else None
             for heartbeat in heartbeats

@@ -47,9 +47,9 @@ class NewParts:
         ``without``: nodes that write nothing; ``refused``: nodes that cannot write that one.
         """
         state = self._context.state
-        generation = state.generation
-        old = state.layouts.get(generation)
-        if not self._wanted or state.running or generation not in state.shared or not old:
+        generation = state.world.generation
+        old = state.world.layouts.get(generation)
+        if not self._wanted or state.world.running or generation not in state.world.shared or not old:
             return None
         if way(old, self._layout()) is not Way.SAME:
             return None
@@ -59,18 +59,22 @@ class NewParts:
         missing = missing_parts(
             generation,
             reach,
-            Placement(slots=state.trained_on, nproc_per_node=state.nproc_per_node),
+            Placement(slots=state.world.trained_on, nproc_per_node=state.world.nproc_per_node),
             shared=True,
             after=plan.ref.step if plan is not None else -1,
-            newest=state.good_steps.get(generation),
-            gone=[node for node in state.trained_on if node not in heard],
+            newest=state.world.good_steps.get(generation),
+            gone=[node for node in state.world.trained_on if node not in heard],
         )
-        if missing is None or not missing.anew or missing.ref in (*state.banned, *(r for _, r in refused)):
+        if (
+            missing is None
+            or not missing.anew
+            or missing.ref in (*state.world.banned, *(r for _, r in refused))
+        ):
             return None
         whole = plan.ref.step if plan is not None and not restore.from_shared_tier(plan.tiers) else -1
-        if not are_worth_making(missing, whole, state.pace.p50_s):
+        if not are_worth_making(missing, whole, state.world.pace.p50_s):
             return None
-        world, anew = state.placement.world_size, missing.anew
+        world, anew = state.world.placement.world_size, missing.anew
         writers = restore.writers(missing.ref, reach, world, shared=True, anew=anew)
         if writers is None:
             return None

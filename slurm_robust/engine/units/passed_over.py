@@ -29,8 +29,8 @@ class PassedOver:
     def _ban(self, reason: str, now: Now) -> None:
         """Unless it is the last one that is left."""
         state = self._context.state
-        restored = state.restored
-        if not reason or restored is None or restored in state.banned:
+        restored = state.world.restored
+        if not reason or restored is None or restored in state.world.banned:
             return
         if self._checkpoints.choose(now, also_banned=restored) is not None:
             self._context.record(ev.CheckpointBanned(t=now.wall, checkpoint=restored, reason=reason))
@@ -39,10 +39,10 @@ class PassedOver:
     def texts(self, chosen: CheckpointId | None) -> tuple[str, ...]:
         """What is newer than ``chosen`` and counts but for a ban, a line for each, newest first."""
         state = self._context.state
-        found = sorted((ref for ref in state.banned if chosen is None or ref > chosen), reverse=True)
+        found = sorted((ref for ref in state.world.banned if chosen is None or ref > chosen), reverse=True)
         return tuple(
             f"step {ref.step} of generation {ref.generation} is passed over in this job: "
-            f"{state.banned[ref]}; to take it again, submit a new job with: {self._again(ref)}"
+            f"{state.world.banned[ref]}; to take it again, submit a new job with: {self._again(ref)}"
             for ref in found
         )
 

@@ -77,15 +77,19 @@ class CheckpointScheduler:
 
     def _set_stride(self, now: Now) -> None:
         context, state = self._context, self._context.state
-        heartbeats = context.fleet.heartbeats(state.slots).values()
-        lag = max((b.lag_s for b in heartbeats if b.generation == state.generation), default=0.0)
+        heartbeats = context.fleet.heartbeats(state.world.slots).values()
+        lag = max((b.lag_s for b in heartbeats if b.generation == state.world.generation), default=0.0)
         speed = self._tempo.seconds_per_step
-        stride = next_stride(state.stride, speed, lag)
-        if stride != state.stride and now.mono - self._changed > SETTLE_S:
+        stride = next_stride(state.world.stride, speed, lag)
+        if stride != state.world.stride and now.mono - self._changed > SETTLE_S:
             self._changed = now.mono
             context.record(
                 ev.StrideChanged(
-                    t=now.wall, generation=state.generation, stride=stride, seconds_per_step=speed, lag_s=lag
+                    t=now.wall,
+                    generation=state.world.generation,
+                    stride=stride,
+                    seconds_per_step=speed,
+                    lag_s=lag,
                 )
             )
             self._send_pace(now)
@@ -94,8 +98,8 @@ class CheckpointScheduler:
 
     def _send_pace(self, now: Now) -> None:
         self._paced, state = now.mono, self._context.state
-        for node in state.slots:
-            order = Pace(epoch=state.epoch, generation=state.generation, stride=state.stride)
+        for node in state.world.slots:
+            order = Pace(epoch=state.epoch, generation=state.world.generation, stride=state.world.stride)
             self._context.send(node, order)
 
     def _begin_flush(self, records: list[Progress], now: Now) -> None:
@@ -111,8 +115,8 @@ class CheckpointScheduler:
 
     def _send_flush(self, now: Now) -> None:
         self._sent, state = now.mono, self._context.state
-        for node in state.slots:
-            order = Flush(epoch=state.epoch, generation=state.generation, step=self._flush)
+        for node in state.world.slots:
+            order = Flush(epoch=state.epoch, generation=state.world.generation, step=self._flush)
             self._context.send(node, order)
 
     def _follow_flush(self, records: list[Progress], now: Now) -> None:
@@ -120,11 +124,15 @@ class CheckpointScheduler:
         if self._reached is None and min(p.step for p in records) >= step:
             self._reached = self._tempo.completed(step)
         waited_s = now.mono - self._reached if self._reached is not None else None
-        heartbeats = context.fleet.heartbeats(state.slots)
-        there = {n for n, b in heartbeats.items() if b.generation == state.generation and b.flushed >= step}
-        if there.issuperset(state.slots):
+        heartbeats = context.fleet.heartbeats(state.world.slots)
+        there = {
+            n for n, b in heartbeats.items() if b.generation == state.world.generation and b.flushed >= step
+        }
+        if there.issuperset(state.world.slots):
             context.record(
-                ev.StorageWritten(t=now.wall, generation=state.generation, step=step, seconds=waited_s or 0.0)
+                ev.StorageWritten(
+                    t=now.wall, generation=state.world.generation, step=step, seconds=waited_s or 0.0
+                )
             )
             self._checkpoints.prune()
             if self._is_failing:
@@ -134,7 +142,7 @@ class CheckpointScheduler:
             why = {n: b.unflushed for n, b in heartbeats.items() if b.unflushed.startswith(f"step {step}: ")}
             is_over = is_late(waited_s, context.config.checkpoint, refused=bool(why))
             if why or is_over:
-                self._say_failed(why, [node for node in state.slots if node not in there], now)
+                self._say_failed(why, [node for node in state.world.slots if node not in there], now)
             if not is_over:
                 if now.mono - self._sent > RESEND_S:
                     self._send_flush(now)

@@ -71,8 +71,8 @@ class Standbys:
         if not self._may_run():
             self._generation = 0
             return
-        if self._generation != state.generation:
-            self._generation, self._since = state.generation, now.mono
+        if self._generation != state.world.generation:
+            self._generation, self._since = state.world.generation, now.mono
         if context.config.mode != "act" or now.mono - self._since < SETTLED_S:
             return
         if self._test is None:
@@ -121,7 +121,7 @@ class Standbys:
         """Whether training goes on, and nothing needs a standby."""
         context = self._context
         is_over = bool(context.leaving or context.ending)
-        return context.trains and not is_over and context.state.incident is None
+        return context.trains and not is_over and context.world.incident is None
 
     def _begin_test(self, heartbeats: dict[str, Heartbeat], now: Now) -> None:
         """One at a time. What its inspection finds wrong has been evicted before."""
@@ -222,7 +222,7 @@ class Standbys:
         return Rehearse(
             epoch=state.epoch,
             number=number,
-            slots=len(state.slots),
+            slots=len(state.world.slots),
             steps=config.rehearse_steps,
             limit_s=config.rehearse_s,
             writes=config.rehearse_writes,

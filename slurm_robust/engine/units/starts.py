@@ -123,7 +123,7 @@ class AgentStarts:
         if end.code and not (context.leaving or is_over):
             context.note(f"agents on {fold(end.nodes)} ended: {end.message}", "", now)
         for node in end.nodes:
-            if not context.state.running:
+            if not context.world.running:
                 context.fleet.forget(node)
             start = self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
             if start.end is None or node not in start.end.named:
@@ -259,7 +259,7 @@ class AgentStarts:
             asked_s=None if start.asked is None else now.mono - start.asked,
             witness=start.witness,
             unsettled=start.unsettled,
-            came_before=self._context.state.generation > 0 and not self._context.fleet.views,
+            came_before=self._context.world.generation > 0 and not self._context.fleet.views,
             missed=start.missed,
             asks_again=start.missed and now.mono >= start.ask_next,
         )
@@ -308,7 +308,7 @@ class StartPhases:
 
     def hear(self, before: Heartbeat | None, heartbeat: Heartbeat, now: Now) -> None:
         """A heartbeat came after ``before``. While a generation runs, nothing waits for agents."""
-        if self._context.state.running:
+        if self._context.world.running:
             return
         node, is_same = heartbeat.node, before is not None and before.agent == heartbeat.agent
         if not is_same and (waited_s := self._starts.waited_s(node, now)) is not None:
@@ -319,8 +319,8 @@ class StartPhases:
     def record(self, now: Now, took_s: float | None = None) -> None:
         """Write down the phases of this generation that are over; ``took_s``: launch to first step."""
         state, found = self._context.state, {}
-        for node, heartbeat in self._context.fleet.heartbeats(state.slots).items():
-            if heartbeat.generation != state.generation:
+        for node, heartbeat in self._context.fleet.heartbeats(state.world.slots).items():
+            if heartbeat.generation != state.world.generation:
                 continue
             found[node] = {p: s for p, s in heartbeat.timings.items() if p != ZYGOTE or node in self._zygotes}
             if node in self._agents:
@@ -328,5 +328,7 @@ class StartPhases:
         self._agents.clear()
         self._zygotes.clear()
         if phases := phase_times(found):
-            event = ev.StartMeasured(t=now.wall, generation=state.generation, phases=phases, took_s=took_s)
+            event = ev.StartMeasured(
+                t=now.wall, generation=state.world.generation, phases=phases, took_s=took_s
+            )
             self._context.record(event)

@@ -41,7 +41,7 @@ class Witnesses:
         self._looked = now.mono
         silent = {
             node: views[node].heard
-            for node in (*context.state.slots, *context.state.spares)
+            for node in (*context.world.slots, *context.state.spares)
             if node in views and dead_s / 2 < now.mono - views[node].heard <= STALLED_S
         }
         self._noted &= silent.keys()
@@ -69,7 +69,7 @@ class Witnesses:
         if now.mono - context.started < UNHEARD_S:
             return {}
         joined, views = context.state.joined, context.fleet.views
-        wanted = (*context.state.slots, *context.state.spares)
+        wanted = (*context.world.slots, *context.state.spares)
         agents = (joined[node] for node in wanted if node in joined and node not in views)
         return {agent.node: (agent.address, agent.port) for agent in agents}
 
@@ -104,7 +104,7 @@ class Witnesses:
         """
         timings, state, fleet = self._context.config.timings, self._context.state, self._context.fleet
         silent_s = {
-            node: fleet.silence(node, now.mono, since) for node in state.slots if node not in explained
+            node: fleet.silence(node, now.mono, since) for node in state.world.slots if node not in explained
         }
         apart_s = TOGETHER * timings.heartbeat_s
         # A standby that fell silent before the others did so for another reason.
@@ -153,11 +153,15 @@ class Witnesses:
         """
         state, views = self._context.state, self._context.fleet.views
         newest = max((p.step for p in views[node].heartbeat.progress), default=None)
-        if newest is None or views[node].heartbeat.generation != state.generation:
+        if newest is None or views[node].heartbeat.generation != state.world.generation:
             return None
         at, count = math.inf, 0
-        for other in state.slots:
-            if other in silent or other not in views or views[other].heartbeat.generation != state.generation:
+        for other in state.world.slots:
+            if (
+                other in silent
+                or other not in views
+                or views[other].heartbeat.generation != state.world.generation
+            ):
                 continue
             for record in views[other].heartbeat.progress:
                 count += 1

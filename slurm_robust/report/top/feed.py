@@ -291,17 +291,17 @@ def _nodes(state: JobState) -> list[NodeMoment]:
     """What the journal knows of nodes: where they are, not how they are."""
     if state.ended is not None or state.requeueing is not None:
         working = NodeState.ENDED
-    elif state.running:
-        working = NodeState.TRAINING if state.steps_here >= 0 else NodeState.STARTING
+    elif state.world.running:
+        working = NodeState.TRAINING if state.world.steps_here >= 0 else NodeState.STARTING
     else:
         working = NodeState.IDLE
-    found = [NodeMoment(node=node, state=working, slot=slot) for slot, node in enumerate(state.slots)]
+    found = [NodeMoment(node=node, state=working, slot=slot) for slot, node in enumerate(state.world.slots)]
     for node in state.spares:
         aside, known = state.aside.get(node), state.standbys.get(node)
         how = aside.reason if aside is not None else known.stage.value if known is not None else ""
         standing = NodeState.ASIDE if aside is not None else NodeState.STANDBY
         found.append(NodeMoment(node=node, state=standing, why=one_line(how)))
-    gone = (node for node in state.evicted if node not in state.slots and node not in state.spares)
+    gone = (node for node in state.evicted if node not in state.world.slots and node not in state.spares)
     found += [
         NodeMoment(node=node, state=NodeState.EVICTED, why=first_sentence(state.evicted[node], node))
         for node in gone
@@ -310,7 +310,7 @@ def _nodes(state: JobState) -> list[NodeMoment]:
 
 
 def _stored(state: JobState, now: float) -> tuple[TierMoment, ...]:
-    stored = state.stored
+    stored = state.world.stored
     if stored is None:
         return ()
     age_s = max(0.0, now - stored.t)

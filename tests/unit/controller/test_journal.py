@@ -79,7 +79,7 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) ->
 
 
 def test_the_fold_of_nothing_is_the_beginning() -> None:
-    assert fold(parse(b"")[0]).generation == 0
+    assert fold(parse(b"")[0]).world.generation == 0
 
 
 @pytest.mark.parametrize("room", [0, 1, 40])

@@ -37,7 +37,6 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.journal import read
-from slurm_robust.model.state import JobState
 from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.records import Allocation, Switch
@@ -52,6 +51,7 @@ from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Heartbeat, Phase
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
+from tests.builders.state import job_state
 from tests.waiting import wait_for
 
 COMMAND = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
@@ -66,7 +66,7 @@ class Hands:
     ) -> None:
         directory = JobDirectory(path)
         self.store = CheckpointStore(path / "checkpoints")
-        state = JobState(run_id="7-abcd", slots=("n1", "n2"), generation=3, sealed={1: 4})
+        state = job_state(run_id="7-abcd", slots=("n1", "n2"), generation=3, sealed={1: 4})
         directory.spec.write_text('{"run_id": "7-abcd"}')
         self.core = Core(config, state, build, ToGathering(), read_clocks())
         self.journal = Journal(directory.journal, disk)

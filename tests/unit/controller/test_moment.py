@@ -22,8 +22,8 @@ from slurm_robust.model.findings import Alert
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState, encode, read
-from slurm_robust.model.state import JobState
 from slurm_robust.wire.messages import Heartbeat, Phase, Progress
+from tests.builders.state import job_state
 from tests.unit.engine.fake_job import Job
 from tests.waiting import wait_for
 
@@ -124,7 +124,7 @@ def test_totals_count_what_the_journal_holds(trained: Watched) -> None:
 
 
 def decided(job: Job) -> bool:
-    return job.core.state.incident is not None and job.core.state.incident.decided is not None
+    return job.core.world.incident is not None and job.core.world.incident.decided is not None
 
 
 def test_a_loss_that_is_no_number_is_told_and_can_be_written(trained: Watched) -> None:
@@ -195,7 +195,9 @@ def large(step: int) -> Picture:
             progress=progress, copies=tuple(copies),
         )  # fmt: skip
         agents[node] = AgentPicture(heartbeat, float(step), float(step), "")
-    state = JobState(run_id="7-abcd", job_id=7, slots=slots, generation=1, running=True, nproc_per_node=RANKS)
+    state = job_state(
+        run_id="7-abcd", job_id=7, slots=slots, generation=1, running=True, nproc_per_node=RANKS
+    )
     return Picture(
         now=Now(mono=step + 0.5, wall=1.7e9 + step), state=state, agents=agents, stage="running",
         came_by=to.ToRunning(agents={}), stage_since=0.0, mode="act", node_dead_s=5.0, usual_step_s=1.0,

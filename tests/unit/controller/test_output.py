@@ -17,6 +17,7 @@ from slurm_robust.controller.__main__ import introduction
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.util import output
+from tests.builders.state import changed
 from tests.unit.engine.fake_job import Job
 from tests.waiting import wait_for
 
@@ -100,7 +101,7 @@ def plan(**changes: object) -> RunPlan:
 def test_the_first_lines_say_what_runs_where_and_where_its_output_is() -> None:
     state = Job().core.state
     what, protected, output = introduction(
-        plan(), JobDirectory(Path("/jobs/7")), structs.replace(state, running=False)
+        plan(), JobDirectory(Path("/jobs/7")), changed(state, running=False)
     )
     assert what == (
         "controller 1 of job 7: train.py --name 'a b'; 2 ranks on n[1-2], standby n3; folder /jobs/7"
@@ -209,7 +210,7 @@ def test_a_long_quiet_training_says_how_far_it_is_every_ten_minutes() -> None:
 
 def test_the_loss_is_printed_where_the_script_reports_it() -> None:
     job = Job()
-    for node in job.core.state.slots:
+    for node in job.core.world.slots:
         progress = tuple(
             structs.replace(p, step=0, reported=True, loss=2.302585) for p in job.heartbeats[node].progress
         )

@@ -81,7 +81,7 @@ def test_the_next_controller_goes_on_with_the_end(
     found, journal = comes(tmp_path, *then)
     assert found == first
     if isinstance(first, ToEnding | ToSaving):
-        assert not fold(journal.events).running
+        assert not fold(journal.events).world.running
 
 
 @pytest.mark.parametrize("code", [0, 93, 7])

@@ -325,10 +325,10 @@ def taken_over(
 def test_the_dead_host_gives_its_slot_to_a_standby_within_seconds() -> None:
     job = taken_over()
     begun = job.mono
-    job.until(lambda: job.core.state.generation == 1 + TAKEOVER_GAP)
+    job.until(lambda: job.core.world.generation == 1 + TAKEOVER_GAP)
     assert job.mono - begun < 10
-    assert job.core.state.slots == ("n3", "n2")
-    assert job.core.state.next_generation == 2 + TAKEOVER_GAP, "numbers are left out once"
+    assert job.core.world.slots == ("n3", "n2")
+    assert job.core.world.next_generation == 2 + TAKEOVER_GAP, "numbers are left out once"
     assert "n1" in job.core.state.evicted
     (opened,) = [e for e in job.journal if isinstance(e, ev.IncidentOpened)]
     assert opened.symptom is Symptom.NODE_LOST
@@ -355,9 +355,9 @@ def test_no_agent_is_started_on_a_batch_host_that_died_in_the_middle_of_a_recove
     later.dead.add("n1")
     for node in later.heartbeats:
         later.change(node, phase=Phase.IDLE)
-    later.until(lambda: later.core.state.generation == 1 + TAKEOVER_GAP)
+    later.until(lambda: later.core.world.generation == 1 + TAKEOVER_GAP)
     assert later.started == []
-    assert later.core.state.slots == ("n3", "n2")
+    assert later.core.world.slots == ("n3", "n2")
 
 
 def test_without_a_standby_it_is_waited_for_as_ever_and_then_requeued_without_it() -> None:
@@ -404,12 +404,12 @@ def test_an_agent_that_was_killed_before_its_host_died_is_started_again_and_its_
     job = taken_over_without("n3", spares=spares, memory=True)
     job.agentless.add("n3")
     begun = job.mono
-    job.until(lambda: job.core.state.generation == 1 + TAKEOVER_GAP)
+    job.until(lambda: job.core.world.generation == 1 + TAKEOVER_GAP)
     assert job.mono - begun < 15
-    assert job.core.state.slots == ("n5", "n2", "n3", "n4")
+    assert job.core.world.slots == ("n5", "n2", "n3", "n4")
     assert job.started == [("n3",)]
     assert job.core.state.evicted.keys() == {"n1"}
-    assert job.core.state.restored_step == 3
+    assert job.core.world.restored_step == 3
 
 
 def test_where_only_the_agent_of_another_node_ended_training_goes_on_there() -> None:
@@ -418,8 +418,8 @@ def test_where_only_the_agent_of_another_node_ended_training_goes_on_there() -> 
     job.agentless.add("n3")
     job.dead.clear()
     job.join("n1", generation=1, phase=Phase.RUNNING)
-    job.until(lambda: job.core.state.generation == 1 + TAKEOVER_GAP)
-    assert job.core.state.slots == FOUR
+    job.until(lambda: job.core.world.generation == 1 + TAKEOVER_GAP)
+    assert job.core.world.slots == FOUR
     assert job.core.state.evicted == {}
     (opened,) = job.events(ev.IncidentOpened)
     assert opened.symptom is Symptom.AGENTS_LOST
@@ -438,7 +438,7 @@ def test_the_copies_of_a_node_whose_agent_ended_go_to_storage_before_the_requeue
     job.until(lambda: bool(job.requeued))
     assert job.started == [("n3",)]
     assert CheckpointId(step=3, generation=1) in job.storage
-    assert job.core.state.stored is not None
+    assert job.core.world.stored is not None
 
 
 def test_a_node_that_dies_meanwhile_does_not_hold_up_the_requeue() -> None:
@@ -463,7 +463,7 @@ def test_a_host_that_died_with_the_agent_of_another_node_is_not_waited_for_for_e
 def test_a_host_that_was_only_cut_off_goes_on_training() -> None:
     job = taken_over(returns=True)
     job.train_to(9)
-    assert job.core.state.generation == 1
+    assert job.core.world.generation == 1
     assert job.core.state.evicted == {}
 
 

@@ -485,7 +485,7 @@ class Job:
 
     def train_to(self, step: int) -> None:
         """All ranks complete steps up to ``step``."""
-        for node in self.core.state.slots:
+        for node in self.core.world.slots:
             if node in self.dead:
                 continue
             progress = tuple(
@@ -499,8 +499,8 @@ class Job:
 
     def snapshot(self, step: int, peers: bool = True) -> None:
         """All ranks keep their state of ``step``, and agents copy it to their peers."""
-        generation = self.core.state.generation
-        for node in [n for n in self.core.state.slots if n not in self.dead]:
+        generation = self.core.world.generation
+        for node in [n for n in self.core.world.slots if n not in self.dead]:
             order = self.orders[node]
             self.hold(node, order.ranks, generation, step, Tier.MEMORY)
             if self.shared:
@@ -520,13 +520,13 @@ class Job:
         self.change(node, copies=tuple(copies))
 
     def kill_rank(self, rank: int, **exit: object) -> None:
-        node = self.core.state.placement.node_of(rank)
+        node = self.core.world.placement.node_of(rank)
         fields: dict[str, object] = {"signal": 9, **exit}
         heartbeat = self.heartbeats[node]
         self.change(node, exits=(*heartbeat.exits, WorkerExit(rank=rank, **fields)), phase=Phase.ENDED)  # type: ignore[arg-type]
 
     def finish(self) -> None:
-        for node in self.core.state.slots:
+        for node in self.core.world.slots:
             exits = tuple(WorkerExit(rank=p.rank, code=0) for p in self.heartbeats[node].progress)
             self.change(node, exits=exits, phase=Phase.ENDED)
 

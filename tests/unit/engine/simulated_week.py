@@ -88,7 +88,7 @@ class Run(Job):
 
     def do_steps(self, step: int, age_s: float) -> None:
         """All ranks completed ``step`` so long ago, and kept a snapshot of it in memory."""
-        for node in self.core.state.slots:
+        for node in self.core.world.slots:
             self.heartbeats[node] = structs.replace(
                 self.heartbeats[node],
                 progress=tuple(
@@ -101,9 +101,9 @@ class Run(Job):
     def trains(self) -> bool:
         """Whether the ranks of all slots are alive."""
         state = self.core.state
-        heartbeats = [self.heartbeats.get(node) for node in state.slots]
-        return state.running and all(
-            b is not None and (b.phase, b.generation, b.exits) == (Phase.RUNNING, state.generation, ())
+        heartbeats = [self.heartbeats.get(node) for node in state.world.slots]
+        return state.world.running and all(
+            b is not None and (b.phase, b.generation, b.exits) == (Phase.RUNNING, state.world.generation, ())
             for b in heartbeats
         )
 
@@ -154,7 +154,7 @@ class Week:
         broken = {node for node, blow in self.struck if blow.breaks_the_node}
         healthy = [n for n in self.pool if n not in broken and n not in state.evicted]
         nodes = tuple(healthy[: self.slots + self.spares])
-        slots, spares = assign(nodes, self.slots, state.evicted, state.slots)
+        slots, spares = assign(nodes, self.slots, state.evicted, state.world.slots)
         history = self.journal or [
             run_started(t=wall, job_id=7, slots=self.slots, spares=self.spares),
         ]
@@ -178,8 +178,8 @@ class Week:
     def _strike(self, strike: Strike) -> None:
         """A node of the generation that runs is hit."""
         job = self.job
-        node = job.core.state.slots[strike.slot]
-        rank = job.core.state.placement.ranks_of(node)[0]
+        node = job.core.world.slots[strike.slot]
+        rank = job.core.world.placement.ranks_of(node)[0]
         self.struck.append((node, strike.blow))
         match strike.blow:
             case Blow.CRASH:
@@ -195,17 +195,17 @@ class Week:
     def _train(self) -> None:
         """Ranks have made the steps that there was time for; what was to go to storage is there."""
         job, state = self.job, self.job.core.state
-        if self.hung not in state.slots:
+        if self.hung not in state.world.slots:
             job.stacks.clear()
             self.hung = ""
         job.ages = not job.trains() or bool(self.hung)
         if job.ages:
             return
-        if self._generation != state.generation:
-            self._generation, self._step = state.generation, state.restored_step
+        if self._generation != state.world.generation:
+            self._generation, self._step = state.world.generation, state.world.restored_step
             self._first_at = job.mono + RESTORE_S - STEP_S
         trained_s = job.mono - self._first_at
-        step = min(state.restored_step + max(0, int(trained_s / STEP_S)), self.target)
+        step = min(state.world.restored_step + max(0, int(trained_s / STEP_S)), self.target)
         if step > self._step:
             self._step = step
             job.do_steps(step, trained_s % STEP_S)
@@ -215,10 +215,10 @@ class Week:
 
     def _store(self, step: int) -> None:
         job, state = self.job, self.job.core.state
-        if 0 <= job.flush_step <= step and (state.generation, job.flush_step) not in self._stored:
-            self._stored.add((state.generation, job.flush_step))
-            job.checkpoints[state.generation] = job.flush_step
-            for node in state.slots:
+        if 0 <= job.flush_step <= step and (state.world.generation, job.flush_step) not in self._stored:
+            self._stored.add((state.world.generation, job.flush_step))
+            job.checkpoints[state.world.generation] = job.flush_step
+            for node in state.world.slots:
                 job.change(node, flushed=job.flush_step)
 
     # -- time --------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Week:
 
     def _is_quiet(self) -> bool:
         core = self.job.core
-        return self.job.stage == "Running" and core.state.incident is None and core.trains and not self.hung
+        return self.job.stage == "Running" and core.world.incident is None and core.trains and not self.hung
 
     def _until_next(self) -> float:
         if not self._is_quiet():

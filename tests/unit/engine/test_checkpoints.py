@@ -96,7 +96,7 @@ def test_while_the_journal_is_behind_nothing_is_decided() -> None:
     job.core.hold(True)
     job.kill_rank(0)
     job.pass_time(600)
-    assert (job.stage, job.core.state.generation, job.core.state.incident) == ("Running", 1, None)
+    assert (job.stage, job.core.world.generation, job.core.world.incident) == ("Running", 1, None)
     job.core.hold(False)
     job.core.on_hold_over(600, job.now())
     job.pass_time(1)
@@ -118,15 +118,15 @@ def test_standing_still_with_the_storage_is_no_hang_but_standing_still_after_it_
     job.core.hold(False)
     job.core.on_hold_over(job.wall - wall, job.now())
     job.pass_time(20)
-    assert (job.core.state.incident, job.stage) == (None, "Running")
-    job.until(lambda: job.core.state.incident is not None, limit=900)
+    assert (job.core.world.incident, job.stage) == (None, "Running")
+    job.until(lambda: job.core.world.incident is not None, limit=900)
 
 
 def test_a_recovery_takes_as_long_as_people_wait_for_it() -> None:
     job = Job()
     job.train_to(3)
     job.kill_rank(0)
-    assert job.core.state.generation == 2
+    assert job.core.world.generation == 2
     job.core.on_hold_over(100.0, job.now())
     job.train_to(4)
     job.pass_time(1)
@@ -139,7 +139,7 @@ def test_a_lost_node_comes_back_from_its_peer() -> None:
     for step in range(5):
         job.train_to(step)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     assert launched(job).slots == ("n1", "n3")
     assert where(job) == (4, {"memory": 1, "peer": 1})
     assert source(job, "n3", 1) == RestoreSource(rank=1, tier=Tier.PEER, address="10.0.0.1", port=5000)
@@ -159,7 +159,7 @@ def test_copies_go_and_come_by_the_address_that_is_for_them() -> None:
     assert {p.address for n in ("n1", "n2") for p in job.orders[n].peers} == {"10.20.0.1", "10.20.0.2"}
     job.train_to(4)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 3)
+    job.until(lambda: job.core.world.generation == 3)
     assert source(job, "n3", 1) == RestoreSource(rank=1, tier=Tier.PEER, address="10.20.0.1", port=5000)
     assert job.orders["n1"].master_addr == "10.0.0.1"
 
@@ -172,7 +172,7 @@ def test_when_both_copies_are_lost_storage_has_it() -> None:
     peer = job.orders["n2"].peers[0].node
     job.power_cut("n2")
     job.power_cut(peer)
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     assert where(job) == (2, {"storage": 3})
     assert all(
         {s.tier for s in order.sources} == {Tier.STORAGE}
@@ -188,7 +188,7 @@ def test_a_whole_pipeline_group_can_go() -> None:
         job.train_to(step)
     for node in ("n2", "n4"):  # ranks 1 and 3: dp changes before pp
         job.power_cut(node)
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     assert where(job) == (4, {"memory": 2, "peer": 2})
 
 
@@ -200,7 +200,7 @@ def test_a_torn_copy_of_one_rank_means_the_step_before_for_all() -> None:
     drop(job, "n1", 1, 4)
     job.kill_rank(1)
     assert where(job) == (3, {"memory": 2})
-    assert job.core.state.sealed == {1: 3}
+    assert job.core.world.sealed == {1: 3}
 
 
 def test_what_a_zombie_beyond_a_cut_network_goes_on_to_do_never_counts() -> None:
@@ -209,7 +209,7 @@ def test_what_a_zombie_beyond_a_cut_network_goes_on_to_do_never_counts() -> None
         job.train_to(step)
     zombie = job.heartbeats["n2"]
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     assert where(job)[0] == 4
     # It heals, having gone further in generation 1, and has all parts of that step, from wherever.
     job.dead.clear()
@@ -228,7 +228,7 @@ def test_copies_of_a_lost_node_do_not_count_for_the_seal() -> None:
         job.train_to(step)
     job.snapshot(4, peers=False)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     assert where(job) == (3, {"memory": 1, "peer": 1})
 
 
@@ -286,13 +286,13 @@ def test_a_run_that_ended_without_a_word_is_sealed_when_its_nodes_are_heard() ->
         ev.AllocationTaken(t=1.0, restart_count=1, nodes=FOUR, slots=("n1", "n2"), spares=("n3",)),
     )
     later = Job(history=history, first=ToGathering(start=True), copies=left, hears_storage=False)
-    assert later.core.state.generation == 1  # storage has not answered yet
+    assert later.core.world.generation == 1  # storage has not answered yet
     later.tell_storage(1)
     assert where(later) == (4, {"memory": 2})
     (sealed,) = later.events(ev.GenerationSealed)
     assert (sealed.generation, sealed.sealed_step) == (1, 4)
     assert fold(later.journal) == later.core.state
-    assert later.core.state.unsealed == ()
+    assert later.core.world.unsealed == ()
 
 
 @pytest.mark.parametrize("storage", [True, False])
@@ -304,9 +304,9 @@ def test_all_agents_lost_at_once_loses_no_step(storage: bool) -> None:
     job.hears_storage = storage
     for node in ("n1", "n2", "n3"):
         job.heartbeats.pop(node)
-    job.until(lambda: job.core.state.generation == 2, limit=120)
+    job.until(lambda: job.core.world.generation == 2, limit=120)
     assert where(job) == (4, {"memory": 2})
-    assert job.core.state.unsealed == (() if storage else (1,))
+    assert job.core.world.unsealed == (() if storage else (1,))
 
 
 UNTESTED = JobConfig(detect=DetectConfig(diagnose=False))
@@ -335,7 +335,7 @@ def test_a_state_with_which_training_ends_at_once_twice_is_left_for_an_older_one
         "step 4 of generation 1 is passed over in this job: training failed with it twice before a new "
         "step was done; to take it again, submit a new job with: srobust run --from 7 --step 4"
     )
-    assert fold(job.journal).banned == job.core.state.banned != {}
+    assert fold(job.journal).world.banned == job.core.world.banned != {}
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -346,7 +346,7 @@ def test_a_later_step_on_storage_that_no_restore_takes_keeps_none_from_being_sav
     job.kill_rank(1)
     if is_lost:
         job.checkpoints.clear()
-        for node in job.core.state.slots:
+        for node in job.core.world.slots:
             job.change(node, copies=tuple(c for c in job.heartbeats[node].copies if c.step < 4))
         job.kill_rank(1)
     else:
@@ -358,7 +358,7 @@ def test_a_later_step_on_storage_that_no_restore_takes_keeps_none_from_being_sav
     job.until(lambda: job.code is not None)
     assert not [text for text in job.said if "lost" in text]
     assert [(e.generation, e.step) for e in job.events(ev.StorageWritten)][-1:] == [
-        (job.core.state.generation, 3)
+        (job.core.world.generation, 3)
     ]
 
 
@@ -418,11 +418,11 @@ def test_a_ban_holds_over_a_requeue_and_not_in_the_next_job() -> None:
             ev.AllocationTaken(t=2.0, restart_count=1, nodes=("n1",), slots=("n1",), spares=()),
         )
     )
-    assert requeued.banned == {ban.checkpoint: "NaN"}
+    assert requeued.world.banned == {ban.checkpoint: "NaN"}
     goes_on = ev.Continued(
         t=3.0, from_job=7, from_folder="/x", generation=2, sealed={1: 4}, banned=(ban.checkpoint,)
     )
-    assert fold((run_started(t=2.5, job_id=8, slots=2, spares=0), goes_on)).banned == {}
+    assert fold((run_started(t=2.5, job_id=8, slots=2, spares=0), goes_on)).world.banned == {}
 
 
 def test_the_last_one_that_is_left_is_never_banned_and_the_bounds_end_it() -> None:
@@ -431,7 +431,7 @@ def test_the_last_one_that_is_left_is_never_banned_and_the_bounds_end_it() -> No
     job.storage = {CheckpointId(step=4, generation=1)}
     for generation in (2, 3):
         job.kill_rank(1, signal=11)
-        assert job.core.state.generation == generation
+        assert job.core.world.generation == generation
         assert where(job) == (4, {"storage": 2})
     job.kill_rank(1, signal=11)
     job.pass_time(20)
@@ -456,7 +456,7 @@ def test_a_lost_node_does_not_speak_against_the_checkpoint() -> None:
     job.train_to(4)
     job.kill_rank(1)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 3)
+    job.until(lambda: job.core.world.generation == 3)
     assert job.events(ev.CheckpointBanned) == []
     assert where(job)[0] == 4
 
@@ -468,7 +468,7 @@ def test_a_damaged_copy_is_gone_and_the_peer_has_the_same_step() -> None:
     job.kill_rank(1)
     drop(job, "n2", 1, 4)
     fail_to_restore(job)
-    assert job.core.state.generation == 3
+    assert job.core.world.generation == 3
     assert where(job) == (4, {"memory": 1, "peer": 1})
     assert source(job, "n2", 1).address == "10.0.0.1"
     decided = job.events(ev.Decided)[-1]
@@ -487,7 +487,7 @@ def test_a_step_that_cannot_be_restored_twice_is_left_for_an_older_one() -> None
     fail_to_restore(job)
     assert where(job)[0] == 3
     job.train_to(5)
-    assert job.core.state.incident is None
+    assert job.core.world.incident is None
 
 
 def test_a_damaged_checkpoint_on_storage_is_passed_over_at_once() -> None:
@@ -520,14 +520,14 @@ def test_a_storage_that_hangs_does_not_hold_up_what_memory_can_do() -> None:
     job.hears_storage = False
     job.kill_rank(1)
     assert job.stage == "Stopping"
-    job.until(lambda: job.core.state.generation == 2, limit=30)
+    job.until(lambda: job.core.world.generation == 2, limit=30)
     assert where(job) == (4, {"memory": 2})
-    assert job.core.state.unsealed == (1,)  # what lies on storage is found out later
+    assert job.core.world.unsealed == (1,)  # what lies on storage is found out later
     job.hears_storage = True
     job.storage = {CheckpointId(step=2, generation=1)}
     job.train_to(5)
     job.kill_rank(1)
-    assert job.core.state.unsealed == ()
+    assert job.core.world.unsealed == ()
     assert where(job) == (5, {"memory": 2})
 
 
@@ -635,14 +635,14 @@ def test_a_slow_step_does_not_hide_how_fast_they_can_be() -> None:
 
 def train(job: Job, steps: int, step_s: float = 1.0) -> None:
     """Every rank does ``steps`` more steps of ``step_s`` seconds."""
-    first = 1 + max(job.core.state.best_step, *(p.step for p in job.heartbeats["n1"].progress))
+    first = 1 + max(job.core.world.best_step, *(p.step for p in job.heartbeats["n1"].progress))
     for step in range(first, first + steps):
         job.pass_time(step_s)
         job.train_to(step)
 
 
 def flushed(job: Job, step: int) -> None:
-    for node in job.core.state.slots:
+    for node in job.core.world.slots:
         job.change(node, flushed=step)
 
 
@@ -655,14 +655,14 @@ def test_the_stride_follows_the_lag_and_outlives_a_restart() -> None:
     train(job, 4)
     lag(job, 1.6)  # two steps of 1 s are not 2 * 1.6 s
     train(job, 30)
-    assert job.core.state.stride == job.stride == 4
+    assert job.core.world.stride == job.stride == 4
     assert [e.stride for e in job.events(ev.StrideChanged)] == [2, 4]
     job.kill_rank(1)
     assert job.orders["n1"].stride == 4
     lag(job, 0.1)
     train(job, 30)
-    assert job.core.state.stride == 1
-    assert fold(job.journal).stride == 1
+    assert job.core.world.stride == 1
+    assert fold(job.journal).world.stride == 1
 
 
 def test_the_order_of_the_pace_is_repeated() -> None:
@@ -793,7 +793,7 @@ def test_a_run_does_not_begin_anew_where_storage_has_lost_what_it_had() -> None:
 def test_a_run_does_not_begin_anew_after_one_whose_ranks_wrote_by_themselves_and_died() -> None:
     job = Job()
     job.train_to(5)
-    for node in job.core.state.slots:
+    for node in job.core.world.slots:
         written = [structs.replace(p, checkpoint=4) for p in job.heartbeats[node].progress]
         job.change(node, progress=tuple(written))
     job.pass_time(5)

@@ -48,14 +48,14 @@ def borrower(*lendable: str, **fields: object) -> Borrower:
 def test_a_node_of_a_companion_takes_the_slot() -> None:
     job = borrower("n5")
     job.lose("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     (order,) = job.borrowed
     assert (order.sources, order.missing, order.exclude) == ((SPARES,), 1, ("n2",))
-    assert job.core.state.slots == ("n1", "n5")
+    assert job.core.world.slots == ("n1", "n5")
     assert job.core.state.lenders == {"n5": 105}
     assert list(job.core.state.evicted) == ["n2"]
     assert job.started[-1] == ("n5",)
-    assert len(job.core.state.attempts) == 1
+    assert len(job.core.world.attempts) == 1
     job.train_to(4)
     job.until(lambda: bool(job.events(ev.IncidentClosed)))
     assert job.requeued == []
@@ -115,11 +115,11 @@ def test_a_companions_node_dies() -> None:
     """It is replaced like any node, and the companion's epilog finds the suspect."""
     job = borrower("n5", "n6")
     job.lose("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     job.train_to(4)
     job.power_cut("n5")
-    job.until(lambda: job.core.state.generation == 3)
-    assert job.core.state.slots == ("n1", "n6")
+    job.until(lambda: job.core.world.generation == 3)
+    assert job.core.world.slots == ("n1", "n6")
     job.train_to(5)
     job.until(lambda: bool(job.ended))
     assert job.ended == [105]
@@ -142,8 +142,8 @@ def test_a_lent_node_on_which_no_agent_comes_is_replaced() -> None:
     job.lendable = ("n5", "n6")
     job.train_to(3)
     job.lose("n2")
-    job.until(lambda: job.core.state.generation == 2, limit=900)
-    assert job.core.state.slots == ("n1", "n6")
+    job.until(lambda: job.core.world.generation == 2, limit=900)
+    assert job.core.world.slots == ("n1", "n6")
     job.train_to(4)
     job.until(lambda: bool(job.ended))
     assert job.ended == [105]
@@ -163,8 +163,8 @@ def test_a_node_whose_companion_somebody_ends_is_replaced_and_not_blamed() -> No
     job.lendable = ("n5", "n6")
     job.train_to(3)
     job.lose("n2")
-    job.until(lambda: job.core.state.generation == 2, limit=900)
-    assert job.core.state.slots == ("n1", "n6")
+    job.until(lambda: job.core.world.generation == 2, limit=900)
+    assert job.core.world.slots == ("n1", "n6")
     assert [event.node for event in job.events(ev.NodeEvicted)] == ["n2"]
     assert [suspect.node for suspect in job.suspects] == ["n2"]
     job.train_to(4)
@@ -178,10 +178,10 @@ def test_an_evicted_node_is_given_back_when_its_copies_are_not_needed() -> None:
     job = borrower("n5", "n6", memory=True)
     job.train_to(4)
     job.lose("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     job.train_to(5)
     job.change("n5", alerts=(alert(),))
-    job.until(lambda: job.core.state.generation == 3)
+    job.until(lambda: job.core.world.generation == 3)
     assert "n5" in job.core.state.evicted
     job.pass_time(30)
     assert job.ended == [], "what the next restore may need is in its memory"
@@ -229,7 +229,7 @@ def test_companions_are_optional() -> None:
 def test_a_next_controller_knows_companions_and_sweeps_the_others(requeue: bool) -> None:
     job = borrower("n5")
     job.lose("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     journal = (*job.journal, ev.CompanionSubmitted(t=job.wall, job_id=109, source=SPARES))
     config = structs.replace(CONFIG, slurm=SlurmConfig(requeue=requeue))
     after = Borrower(slots=("n1", "n5"), history=journal, first=ToReconnecting(), config=config)
@@ -241,7 +241,7 @@ def test_a_next_controller_knows_companions_and_sweeps_the_others(requeue: bool)
 def test_a_new_run_has_none() -> None:
     job = borrower("n5")
     job.lose("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     taken = ev.AllocationTaken(t=1.0, restart_count=1, nodes=("n1", "n3"), slots=("n1", "n3"), spares=())
     after = Borrower(history=(*job.journal, taken), first=ToGathering(start=True))
     assert after.swept == [()]

@@ -28,7 +28,7 @@ def test_a_job_without_faults_starts_once_and_ends_with_code_0() -> None:
     job.finish()
     job.pass_time(20)
     assert job.code == 0
-    assert job.core.state.generation == 1
+    assert job.core.world.generation == 1
     assert [type(e) for e in job.journal if isinstance(e, (ev.IncidentOpened, ev.Decided))] == []
     assert any(isinstance(m, Shutdown) for _, m in job.sent)
 
@@ -46,14 +46,14 @@ def test_a_killed_rank_restarts_in_place_from_the_newest_sealed_checkpoint() -> 
     job.checkpoints[1] = 6
     job.kill_rank(1)
     assert job.stage == "Running"
-    assert job.core.state.generation == 2
+    assert job.core.world.generation == 2
     launched = job.events(ev.GenerationLaunched)[-1]
     assert (launched.slots, launched.restore, launched.restore_step) == (
         ("n1", "n2"), CheckpointId(generation=1, step=6), 6,
     )  # fmt: skip
     job.pass_time(1.0)
     job.train_to(7)
-    assert job.core.state.incident is not None  # step 7 is repeated, not new
+    assert job.core.world.incident is not None  # step 7 is repeated, not new
     job.pass_time(1.0)
     job.train_to(8)
     (closed,) = job.events(ev.IncidentClosed)
@@ -65,16 +65,16 @@ def test_a_dead_node_is_replaced_by_the_spare_after_five_seconds() -> None:
     job.train_to(3)
     job.power_cut("n2")
     job.pass_time(4.5)
-    assert job.core.state.incident is None
-    job.until(lambda: job.core.state.generation == 2)
+    assert job.core.world.incident is None
+    job.until(lambda: job.core.world.generation == 2)
     (opened,) = job.events(ev.IncidentOpened)
     assert opened.symptom is Symptom.NODE_LOST
     assert 5.0 < opened.detect_s < 6.0
-    assert job.core.state.slots == ("n1", "n3")
+    assert job.core.world.slots == ("n1", "n3")
     assert job.core.state.spares == ()
     assert "n2" in job.core.state.evicted
     job.train_to(4)
-    assert job.core.state.incident is None
+    assert job.core.world.incident is None
 
 
 def test_a_stall_of_the_controller_itself_kills_nobody() -> None:
@@ -118,8 +118,8 @@ def test_ranks_that_break_because_a_node_died_do_not_hide_the_node() -> None:
     job.kill_rank(
         0, signal=None, code=1, error=WorkerError(type="RuntimeError", message="Connection closed by peer")
     )
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n3")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n3")
     (decided,) = job.events(ev.Decided)
     assert decided.verdict.suspects == ("n2",)
 
@@ -148,11 +148,11 @@ def test_the_requeued_run_continues_from_the_journal_and_avoids_evicted_nodes() 
         first=ToGathering(start=True),
         storage=[CheckpointId(step=3, generation=1)],
     )
-    assert later.core.state.generation == 2
+    assert later.core.world.generation == 2
     assert later.events(ev.GenerationLaunched)[-1].restore == CheckpointId(generation=1, step=3)
     later.wall = job.wall + 58.0
     later.train_to(4)
-    assert later.core.state.incident is None
+    assert later.core.world.incident is None
     (closed,), decided = later.events(ev.IncidentClosed), later.events(ev.Decided)[0]
     assert closed.recover_s == pytest.approx(later.wall - decided.t)
     assert closed.recover_s >= 58.0
@@ -174,7 +174,7 @@ def test_the_same_fault_without_a_new_step_is_answered_twice_and_no_more() -> No
     job.train_to(3)
     for generation in (2, 3):
         job.kill_rank(0)
-        assert job.core.state.generation == generation
+        assert job.core.world.generation == generation
     job.kill_rank(0)
     job.pass_time(20)
     assert job.code == ExitCode.DO_NOT_REQUEUE
@@ -186,7 +186,7 @@ def test_a_new_step_in_between_starts_the_count_again() -> None:
     for step in range(1, 8):
         job.train_to(step)
         job.kill_rank(0)
-    assert job.core.state.generation == 8
+    assert job.core.world.generation == 8
 
 
 def test_the_bound_per_hour_holds_even_with_progress() -> None:
@@ -203,7 +203,7 @@ def test_the_bound_per_hour_holds_even_with_progress() -> None:
 def test_a_user_exception_restarts_once_then_gives_up_with_its_place() -> None:
     job = Job()
     job.kill_rank(1, signal=None, code=1, error=BUG)
-    assert job.core.state.generation == 2
+    assert job.core.world.generation == 2
     job.kill_rank(1, signal=None, code=1, error=BUG)
     job.pass_time(20)
     assert job.code == ExitCode.DO_NOT_REQUEUE
@@ -223,8 +223,8 @@ def test_a_node_that_cannot_kill_its_workers_is_evicted() -> None:
     job.train_to(3)
     job.stubborn.add("n2")
     job.kill_rank(0)
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n3")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n3")
     assert "cannot be killed" in job.core.state.evicted["n2"]
 
 
@@ -233,13 +233,13 @@ def test_workers_that_live_on_beyond_a_cut_network_are_stopped_when_it_heals() -
     job.train_to(3)
     old = job.heartbeats["n2"]
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     job.dead.clear()
     job.heartbeats["n2"] = old
     job.change("n2")
     stops = [m for node, m in job.sent if node == "n2" and isinstance(m, Stop)]
     assert stops[-1].generation == 1
-    assert job.core.state.slots == ("n1", "n3")
+    assert job.core.world.slots == ("n1", "n3")
 
 
 def test_a_lost_spare_is_no_incident() -> None:
@@ -247,7 +247,7 @@ def test_a_lost_spare_is_no_incident() -> None:
     job.train_to(3)
     job.power_cut("n3")
     job.until(lambda: "n3" in job.core.state.aside, limit=120)
-    assert job.core.state.generation == 1
+    assert job.core.world.generation == 1
     assert job.events(ev.IncidentOpened) == []
 
 
@@ -258,7 +258,7 @@ def test_all_agents_lost_at_once_evicts_nobody() -> None:
         job.heartbeats.pop(node)
     job.until(lambda: len(job.started) == 2, limit=30)
     assert job.core.state.evicted == {}
-    assert job.core.state.generation == 2
+    assert job.core.world.generation == 2
 
 
 @pytest.mark.parametrize("jump", [-7200.0, 7200.0])
@@ -292,7 +292,7 @@ def test_before_the_end_a_checkpoint_is_taken_at_a_step_no_rank_has_reached() ->
         )
         job.change(node, progress=progress)
     assert job.requeued == [()]
-    assert job.core.state.attempts == ()  # no failure is counted
+    assert job.core.world.attempts == ()  # no failure is counted
     assert not job.events(ev.RequeueStarted)[0].failure
 
 
@@ -334,7 +334,7 @@ def test_a_new_controller_finds_the_running_generation_and_training_goes_on() ->
         later.change(node)
     assert later.stage == "Running"
     assert later.started == []
-    assert later.core.state.generation == 1
+    assert later.core.world.generation == 1
     later.train_to(9)
     later.finish()
     later.pass_time(20)
@@ -349,8 +349,8 @@ def test_a_new_controller_that_misses_a_node_replaces_it() -> None:
     later.dead.add("n2")
     for node in ("n1", "n3"):
         later.change(node)
-    later.until(lambda: later.core.state.generation == 2)
-    assert later.core.state.slots == ("n1", "n3")
+    later.until(lambda: later.core.world.generation == 2)
+    assert later.core.world.slots == ("n1", "n3")
 
 
 def test_an_exit_while_no_controller_lived_is_seen_by_the_next() -> None:
@@ -360,7 +360,7 @@ def test_an_exit_while_no_controller_lived_is_seen_by_the_next() -> None:
     later.heartbeats = dict(job.heartbeats)
     later.kill_rank(1)
     later.change("n1")
-    assert later.core.state.generation == 2
+    assert later.core.world.generation == 2
 
 
 def test_agents_that_refuse_on_more_nodes_than_spares_end_the_job_at_once() -> None:
@@ -381,7 +381,7 @@ def test_an_agent_that_refuses_costs_its_node_and_not_the_job() -> None:
     for node in ("n1", "n3"):
         Job.join(job, node)
     job.until(lambda: job.stage == "Running")
-    assert job.core.state.slots == ("n1", "n3")
+    assert job.core.world.slots == ("n1", "n3")
     assert "no folder in /dev/shm" in job.core.state.evicted["n2"]
 
 
@@ -427,7 +427,7 @@ def test_the_state_is_the_fold_of_what_was_written() -> None:
     job.kill_rank(0)
     job.train_to(5)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 3)
+    job.until(lambda: job.core.world.generation == 3)
     assert fold(job.journal) == job.core.state
 
 
@@ -443,14 +443,14 @@ def pulse_of(job: Job, node: str, base: int | None = None) -> None:
 def test_a_pulse_is_a_sign_of_life_and_ages_go_on() -> None:
     job = Job()
     job.train_to(5)
-    slots, generation = job.core.state.slots, job.core.state.generation
+    slots, generation = job.core.world.slots, job.core.world.generation
     for _ in range(8):
         job.mono += 1.0
         for node in job.heartbeats:
             pulse_of(job, node)
         job.act(job.core.on_tick(job.now()))
     assert job.stage == "Running"
-    assert not job.core.state.incident
+    assert not job.core.world.incident
     records = job.core.fleet.progress(slots, generation, job.mono)
     assert [(r.step, r.age_s) for r in records] == [(5, 8.0), (5, 8.0)]
 
@@ -466,7 +466,7 @@ def test_a_pulse_is_answered_only_where_its_heartbeat_is_known() -> None:
     for node in job.heartbeats:
         pulse_of(job, node, 1_000)  # who speaks lives, whatever of it is not known here
     job.act(job.core.on_tick(job.now()))
-    assert (job.stage, job.core.state.incident) == ("Running", None)
+    assert (job.stage, job.core.world.incident) == ("Running", None)
 
 
 def test_waiting_for_what_an_ended_job_no_longer_does_fails_and_says_why() -> None:
@@ -482,5 +482,5 @@ def test_the_standby_behind_the_leaf_switch_of_the_lost_node_is_taken() -> None:
     job.core.on_switches({"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
     job.train_to(3)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n4")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n4")

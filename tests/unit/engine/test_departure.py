@@ -34,7 +34,7 @@ def leave(job: Job) -> Job:
 
 def term_agents(job: Job, *nodes: str) -> None:
     """Slurm tells agents and ranks to end; the controller is told nothing."""
-    for node in nodes or job.core.state.slots:
+    for node in nodes or job.core.world.slots:
         killed = tuple(WorkerExit(rank=p.rank, signal=15) for p in job.heartbeats[node].progress)
         job.change(node, termed=True, phase=Phase.ENDED, exits=killed)
 
@@ -324,7 +324,7 @@ def test_a_second_order_ends_at_once() -> None:
 
 def test_a_second_order_while_ranks_are_being_stopped_names_what_is_lost() -> None:
     job = trained()
-    job.stubborn.update(job.core.state.slots)
+    job.stubborn.update(job.core.world.slots)
     leave(job)
     assert job.stage == "Stopping"
     job.act(job.core.on_second_order(job.now()))
@@ -384,7 +384,7 @@ def test_a_training_that_ends_well_saves_its_last_step() -> None:
     assert job.code == 0
     (written,) = job.events(ev.StorageWritten)
     assert written.step == 4
-    assert job.core.state.sealed == {1: 4}
+    assert job.core.world.sealed == {1: 4}
 
 
 def test_a_training_that_ends_well_ends_well_without_storage() -> None:
@@ -498,7 +498,7 @@ def test_what_is_there_goes_to_storage_while_no_rank_gets_on() -> None:
     warned(job, 60.0)
     begun = job.mono
     job.until(lambda: job.flush_step == 4, limit=5)
-    for node in job.core.state.slots:
+    for node in job.core.world.slots:
         job.change(node, flushed=4)
     assert [e.step for e in job.events(ev.StorageWritten)] == [4]
     job.until(lambda: bool(job.requeued))

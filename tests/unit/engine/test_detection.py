@@ -43,7 +43,7 @@ def train(job: Job, steps: range, **report: object) -> None:
 
 def tell(job: Job, rank: int = 0, **report: object) -> None:
     """A rank reports its next step with these metrics."""
-    node = job.core.state.placement.node_of(rank)
+    node = job.core.world.placement.node_of(rank)
     before = job.heartbeats[node].progress
     progress = (
         structs.replace(p, step=p.step + 1, age_s=0.0, reported=True, **report) if p.rank == rank else p
@@ -63,7 +63,7 @@ def evicted(job: Job) -> set[str]:
 
 def stopped(job: Job, rank: int) -> None:
     """This rank stands still, outside of any collective, and so the others wait."""
-    node = job.core.state.placement.node_of(rank)
+    node = job.core.world.placement.node_of(rank)
     job.stacks[rank] = doing(rank, node, "work@train.py", "main@train.py", state="T")
 
 
@@ -73,7 +73,7 @@ def stopped(job: Job, rank: int) -> None:
 def test_a_hang_is_localised_by_stacks_and_the_node_replaced() -> None:
     hung = job()
     stopped(hung, 2)
-    hung.until(lambda: hung.core.state.generation == 2, 60)
+    hung.until(lambda: hung.core.world.generation == 2, 60)
     assert symptoms(hung) == [Symptom.HANG]
     assert evicted(hung) == {"n3"}
     (decided,) = hung.events(ev.Decided)
@@ -81,7 +81,7 @@ def test_a_hang_is_localised_by_stacks_and_the_node_replaced() -> None:
     assert decided.verdict.rung == 4
     assert len(hung.saved_stacks[0].stacks) == 4
     train(hung, range(40, 43))
-    assert hung.core.state.incident is None
+    assert hung.core.world.incident is None
 
 
 def test_a_hang_that_heals_costs_nothing() -> None:
@@ -90,15 +90,15 @@ def test_a_hang_that_heals_costs_nothing() -> None:
     slow.until(lambda: slow.stage == "Localising", 60)
     train(slow, range(40, 42))
     assert slow.stage == "Running"
-    assert slow.core.state.generation == 1
-    assert slow.core.state.incident is None
+    assert slow.core.world.generation == 1
+    assert slow.core.world.incident is None
     assert evicted(slow) == set()
 
 
 def test_a_hang_that_stacks_do_not_place_is_tested_for() -> None:
     hung = job()  # all ranks wait for each other
     hung.diagnosis = Diagnosis(suspects=("n2",), reason="n2 fails memory")
-    hung.until(lambda: hung.core.state.generation == 2, 60)
+    hung.until(lambda: hung.core.world.generation == 2, 60)
     assert [effect.bitwise for effect in hung.tested] == [False]
     assert evicted(hung) == {"n2"}
     assert [d.verdict.rung for d in hung.events(ev.Decided) if d.verdict] == [5, 5]
@@ -107,7 +107,7 @@ def test_a_hang_that_stacks_do_not_place_is_tested_for() -> None:
 def test_tests_that_never_answer_do_not_hold_the_job_for_ever() -> None:
     hung = job(diagnose_s=20.0)
     hung.diagnosis = None
-    hung.until(lambda: hung.core.state.generation == 2, 120)
+    hung.until(lambda: hung.core.world.generation == 2, 120)
     assert evicted(hung) == set()
     (unanswered,) = hung.events(ev.Unanswered)
     assert (unanswered.asked, unanswered.nodes) == ("tests", NODES)
@@ -119,7 +119,7 @@ def test_tests_that_never_answer_do_not_hold_the_job_for_ever() -> None:
 def test_tests_that_could_not_begin_are_reported_with_the_reason() -> None:
     hung = job()
     hung.diagnosis = Diagnosis(reason="nothing could be tested", left_out={"gemm": "srun: error: n2: down"})
-    hung.until(lambda: hung.core.state.generation == 2, 60)
+    hung.until(lambda: hung.core.world.generation == 2, 60)
     (unanswered,) = hung.events(ev.Unanswered)
     assert unanswered.why == "nothing could be tested; gemm: srun: error: n2: down"
 
@@ -132,7 +132,7 @@ def test_a_replay_that_was_not_possible_is_reported() -> None:
     train(crashing, range(3))
     crashing.diagnosis = ReplayVerdict(reason="no replay: only a Python script can be replayed").diagnosis()
     crashing.kill_rank(1)
-    crashing.until(lambda: crashing.core.state.generation == 2, 20)
+    crashing.until(lambda: crashing.core.world.generation == 2, 20)
     crashing.kill_rank(1)
     crashing.until(lambda: crashing.code is not None, 60)
     (unanswered,) = crashing.events(ev.Unanswered)
@@ -145,7 +145,7 @@ def test_agents_that_do_not_answer_are_waited_for_briefly() -> None:
     hung.mute.add("n4")
     hung.until(lambda: hung.stage == "Localising", 60)
     begun = hung.mono
-    hung.until(lambda: hung.stage == "Running" and hung.core.state.generation == 2, 20)
+    hung.until(lambda: hung.stage == "Running" and hung.core.world.generation == 2, 20)
     assert 6.0 < hung.mono - begun < 14.0  # two sample rounds, each waits for it
     assert evicted(hung) == set(), "silence alone convicts nobody"
     (unanswered,) = hung.events(ev.Unanswered)  # once, though it was silent in both rounds
@@ -164,10 +164,10 @@ def test_observe_mode_says_what_it_would_do_and_does_nothing() -> None:
     assert not decided.carried_out
     assert any(isinstance(action, inc.Evict) and action.node == "n3" for action in decided.actions)
     assert evicted(hung) == set()
-    assert hung.core.state.generation == 1
+    assert hung.core.world.generation == 1
     train(hung, range(40, 43))  # it was only slow
     assert hung.stage == "Running"
-    assert hung.core.state.incident is None
+    assert hung.core.world.incident is None
 
 
 # -- slowdowns --------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ def declining(mode: str = "act", **detect: object) -> Job:
 
 def crawl(job: Job, seconds: float) -> None:
     """Train as slowly as that until it is stopped."""
-    step, end = job.core.state.steps_here, job.mono + seconds
-    while job.mono < end and job.core.state.generation == 1 and job.stage in ("Running", "Localising"):
+    step, end = job.core.world.steps_here, job.mono + seconds
+    while job.mono < end and job.core.world.generation == 1 and job.stage in ("Running", "Localising"):
         step += 1
         job.train_to(step)
         job.pass_time(3.0, tick=1.0)
@@ -200,7 +200,7 @@ def test_a_slowdown_that_three_sample_rounds_do_not_place_is_tested_for() -> Non
     assert looks(slow) == 2
     assert slow.stage == "Running"
     crawl(slow, 1000.0)
-    slow.until(lambda: slow.core.state.generation == 2, 60)
+    slow.until(lambda: slow.core.world.generation == 2, 60)
     assert symptoms(slow) == [Symptom.SLOW]
     assert [effect.bitwise for effect in slow.tested] == [False]
     assert evicted(slow) == {"n2"}
@@ -209,15 +209,15 @@ def test_a_slowdown_that_three_sample_rounds_do_not_place_is_tested_for() -> Non
 def test_tests_that_find_nobody_slow_are_made_once_in_a_job() -> None:
     slow = declining(slow_samples=1)
     crawl(slow, 300.0)
-    slow.until(lambda: slow.core.state.generation == 2, 60)
+    slow.until(lambda: slow.core.world.generation == 2, 60)
     assert evicted(slow) == set()
-    step = slow.core.state.best_step
+    step = slow.core.world.best_step
     for more in range(200):
         slow.train_to(step + 1 + more)
         slow.pass_time(3.0, tick=1.0)
     assert looks(slow) >= 1, "it goes on as slowly"
     assert len(slow.tested) == 1
-    assert slow.core.state.generation == 2
+    assert slow.core.world.generation == 2
 
 
 def test_a_slowdown_is_never_stopped_without_a_culprit_where_tests_are_off() -> None:
@@ -225,7 +225,7 @@ def test_a_slowdown_is_never_stopped_without_a_culprit_where_tests_are_off() -> 
         slow = declining(**off)
         crawl(slow, 5000.0)
         assert looks(slow) == 4
-        assert slow.core.state.generation == 1
+        assert slow.core.world.generation == 1
 
 
 # -- no traffic ------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def silent_job(*nodes: str) -> Job:
 def test_a_silent_network_has_stacks_sampled_and_they_name_the_node() -> None:
     silent = silent_job(*NODES)
     stopped(silent, 2)
-    silent.until(lambda: silent.core.state.generation == 2, 60)
+    silent.until(lambda: silent.core.world.generation == 2, 60)
     (opened,) = silent.events(ev.IncidentOpened)
     assert opened.symptom is Symptom.HANG
     assert opened.detail.startswith("the links of all 4 nodes have carried next to nothing for 610 s")
@@ -264,7 +264,7 @@ def test_a_silent_network_without_a_culprit_ends_nothing() -> None:
     assert silent.stage == "Running", "it is told once"
     assert sum("next to nothing" in event.text for event in silent.events(ev.Noted)) == 1
     assert symptoms(silent) == []
-    assert silent.core.state.generation == 1
+    assert silent.core.world.generation == 1
 
 
 def test_a_network_is_not_silent_while_a_node_is_unknown_or_steps_are_made() -> None:
@@ -286,7 +286,7 @@ def test_no_number_is_tested_for_bit_by_bit() -> None:
     wrong = job()
     wrong.diagnosis = Diagnosis(suspects=("n4",), reason="n4 computes otherwise than the other 3")
     tell(wrong, loss=float("nan"))
-    wrong.until(lambda: wrong.core.state.generation == 2, 60)
+    wrong.until(lambda: wrong.core.world.generation == 2, 60)
     assert symptoms(wrong) == [Symptom.NON_FINITE]
     assert [effect.bitwise for effect in wrong.tested] == [True]
     assert evicted(wrong) == {"n4"}
@@ -296,7 +296,7 @@ def test_no_number_with_good_nodes_is_restarted_and_ends_when_it_comes_again() -
     wrong = job()
     for generation in (2, 3):
         tell(wrong, loss=float("nan"))
-        wrong.until(lambda g=generation: wrong.core.state.generation == g, 60)  # type: ignore[misc]
+        wrong.until(lambda g=generation: wrong.core.world.generation == g, 60)  # type: ignore[misc]
     tell(wrong, loss=float("nan"))
     wrong.until(lambda: wrong.code is not None, 60)
     assert wrong.code == 93
@@ -323,7 +323,7 @@ def raise_alerts(job: Job, alerts: Mapping[str, Alert]) -> None:
 def test_a_lost_gpu_evicts_its_node_at_once() -> None:
     lost = job()
     raise_alerts(lost, {"n2": alert()})
-    lost.until(lambda: lost.core.state.generation == 2, 20)
+    lost.until(lambda: lost.core.world.generation == 2, 20)
     assert symptoms(lost) == [Symptom.NODE_FAULT]
     assert evicted(lost) == {"n2"}
 
@@ -334,9 +334,9 @@ def test_one_network_alert_is_borne_and_two_are_not() -> None:
             "blame": Party.FABRIC, "suggestion": Suggestion.RESET}  # fmt: skip
     raise_alerts(flapping, {"n2": alert(**link, ended_s=0.1)})
     train(flapping, range(40, 42))
-    assert flapping.core.state.generation == 1
+    assert flapping.core.world.generation == 1
     flapping.change("n2", alerts=(alert(**{**link, "age_s": 60.0}, ended_s=50.0), alert(2, **link)))
-    flapping.until(lambda: flapping.core.state.generation == 2, 20)
+    flapping.until(lambda: flapping.core.world.generation == 2, 20)
     assert symptoms(flapping) == [Symptom.NETWORK]
     assert evicted(flapping) == {"n2"}
 
@@ -361,10 +361,10 @@ def test_a_spare_that_is_not_fit_is_dropped_before_it_is_used() -> None:
     trained = job()
     raise_alerts(trained, {"n5": alert()})
     assert evicted(trained) == {"n5"}
-    assert trained.core.state.generation == 1
+    assert trained.core.world.generation == 1
     raise_alerts(trained, {"n2": alert()})
-    trained.until(lambda: trained.core.state.generation == 2, 20)
-    assert trained.core.state.slots == ("n1", "n6", "n3", "n4")
+    trained.until(lambda: trained.core.world.generation == 2, 20)
+    assert trained.core.world.slots == ("n1", "n6", "n3", "n4")
 
 
 def test_a_spare_that_breaks_while_the_generation_ends_takes_no_slot() -> None:
@@ -373,9 +373,9 @@ def test_a_spare_that_breaks_while_the_generation_ends_takes_no_slot() -> None:
     raise_alerts(trained, {"n2": alert()})
     assert trained.stage == "Stopping"
     raise_alerts(trained, {"n5": alert()})
-    trained.until(lambda: trained.core.state.generation == 2, 60)
+    trained.until(lambda: trained.core.world.generation == 2, 60)
     assert evicted(trained) == {"n2", "n5"}
-    assert trained.core.state.slots == ("n1", "n6", "n3", "n4")
+    assert trained.core.world.slots == ("n1", "n6", "n3", "n4")
 
 
 def test_a_spare_with_one_alert_of_its_network_stays() -> None:
@@ -393,7 +393,7 @@ def test_memory_that_runs_out_evicts_nobody_and_explains_the_kill() -> None:
     raise_alerts(full, {"n2": warning})
     assert full.events(ev.IncidentOpened) == []
     full.kill_rank(1)
-    full.until(lambda: full.core.state.generation == 2, 20)
+    full.until(lambda: full.core.world.generation == 2, 20)
     assert evicted(full) == set()
     assert [effect.alerts for effect in full.saved_alerts] == [{"n2": (warning,)}]
 
@@ -404,11 +404,11 @@ def test_memory_that_runs_out_evicts_nobody_and_explains_the_kill() -> None:
 def test_a_crash_that_comes_again_is_tested_for() -> None:
     crashing = job()
     crashing.kill_rank(1)
-    crashing.until(lambda: crashing.core.state.generation == 2, 20)
+    crashing.until(lambda: crashing.core.world.generation == 2, 20)
     assert crashing.tested == []
     crashing.diagnosis = Diagnosis(suspects=("n2",), reason="n2 fails gemm")
     crashing.kill_rank(1)
-    crashing.until(lambda: crashing.core.state.generation == 3, 20)
+    crashing.until(lambda: crashing.core.world.generation == 3, 20)
     assert len(crashing.tested) == 1
     assert evicted(crashing) == {"n2"}
 
@@ -425,7 +425,7 @@ def root_of_lost_connections(named: Mapping[int, int]) -> int:
         exits = (WorkerExit(rank=rank, code=1, age_s=1.0 + rank / 10, error=error),)
         ending.tell(node, exits=exits, phase=Phase.ENDED)
     ending.tick()
-    ending.until(lambda: ending.core.state.generation == 2, 30)
+    ending.until(lambda: ending.core.world.generation == 2, 30)
     assert evicted(ending) == set()
     return ending.events(ev.GenerationEnded)[0].root
 

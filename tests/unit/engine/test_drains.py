@@ -28,7 +28,7 @@ def drain(job: Job, node: str) -> None:
 
 
 def train(job: Job) -> None:
-    job.train_to(job.core.state.best_step + 1)
+    job.train_to(job.core.world.best_step + 1)
     job.pass_time(1.0)
 
 
@@ -36,7 +36,7 @@ def test_a_drain_is_seen_within_half_a_minute_and_told_once() -> None:
     job = trained()
     drain(job, "n2")
     assert job.core.state.drained == {"n2": WHY}
-    assert (job.stage, job.core.state.generation, job.core.state.incident) == ("Running", 1, None)
+    assert (job.stage, job.core.world.generation, job.core.world.incident) == ("Running", 1, None)
     job.pass_time(120.0)
     assert len(job.events(ev.NodeDrained)) == 1
     (line,) = [text for text in job.said if "drained" in text]
@@ -51,17 +51,17 @@ def test_the_next_restart_leaves_a_drained_node_and_evicts_nobody() -> None:
     drain(job, "n2")
     train(job)
     job.kill_rank(0)
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n3")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n3")
     assert job.core.state.evicted == {}
     assert job.events(ev.Decided)[-1].reason.endswith(
         "n3 takes the slot of n2, which is drained by root: bad fan"
     )
-    assert job.events(ev.GenerationLaunched)[-1].restore_step == job.core.state.best_step
+    assert job.events(ev.GenerationLaunched)[-1].restore_step == job.core.world.best_step
     train(job)
     job.power_cut("n3")
-    job.until(lambda: job.core.state.generation == 3)
-    assert job.core.state.slots == ("n1", "n4")
+    job.until(lambda: job.core.world.generation == 3)
+    assert job.core.world.slots == ("n1", "n4")
 
 
 def test_a_drained_standby_gets_no_slot() -> None:
@@ -70,8 +70,8 @@ def test_a_drained_standby_gets_no_slot() -> None:
     assert not job.core.state.aside["n3"].usable
     assert any(text == f"n3 is drained by {WHY}: it gets no slot as long as it is" for text in job.said)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n4")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n4")
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_whoever_drains_a_standby_for_whatever_reason_it_gets_no_slot_and_no_bla
     job.drained["n3"] = why
     job.pass_time(EVERY_S + 1.0)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n4")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n4")
     assert list(job.core.state.evicted) == ["n2"]
 
 
@@ -101,8 +101,8 @@ def test_without_a_standby_a_drained_node_keeps_its_slot() -> None:
     drain(job, "n2")
     train(job)
     job.kill_rank(0)
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n2")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n2")
 
 
 def test_where_all_standbys_are_drained_too_nothing_moves() -> None:
@@ -111,8 +111,8 @@ def test_where_all_standbys_are_drained_too_nothing_moves() -> None:
     drain(job, "n2")
     train(job)
     job.kill_rank(0)
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n2")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n2")
 
 
 def test_a_standby_that_is_resumed_counts_again() -> None:

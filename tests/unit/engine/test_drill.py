@@ -31,7 +31,7 @@ def test_a_drill_on_a_node_that_does_not_respond_is_refused_and_not_noted() -> N
     job.train_to(5)
     job.cut.add("n2")
     job.pass_time(3.0)
-    assert job.core.state.incident is None
+    assert job.core.world.incident is None
     assert drill(job, 1) == DrillReply(ok=False, text="node n2 does not respond; nothing was done to rank 1")
     assert notes(job) == []
     assert drill(job, 0).ok

@@ -37,8 +37,8 @@ def evicted(job: Job) -> set[str]:
 @pytest.mark.parametrize("seconds", [13.0, 31.0, 100.0])
 def test_workers_that_give_memory_back_are_waited_for(slow: tuple[str, ...], seconds: float) -> None:
     job = crashed(dict.fromkeys(slow, seconds))
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", limit=seconds + 10)
-    assert (evicted(job), job.requeued, job.core.state.slots) == (set(), [], NODES)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", limit=seconds + 10)
+    assert (evicted(job), job.requeued, job.core.world.slots) == (set(), [], NODES)
     assert any("still there: waiting up to 180 s" in text for text in job.said) is (seconds > 15.0)
 
 
@@ -47,7 +47,7 @@ def test_all_nodes_slow_to_die_end_no_job() -> None:
     for node in NODES:
         job.slow[node] = 40.0
         job.change(node, phase=Phase.RUNNING)
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", limit=60)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", limit=60)
     assert (job.code, evicted(job)) == (None, set())
 
 
@@ -65,7 +65,7 @@ def test_an_exit_from_before_the_order_to_stop_counts_though_it_is_heard_after_i
     job.kill_rank(0, signal=None, code=1, error=PEER_GONE, age_s=12.0)
     assert job.stage == "Stopping"
     job.kill_rank(1, age_s=13.0 if is_late else 0.0)
-    job.until(lambda: job.core.state.generation == 2, limit=10)
+    job.until(lambda: job.core.world.generation == 2, limit=10)
     (ended,) = job.events(ev.GenerationEnded)
     verdict = job.events(ev.Decided)[-1].verdict
     assert verdict is not None
@@ -75,23 +75,23 @@ def test_an_exit_from_before_the_order_to_stop_counts_though_it_is_heard_after_i
 def test_nobody_waits_for_workers_that_die_fast() -> None:
     job = crashed()
     job.pass_time(1.0)
-    assert (job.stage, job.core.state.generation) == ("Running", 2)
+    assert (job.stage, job.core.world.generation) == ("Running", 2)
     assert not any("still there" in text for text in job.said)
 
 
 def test_one_node_at_whose_workers_nothing_moves_is_replaced() -> None:
     job = crashed(stubborn=("n3",))
     began = job.mono
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     assert 30 < job.mono - began < 40
-    assert job.core.state.slots == ("n1", "n2", "n5", "n4")
+    assert job.core.world.slots == ("n1", "n2", "n5", "n4")
     assert evicted(job) == {"n3"}
 
 
 def test_one_node_whose_workers_move_without_end_is_replaced_at_the_bound() -> None:
     job = crashed({"n3": 1e9})
     began = job.mono
-    job.until(lambda: job.core.state.generation == 2, limit=300)
+    job.until(lambda: job.core.world.generation == 2, limit=300)
     assert 180 < job.mono - began < 195
     assert evicted(job) == {"n3"}
 
@@ -101,7 +101,7 @@ def test_a_node_that_stood_still_and_ends_while_others_are_waited_for_is_well() 
     job.pass_time(45)
     assert job.stage == "Stopping"
     job.stubborn.clear()
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", limit=30)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", limit=30)
     assert evicted(job) == set()
 
 

@@ -56,7 +56,7 @@ class Weather:
 
     def crash(self, rank: int) -> None:
         job = self.job
-        node = job.core.state.placement.node_of(rank % len(NODES))
+        node = job.core.world.placement.node_of(rank % len(NODES))
         if node in job.heartbeats and node not in job.dead and job.heartbeats[node].progress:
             job.kill_rank(rank % len(NODES), signal=11)
 
@@ -162,11 +162,11 @@ class Weather:
             if job.requeued and job.slurm_says and job.slurm_says[0] is TAKEN and job.core.leaving is None:
                 job.act(job.core.on_leave("ordered to end by SIGTERM", job.now()))
             if self.can_step():
-                job.train_to(max(self.step(), job.core.state.restored_step) + 1)
+                job.train_to(max(self.step(), job.core.world.restored_step) + 1)
 
     def step(self) -> int:
         """The newest that all ranks have completed."""
-        heartbeats = [self.job.heartbeats.get(node) for node in self.job.core.state.slots]
+        heartbeats = [self.job.heartbeats.get(node) for node in self.job.core.world.slots]
         return min(
             (p.step for heartbeat in heartbeats if heartbeat is not None for p in heartbeat.progress),
             default=-1,
@@ -183,12 +183,12 @@ class Weather:
 
     def can_step(self) -> bool:
         job, state = self.job, self.job.core.state
-        heartbeats = [job.heartbeats.get(node) for node in state.slots]
+        heartbeats = [job.heartbeats.get(node) for node in state.world.slots]
         return not self.hangs and all(
             b is not None
             and b.node not in job.dead
             and b.phase is Phase.RUNNING
-            and b.generation == state.generation
+            and b.generation == state.world.generation
             and b.progress
             and not b.exits
             for b in heartbeats
@@ -286,7 +286,7 @@ def live_through(weather: Weather, happenings: list[tuple[str, int, float]], las
     job.slurm_says = (TAKEN, DONE)
     weather.live(20.0)
     for name, number, pause_s in happenings:
-        if ALL[number] in (*job.core.state.slots, *job.core.state.spares):
+        if ALL[number] in (*job.core.world.slots, *job.core.state.spares):
             getattr(weather, name)(number)
         weather.live(pause_s)
     weather.calm(lasting)

@@ -16,13 +16,13 @@ from tests.unit.engine.fake_job import Job
 
 def end(job: Job, rank: int, **exit: Any) -> None:
     """The one rank on its node ends."""
-    node = job.core.state.placement.node_of(rank)
+    node = job.core.world.placement.node_of(rank)
     exits = (WorkerExit(rank=rank, **exit),)
     job.change(node, exits=exits, phase=Phase.ENDED)
 
 
 def returned(job: Job, rank: int) -> None:
-    node = job.core.state.placement.node_of(rank)
+    node = job.core.world.placement.node_of(rank)
     progress = tuple(structs.replace(p, phase=RETURNED) for p in job.heartbeats[node].progress)
     job.change(node, progress=progress)
 
@@ -82,5 +82,5 @@ def test_a_script_that_answers_term_by_code_0_has_not_done_its_work() -> None:
     job.until(lambda: job.stage == "Stopping")
     end(job, 1, code=0)
     job.stubborn.clear()
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     assert job.events(ev.RunEnded) == []

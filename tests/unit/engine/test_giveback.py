@@ -20,7 +20,7 @@ def evict(job: Job, node: str = "n2") -> Job:
     """``node`` answers, and its inspection names it; the standby takes its slot and trains."""
     job.train_to(3)
     job.change(node, alerts=(alert(),))
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", limit=90)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", limit=90)
     return job
 
 

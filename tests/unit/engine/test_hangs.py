@@ -25,19 +25,19 @@ def train(job: Job, until: int = HANG_STEP, step_s: float = 1.0) -> None:
     """From where the generation begins; a step takes ``step_s``."""
     job.until(lambda: job.stage == "Running", 60)
     job.pass_time(max(2.0, step_s))
-    for step in range(job.core.state.restored_step + 1 if job.reported else 0, until + 1):
+    for step in range(job.core.world.restored_step + 1 if job.reported else 0, until + 1):
         job.train_to(step)
         job.pass_time(step_s, tick=min(1.0, step_s / 4))
 
 
 def next_generation(job: Job, limit: float = 300.0) -> None:
-    generation = job.core.state.generation
-    job.until(lambda: job.code is not None or job.core.state.generation > generation, limit)
+    generation = job.core.world.generation
+    job.until(lambda: job.code is not None or job.core.world.generation > generation, limit)
 
 
 def stuck(job: Job, rank: int, line: str = "wait@train.py", cpu_s: float = 5.0) -> None:
     """This rank does something of its own, always the same, while the others wait for it."""
-    node = job.core.state.placement.node_of(rank)
+    node = job.core.world.placement.node_of(rank)
     job.stacks = {rank: with_cpu(doing(rank, node, line, "main@train.py"), cpu_s)}
 
 
@@ -87,7 +87,7 @@ def test_a_job_that_shares_its_nodes_in_turns_is_found_hanging() -> None:
     for slice_s, awake_s in ((30.0, 30.0), (10.0, 50.0), (300.0, 30.0), (60.0, 10.0)):
         shared = job()
         train(shared)
-        generation, had_s = shared.core.state.generation, 0.0
+        generation, had_s = shared.core.world.generation, 0.0
         while not shared.events(ev.IncidentOpened) and had_s < 200:
             suspend(shared, slice_s)
             shared.pass_time(awake_s)
@@ -127,7 +127,7 @@ def test_an_alert_that_was_decided_on_is_no_new_fault_after_a_suspension() -> No
     assert decided == 1
     for _ in range(3):
         suspend(healthy, 30.0)
-        healthy.train_to(healthy.core.state.best_step + 1)
+        healthy.train_to(healthy.core.world.best_step + 1)
         healthy.pass_time(5.0)
     assert len(healthy.events(ev.Decided)) == decided
 
@@ -138,7 +138,7 @@ def test_a_rank_that_hangs_at_the_same_step_on_other_nodes_is_the_codes_fault() 
         nodes = []
         while hung.code is None:
             train(hung)
-            nodes.append(hung.core.state.placement.node_of(1))
+            nodes.append(hung.core.world.placement.node_of(1))
             stuck(hung, 1)
             next_generation(hung)
         assert hung.code == 93
@@ -154,9 +154,9 @@ def test_without_a_standby_two_nodes_exchange_their_slots() -> None:
         train(hung)
         stuck(hung, 1)
         next_generation(hung)
-    assert hung.core.state.slots == ("n2", "n1", "n3")
+    assert hung.core.world.slots == ("n2", "n1", "n3")
     assert (hung.code, evicted(hung)) == (93, set())
-    assert hung.core.state.generation == 3
+    assert hung.core.world.generation == 3
 
 
 def test_a_hang_that_stays_with_the_node_evicts_it() -> None:
@@ -165,7 +165,7 @@ def test_a_hang_that_stays_with_the_node_evicts_it() -> None:
         train(hung, step)
         stuck(hung, 1)  # n2
         next_generation(hung)
-    assert hung.core.state.placement.node_of(0) == "n2"
+    assert hung.core.world.placement.node_of(0) == "n2"
     train(hung, 50)
     stuck(hung, 0, "other@train.py")
     next_generation(hung)
@@ -182,7 +182,7 @@ def test_of_two_groups_that_hang_the_node_that_both_have_is_evicted() -> None:
     pairs = []
     for step in (30, 40, 50):
         train(hung, step)
-        slots = hung.core.state.slots
+        slots = hung.core.world.slots
         pair = (slots.index("n6") % 4, slots.index("n6") % 4 + 4)
         pairs.append({slots[rank] for rank in pair})
         hung.stacks = {rank: doing(rank, slots[rank], *calls) for rank in pair}
@@ -191,7 +191,7 @@ def test_of_two_groups_that_hang_the_node_that_both_have_is_evicted() -> None:
     assert evicted(hung) == {"n6"}
     assert "n6 is what both have in common" in hung.events(ev.Decided)[-1].reason
     assert hung.core.state.unproven == ("n6",), "suspicion alone speaks against it"
-    assert "n2" in hung.core.state.slots, "the other one of the pair is used again"
+    assert "n2" in hung.core.world.slots, "the other one of the pair is used again"
 
 
 def test_two_groups_that_share_a_rank_say_nothing_of_its_node() -> None:
@@ -202,7 +202,7 @@ def test_two_groups_that_share_a_rank_say_nothing_of_its_node() -> None:
     calls = ("all_reduce@torch/distributed/distributed_c10d.py", "other@train.py", "main@train.py")
     for step, pair in ((30, (0, 1)), (40, (0, 4))):
         train(hung, step)
-        hung.stacks = {rank: doing(rank, hung.core.state.slots[rank], *calls) for rank in pair}
+        hung.stacks = {rank: doing(rank, hung.core.world.slots[rank], *calls) for rank in pair}
         next_generation(hung)
     assert [len(d.place.nodes) for d in hung.events(ev.Decided) if d.place] == [2, 2]
     assert evicted(hung) == set()
@@ -253,9 +253,9 @@ def test_a_rank_that_spins_in_a_wait_for_its_gpu_gets_no_time_to_compute() -> No
     others = Collective(group="0", sequence=9, operation="nccl:all_reduce", state="started", ranks=(0, 1, 2))
     own = structs.replace(others, state="scheduled")
     libraries = Frame(function="cuStreamSynchronize", file="/usr/lib/libcuda.so.1")
-    node = hung.core.state.placement.node_of(1)
+    node = hung.core.world.placement.node_of(1)
     begun = hung.mono
-    while hung.core.state.generation == 1:
+    while hung.core.world.generation == 1:
         looks = {m.number for _, m in hung.sent if isinstance(m, TakeStacks)}
         stacks = with_cpu(doing(1, node, "item@train.py"), hung.mono)
         (process,) = stacks.processes
@@ -289,7 +289,7 @@ def test_where_many_are_in_question_no_process_is_paused() -> None:
 
 def evaluate(job: Job, seconds: float) -> None:
     """Rank 0 computes for so long, now here and now there; nothing else happens."""
-    node = job.core.state.placement.node_of(0)
+    node = job.core.world.placement.node_of(0)
     begun = job.mono
     while job.mono - begun < seconds and job.stage in ("Running", "Localising"):
         past = job.mono - begun
@@ -308,9 +308,9 @@ def test_an_evaluation_on_one_rank_costs_no_restart() -> None:
             for step in range(HANG_STEP + 1, HANG_STEP + 70):
                 healthy.train_to(step)
                 healthy.pass_time(1.0, tick=0.25)
-            assert (healthy.core.state.generation, evicted(healthy)) == (1, set())
-            assert healthy.core.state.incident is None
-            assert healthy.core.state.pace.pause_s > seconds - 5
+            assert (healthy.core.world.generation, evicted(healthy)) == (1, set())
+            assert healthy.core.world.incident is None
+            assert healthy.core.world.pace.pause_s > seconds - 5
             asked = len([m for _, m in healthy.sent if type(m).__name__ == "TakeStacks"])
             evaluate(healthy, seconds)
             assert len([m for _, m in healthy.sent if type(m).__name__ == "TakeStacks"]) == asked, "learned"
@@ -321,9 +321,9 @@ def test_a_pause_that_ends_by_itself_has_no_time_of_recovery() -> None:
     train(hung)
     stuck(hung, 1)
     hung.until(lambda: hung.stage == "Localising", limit=300)
-    step = hung.core.state.best_step + 1
+    step = hung.core.world.best_step + 1
     hung.train_to(step)
-    hung.until(lambda: hung.core.state.incident is None)
+    hung.until(lambda: hung.core.world.incident is None)
     (closed,) = hung.events(ev.IncidentClosed)
     assert closed.recover_s is None
     assert f"incident 1: over, step {step} is done; training went on by itself" in hung.said
@@ -334,7 +334,7 @@ def test_patience_has_an_end() -> None:
     hung = job(phase_s=100.0)
     train(hung)
     evaluate(hung, 180.0)
-    assert hung.core.state.generation == 2
+    assert hung.core.world.generation == 2
     assert evicted(hung) == set()
 
 
@@ -342,14 +342,14 @@ def test_a_rank_that_computes_always_at_the_same_place_is_restarted_once_and_the
     hung = job(phase_s=500.0)
     for _ in range(2):
         train(hung)
-        begun, node = hung.mono, hung.core.state.placement.node_of(0)
-        generation = hung.core.state.generation
-        while hung.mono - begun < 400.0 and hung.core.state.generation == generation:
+        begun, node = hung.mono, hung.core.world.placement.node_of(0)
+        generation = hung.core.world.generation
+        while hung.mono - begun < 400.0 and hung.core.world.generation == generation:
             cpu_s = 10.0 + hung.mono - begun
             hung.stacks = {0: with_cpu(doing(0, node, "spin@train.py", "main@train.py"), cpu_s)}
             hung.pass_time(0.5)
-    assert hung.core.state.generation == 2, "after the same step it may take detect.phase_s"
-    assert hung.core.state.pace.hung_after == HANG_STEP, "a verdict does not take back what was learned"
+    assert hung.core.world.generation == 2, "after the same step it may take detect.phase_s"
+    assert hung.core.world.pace.hung_after == HANG_STEP, "a verdict does not take back what was learned"
 
 
 def test_a_node_fault_is_seen_while_an_evaluation_is_waited_for() -> None:
@@ -369,10 +369,10 @@ def test_a_node_fault_is_seen_while_an_evaluation_is_waited_for() -> None:
 
 def slow_down(job: Job, rank: int, steps: int) -> None:
     """Steps take four seconds from now on, and stacks show ``rank`` at work while the others wait."""
-    generation = job.core.state.generation
-    first = job.core.state.steps_here + 1
+    generation = job.core.world.generation
+    first = job.core.world.steps_here + 1
     for step in range(first, first + steps):
-        if job.core.state.generation != generation:
+        if job.core.world.generation != generation:
             return
         stuck(job, rank)
         job.train_to(step)
@@ -383,11 +383,11 @@ def test_a_slowdown_that_moves_with_the_rank_is_let_be() -> None:
     slow = job(slow_samples=0)
     train(slow, 200)
     slow_down(slow, 1, 60)
-    assert slow.core.state.generation == 2
-    assert slow.core.state.placement.node_of(1) == "n4"
+    assert slow.core.world.generation == 2
+    assert slow.core.world.placement.node_of(1) == "n4"
     assert evicted(slow) == set()
     slow.until(lambda: slow.stage == "Running", 60)
     slow_down(slow, 1, 200)
-    assert slow.core.state.generation == 2
+    assert slow.core.world.generation == 2
     assert evicted(slow) == set()
     assert any("it is the code, and goes on" in e.text for e in slow.events(ev.Noted))

@@ -46,9 +46,9 @@ def test_a_node_without_power_is_known_within_a_second() -> None:
     (incident,) = opened(job)
     assert incident.symptom is Symptom.NODE_LOST
     assert 0.7 <= incident.detect_s <= 1.0
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 5.0)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", 5.0)
     assert evicted(job) == {"n3"}
-    assert "n7" in job.core.state.slots
+    assert "n7" in job.core.world.slots
 
 
 def test_the_incident_has_the_numbers() -> None:
@@ -149,7 +149,7 @@ def test_two_deaths_one_after_the_other_are_both_known() -> None:
     job.power_cut("n3")
     job.pass_time(0.6)
     job.power_cut("n9")
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 5.0)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", 5.0)
     assert evicted(job) == {"n3", "n9"}
 
 
@@ -233,7 +233,7 @@ def test_a_node_that_dies_while_workers_are_stopped_holds_nobody_up() -> None:
     assert job.stage == "Stopping"
     job.power_cut("n3")
     began = job.mono
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 10.0)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", 10.0)
     assert job.mono - began < 3.0
 
 

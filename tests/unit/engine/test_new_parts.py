@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, JobConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.progress import PaceHistory
+from tests.builders.state import changed
 from tests.unit.engine.fake_job import Job
 
 RESEED = JobConfig(checkpoint=CheckpointConfig(if_parts_are_missing="reseed"))
@@ -53,7 +53,7 @@ def test_new_parts_go_to_storage_before_a_requeue_and_the_next_run_goes_on_from_
     (line,) = anew(job)
     assert line.startswith("rank 1 goes on from step 24 with new random generators, since its part is lost")
     assert line in [event.text for event in job.events(ev.Noted)]
-    assert (job.core.state.sealed, job.core.state.unsealed) == ({1: 24}, ())
+    assert (job.core.world.sealed, job.core.world.unsealed) == ({1: 24}, ())
     taken = ev.AllocationTaken(
         t=3.0, restart_count=1, nodes=("n4", "n5", "n6"), slots=("n4", "n5", "n6"), spares=()
     )
@@ -66,14 +66,14 @@ def test_new_parts_go_to_storage_before_a_requeue_and_the_next_run_goes_on_from_
 def test_new_parts_go_to_storage_before_a_restart_on_standbys() -> None:
     job = trained("n4", "n5")
     lose(job, "n2", "n3")
-    job.until(lambda: job.core.state.generation == 2, 400)
+    job.until(lambda: job.core.world.generation == 2, 400)
     assert restored(job) == (24, {"storage": 3})
     assert len(anew(job)) == 1
     assert job.requeued == []
     job.until(lambda: job.stage == "Running")
     job.train_to(25)
     job.kill_rank(1)
-    job.until(lambda: job.core.state.generation == 3)
+    job.until(lambda: job.core.world.generation == 3)
     assert restored(job)[0] == 25
     assert len(anew(job)) == 1
 
@@ -83,7 +83,7 @@ def test_a_listing_that_is_behind_has_nothing_written_again() -> None:
     job = trained("n4", "n5")
     job.shows = False
     lose(job, "n2", "n3")
-    job.until(lambda: job.core.state.generation == 2, 400)
+    job.until(lambda: job.core.world.generation == 2, 400)
     assert restored(job) == (24, {"storage": 3})
     assert len(anew(job)) == len(job.events(ev.StorageWritten)) == 1
 
@@ -91,7 +91,7 @@ def test_a_listing_that_is_behind_has_nothing_written_again() -> None:
 def test_by_default_an_older_step_is_restored_and_the_log_names_the_setting() -> None:
     job = trained("n4", "n5", config=JobConfig())
     lose(job, "n2", "n3")
-    job.until(lambda: job.core.state.generation == 2, 400)
+    job.until(lambda: job.core.world.generation == 2, 400)
     assert restored(job) == (10, {"storage": 3})
     assert not anew(job)
     (line,) = {text for text in job.said if "is not whole" in text and "without them" in text}
@@ -103,7 +103,7 @@ def test_by_default_an_older_step_is_restored_and_the_log_names_the_setting() ->
 def test_a_sharded_model_is_never_made_anew() -> None:
     job = trained("n4", "n5", shared=False)
     lose(job, "n2", "n3")
-    job.until(lambda: job.core.state.generation == 2, 400)
+    job.until(lambda: job.core.world.generation == 2, 400)
     assert restored(job)[0] == 10
     assert not any("generators" in text for text in job.said)
 
@@ -114,12 +114,12 @@ def test_parts_that_held_more_than_generators_leave_the_older_step(spares: tuple
     job = trained(*spares, refuses=True)
     lose(job, "n2", "n3")
     if spares:
-        job.until(lambda: job.core.state.generation == 2, 400)
+        job.until(lambda: job.core.world.generation == 2, 400)
         assert restored(job) == (10, {"storage": 3})
         assert any("step-00000024 could not be put on storage: n1: " in text for text in job.said)
     else:
         job.until(lambda: bool(job.requeued), 400)
-        assert job.core.state.sealed == {1: 10}
+        assert job.core.world.sealed == {1: 10}
         assert any("gen-0001/step-00000024 was only in memory: storage has step 10" in t for t in job.said)
     assert not anew(job)
 
@@ -129,13 +129,13 @@ def test_what_memory_has_whole_is_restored_bit_by_bit_unless_it_is_long_ago() ->
     job = trained("n4")
     job.snapshot(25, peers=False)
     lose(job, "n2")
-    job.until(lambda: job.core.state.generation == 2, 60)
+    job.until(lambda: job.core.world.generation == 2, 60)
     assert restored(job)[0] == 24
     slow = trained("n4")
     slow.snapshot(25, peers=False)
-    slow.core._state = structs.replace(slow.core.state, pace=PaceHistory(p50_s=90.0))
+    slow.core._state = changed(slow.core.state, pace=PaceHistory(p50_s=90.0))
     lose(slow, "n2")
-    slow.until(lambda: slow.core.state.generation == 2, 60)
+    slow.until(lambda: slow.core.world.generation == 2, 60)
     assert restored(slow) == (25, {"storage": 3})
     assert len(anew(slow)) == 1
 
@@ -176,5 +176,5 @@ def test_the_shared_part_alone_is_not_enough() -> None:
         shared = tuple(c for c in job.heartbeats[node].copies if c.rank == SHARED or c.tier is Tier.PEER)
         job.change(node, copies=shared)
     lose(job, "n2", "n3")
-    job.until(lambda: job.core.state.generation == 2, 400)
+    job.until(lambda: job.core.world.generation == 2, 400)
     assert restored(job)[0] == 10

@@ -41,7 +41,7 @@ def test_the_decision_is_printed_and_the_job_ends_with_the_code_of_the_first_exi
     assert job.said[-1] == (
         "end, exit code 137: observe mode, nothing was done about it: rank 1: SIGKILL on n2"
     )
-    assert job.core.state.generation == 1
+    assert job.core.world.generation == 1
 
 
 def test_a_rank_that_lost_its_peer_is_not_judged_before_the_peers_node() -> None:

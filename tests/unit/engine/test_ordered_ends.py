@@ -88,8 +88,8 @@ def test_an_ordered_end_stores_what_memory_has_or_names_what_is_lost(
     job.ages, job.slurm_says = True, (TAKEN, DONE)
     weather = Ordered(job)
     weather.live(trains_s)
-    if stored and weather.step() >= 0 and job.core.state.running:
-        ref = CheckpointId(step=weather.step(), generation=job.core.state.generation)
+    if stored and weather.step() >= 0 and job.core.world.running:
+        ref = CheckpointId(step=weather.step(), generation=job.core.world.generation)
         job.storage.add(ref)
         weather.live(3.0)
     for name, number, pause_s in happenings:
@@ -97,7 +97,7 @@ def test_an_ordered_end_stores_what_memory_has_or_names_what_is_lost(
         weather.live(pause_s)
     if job.code is not None or job.requeued:
         return
-    whole, done = weather.whole(), job.core.state.best_step
+    whole, done = weather.whole(), job.core.world.best_step
     weather.order()
     weather.end(again=again, second=second)
     on_storage = max((ref.step for ref in job.storage), default=-1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from msgspec import structs
-
 from slurm_robust.config.job import JobConfig, SlurmConfig
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.transitions import ToDeciding, ToGathering
@@ -15,6 +13,7 @@ from slurm_robust.model import incident as inc
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.journal import fold
 from slurm_robust.model.stacks import Localisation
+from tests.builders.state import changed
 from tests.unit.engine.fake_job import Job
 
 CONFIG = JobConfig(slurm=SlurmConfig(give_back=False))
@@ -28,16 +27,16 @@ def suspect(job: Job) -> Core:
     core = job.core
     found = Localisation(ranks=(1, 2, 3), outliers=(2,), group="pp 1-3", reason="pp 1-3 waits")
     fault = inc.Fault(
-        symptom=inc.Symptom.HANG, detail="hang", localisation=found, generation=core.state.generation,
+        symptom=inc.Symptom.HANG, detail="hang", localisation=found, generation=core.world.generation,
         alive=NODES,
     )  # fmt: skip
     core.incidents.open(fault, job.now())
     core.record(
         ev.GenerationEnded(
-            t=job.wall, generation=core.state.generation, exits=(), sealed_step=-1, reason="hang"
+            t=job.wall, generation=core.world.generation, exits=(), sealed_step=-1, reason="hang"
         )
     )
-    core._state = structs.replace(core.state, places=(BEFORE,))
+    core._state = changed(core.state, places=(BEFORE,))
     core._stage = core._table(ToDeciding(fault=fault))
     core._stage.enter(core, job.now())
     job.tick()
@@ -54,14 +53,14 @@ def group(**quick: Outcome | None) -> Job:
 def test_one_standby_and_two_that_pass_replace_a_group_of_three() -> None:
     job = group()
     core = suspect(job)
-    job.until(lambda: core.state.generation == 2)
+    job.until(lambda: core.world.generation == 2)
     (test,) = job.tested
     assert (test.nodes, test.quick, test.budget_s) == (("n3", "n2", "n4"), True, 60.0)
-    assert core.state.slots == ("n1", "n2", "n7", "n4", "n5", "n6")
+    assert core.world.slots == ("n1", "n2", "n7", "n4", "n5", "n6")
     assert list(core.state.evicted) == ["n3"]
     (tested,) = job.events(ev.QuickTested)
     assert (tested.incident, tested.passed, tested.failed, tested.silent) == (1, ("n3", "n2", "n4"), {}, {})
-    assert len(core.state.attempts) == 1
+    assert len(core.world.attempts) == 1
     assert job.requeued == []
     assert fold(job.journal).quick_tested == ("n3", "n2", "n4")
 
@@ -108,7 +107,7 @@ def evicted_before(*, gone: bool) -> Job:
 
 
 def is_replaced(job: Job) -> bool:
-    return job.core.state.slots[1] == "n9" and job.stage == "Running"
+    return job.core.world.slots[1] == "n9" and job.stage == "Running"
 
 
 def test_a_node_that_was_evicted_by_suspicion_takes_the_slot_of_a_dead_one() -> None:

@@ -26,14 +26,14 @@ def fail_until_the_end(job: Job, fail: object, steps: int, step_s: float) -> int
     """Each generation makes ``steps`` steps in all, then fails; the number of generations."""
     assert callable(fail)
     while job.code is None:
-        generation = job.core.state.generation
+        generation = job.core.world.generation
         job.until(lambda: job.stage == "Running", LIMIT_S)
-        first = job.core.state.restored_step + 1 if job.reported else 0
+        first = job.core.world.restored_step + 1 if job.reported else 0
         train(job, range(first, steps), step_s)
         fail(job)
-        job.until(lambda g=generation: job.code is not None or job.core.state.generation > g, LIMIT_S)  # type: ignore[misc]
+        job.until(lambda g=generation: job.code is not None or job.core.world.generation > g, LIMIT_S)  # type: ignore[misc]
         assert generation < 20, job.said
-    return job.core.state.generation
+    return job.core.world.generation
 
 
 def raise_value_error(job: Job) -> None:
@@ -47,10 +47,10 @@ def segfault(job: Job) -> None:
 
 def bring_nan(job: Job) -> None:
     """Rank 1's loss is NaN at the next step; the record is read only some steps later."""
-    node = job.core.state.placement.node_of(1)
+    node = job.core.world.placement.node_of(1)
     (before,) = job.heartbeats[node].progress
     bad, late = before.step + 1, 3
-    for name in job.core.state.slots:
+    for name in job.core.world.slots:
         progress = tuple(
             structs.replace(
                 p,
@@ -82,7 +82,7 @@ def test_a_nan_at_the_same_step_ends_the_job(step_s: float) -> None:
     job = Job(memory=True)
     assert fail_until_the_end(job, bring_nan, 15, step_s) == 3
     assert job.code == 93
-    assert job.core.state.best_step == 14
+    assert job.core.world.best_step == 14
     assert {e.good_step for e in job.events(ev.GenerationEnded)} <= {14, -1}
 
 
@@ -100,9 +100,9 @@ def test_an_unmodified_script_that_gets_further_each_time_goes_on() -> None:
     for work in (100, 200, 300, 400, 500):
         job.until(lambda: job.stage == "Running", LIMIT_S)
         train(job, range(work), 0.1)
-        generation = job.core.state.generation
+        generation = job.core.world.generation
         segfault(job)
-        job.until(lambda g=generation: job.core.state.generation > g, LIMIT_S)  # type: ignore[misc]
+        job.until(lambda g=generation: job.core.world.generation > g, LIMIT_S)  # type: ignore[misc]
     assert job.code is None
 
 
@@ -111,7 +111,7 @@ def test_one_step_more_or_less_is_where_it_was() -> None:
     job = Job(memory=True)
     for steps in (30, 31, 30):
         job.until(lambda: job.stage == "Running", LIMIT_S)
-        train(job, range(job.core.state.restored_step + 1, steps), 10.0)
+        train(job, range(job.core.world.restored_step + 1, steps), 10.0)
         segfault(job)
         job.pass_time(60.0)
     assert job.code == 93
@@ -121,7 +121,7 @@ def test_a_step_more_each_time_is_progress() -> None:
     job = Job(memory=True)
     for steps in (30, 31, 32, 33, 34):
         job.until(lambda: job.stage == "Running", LIMIT_S)
-        train(job, range(job.core.state.restored_step + 1, steps), 10.0)
+        train(job, range(job.core.world.restored_step + 1, steps), 10.0)
         segfault(job)
         job.pass_time(60.0)
     assert job.code is None

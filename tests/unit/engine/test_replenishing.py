@@ -32,7 +32,7 @@ def job_with(*lendable: str, config: JobConfig | None = None) -> Job:
 
 def use_the_standby(job: Job) -> None:
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     train(job, 3)
 
 
@@ -45,13 +45,13 @@ def test_a_used_standby_is_replaced_while_training_goes_on() -> None:
     train(job, 2)
     assert job.core.state.spares == ("n5",)
     assert job.started[-1] == ("n5",)
-    assert job.core.state.generation == 2
-    assert job.core.state.incident is None
+    assert job.core.world.generation == 2
+    assert job.core.world.incident is None
     train(job, SETTLED_S + 5)
     assert [effect.node for effect in job.standby_tests] == ["n5"], "it goes through the same stages"
     job.power_cut("n3")
-    job.until(lambda: job.core.state.generation == 3)
-    assert job.core.state.slots == ("n1", "n5")
+    job.until(lambda: job.core.world.generation == 3)
+    assert job.core.world.slots == ("n1", "n5")
     job.finish()
     job.until(lambda: job.code is not None or bool(job.ended))
     assert job.ended == [105]
@@ -108,8 +108,8 @@ def test_a_fault_waits_for_the_node_that_is_on_its_way() -> None:
     job.pass_time(2)
     assert len(job.borrowed) == 1, "asked once"
     job.unlent[0]()
-    job.until(lambda: job.core.state.generation == 3)
-    assert job.core.state.slots == ("n1", "n5")
+    job.until(lambda: job.core.world.generation == 3)
+    assert job.core.world.slots == ("n1", "n5")
     assert len(job.borrowed) == 1
 
 
@@ -121,8 +121,8 @@ def test_a_fault_asks_itself_where_none_came() -> None:
     job.until(lambda: job.stage == "Borrowing")
     job.lendable, job.lends = ("n6",), True
     job.unlent[0]()
-    job.until(lambda: job.core.state.generation == 3)
-    assert job.core.state.slots == ("n1", "n6")
+    job.until(lambda: job.core.world.generation == 3)
+    assert job.core.world.slots == ("n1", "n6")
 
 
 def test_slurm_that_never_answers_is_waited_for_within_a_bound() -> None:

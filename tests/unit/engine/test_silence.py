@@ -23,8 +23,8 @@ def trained(slots: tuple[str, ...], spares: tuple[str, ...] = (), config: JobCon
 def train(job: Job, seconds: int) -> None:
     """A step a second."""
     for _ in range(seconds):
-        newest = [p.step for p in job.heartbeats[job.core.state.slots[0]].progress]
-        job.train_to(max(*newest, job.core.state.restored_step) + 1)
+        newest = [p.step for p in job.heartbeats[job.core.world.slots[0]].progress]
+        job.train_to(max(*newest, job.core.world.restored_step) + 1)
         job.pass_time(1.0)
 
 
@@ -35,13 +35,14 @@ def evicted(job: Job) -> set[str]:
 def restarted(job: Job, slots: tuple[str, ...], generation: int = 2) -> None:
     """Training goes on from its newest step on the same nodes, and nobody is blamed."""
     job.until(
-        lambda: job.code is not None or (job.core.state.generation, job.stage) == (generation, "Running"), 30
+        lambda: job.code is not None or (job.core.world.generation, job.stage) == (generation, "Running"),
+        30,
     )
     assert job.code is None, job.said
     state = job.core.state
-    assert (evicted(job), job.requeued, state.slots) == (set(), [], slots)
-    assert state.restored is not None
-    assert state.restored.step >= 19
+    assert (evicted(job), job.requeued, state.world.slots) == (set(), [], slots)
+    assert state.world.restored is not None
+    assert state.world.restored.step >= 19
     verdicts = [d.verdict for d in job.events(ev.Decided)]
     assert all(verdict is not None and verdict.blame is Blame.NOBODY for verdict in verdicts)
 
@@ -70,7 +71,7 @@ def test_the_end_of_the_agents_step_costs_a_restart_in_place(
     assert job.core.state.spares == spares
     job.until(lambda: not job.core.state.aside, 30)
     train(job, 5)
-    assert job.core.state.incident is None
+    assert job.core.world.incident is None
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["training nodes first", "standbys first"])
@@ -87,7 +88,7 @@ def test_agents_of_one_step_that_end_one_after_the_other_are_one_incident(
     job.until(lambda: not job.core.state.aside, 30)
     train(job, 60)
     assert len(job.events(ev.IncidentOpened)) == 1
-    assert job.core.state.incident is None
+    assert job.core.world.incident is None
 
 
 def test_a_step_may_be_ended_again_and_again_while_training_gets_on() -> None:
@@ -122,7 +123,7 @@ def test_a_node_that_srun_names_is_still_lost() -> None:
     job = trained(("n1", "n2"), ("n3",))
     job.step_ends("n1", "n2", "n3", message="srun: error: Node failure on n2")
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2, 20)
+    job.until(lambda: job.core.world.generation == 2, 20)
     assert evicted(job) == {"n2"}
 
 
@@ -141,9 +142,9 @@ def test_of_two_silent_nodes_the_one_whose_step_ended_is_not_blamed() -> None:
     job.step_dies("n2", message=KILLED)
     job.pass_time(3.0)
     job.power_cut("n4")
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 30)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", 30)
     assert evicted(job) <= {"n4"}
-    assert "n2" in job.core.state.slots
+    assert "n2" in job.core.world.slots
 
 
 @pytest.mark.parametrize("heard_s", [0.5, 1.0, 2.0, 3.0, 5.0])
@@ -164,7 +165,7 @@ def test_a_lost_node_beside_the_end_of_a_step_that_nothing_starts_does_not_end_t
     job.step_dies("n2", message="srun: error: plugin_load_from_file: Permission denied")
     job.pass_time(1.0)
     job.power_cut("n4")
-    job.until(lambda: job.code is not None or (job.core.state.generation == 2 and job.stage == "Running"), 60)
+    job.until(lambda: job.code is not None or (job.core.world.generation == 2 and job.stage == "Running"), 60)
     assert (job.code, evicted(job)) == (None, {"n4"})
 
 
@@ -180,11 +181,11 @@ def test_a_requeue_beside_the_end_of_a_step_restores_what_its_nodes_keep_in_memo
     taken = ev.AllocationTaken(t=job.wall, restart_count=1, nodes=slots, slots=slots, spares=())
     history = (*job.journal, taken)
     later = Job(slots, history=history, first=ToGathering(start=True), copies=left)
-    later.until(lambda: later.core.state.generation == 2, 30)
-    restored = later.core.state.restored
+    later.until(lambda: later.core.world.generation == 2, 30)
+    restored = later.core.world.restored
     assert restored is not None
     assert restored.step >= 19
-    assert later.core.state.unsealed == ()
+    assert later.core.world.unsealed == ()
 
 
 def test_a_controller_that_stood_still_when_the_step_ended_blames_nobody() -> None:

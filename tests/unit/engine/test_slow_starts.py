@@ -31,7 +31,7 @@ def test_agents_that_join_one_by_one_over_ten_minutes_are_waited_for() -> None:
     for node in MANY:
         job.join(node)
         job.pass_time(EACH_S, tick=2.0)
-    assert (job.stage, evicted(job), job.core.state.incident) == ("Running", set(), None)
+    assert (job.stage, evicted(job), job.core.world.incident) == ("Running", set(), None)
     assert [nodes for nodes in job.started if len(nodes) < len(MANY)] == [], "none was started twice"
 
 
@@ -44,7 +44,7 @@ def test_nodes_that_import_torch_one_by_one_over_ten_minutes_are_waited_for() ->
     for node in MANY:
         job.change(node, ready=True)
         job.pass_time(EACH_S, tick=2.0)
-    assert (job.stage, evicted(job), job.core.state.incident) == ("Running", set(), None)
+    assert (job.stage, evicted(job), job.core.world.incident) == ("Running", set(), None)
     assert any("of 12 nodes have imported torch; importing: n[" in text for text in job.said)
 
 
@@ -55,7 +55,7 @@ def test_one_node_that_never_imports_is_late_when_the_others_have() -> None:
         job.join(node, ready=node != "n2")
     began = job.mono
     job.until(lambda: job.stage == "Running", limit=300)
-    assert (evicted(job), job.core.state.slots) == ({"n2"}, ("n1", "n4", "n3"))
+    assert (evicted(job), job.core.world.slots) == ({"n2"}, ("n1", "n4", "n3"))
     assert 180 <= job.mono - began < 190
 
 
@@ -89,4 +89,4 @@ def test_workers_that_start_one_by_one_are_waited_for() -> None:
     for node in MANY:
         job.pass_time(EACH_S, tick=2.0)
         job.change(node, phase=Phase.RUNNING)
-    assert (job.stage, job.core.state.generation) == ("Running", 2)
+    assert (job.stage, job.core.world.generation) == ("Running", 2)

@@ -42,11 +42,11 @@ def spoiled(job: Job, node: str, since: int) -> tuple[Progress, ...]:
 
 def spoil(job: Job, step: int) -> None:
     """This step and the next have no number for a loss, as far as training gets."""
-    generation = job.core.state.generation
+    generation = job.core.world.generation
     for at in (step, step + 1):
-        if job.core.state.generation == generation and job.stage == "Running":
+        if job.core.world.generation == generation and job.stage == "Running":
             run(job, range(at, at + 1), math.nan)
-    job.until(lambda: job.core.state.generation > generation or job.code is not None)
+    job.until(lambda: job.core.world.generation > generation or job.code is not None)
 
 
 def restored(job: Job) -> int:
@@ -68,7 +68,7 @@ def test_the_rank_that_is_heard_last_may_have_been_spoiled_first() -> None:
     job.change("n1", progress=spoiled(job, "n1", 31))
     job.until(lambda: job.stage == "Stopping")
     job.change("n2", progress=spoiled(job, "n2", 30))
-    job.until(lambda: job.core.state.generation > 1)
+    job.until(lambda: job.core.world.generation > 1)
     (ended,) = job.events(ev.GenerationEnded)
     assert ended.good_step == 29
     assert ended.sealed_step == restored(job) == 29
@@ -100,7 +100,7 @@ def test_numbers_that_come_again_without_progress_end_the_job() -> None:
         if job.code is None:
             spoil(job, 30)
     assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert job.core.state.best_step < 30
+    assert job.core.world.best_step < 30
 
 
 def test_checkpoints_that_storage_lists_later_count_up_to_there_too() -> None:
@@ -112,7 +112,7 @@ def test_checkpoints_that_storage_lists_later_count_up_to_there_too() -> None:
     job.memory = False
     run(job, range(30, 31), math.nan)
     job.until(lambda: bool(job.events(ev.GenerationEnded)))
-    assert fold(job.journal).good_steps == {1: 29}
+    assert fold(job.journal).world.good_steps == {1: 29}
     job.pass_time(60.0)
     job.tell_storage(1)
     assert restored(job) == 20

@@ -44,7 +44,7 @@ def test_all_ranks_are_shown_and_the_training_is_let_be(mode: str) -> None:
     taken = take_stacks(running)
     assert [stack.rank for stack in taken.stacks] == [0, 1, 2, 3]
     assert (taken.generation, taken.nodes, taken.silent) == (1, NODES[:4], ())
-    assert (running.stage, running.core.state.generation) == ("Running", 1)
+    assert (running.stage, running.core.world.generation) == ("Running", 1)
     assert not running.events(ev.IncidentOpened)
     assert [e.text for e in running.events(ev.Noted)] == ["stacks of generation 1 were requested by hand"]
 
@@ -110,13 +110,13 @@ def test_a_sample_round_ends_with_its_generation() -> None:
     failing.mute.add("n3")
 
     def fail() -> None:
-        if failing.core.state.generation == 1:
+        if failing.core.world.generation == 1:
             failing.kill_rank(1)
         failing.pass_time(0.25)
 
     taken = take(lambda wish: ask(failing, wish), lambda *_: None, fail)
     assert (taken.generation, taken.silent) == (1, ("n3",))
-    assert failing.core.state.generation == 2
+    assert failing.core.world.generation == 2
     failing.mute.clear()
     assert take_stacks(failing).generation == 2
 
@@ -134,5 +134,5 @@ def test_a_hang_is_placed_by_the_sample_round_that_is_under_way() -> None:
     hung.until(lambda: hung.stage == "Localising", 5)
     assert {order.number for order in orders(hung)} == {by_hand.number}
     hung.mute.clear()
-    hung.until(lambda: hung.core.state.generation == 2 or hung.code is not None, 30)
+    hung.until(lambda: hung.core.world.generation == 2 or hung.code is not None, 30)
     assert {event.node for event in hung.events(ev.NodeEvicted)} == {"n3"}

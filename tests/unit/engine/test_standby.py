@@ -34,8 +34,8 @@ def test_a_standby_that_has_not_joined_is_noted_and_not_chosen() -> None:
     assert job.core.state.aside["n3"].usable is False
     assert any("standby n3" in text and "Slurm says ALLOCATED" in text for text in job.said)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n4")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n4")
     assert "n3" not in job.core.state.evicted
 
 
@@ -109,8 +109,8 @@ def test_a_hiccup_of_a_standby_is_no_loss() -> None:
     job.pass_time(1)
     assert job.core.state.aside == {}
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n3")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n3")
 
 
 def test_a_silent_standby_is_taken_where_there_is_no_other() -> None:
@@ -119,9 +119,9 @@ def test_a_silent_standby_is_taken_where_there_is_no_other() -> None:
     silent = job.heartbeats.pop("n3")
     job.pass_time(6)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.slots == ("n1", "n3"))
+    job.until(lambda: job.core.world.slots == ("n1", "n3"))
     job.heartbeats["n3"] = silent
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     assert job.requeued == []
 
 
@@ -151,7 +151,7 @@ def ordered(job: Job) -> list[tuple[str, int]]:
 def train(job: Job, seconds: float) -> None:
     """Training makes steps for so long."""
     for _ in range(round(seconds)):
-        job.train_to(job.core.state.best_step + 1)
+        job.train_to(job.core.world.best_step + 1)
         job.pass_time(1)
 
 
@@ -222,8 +222,8 @@ def test_a_standby_whose_rehearsal_failed_is_taken_last_and_is_convicted_of_noth
     rehearse(job, "n4", RehearsalState.PASSED)
     assert any("n3 is taken last" in text and "wds" in text for text in job.said)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n4")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n4")
     assert job.core.state.spares == ("n3",)
     assert "n3" not in job.core.state.evicted
 
@@ -235,8 +235,8 @@ def test_rehearsals_that_fail_alike_everywhere_say_nothing_of_the_nodes() -> Non
     rehearse(job, "n4", RehearsalState.FAILED, "RuntimeError at train.py:9: no connection of n4 to port 4712")
     assert any("fail alike" in text for text in job.said)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n3")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n3")
 
 
 def test_a_rehearsing_standby_is_taken_and_the_next_one_rehearses_when_training_has_settled_again() -> None:
@@ -244,8 +244,8 @@ def test_a_rehearsing_standby_is_taken_and_the_next_one_rehearses_when_training_
     train(job, SETTLED_S + 2)
     job.change("n3", rehearsal=Rehearsal(number=1, state=RehearsalState.RUNNING))
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n3")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n3")
     job.change("n3", rehearsal=Rehearsal(number=1, state=RehearsalState.ENDED))
     train(job, SETTLED_S + 3)
     assert ordered(job) == [("n3", 1), ("n4", 1)]
@@ -258,8 +258,8 @@ def test_a_standby_that_can_start_no_worker_is_set_aside() -> None:
     job.pass_time(1)
     assert job.core.state.aside["n3"].usable is False
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n4")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n4")
 
 
 def test_a_requeue_says_why_no_standby_was_taken() -> None:
@@ -335,8 +335,8 @@ def test_quick_tests_that_fail_alike_convict_nobody() -> None:
     assert job.core.state.evicted == {}
     assert sum("quick tests fail alike" in text for text in job.said) == 1
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n3")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n3")
 
 
 def test_a_standby_that_gives_no_answer_is_taken_last_and_convicted_of_nothing() -> None:
@@ -347,8 +347,8 @@ def test_a_standby_that_gives_no_answer_is_taken_last_and_convicted_of_nothing()
     assert any("n3 is taken last: its quick test gave no answer" in text for text in job.said)
     assert job.core.state.evicted == {}
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
-    assert job.core.state.slots == ("n1", "n4")
+    job.until(lambda: job.core.world.generation == 2)
+    assert job.core.world.slots == ("n1", "n4")
 
 
 def test_a_test_without_an_end_is_ended_and_is_no_answer() -> None:
@@ -377,12 +377,12 @@ def test_a_standby_under_test_is_taken_at_once_and_what_its_test_says_then_does_
     job.answers_tests = False
     train(job, SETTLED_S + 2)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.incident is not None)
+    job.until(lambda: job.core.world.incident is not None)
     assert job.ended_tests == [1]
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     job.answer_test(1, "n3")
     assert job.core.state.standby_tests == {}
-    assert job.core.state.slots == ("n1", "n3")
+    assert job.core.world.slots == ("n1", "n3")
     train(job, SETTLED_S + 2)
     assert under_test(job) == ["n3", "n4"]
 
@@ -395,8 +395,8 @@ def test_a_test_that_a_hang_has_ended_is_begun_again_when_training_has_settled_a
     job.core.incidents.open(Fault(symptom=Symptom.HANG, detail="no step", detect_s=15.0), job.now())
     job.pass_time(1)
     assert job.ended_tests == [1]
-    job.train_to(job.core.state.best_step + 1)
-    job.until(lambda: job.core.state.incident is None)
+    job.train_to(job.core.world.best_step + 1)
+    job.until(lambda: job.core.world.incident is None)
     train(job, SETTLED_S - 5)
     assert under_test(job) == ["n3"]
     train(job, 10)
@@ -409,7 +409,7 @@ def test_a_test_that_never_gets_to_its_end_is_not_begun_for_ever() -> None:
     for generation in range(2, 7):
         train(job, SETTLED_S + 5)
         job.kill_rank(0)
-        job.until(lambda generation=generation: job.core.state.generation == generation)  # type: ignore[misc]
+        job.until(lambda generation=generation: job.core.world.generation == generation)  # type: ignore[misc]
     assert under_test(job) == ["n3"] * 3
 
 

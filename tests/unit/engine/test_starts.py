@@ -90,7 +90,7 @@ def test_a_node_that_slurm_calls_down_is_left_on_its_word() -> None:
     for node in ("n1", "n3"):
         job.join(node)  # they are started again
     job.until(lambda: job.stage == "Running", limit=10)
-    assert job.core.state.slots == ("n1", "n3")
+    assert job.core.world.slots == ("n1", "n3")
     (decided,) = job.events(ev.Decided)
     assert "Slurm says DOWN" in decided.reason
     assert "Communication connection failure" in decided.reason
@@ -100,7 +100,7 @@ def test_a_silent_node_that_slurm_calls_well_gets_a_second_start() -> None:
     job = OneMissing()
     job.comes = 2
     job.until(lambda: job.stage == "Running", limit=90)
-    assert job.core.state.slots == ("n1", "n2")
+    assert job.core.world.slots == ("n1", "n2")
     assert job.events(ev.IncidentOpened) == []
     assert job.asked == [("n2",)]
 
@@ -108,7 +108,7 @@ def test_a_silent_node_that_slurm_calls_well_gets_a_second_start() -> None:
 def test_a_node_on_which_two_starts_show_nothing_is_replaced_with_little_confidence() -> None:
     job = OneMissing()
     job.until(lambda: job.stage == "Running", limit=180)
-    assert job.core.state.slots == ("n1", "n3")
+    assert job.core.world.slots == ("n1", "n3")
     (decided,) = job.events(ev.Decided)
     assert decided.verdict is not None
     assert decided.verdict.confidence == 0.5
@@ -191,7 +191,7 @@ def requeued(slots: tuple[str, ...]) -> tuple[ev.AnyEvent, ...]:
 def test_a_node_that_is_dead_at_the_start_ends_no_other_agent_a_second_time() -> None:
     job = DeadAtTheStart()
     job.until(lambda: job.stage == "Running", limit=60)
-    assert job.core.state.slots == ("n1", "n3")
+    assert job.core.world.slots == ("n1", "n3")
     assert [*job.core.state.evicted] == ["n2"]
     (decided,) = job.events(ev.Decided)
     assert "failed on node n2" in decided.reason
@@ -204,7 +204,7 @@ class QuickAgents(DeadAtTheStart):
 def test_agents_that_joined_before_their_srun_ended_are_started_again_at_once() -> None:
     job = QuickAgents()
     job.until(lambda: job.stage == "Running", limit=30)
-    assert job.core.state.slots == ("n1", "n3")
+    assert job.core.world.slots == ("n1", "n3")
     assert [*job.core.state.evicted] == ["n2"]
 
 
@@ -257,7 +257,7 @@ def test_of_two_agents_of_one_node_the_second_is_ordered_to_end() -> None:
     job.core.on_heartbeat(late, job.now())
     job.pass_time(2)
     assert job.stage == "Running"
-    assert job.core.state.generation == 1
+    assert job.core.world.generation == 1
     ((agent, order),) = [(to, m) for to, m in job.sent if isinstance(m, Shutdown)]
     assert agent == "late"
     assert order.keep_copies
@@ -284,14 +284,14 @@ def test_an_agent_that_ended_is_started_again_once_and_its_node_is_not_blamed() 
     (decided,) = job.events(ev.Decided)
     assert decided.verdict.blame is Blame.NOBODY
     assert decided.reason == f"the agent on n2 ended ({killed}): start the agent again and restart"
-    job.until(lambda: job.core.state.generation == 2)
-    assert (job.core.state.slots, job.core.state.evicted) == (("n1", "n2"), {})
+    job.until(lambda: job.core.world.generation == 2)
+    assert (job.core.world.slots, job.core.state.evicted) == (("n1", "n2"), {})
     assert job.started[-1] == ("n2",)
     job.train_to(9)
     job.heartbeats.pop("n2")
     job.pass_time(1)
     job.task_ends("n2", killed)
-    job.until(lambda: job.core.state.generation == 3)
+    job.until(lambda: job.core.world.generation == 3)
     assert job.events(ev.IncidentOpened)[-1].symptom is Symptom.AGENTS_LOST
     assert job.core.state.evicted == {"n2": f"the agent on n2 ended again ({killed})"}
 
@@ -315,8 +315,8 @@ def test_a_node_whose_agent_ran_out_of_memory_is_not_the_one_to_blame() -> None:
     job.until(lambda: job.started[-1] == ("n2",))
     Job.join(job, "n2")
     job.pass_time(1)
-    assert (job.stage, job.core.state.generation) == ("Running", 2)
-    assert job.core.state.slots == ("n1", "n2")
+    assert (job.stage, job.core.world.generation) == ("Running", 2)
+    assert job.core.world.slots == ("n1", "n2")
     (decided,) = job.events(ev.Decided)
     assert "on n2: srun: error: n2: task 1: Out Of Memory: ask for more memory" in decided.reason
     assert job.events(ev.NodeEvicted) == []

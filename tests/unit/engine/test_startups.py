@@ -19,7 +19,7 @@ def test_a_first_start_has_agents_and_zygotes_a_restart_in_place_has_none() -> N
     assert measured.phases[-1].nodes == {"n2": 2.0, "n1": 1.0}
     assert measured.took_s == pytest.approx(0.0)
     job.kill_rank(1)
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running")
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running")
     job.train_to(1)
     assert [times.phase for times in job.events(ev.StartMeasured)[-1].phases] == ["launch", "model"]
 
@@ -29,13 +29,13 @@ def test_a_standby_that_was_there_costs_no_zygote_and_one_that_is_started_does()
     job.change("n3", timings={"zygote": 7.0})
     job.train_to(0)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running")
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running")
     job.change("n3", timings={"zygote": 7.0, "launch": 0.5})
     job.train_to(1)
     measured = job.events(ev.StartMeasured)[-1]
     assert [times.phase for times in measured.phases] == ["launch"]
     job.step_dies("n1", "n3", message="srun: error: Connection refused")
-    job.until(lambda: job.core.state.generation == 3 and job.stage == "Running")
+    job.until(lambda: job.core.world.generation == 3 and job.stage == "Running")
     for node in ("n1", "n3"):
         job.change(node, timings={"zygote": 5.0})
     job.train_to(2)
@@ -46,7 +46,7 @@ def test_a_generation_that_makes_no_step_shows_how_far_its_start_was() -> None:
     job = Job()
     job.change("n2", timings={"imports": 3.0})
     job.kill_rank(0)
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     (measured,) = job.events(ev.StartMeasured)
     assert (measured.generation, measured.took_s) == (1, None)
     assert measured.phases[-1].nodes == {"n2": 3.0}
@@ -56,7 +56,7 @@ def test_the_stages_of_a_recovery_add_up_to_the_time_from_fault_to_new_step() ->
     job = Job()
     job.train_to(5)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running")
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running")
     job.pass_time(3.0)
     job.train_to(4)
     job.pass_time(2.0)

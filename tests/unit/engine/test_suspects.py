@@ -30,7 +30,7 @@ def test_an_evicted_node_is_suspected_with_what_was_seen() -> None:
     job = Watched()
     job.train_to(3)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     (suspect,) = job.suspects
     assert (suspect.node, suspect.job_id, suspect.symptom) == ("n2", 7, "node lost")
     assert suspect.reason == job.core.state.evicted["n2"]

@@ -112,7 +112,7 @@ def test_a_warning_long_before_a_short_time_limit_is_one_of_that_limit() -> None
 
 def test_before_the_first_step_no_checkpoint_is_waited_for() -> None:
     job = Job()
-    for node in job.core.state.slots:  # its script reports steps, and has made none
+    for node in job.core.world.slots:  # its script reports steps, and has made none
         job.change(
             node, progress=tuple(structs.replace(p, reported=True) for p in job.heartbeats[node].progress)
         )

@@ -54,12 +54,12 @@ def test_after_a_cut_training_goes_on_as_before(silent: set[str], slurm: bool, s
     cut(job, silent, seconds)
     assert job.stage == "Unreachable"
     heal(job)
-    assert (job.stage, job.core.state.generation) == ("Running", 1)
+    assert (job.stage, job.core.world.generation) == ("Running", 1)
     assert evicted(job) == set()
-    assert job.core.state.slots == NODES
+    assert job.core.world.slots == NODES
     job.train_to(20)
     job.pass_time(1.0)
-    assert job.core.state.incident is None
+    assert job.core.world.incident is None
     job.finish()
     job.until(lambda: job.code is not None)
     assert (job.code, job.requeued) == (0, [])
@@ -85,15 +85,15 @@ def test_of_two_nodes_the_other_is_waited_for_where_slurmctld_does_not_answer() 
 def test_standbys_take_the_slots_of_nodes_that_are_cut_off_together() -> None:
     job = trained(spares=("n5", "n6"))
     cut(job, {"n3", "n4"}, 12.0)
-    assert job.core.state.slots == ("n1", "n2", "n5", "n6")
-    assert (job.core.state.generation, evicted(job)) == (2, set())
+    assert job.core.world.slots == ("n1", "n2", "n5", "n6")
+    assert (job.core.world.generation, evicted(job)) == (2, set())
     assert set(job.core.state.spares) == {"n3", "n4"}
     job.train_to(20)
     heal(job)
     assert evicted(job) == set()
     job.power_cut("n6")
-    job.until(lambda: job.core.state.generation == 3, 20)
-    assert job.core.state.slots == ("n1", "n2", "n5", "n3")
+    job.until(lambda: job.core.world.generation == 3, 20)
+    assert job.core.world.slots == ("n1", "n2", "n5", "n3")
 
 
 WITH_RESERVATION = JobConfig(companions=CompanionConfig(reservation="spares"))
@@ -108,8 +108,8 @@ def test_standbys_that_are_missing_come_from_the_reservation(
     cut(job, {"n3", "n4"}, 15.0)
     (order,) = job.borrowed
     assert (order.missing, order.some, set(order.exclude)) == (len(lent), False, {"n3", "n4"})
-    assert job.core.state.slots == ("n1", "n2", *spares, *lent)
-    assert (job.core.state.generation, evicted(job), job.requeued) == (2, set(), [])
+    assert job.core.world.slots == ("n1", "n2", *spares, *lent)
+    assert (job.core.world.generation, evicted(job), job.requeued) == (2, set(), [])
 
 
 def test_where_the_reservation_has_too_few_the_nodes_are_waited_for_as_ever() -> None:
@@ -117,7 +117,7 @@ def test_where_the_reservation_has_too_few_the_nodes_are_waited_for_as_ever() ->
     cut(job, {"n3", "n4"}, 60.0)
     assert len(job.borrowed) == 1
     heal(job)
-    assert (job.stage, job.core.state.generation, job.core.state.slots) == ("Running", 1, NODES)
+    assert (job.stage, job.core.world.generation, job.core.world.slots) == ("Running", 1, NODES)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -133,7 +133,7 @@ def test_what_was_borrowed_is_given_back_when_the_nodes_are_heard_again(is_late:
     heal(job)
     if is_late:
         lend()
-    assert (job.stage, job.core.state.generation, job.core.state.slots) == ("Running", 1, NODES)
+    assert (job.stage, job.core.world.generation, job.core.world.slots) == ("Running", 1, NODES)
     assert set(job.ended) == {106, 107}
     assert job.core.state.companions == {}
     assert job.core.state.spares == ()
@@ -151,11 +151,15 @@ def test_nodes_that_alone_have_the_newest_copies_are_waited_for_as_long_as_the_l
     assert any("only n[2-4] have the newest copies: waiting for 2" in text for text in job.said)
     if heals:
         heal(job)
-        assert (job.stage, job.core.state.generation, job.core.state.slots) == ("Running", 1, NODES)
+        assert (job.stage, job.core.world.generation, job.core.world.slots) == (
+            "Running",
+            1,
+            NODES,
+        )
         return
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     assert 24 < job.mono - begun < 32
-    assert job.core.state.slots == ("n1", "n5", "n6", "n7")
+    assert job.core.world.slots == ("n1", "n5", "n6", "n7")
 
 
 def test_an_incident_that_passes_by_itself_does_not_end_before_it_began() -> None:
@@ -179,14 +183,14 @@ def test_a_node_that_falls_silent_later_is_replaced_too() -> None:
     cut(job, {"n3", "n4"}, 1.0)
     cut(job, {"n5"}, 40.0)
     assert sum(order.missing for order in job.borrowed) == 3
-    assert job.core.state.slots == ("n1", "n2", "n6", "n7", "n8")
+    assert job.core.world.slots == ("n1", "n2", "n6", "n7", "n8")
 
 
 def test_where_a_standby_is_heard_the_controller_is_not_cut_off() -> None:
     job = trained(spares=("n5",), config=WITH_RESERVATION)
     job.lendable = ("n6", "n7")
     cut(job, {"n2", "n3", "n4"}, 40.0)
-    assert job.core.state.slots == ("n1", "n5", "n6", "n7")
+    assert job.core.world.slots == ("n1", "n5", "n6", "n7")
 
 
 @pytest.mark.parametrize("later_s", [0.5, 1.0])
@@ -197,7 +201,7 @@ def test_a_standby_that_falls_silent_a_moment_later_is_silent_too(later_s: float
     cut(job, {"n3"}, 60.0)
     assert (job.stage, job.requeued) == ("Unreachable", [])
     heal(job)
-    assert (job.stage, job.core.state.generation) == ("Running", 1)
+    assert (job.stage, job.core.world.generation) == ("Running", 1)
 
 
 def test_a_controller_that_hears_nobody_borrows_nothing() -> None:
@@ -232,7 +236,7 @@ def test_a_node_that_does_not_come_back_with_the_others_is_lost() -> None:
     job.cut -= {"n2", "n3", "n5"}
     job.pass_time(5.0)
     assert evicted(job) == set(), "it may be late"
-    job.until(lambda: job.core.state.generation == 2, 20)
+    job.until(lambda: job.core.world.generation == 2, 20)
     assert evicted(job) == {"n4"}
 
 
@@ -245,8 +249,8 @@ def test_workers_that_end_by_the_cut_are_restarted_in_place_when_it_is_over(afte
     job.pass_time(60.0)
     assert (job.stage, evicted(job)) == ("Unreachable", set())
     heal(job)
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 30)
-    assert (evicted(job), job.requeued, job.core.state.slots) == (set(), [], NODES)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", 30)
+    assert (evicted(job), job.requeued, job.core.world.slots) == (set(), [], NODES)
 
 
 def test_observe_mode_would_evict_nobody() -> None:
@@ -275,11 +279,11 @@ def test_collectives_have_time_to_go_on_when_the_network_does() -> None:
     cut(job, {"n2", "n3", "n4"}, 45.0)
     heal(job)
     job.pass_time(60.0)
-    assert (job.stage, job.core.state.generation) == ("Running", 1)
+    assert (job.stage, job.core.world.generation) == ("Running", 1)
     job.train_to(20)
     job.pass_time(5.0)
-    assert job.core.state.incident is None
-    assert job.core.state.pace.pause_s == 0.0, "the pause was not the training's own"
+    assert job.core.world.incident is None
+    assert job.core.world.pace.pause_s == 0.0, "the pause was not the training's own"
 
 
 def test_a_training_that_does_not_go_on_after_the_network_does_hangs() -> None:
@@ -287,7 +291,7 @@ def test_a_training_that_does_not_go_on_after_the_network_does_hangs() -> None:
     job.ages = True
     cut(job, {"n2", "n3", "n4"}, 45.0)
     heal(job)
-    job.until(lambda: job.core.state.generation == 2, 200)
+    job.until(lambda: job.core.world.generation == 2, 200)
     assert evicted(job) == set()
 
 
@@ -299,7 +303,7 @@ def test_a_standby_whose_agent_has_ended_is_no_sign_of_a_cut_network() -> None:
     job.power_cut("n2")
     job.until(lambda: bool(job.events(ev.Decided)), 20)
     assert (set(job.core.state.evicted), job.requeued) == ({"n2"}, [])
-    job.until(lambda: "n3" in job.core.state.slots and job.stage == "Running", 60)
+    job.until(lambda: "n3" in job.core.world.slots and job.stage == "Running", 60)
 
 
 # -- what only they have ----------------------------------------------------------------------------
@@ -384,7 +388,7 @@ def test_whatever_the_survivor_has_what_is_missing_is_named(
     for node in ("n2", "n3"):
         job.power_cut(node)
         job.pass_time(apart_s)
-    job.until(lambda: bool(job.requeued) or job.core.state.generation == 2, 400)
+    job.until(lambda: bool(job.requeued) or job.core.world.generation == 2, 400)
     (line,) = {text for text in job.said if "is not whole" in text and "without them" in text}
     assert line.startswith(f"step {said} not answer: without them training goes on from step 10 from storage")
 
@@ -404,14 +408,14 @@ def two_lost_in_turn(when: Callable[[Job], bool], *spares: str, waits: bool = Fa
         job.tell("n4", ready=False)
     job.power_cut("n2")
     job.until(lambda: when(job), 100)
-    assert job.core.state.sealed == {1: 24}
+    assert job.core.world.sealed == {1: 24}
     job.power_cut("n3")
     return job
 
 
 def test_a_step_that_was_whole_until_another_node_was_lost_is_named_before_an_older_one_is_restored() -> None:
-    job = two_lost_in_turn(lambda job: job.core.state.generation == 2, "n4", "n5")
-    job.until(lambda: job.core.state.generation == 3, 100)
+    job = two_lost_in_turn(lambda job: job.core.world.generation == 2, "n4", "n5")
+    job.until(lambda: job.core.world.generation == 3, 100)
     assert job.events(ev.GenerationLaunched)[-1].restore_step == 10
     line = "step 24 is not whole: the part of rank 1 is on no node that answers: "
     line += "training goes on from step 10 from storage (3 parts)"
@@ -423,9 +427,9 @@ def test_a_step_that_was_whole_until_another_node_was_lost_is_named_before_an_ol
 
 def test_a_lost_step_is_named_if_the_node_is_lost_before_the_new_generation_begins() -> None:
     job = two_lost_in_turn(lambda job: job.stage == "Gathering", "n4", "n5", waits=True)
-    job.until(lambda: "n3" not in job.core.state.slots, 100)
+    job.until(lambda: "n3" not in job.core.world.slots, 100)
     job.change("n4", ready=True)
-    job.until(lambda: job.core.state.generation == 2, 100)
+    job.until(lambda: job.core.world.generation == 2, 100)
     (line,) = [text for text in job.said if "is not whole" in text]
     assert line.startswith("step 24 is not whole: the part of rank 1 is on n2: training goes on from step 10")
     assert line.endswith("(checkpoint.if_parts_are_missing: reseed may take step 24)")
@@ -456,7 +460,7 @@ def test_what_the_survivor_has_is_kept_for_nodes_that_come_back_with_theirs() ->
     job = two_lost()
     cut(job, {"n2", "n3"}, 5.0)
     job.until(lambda: bool(job.requeued), 400)
-    assert job.core.state.unsealed == (1,)
+    assert job.core.world.unsealed == (1,)
     assert job.kept.get("n1", True)
     copies = {node: heartbeat.copies for node, heartbeat in job.heartbeats.items()}
     later = Job(

@@ -61,7 +61,7 @@ def test_an_older_agent_takes_a_slot_as_any_other() -> None:
     job.join("n3", "older", protocol=0)
     train(job, 2)
     job.power_cut("n2")
-    job.until(lambda: job.core.state.slots == ("n1", "n3") and job.stage == "Running")
+    job.until(lambda: job.core.world.slots == ("n1", "n3") and job.stage == "Running")
     assert job.orders["n3"].generation == 2
 
 

@@ -32,7 +32,7 @@ def test_a_week_of_faults(seed: int) -> None:
     broken = [node for node, blow in week.struck if blow.breaks_the_node]
     assert not week.strikes
     assert wall - week.begun > 0.97 * WEEK_S
-    assert state.best_step == week.target
+    assert state.world.best_step == week.target
     # Each fault is one incident, seen for what it is, and no node but a broken one is given up.
     opened = [event for event in week.journal if isinstance(event, ev.IncidentOpened)]
     assert [event.symptom for event in opened] == [SEEN_AS[blow] for _, blow in week.struck]

@@ -55,8 +55,8 @@ def test_an_agent_that_is_stopped_for_a_while_costs_nothing(seconds: float) -> N
     train(job, seconds, without=("n3",))
     wake(job)
     train(job, 10.0)
-    assert (evicted(job), job.core.state.generation, job.stage) == (set(), 1, "Running")
-    assert job.core.state.incident is None
+    assert (evicted(job), job.core.world.generation, job.stage) == (set(), 1, "Running")
+    assert job.core.world.incident is None
     assert any("agent of n3 is silent, but its node answers" in text for text in job.said)
 
 
@@ -82,9 +82,9 @@ def test_an_agent_that_stays_silent_is_lost_although_its_node_answers() -> None:
 def test_an_agent_that_has_ended_unreported_is_started_again_on_its_node() -> None:
     job = trained()
     job.agent_dies("n3")
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 15.0)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", 15.0)
     assert (evicted(job), job.started[1:]) == (set(), [("n3",)])
-    assert job.core.state.slots == NODES
+    assert job.core.world.slots == NODES
     (opened,) = job.events(ev.IncidentOpened)
     assert opened.symptom is Symptom.AGENTS_LOST
     assert opened.detect_s < DEAD_S
@@ -95,7 +95,7 @@ def test_several_nodes_that_refuse_a_connection_at_once_may_be_cut_off() -> None
     job = trained()
     job.agent_dies("n3", "n4")
     train(job, DEAD_S - 1.0, without=("n3", "n4"))
-    assert (job.core.state.incident, job.stage) == (None, "Running")
+    assert (job.core.world.incident, job.stage) == (None, "Running")
 
 
 def test_a_node_that_slurm_has_given_up_is_not_waited_for() -> None:
@@ -113,7 +113,7 @@ def test_a_node_whose_ranks_go_on_is_not_evicted_although_it_does_not_answer() -
     assert any("agent of n3 is silent, but its ranks go on" in text for text in job.said)
     job.cut.clear()
     train(job, 5.0)
-    assert job.core.state.incident is None
+    assert job.core.world.incident is None
 
 
 def test_while_an_agent_is_silent_no_hang_of_its_ranks_is_reported() -> None:
@@ -122,7 +122,7 @@ def test_while_an_agent_is_silent_no_hang_of_its_ranks_is_reported() -> None:
     train(job, 28.0)
     wake(job)
     train(job, 5.0)
-    assert (job.core.state.incident, job.stage) == (None, "Running")
+    assert (job.core.world.incident, job.stage) == (None, "Running")
 
 
 def test_a_stopped_agent_while_workers_are_stopped_is_waited_for() -> None:
@@ -132,7 +132,7 @@ def test_a_stopped_agent_while_workers_are_stopped_is_waited_for() -> None:
     job.pass_time(10.0)
     assert (job.stage, evicted(job)) == ("Stopping", set())
     wake(job)
-    job.until(lambda: job.core.state.generation == 2 and job.stage == "Running", 10)
+    job.until(lambda: job.core.world.generation == 2 and job.stage == "Running", 10)
     assert evicted(job) == set()
 
 

@@ -16,6 +16,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.journal import fold
 from slurm_robust.policy.continuing import lineage, until
 from slurm_robust.report.chapters import chapter_row
+from slurm_robust.report.job_view import JobView
 from slurm_robust.trainings.jobs import ChapterState
 from tests.unit.ledger.journals import Journal, at
 
@@ -84,7 +85,9 @@ def test_a_job_that_was_sent_back_repeats_what_comes_after_the_chosen_step() -> 
     assert ledger(second, rest[-1].t).repeated == 30
     assert chapters(first, second)[1].repeated == 30
     books = ledger(second, rest[-1].t)
-    row = chapter_row(second, books, summarise(books, second), ChapterState.ENDED, "cancelled")
+    row = chapter_row(
+        JobView(events=second), books, summarise(books, second), ChapterState.ENDED, "cancelled"
+    )
     assert row.how == "cancelled; where it began was chosen by --step 19"
 
 

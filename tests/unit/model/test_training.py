@@ -78,16 +78,16 @@ def test_a_job_that_goes_on_takes_over_what_counts() -> None:
     event = continued()
     state = fold([run_started(training="gpt"), event])
     assert (state.training, state.continued) == ("gpt", event)
-    assert (state.generation, state.next_generation, state.running) == (3, 4, False)
-    assert (state.sealed, state.unsealed, state.best_step) == ({1: 40, 2: 60}, (3,), 77)
-    assert state.banned == {}  # this job may take it again
-    assert state.attempts == ()
+    assert (state.world.generation, state.world.next_generation, state.world.running) == (3, 4, False)
+    assert (state.world.sealed, state.world.unsealed, state.world.best_step) == ({1: 40, 2: 60}, (3,), 77)
+    assert state.world.banned == {}  # this job may take it again
+    assert state.world.attempts == ()
 
 
 def test_a_checkpoint_that_is_sealed_later_counts_beside_what_was_taken_over() -> None:
     sealed = ev.GenerationSealed(t=3.0, generation=3, sealed_step=70)
     state = fold([run_started(), continued(), sealed])
-    assert (state.sealed, state.unsealed) == ({1: 40, 2: 60, 3: 70}, ())
+    assert (state.world.sealed, state.world.unsealed) == ({1: 40, 2: 60, 3: 70}, ())
 
 
 def test_a_journal_holds_it_and_one_of_an_earlier_release_has_no_training() -> None:

@@ -13,10 +13,11 @@ from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy import Rules, decide
 from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.policy.rules import sources
+from tests.builders.state import changed, job_state
 
 SPARES, PARTITION = CompanionPool(reservation="spares"), CompanionPool()
 RULES = Rules(limits=Limits(), sources=(SPARES, PARTITION))
-STATE = JobState(job_id=7, slots=("n1", "n2"), generation=3, best_step=5, reports=True, evicted={"n9": "x"})
+STATE = job_state(job_id=7, slots=("n1", "n2"), generation=3, best_step=5, reports=True, evicted={"n9": "x"})
 LOST = inc.Fault(generation=3, lost=("n2",), alive=("n1",))
 
 
@@ -34,11 +35,11 @@ def test_without_a_standby_nodes_are_asked_for_and_nothing_else_is_done() -> Non
     decision = decide(STATE, LOST, 0.0, RULES)
     assert decision.actions == (asked(1, "1 node to replace, 0 standbys left"),)
     assert decision.reason.endswith("ask for 1 node from reservation spares, then the partition")
-    assert apply(decision, STATE).attempts == (), "the decision that follows is the attempt"
+    assert apply(decision, STATE).world.attempts == (), "the decision that follows is the attempt"
 
 
 def test_a_standby_in_the_allocation_comes_first() -> None:
-    decision = decide(structs.replace(STATE, spares=("n3",)), LOST, 0.0, RULES)
+    decision = decide(changed(STATE, spares=("n3",)), LOST, 0.0, RULES)
     assert inc.Replace(node="n2", standby="n3") in decision.actions
 
 
@@ -49,14 +50,14 @@ def test_the_node_that_was_lent_takes_the_slot() -> None:
 
 def test_only_what_standbys_do_not_cover_is_asked_for() -> None:
     both = structs.replace(LOST, lost=("n1", "n2"), alive=())
-    state = structs.replace(STATE, slots=("n1", "n2", "n4"), spares=("n3",))
+    state = changed(STATE, slots=("n1", "n2", "n4"), spares=("n3",))
     (borrow,) = decide(state, structs.replace(both, alive=("n4",)), 0.0, RULES).actions
     assert borrow == asked(1, "2 nodes to replace, 1 standby left")
 
 
 @pytest.mark.parametrize("lent", [(), ("n5",)])
 def test_too_few_lead_to_a_requeue_that_says_why(lent: tuple[str, ...]) -> None:
-    state = lending(structs.replace(STATE, slots=("n1", "n2", "n3", "n4")), *lent)
+    state = lending(changed(STATE, slots=("n1", "n2", "n3", "n4")), *lent)
     fault = structs.replace(
         LOST,
         lost=("n2", "n3"),
@@ -82,7 +83,7 @@ def test_without_requeue_the_job_ends_only_after_companions_were_asked_for() -> 
 
 def test_nodes_that_cannot_be_reached_are_replaced_by_lent_ones_without_an_agent_yet() -> None:
     fault = structs.replace(LOST, lost=("n1", "n2"), alive=(), unreachable="all silent at once")
-    state = structs.replace(STATE, slots=("n1", "n2", "n4"), evicted={})
+    state = changed(STATE, slots=("n1", "n2", "n4"), evicted={})
     fault = structs.replace(fault, alive=("n4",))
     assert decide(state, fault, 0.0, RULES).actions[0] == asked(2, "2 nodes to replace, 0 standbys left")
     decision = decide(lending(state, "n5", "n6"), structs.replace(fault, not_lent=()), 0.0, RULES)

@@ -11,12 +11,14 @@ from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit
-from slurm_robust.model.state import Attempt, JobState
+from slurm_robust.model.state import JobState
+from slurm_robust.model.world import Attempt
 from slurm_robust.policy import Rules, decide
 from slurm_robust.policy.ladder import MAX_PORTS
+from tests.builders.state import changed, job_state
 
 RULES = Rules(limits=Limits())
-STATE = JobState(
+STATE = job_state(
     job_id=7, slots=("n1", "n2", "n3"), spares=("n4",), generation=3, running=False, best_step=5, reports=True
 )
 NODES = ("n1", "n2", "n3", "n4")
@@ -43,11 +45,11 @@ def kinds(decision: ev.Decided) -> list[str]:
 def test_memory_that_runs_out_is_the_jobs_and_tried_once_more() -> None:
     message = "out of memory in the job's cgroup (limit 64 GB)"
     oom = root("n3", signal=9, oom=message)
-    again = JobState(
+    again = job_state(
         slots=("n1", "n2", "n3"),
         attempts=(Attempt(signature=OUT_OF_MEMORY, t=0.0, step=-1),),
     )
-    for state, expected in ((JobState(slots=("n1", "n2", "n3")), ["Restart"]), (again, ["GiveUp"])):
+    for state, expected in ((job_state(slots=("n1", "n2", "n3")), ["Restart"]), (again, ["GiveUp"])):
         decision = decide(state, failed(root=oom, exits=(oom,)), 10.0, RULES)
         assert kinds(decision) == expected
         assert decision.verdict is not None
@@ -87,7 +89,7 @@ def test_a_lost_node_is_evicted_and_replaced() -> None:
 
 
 def test_more_lost_nodes_than_spares_requeue_without_all_evicted_ones() -> None:
-    state = structs.replace(STATE, evicted={"n9": "x"})
+    state = changed(STATE, evicted={"n9": "x"})
     decision = decide(state, failed(lost=("n2", "n3"), alive=("n1",)), 0.0, RULES)
     assert kinds(decision) == ["Evict", "Evict", "Requeue"]
     assert decision.actions[-1] == inc.Requeue(
@@ -101,7 +103,7 @@ def test_a_bug_is_restarted_once() -> None:
     first = decide(STATE, fault, 0.0, RULES)
     assert kinds(first) == ["Restart"]
     assert first.verdict is not None
-    again = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
+    again = changed(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
     second = decide(again, fault, 1.0, RULES)
     assert second.actions[0] == inc.GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=second.reason)
     assert "KeyError at train.py:3" in second.reason
@@ -119,7 +121,7 @@ def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
     rank0 = inc.NodeExit(node="n1", exit=WorkerExit(rank=0, code=1, taken=taken))
     fault = failed(root=rank0, exits=(rank0,))
     limits = Limits()
-    state = structs.replace(
+    state = changed(
         STATE, attempts=tuple(Attempt(signature=KILLED, t=0.0, step=5) for _ in range(limits.per_hour))
     )
     for number in range(MAX_PORTS):
@@ -129,10 +131,10 @@ def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
             f"rank 0: exit code 1 on n1, where {taken}, its MASTER_PORT: restart in place, with another port"
         )
         ours = Attempt(signature=PORT_TAKEN, t=float(number), step=5)
-        state = structs.replace(state, attempts=(*state.attempts, ours))
+        state = changed(state, attempts=(*state.world.attempts, ours))
     last = decide(state, fault, 1.0, RULES)
     assert last.verdict is None or last.verdict.signature != PORT_TAKEN, "it is judged like any other end"
-    fresh = structs.replace(STATE, attempts=state.attempts[-MAX_PORTS:])
+    fresh = changed(STATE, attempts=state.world.attempts[-MAX_PORTS:])
     several = structs.replace(RULES, limits=Limits(per_hour=1, total=1))
     assert kinds(decide(fresh, failed(root=root(signal=9)), 1.0, several)) == ["Restart"]
 
@@ -160,7 +162,7 @@ def test_a_full_disk_of_one_node_evicts_it_once_in_a_job() -> None:
     assert first.verdict.suspects == ("n2",)
     assert "rank 1 on n2: no room left in the node's own /tmp" in first.reason
     # The job itself has filled the disk of the next node, however much later.
-    later = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=1),))
+    later = changed(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=1),))
     second = out_of_room(2, "n3", "/tmp")
     assert kinds(decide(later, failed(root=second, exits=(second,)), 9000.0, RULES)) == ["Restart"]
 
@@ -204,7 +206,7 @@ attempts = st.lists(
 def test_every_failure_gets_one_bounded_answer_with_a_reason(
     lost: set[str], spares: set[str], root: inc.NodeExit | None, attempts: tuple[Attempt, ...]
 ) -> None:
-    state = structs.replace(STATE, spares=tuple(spares), attempts=attempts)
+    state = changed(STATE, spares=tuple(spares), attempts=attempts)
     alive = tuple(n for n in NODES[:3] if n not in lost)
     decision = decide(state, failed(lost=tuple(sorted(lost)), root=root, alive=alive), 9000.0, RULES)
     ends = [a for a in decision.actions if isinstance(a, (inc.Restart, inc.Requeue, inc.GiveUp))]
@@ -228,8 +230,8 @@ def test_the_same_fault_for_ever_ends(n: int) -> None:
         if isinstance(decision.actions[-1], inc.GiveUp):
             break
         answers += 1
-        attempt = Attempt(signature=KILLED, t=float(i), step=state.best_step)
-        state = structs.replace(state, attempts=(*state.attempts, attempt))
+        attempt = Attempt(signature=KILLED, t=float(i), step=state.world.best_step)
+        state = changed(state, attempts=(*state.world.attempts, attempt))
     assert answers == min(n, RULES.limits.per_signature)
 
 
@@ -242,7 +244,7 @@ def out_of_gpu_memory(state_steps: int = -1, generation: int = 2) -> tuple[JobSt
         traceback="x",
     )
     found = root(code=1, error=error)
-    state = structs.replace(STATE, generation=generation, steps_here=state_steps)
+    state = changed(STATE, generation=generation, steps_here=state_steps)
     return state, failed(root=found, cause=classify_exit(found.exit))
 
 
@@ -253,7 +255,7 @@ def test_gpu_memory_that_is_not_there_after_a_kill_is_nobodys_fault_once() -> No
     assert first.verdict is not None
     assert first.verdict.blame is inc.Blame.NOBODY
     assert "may not have been free" in first.reason
-    again = structs.replace(state, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
+    again = changed(state, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
     second = decide(again, fault, 1.0, RULES)
     assert second.verdict is not None
     assert second.verdict.blame is inc.Blame.CODE
@@ -272,7 +274,7 @@ def test_workers_slow_to_die_on_several_nodes_convict_nobody() -> None:
     assert kinds(first) == ["Restart"]
     assert first.verdict is not None
     assert first.verdict.blame is inc.Blame.NOBODY
-    again = structs.replace(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
+    again = changed(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
     assert kinds(decide(again, fault, 1.0, RULES)) == ["Requeue"]
     with_diagnosis = structs.replace(RULES, diagnose=True)
     assert kinds(decide(STATE, fault, 0.0, with_diagnosis)) == ["Restart"]

@@ -14,12 +14,13 @@ from slurm_robust.model.stacks import Localisation
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy import Rules, decide
 from slurm_robust.policy.quick_test import TESTS, quick_answers
+from tests.builders.state import changed, job_state
 
 SPARES, PARTITION = CompanionPool(reservation="spares"), CompanionPool()
 RULES = Rules(limits=Limits(), quick_test=True)
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 GROUP = ("n2", "n3", "n4")
-STATE = JobState(job_id=7, slots=NODES, held=NODES, generation=3, best_step=5, reports=True)
+STATE = job_state(job_id=7, slots=NODES, held=NODES, generation=3, best_step=5, reports=True)
 
 
 def suspected(state: JobState, *, exact: bool = False, **fields: object) -> tuple[JobState, inc.Fault]:
@@ -28,7 +29,7 @@ def suspected(state: JobState, *, exact: bool = False, **fields: object) -> tupl
     before = inc.StackLocation(symptom=inc.Symptom.HANG, step=2, ranks=(0,), nodes=GROUP)
     found = Localisation(ranks=ranks, outliers=(2,), group="pp 1-3", exact=exact, reason="pp 1-3 waits")
     fault = inc.Fault(symptom=inc.Symptom.HANG, detail="hang", localisation=found, generation=3, alive=NODES)
-    return structs.replace(state, places=(before,)), structs.replace(fault, **fields)
+    return changed(state, places=(before,)), structs.replace(fault, **fields)
 
 
 def choose(state: JobState, rules: Rules = RULES, **fields: object) -> tuple[inc.Action, ...]:
@@ -37,18 +38,18 @@ def choose(state: JobState, rules: Rules = RULES, **fields: object) -> tuple[inc
 
 
 def test_with_enough_standbys_a_whole_group_is_replaced_untested() -> None:
-    actions = choose(structs.replace(STATE, spares=("n7", "n8", "n9")))
+    actions = choose(changed(STATE, spares=("n7", "n8", "n9")))
     assert [a.node for a in actions if isinstance(a, inc.Evict)] == ["n3", "n2", "n4"]
     assert [a.standby for a in actions if isinstance(a, inc.Replace)] == ["n7", "n8", "n9"]
 
 
 def test_with_fewer_the_group_is_tested_and_nothing_else_is_done() -> None:
-    (test,) = choose(structs.replace(STATE, spares=("n7",)))
+    (test,) = choose(changed(STATE, spares=("n7",)))
     assert test == inc.QuickTest(nodes=("n3", "n2", "n4"), reason="3 nodes to replace, 1 standby left")
 
 
 def test_standbys_replace_the_most_suspect_and_those_that_passed_go_on() -> None:
-    state = structs.replace(STATE, spares=("n7",))
+    state = changed(STATE, spares=("n7",))
     assert choose(state, cleared=GROUP) == (
         inc.Evict(node="n3"),
         inc.Replace(node="n3", standby="n7"),
@@ -62,7 +63,7 @@ def test_standbys_replace_the_most_suspect_and_those_that_passed_go_on() -> None
 
 
 def test_too_few_that_pass_lead_to_a_requeue_without_any_of_them() -> None:
-    state = structs.replace(STATE, spares=("n7",))
+    state = changed(STATE, spares=("n7",))
     *evictions, requeue = choose(state, cleared=("n4",))
     assert {a.node for a in evictions if isinstance(a, inc.Evict)} == set(GROUP)
     assert isinstance(requeue, inc.Requeue)
@@ -90,13 +91,13 @@ def test_a_node_is_tested_once_in_a_job_and_none_with_hard_evidence() -> None:
     assert test.nodes == ("n4",)
     assert isinstance(choose(STATE, exact=True)[-1], inc.Requeue)
     assert isinstance(choose(STATE, structs.replace(RULES, quick_test=False))[-1], inc.Requeue)
-    gone = structs.replace(STATE, held=("n1", "n5", "n6"))
+    gone = changed(STATE, held=("n1", "n5", "n6"))
     assert isinstance(choose(gone)[-1], inc.Requeue), "the job does not hold them any more"
 
 
 def test_a_node_that_was_evicted_unproven_stands_by_again_once_it_has_passed() -> None:
     lost = inc.Fault(generation=3, lost=("n1",), alive=NODES[1:])
-    state = structs.replace(STATE, held=(*NODES, "n8", "n9"))
+    state = changed(STATE, held=(*NODES, "n8", "n9"))
     for node, unproven in (("n8", True), ("n9", False)):
         event = ev.NodeEvicted(t=0.0, node=node, reason="x", incident=1, unproven=unproven)
         state = apply(event, state)

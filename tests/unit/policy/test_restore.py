@@ -15,7 +15,8 @@ from slurm_robust.model.errors import UNUSABLE_COPY
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.incident import Fault, NodeExit, Symptom
 from slurm_robust.model.layout import Placement
-from slurm_robust.model.state import Attempt, JobState
+from slurm_robust.model.state import JobState
+from slurm_robust.model.world import Attempt
 from slurm_robust.policy import decide
 from slurm_robust.policy.restore import (
     Holding,
@@ -28,6 +29,7 @@ from slurm_robust.policy.restore import (
     spoils,
 )
 from slurm_robust.policy.rules import Limits, Rules
+from tests.builders.state import changed, job_state
 
 TWO = Placement(slots=("n1", "n2"), nproc_per_node=1)
 S = CheckpointId(step=5, generation=1)
@@ -313,7 +315,7 @@ def test_errors_of_restoring(exit: WorkerExit, is_one: bool) -> None:
 
 
 RESTORED = CheckpointId(step=10, generation=1)
-AGAIN = JobState(
+AGAIN = job_state(
     slots=("n1", "n2"),
     generation=2,
     best_step=10,
@@ -347,8 +349,8 @@ def is_spoilt(fault: Fault, state: JobState = AGAIN, times: int = 2) -> bool:
         if verdict is None:
             return False
         found = spoils(fault, verdict, state)
-        attempt = Attempt(signature=verdict.signature, t=1.0, step=state.best_step)
-        state = structs.replace(state, attempts=(*state.attempts, attempt))
+        attempt = Attempt(signature=verdict.signature, t=1.0, step=state.world.best_step)
+        state = changed(state, attempts=(*state.world.attempts, attempt))
     return found
 
 
@@ -361,7 +363,7 @@ def test_what_ends_twice_after_all_have_restored_speaks_against_the_state(exit: 
     assert not is_spoilt(ended(exit), times=1)
     assert not is_spoilt(ended(exit, all_restored=False))
     assert not is_spoilt(ended(exit, lost=("n2",), alive=("n1",)))
-    assert not is_spoilt(ended(exit), structs.replace(AGAIN, steps_here=11))
+    assert not is_spoilt(ended(exit), changed(AGAIN, steps_here=11))
 
 
 @pytest.mark.parametrize(

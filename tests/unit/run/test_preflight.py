@@ -468,7 +468,7 @@ def crashed(rules: Path | None = None) -> Job:
     for heartbeat in job.heartbeats.values():
         job.core.on_heartbeat(heartbeat, job.now())
     job.act(job.core.on_tick(job.now()))
-    job.until(lambda: job.core.state.generation == 2)
+    job.until(lambda: job.core.world.generation == 2)
     return job
 
 

@@ -139,7 +139,7 @@ def test_prometheus_follows_a_job_through_a_fault_and_a_takeover(
         watched.look()
         wait_for(lambda: prometheus.value("srobust_job_step") == 5)
         job.power_cut("n2")
-        job.until(lambda: job.core.state.incident is not None, 120)
+        job.until(lambda: job.core.world.incident is not None, 120)
         watched.look()
         wait_for(lambda: prometheus.value("srobust_job_incident_open") == 1)
         assert prometheus.value('srobust_job_incidents_total{symptom="node lost"}') == 1

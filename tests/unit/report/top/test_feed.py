@@ -214,11 +214,11 @@ def test_what_a_controller_wrote_after_a_takeover_does_not_count(folder: FakeFol
     known = len(follower.events)
     folder.append(structs.replace(opened(1), epoch=3))
     follower.look()
-    assert follower.state.incident is not None
+    assert follower.state.world.incident is not None
     folder.append(ev.ControllerStarted(t=T, epoch=4, host="h", pid=1, port=1, known=known))
     folder.append(structs.replace(opened(1), epoch=3))
     follower.look()
-    assert follower.state.incident is None
+    assert follower.state.world.incident is None
     assert follower.state == fold(read(folder.directory.journal))
 
 

@@ -1,0 +1,308 @@
+"""One world of a job: the ranks that train together, and what only they share."""
+
+from __future__ import annotations
+
+from functools import cached_property, singledispatch
+
+import msgspec
+
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.incident import Blame, Signature, StackLocation, Symptom, finds_out_more, is_final
+from slurm_robust.model.layout import Placement
+from slurm_robust.model.progress import PaceHistory
+from slurm_robust.model.record import Record
+
+MAX_PLACES = 32
+"""Places of hangs and slowdowns that are remembered."""
+
+REPEAT_S = 2.0
+"""Less than this is no progress: the end of training is not known more precisely."""
+
+
+class Attempt(Record):
+    """One answer to a fault, and how far training was."""
+
+    signature: Signature
+    t: float
+    """When, by the wall clock."""
+    step: int
+    """Newest step completed by all ranks in any generation."""
+    work: int = -1
+    """Steps that the generation which failed had completed where the script does not report them, else -1."""
+    blame: Blame = Blame.NOBODY
+
+
+class OpenIncident(Record):
+    """The incident that is open now."""
+
+    number: int
+    symptom: Symptom
+    step: int
+    """Newest completed step when it began."""
+    generation: int
+    signed: int = -1
+    """The generation in which its newest sign was seen."""
+    decided: float | None = None
+    """When it was first decided what to do, by the wall clock; None as long as it was not."""
+
+
+class World(Record, dict=True):
+    """One set of ranks that train together: where they run, how far they are, what they saved.
+
+    A job has one, :data:`~slurm_robust.model.events.TRAIN`. What the worlds of a job would share (nodes,
+    standbys, evictions, the time of the run) is :class:`JobState`'s.
+    """
+
+    nproc_per_node: int = 1
+    fresh_generation: int = 0
+    """Numbers below this may have been used by a controller that was taken over, unknown to the newer one."""
+    slots: tuple[str, ...] = ()
+    generation: int = 0
+    trained_on: tuple[str, ...] = ()
+    """Its slots when it was launched."""
+    running: bool = False
+    """The generation was launched and has not ended."""
+    stopping: ev.StopStarted | None = None
+    """Its workers are being ended."""
+    best_step: int = -1
+    """Newest step completed by all ranks in any generation, by the script's numbers; -1 before the first."""
+    steps_here: int = -1
+    """The newest of this generation: a count of its optimizer steps where the script does not report any."""
+    reports: bool = False
+    """The script reports its steps."""
+    attempts: tuple[Attempt, ...] = ()
+    places: tuple[StackLocation, ...] = ()
+    """Where stacks placed the faults of earlier generations."""
+    incident: OpenIncident | None = None
+    sealed: dict[int, int] = {}
+    """For each ended generation the step of the newest checkpoint that counts."""
+    unsealed: tuple[int, ...] = ()
+    """Ended generations for which that is not known yet."""
+    good_steps: dict[int, int] = {}
+    """The newest step that may count of generations that ended with non-finite numbers."""
+    shared: tuple[int, ...] = ()
+    """Generations with a part that is equal on all ranks."""
+    layouts: dict[int, str] = {}
+    """Identity of each generation's parallel layout."""
+    banned: dict[CheckpointId, str] = {}
+    """Checkpoints that are passed over in this job, with the reason."""
+    restored: CheckpointId | None = None
+    """The checkpoint that the generation began with, None for a fresh start."""
+    restored_tiers: dict[str, int] = {}
+    stride: int = 1
+    """Snapshots of steps that are multiples of it go to peers."""
+    stored: ev.StorageWritten | None = None
+    """The newest that went from memory to storage."""
+    was_stored: CheckpointId | None = None
+    """The newest of any job of the training that is known to have been complete on storage."""
+    saving: ev.SavingStarted | None = None
+    """What goes there before the job leaves its nodes, as long as it is under way."""
+    pace: PaceHistory = PaceHistory()
+
+    @property
+    def next_generation(self) -> int:
+        """Number of the generation to launch; no other controller has used it."""
+        return max(self.generation + 1, self.fresh_generation)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Nodes in their slots."""
+        return Placement(slots=self.slots, nproc_per_node=self.nproc_per_node)
+
+    @property
+    def work(self) -> int:
+        """Steps of this generation where only they can be counted, else -1."""
+        return -1 if self.reports else self.steps_here
+
+    @property
+    def in_vain(self) -> tuple[Attempt, ...]:
+        """Attempts since which training has made no new progress.
+
+        A script that does not report its steps begins anew in each generation, as far as anybody knows: one
+        that ends after the same work as before has done the same again.
+        """
+        slack = self.slack
+        if self.reports:
+            return tuple(a for a in self.attempts if self.best_step - a.step <= slack)
+        if self.steps_here <= slack:
+            return self.attempts
+        return tuple(a for a in self.attempts if abs(self.steps_here - a.work) <= slack)
+
+    @property
+    def restored_step(self) -> int:
+        """The step of ``restored``, -1 for a fresh start."""
+        return self.restored.step if self.restored is not None else -1
+
+    @property
+    def slack(self) -> int:
+        """This many steps are no progress: those of :data:`REPEAT_S`, at least one."""
+        return max(1, int(REPEAT_S / self.pace.p50_s)) if self.pace.p50_s > 0 else 1
+
+
+@singledispatch
+def follow(event: ev.WorldEvent, world: World) -> World:
+    """``world`` after ``event``, which is one of its own. Events that only inform leave it as it is."""
+    return world
+
+
+@follow.register
+def _(event: ev.Continued, world: World) -> World:
+    return msgspec.structs.replace(
+        world,
+        was_stored=event.stored,
+        generation=event.generation,
+        best_step=event.best_step,
+        reports=event.reports,
+        sealed=event.sealed,
+        unsealed=event.unsealed,
+        good_steps=event.good_steps,
+        shared=event.shared,
+        layouts=event.layouts,
+        banned={},  # what an earlier job passed over may be taken again
+    )
+
+
+@follow.register
+def _(event: ev.GenerationLaunched, world: World) -> World:
+    return msgspec.structs.replace(
+        world,
+        generation=event.generation,
+        slots=event.slots,
+        trained_on=event.slots,
+        running=True,
+        stopping=None,
+        saving=None,
+        steps_here=-1,
+        restored=event.restore,
+        restored_tiers=event.tiers,
+        layouts={**world.layouts, event.generation: event.layout} if event.layout else world.layouts,
+    )
+
+
+@follow.register(ev.FirstStep)
+@follow.register(ev.ProgressMade)
+def _(event: ev.FirstStep | ev.ProgressMade, world: World) -> World:
+    return _advance(world, event.step, event.reported)
+
+
+def _advance(world: World, step: int, reported: bool) -> World:
+    incident = world.incident
+    if incident is not None and incident.generation == world.generation and reported:
+        # Heartbeats lag by up to a heartbeat: how far training really was is known a moment later.
+        incident = msgspec.structs.replace(incident, step=max(incident.step, step))
+    return msgspec.structs.replace(
+        world,
+        best_step=max(world.best_step, step) if reported else world.best_step,
+        reports=reported,
+        steps_here=max(world.steps_here, step),
+        incident=incident,
+    )
+
+
+@follow.register
+def _(event: ev.IncidentOpened, world: World) -> World:
+    incident = OpenIncident(
+        number=event.incident, symptom=event.symptom, step=event.best_step, generation=event.generation
+    )
+    return msgspec.structs.replace(world, incident=incident)
+
+
+@follow.register
+def _(event: ev.SymptomAdded, world: World) -> World:
+    if world.incident is None:
+        return world
+    signed = msgspec.structs.replace(world.incident, signed=world.generation)
+    return msgspec.structs.replace(world, incident=signed)
+
+
+@follow.register
+def _(event: ev.IncidentClosed, world: World) -> World:
+    return msgspec.structs.replace(world, incident=None)
+
+
+@follow.register
+def _(event: ev.StopStarted, world: World) -> World:
+    return msgspec.structs.replace(world, stopping=event)
+
+
+@follow.register
+def _(event: ev.GenerationEnded, world: World) -> World:
+    world = _seal(world, event)
+    good_steps = world.good_steps
+    if event.good_step is not None:
+        # Non-finite numbers count as no progress, so this is how far training was.
+        world = _advance(world, event.good_step, True)
+        good_steps = {**good_steps, event.generation: event.good_step}
+    unsealed = (*world.unsealed, event.generation) if event.pending else world.unsealed
+    return msgspec.structs.replace(
+        world, running=False, stopping=None, unsealed=unsealed, good_steps=good_steps
+    )
+
+
+@follow.register
+def _(event: ev.GenerationSealed, world: World) -> World:
+    unsealed = tuple(g for g in world.unsealed if g != event.generation or event.pending)
+    return msgspec.structs.replace(_seal(world, event), unsealed=unsealed)
+
+
+def _newer(known: CheckpointId | None, found: CheckpointId) -> CheckpointId:
+    return found if known is None else max(known, found)
+
+
+def _seal(world: World, event: ev.GenerationEnded | ev.GenerationSealed) -> World:
+    generation, step = event.generation, event.sealed_step
+    found = CheckpointId(step=step, generation=generation)
+    return msgspec.structs.replace(
+        world,
+        was_stored=_newer(world.was_stored, found) if event.stored and step >= 0 else world.was_stored,
+        sealed={**world.sealed, generation: step} if step >= 0 else world.sealed,
+        shared=tuple(sorted({*world.shared, generation})) if event.shared else world.shared,
+    )
+
+
+@follow.register
+def _(event: ev.CheckpointBanned, world: World) -> World:
+    return msgspec.structs.replace(world, banned={**world.banned, event.checkpoint: event.reason})
+
+
+@follow.register
+def _(event: ev.StrideChanged, world: World) -> World:
+    return msgspec.structs.replace(world, stride=event.stride)
+
+
+@follow.register
+def _(event: ev.PaceLearned, world: World) -> World:
+    return msgspec.structs.replace(world, pace=event.pace)
+
+
+@follow.register
+def _(event: ev.StorageWritten, world: World) -> World:
+    found = CheckpointId(step=event.step, generation=event.generation)
+    return msgspec.structs.replace(
+        world, stored=event, was_stored=_newer(world.was_stored, found), saving=None
+    )
+
+
+@follow.register
+def _(event: ev.SavingStarted, world: World) -> World:
+    return msgspec.structs.replace(world, saving=event)
+
+
+@follow.register
+def _(event: ev.Decided, world: World) -> World:
+    incident, attempts = world.incident, world.attempts
+    if incident is not None and incident.decided is None and not finds_out_more(event.actions):
+        incident = msgspec.structs.replace(incident, decided=event.t)
+    # If another decision follows, that one is the attempt.
+    if event.verdict is not None and is_final(event.actions):
+        attempt = Attempt(
+            signature=event.verdict.signature,
+            t=event.t,
+            step=world.best_step,
+            work=world.work,
+            blame=event.verdict.blame,
+        )
+        attempts = (*attempts, attempt)
+    places = (*world.places, event.place)[-MAX_PLACES:] if event.place is not None else world.places
+    return msgspec.structs.replace(world, incident=incident, attempts=attempts, places=places)
