@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.model.job import InspectionSpec
 from slurm_robust.policy.liveness import beacon_interval
 from slurm_robust.util import proc
+from tests.builders.specs import usual_inspection
 from tests.unit.agent.local_job import LocalJob, ScriptedController
 
 SECONDS = 60.0
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "",
             heartbeat_s=timings.heartbeat_s,
             beacon_s=beacon_interval(timings.verdict_s, 4),
-            inspection=InspectionSpec(),
+            inspection=usual_inspection(),
         )
         try:
             controller = job.controller()

@@ -31,32 +31,37 @@ class CommandKind(str, Enum):
 class CopySpec(Record):
     """What agents do about copies of checkpoints beyond shared storage."""
 
-    memory: bool = True
+    memory: bool
     """Snapshots in the node's memory."""
-    peers: bool = True
+    peers: bool
     """Second copies on other nodes."""
-    peer_bytes_s: float = 0.0
+    peer_bytes_s: float
     """Most bytes per second and node that go to peers; 0: a share of what the interface can carry."""
-    network: str = ""
+    network: str
     """The subnet or interface by which they go, "" for that of the heartbeats."""
-    places: dict[Tier, str] = {}
+    places: dict[Tier, str]
     """Tiers beside ``checkpoint_dir`` that get what :class:`~slurm_robust.wire.messages.Flush` asks for."""
-    keep: int = 2
+    keep: int
     """So many of the newest stay there."""
 
 
 class InspectionSpec(Record):
     """How often agents check their nodes while the training runs, in seconds."""
 
-    kernel_s: float = 1.0
+    kernel_s: float
     """From a line in the kernel's log until it is judged."""
-    gpu_s: float = 4.0
-    network_s: float = 10.0
-    node_s: float = 30.0
+    gpu_s: float
+    network_s: float
+    node_s: float
 
 
 class JobSpec(Record):
-    """What every agent must know of the job; ``job.json`` in the job directory. Times are in seconds."""
+    """What every agent must know of the job; ``job.json`` in the job directory. Times are in seconds.
+
+    No field has a default, as :class:`~slurm_robust.config.job.JobConfig` has them all. A field that a later
+    release adds gets one, since it reads the files of earlier jobs and of older controllers, too: what was
+    done before there was that field.
+    """
 
     run_id: str
     """Made once per job directory, and stamped on everything that could be mistaken for another run's."""
@@ -65,22 +70,22 @@ class JobSpec(Record):
     command: tuple[str, ...]
     cwd: str
     nproc_per_node: int
-    preload: tuple[str, ...] = ()
-    heartbeat_s: float = 1.0
-    beacon_s: float = 0.0
+    preload: tuple[str, ...]
+    heartbeat_s: float
+    beacon_s: float
     """Between two beacons; 0 for none."""
-    takeover_s: float = 0.0
+    takeover_s: float
     """Silence of the controller after which an agent asks whether its host is dead; 0: never."""
-    kill_wait_s: float = 180.0
-    checkpoint_dir: str = ""
-    earlier: tuple[str, ...] = ()
+    kill_wait_s: float
+    checkpoint_dir: str
+    earlier: tuple[str, ...]
     """The ``run_id`` of each earlier job whose checkpoints count in this one."""
-    copies: CopySpec = CopySpec()
-    inspection: InspectionSpec | None = None
+    copies: CopySpec
+    inspection: InspectionSpec | None
     """None: no inspection."""
-    numa_binding: bool = True
+    numa_binding: bool
     """Workers run beside their GPUs."""
-    learn: bool = True
+    learn: bool
     """Rank 0 reports what it has imported, for zygotes to import it before."""
 
     def tier_places(self, directory: JobDirectory) -> dict[Tier, str]:

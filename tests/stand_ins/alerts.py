@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.model.job import CommandKind, InspectionSpec
+from slurm_robust.model.job import CommandKind
 from slurm_robust.wire.messages import Phase
+from tests.builders.specs import usual_inspection
 from tests.unit.agent.local_job import LocalJob
 
 WORKER = (sys.executable, "-c", "import time; time.sleep(1000)")
@@ -22,7 +23,7 @@ WORKER = (sys.executable, "-c", "import time; time.sleep(1000)")
 def main(folder: Path) -> None:
     folder.mkdir()
     node = os.environ["SLURMD_NODENAME"]
-    job = LocalJob(folder, "", kind=CommandKind.EXEC, command=WORKER, inspection=InspectionSpec())
+    job = LocalJob(folder, "", kind=CommandKind.EXEC, command=WORKER, inspection=usual_inspection())
     try:
         controller = job.controller()
         job.start_agent(node)

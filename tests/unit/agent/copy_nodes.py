@@ -12,7 +12,7 @@ from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse, TensorSpec, open_image, read_header
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import Peer, RestoreSource
-from slurm_robust.model.job import CopySpec, JobDirectory, JobSpec
+from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.wire.copychannel import CopyChannel, derive_key
 from slurm_robust.wire.keys import ClientKeys, create_keys, load_client
 from slurm_robust.wire.messages import Launch
@@ -29,7 +29,7 @@ def keys_in(folder: Path) -> ClientKeys:
 
 
 def job_spec(**copies: object) -> JobSpec:
-    return specs.job_spec(run_id=RUN, copies=CopySpec(**copies))
+    return specs.job_spec(run_id=RUN, copies=specs.copy_spec(**copies))
 
 
 def folder_of(name: str, shm: Path) -> MemoryFolder:

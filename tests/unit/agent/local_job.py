@@ -21,7 +21,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import structs
 
-from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
+from slurm_robust.model.job import CommandKind, JobDirectory
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import create_keys, load_server
@@ -29,6 +29,7 @@ from slurm_robust.wire.messages import Ack, FromController, Heartbeat, Pulse, St
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
 from tests.builders import specs
+from tests.builders.specs import job_spec
 from tests.forked_python import ForkedPython
 from tests.users import run_as
 from tests.waiting import HANG_S
@@ -157,7 +158,7 @@ class LocalJob:
             "kill_wait_s": 1.0,
             **spec,
         }
-        self.spec = JobSpec(**fields)  # type: ignore[arg-type]
+        self.spec = job_spec(**fields)
         self.job.spec.write_bytes(msgspec.json.encode(self.spec))
         create_keys(self.job.keys)
         self.controllers: list[ScriptedController] = []

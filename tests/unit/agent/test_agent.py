@@ -18,7 +18,7 @@ import pytest
 
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, RestoreSource, Tier
-from slurm_robust.model.job import CommandKind, CopySpec, JobSpec
+from slurm_robust.model.job import CommandKind, JobSpec
 from slurm_robust.wire.messages import Heartbeat, Inject, Phase, Refused, RequestCheckpoint, Shutdown
 from slurm_robust.wire.sockets import knock
 from tests.builders import specs
@@ -154,7 +154,7 @@ def test_workers_may_open_as_many_files_as_the_hard_limit_allows(make_job: MakeJ
 
 
 def test_an_agent_outside_of_the_network_for_copies_says_so_and_ends(make_job: MakeJob) -> None:
-    job = make_job(SLEEPER, copies=CopySpec(network="203.0.113.0/24"))
+    job = make_job(SLEEPER, copies=specs.copy_spec(network="203.0.113.0/24"))
     job.controller()
     assert job.start_agent("n1").wait(60) == 3
     told = json.loads((job.folder / "agent-n1.log").read_text())

@@ -19,7 +19,7 @@ from slurm_robust.agent.rankenv import (
 )
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource, Tier
-from slurm_robust.model.job import CopySpec, JobDirectory
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.companion import OF_JOB, OF_NODES
 from slurm_robust.util import process
 from slurm_robust.worker.environment import WorkerEnvironment
@@ -192,7 +192,7 @@ def test_workers_are_told_where_copies_lie_and_where_their_parts_come_from() -> 
         RestoreSource(rank=SHARED, tier=Tier.MEMORY),
     )
     launch = structs.replace(LAUNCH, ranks=(2, 3, 4, 5, 6, 7), layout="w6", sources=sources)
-    spec = structs.replace(SPEC, copies=CopySpec(places={Tier.LOCAL: "/disk"}))
+    spec = structs.replace(SPEC, copies=specs.copy_spec(places={Tier.LOCAL: "/disk"}))
     spawn = build_spawn(spec, JobDirectory(Path("/job")), launch, Path("/dev/shm/x"), "/dev/shm/c")
     workers = [WorkerEnvironment.from_env(worker.env) for worker in spawn.workers]
     assert [w.restore_tier for w in workers if w] == [

@@ -31,7 +31,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
-from slurm_robust.model.job import CopySpec, JobDirectory
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.moment import encode
 from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
 from slurm_robust.notify import main as notify
@@ -245,7 +245,7 @@ def test_checkpoints(job: JobDirectory, text: str) -> None:
     journal(job, [STARTED, ev.Noted(t=1.0, text=text), incident_journal.whole()[3]])
     spec = specs.job_spec(
         command=(text,),
-        copies=CopySpec(),
+        copies=specs.copy_spec(),
         checkpoint_dir=str(job.path / text.replace("/", "").replace("\0", "")[:50]),
     )
     job.spec.write_bytes(msgspec.json.encode(spec))

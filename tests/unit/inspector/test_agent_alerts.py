@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_robust.model.job import CommandKind, InspectionSpec
+from slurm_robust.model.job import CommandKind
 from slurm_robust.nodes.gpus.judging import CONFIRM_AFTER_S
 from slurm_robust.sandbox.gpus import StandInGpus
 from slurm_robust.wire.messages import Heartbeat, Phase
+from tests.builders.specs import usual_inspection
 from tests.unit.agent.local_job import LocalJob, ScriptedController
 from tests.unit.nodes.fake_nvml import environment
 from tests.waiting import BUSY
@@ -37,7 +38,7 @@ def controller(tmp_path: Path, gpus: StandInGpus) -> Iterator[ScriptedController
         "",
         kind=CommandKind.EXEC,
         command=(sys.executable, "-c", SLEEPER),
-        inspection=InspectionSpec(),
+        inspection=usual_inspection(),
     )
     try:
         controller = job.controller()

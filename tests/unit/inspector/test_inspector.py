@@ -34,7 +34,7 @@ PARENT = """
 import json, sys, time
 from slurm_robust.inspector.inspector import Inspector
 from slurm_robust.model.job import InspectionSpec
-inspector = Inspector(InspectionSpec(), sys.argv[1:])
+inspector = Inspector(InspectionSpec(kernel_s=1.0, gpu_s=4.0, network_s=10.0, node_s=30.0), sys.argv[1:])
 found = []
 while len(found) < 4:
     found += inspector.read(time.monotonic())

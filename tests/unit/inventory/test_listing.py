@@ -30,7 +30,7 @@ from slurm_robust.inventory.listing import CheckpointListing, CheckpointRow, Sto
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.job import CopySpec, JobDirectory
+from slurm_robust.model.job import JobDirectory
 from slurm_robust.wire.keys import create_keys, load_client
 from tests.builders import specs
 from tests.builders.events import run_started
@@ -61,7 +61,7 @@ class Job:
         key = seal_key(load_client(self.directory.keys).client.secret)
         self.local = LocalCopies(folder / "disk", self.run_id, key)
         spec = specs.job_spec(
-            run_id=self.run_id, job_id=9, copies=CopySpec(places={Tier.LOCAL: str(folder / "disk")})
+            run_id=self.run_id, job_id=9, copies=specs.copy_spec(places={Tier.LOCAL: str(folder / "disk")})
         )
         self.directory.spec.write_bytes(msgspec.json.encode(spec))
         self.write(

@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -21,6 +22,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.policy.removal import prunable
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from tests.builders.specs import copy_spec, job_spec
 from tests.unit.checkpoint.test_store import publish, publish_all
 from tests.unit.report.test_together import job
 from tests.unit.report.trainings import make_training, write
@@ -309,10 +311,9 @@ def test_in_a_folder_of_several_trainings_only_the_own_ones_are_seen(
         tier = DiskTier(where, run_id=run_id, rank=0, world_size=1)
         tier.save(ref(number, 10 * number), Snapshot(own={}, shared={}, rng={}))
     publish(where, ref(7, 70), 0, 2)
-    spec = {"run_id": "9-a", "job_id": 9, "kind": "script", "command": [], "cwd": "/", "nproc_per_node": 1,
-            "checkpoint_dir": str(where.path)}  # fmt: skip
+    spec = job_spec(run_id="9-a", job_id=9, checkpoint_dir=str(where.path))
     folder = store.path.parent.parent / "9"
-    (folder / "job.json").write_text(json.dumps(spec))
+    (folder / "job.json").write_bytes(msgspec.json.encode(spec))
     events = job(9, 400, 2, range(50, 80))
     write(folder, [replace(e, runs=("7-a",)) if isinstance(e, ev.Continued) else e for e in events])
     assert set(shelf_of("gpt", None, FakeSlurm()).stock.complete) == {ref(1, 10), ref(3, 30)}
@@ -326,8 +327,7 @@ def test_in_a_folder_of_several_trainings_only_the_own_ones_are_seen(
 def test_the_configuration_says_how_many_stay(store: CheckpointStore, tmp_path: Path) -> None:
     folder = store.path.parent.parent / "9"
     (folder / "plan.json").write_text(json.dumps({"config": {"checkpoint": {"keep_every": 11}, "x": 1}}))
-    spec = {"run_id": "9-a", "job_id": 9, "kind": "script", "command": [], "cwd": "/", "nproc_per_node": 1,
-            "checkpoint_dir": str(store.path), "copies": {"keep": 3}}  # fmt: skip
-    (folder / "job.json").write_text(json.dumps(spec))
+    spec = job_spec(run_id="9-a", job_id=9, checkpoint_dir=str(store.path), copies=copy_spec(keep=3))
+    (folder / "job.json").write_bytes(msgspec.json.encode(spec))
     stock = shelf_of("gpt", None, FakeSlurm()).stock
     assert (stock.keep, stock.keep_every) == (3, 11)

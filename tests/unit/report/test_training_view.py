@@ -24,6 +24,7 @@ from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.jobs import ChapterState
 from slurm_robust.util.text import size_text
+from tests.builders.specs import job_spec
 from tests.unit.checkpoint.test_store import publish_all
 from tests.unit.report.test_together import job
 from tests.unit.report.trainings import make_training, write
@@ -127,10 +128,7 @@ def test_the_jobs_of_one(training: TrainingDirectory) -> None:
 def test_the_folder_of_checkpoints_may_be_elsewhere(training: TrainingDirectory, tmp_path: Path) -> None:
     where = tmp_path / "scratch"
     publish_all(CheckpointStore(where), CheckpointId(generation=2, step=70))
-    spec = {
-        "run_id": "9-a", "job_id": 9, "kind": "script", "command": [], "cwd": "/", "nproc_per_node": 1,
-        "checkpoint_dir": str(where),
-    }  # fmt: skip
+    spec = job_spec(run_id="9-a", job_id=9, checkpoint_dir=str(where))
     (training.path.parent / "9" / "job.json").write_bytes(msgspec.json.encode(spec))
     row = row_of(training, FakeSlurm())
     assert (row.storage, row.stored) == (str(where), 70)
@@ -256,8 +254,7 @@ def test_what_was_moved_aside_is_mentioned_by_the_commands_of_a_job(
     assert main(["status", "gpt"]) == 0
     said = capsys.readouterr().out
     assert "all jobs: srobust report gpt; moved aside by --fresh: gpt.old-1" in said
-    spec = {"run_id": "9-a", "job_id": 9, "kind": "script", "command": [], "cwd": "/", "nproc_per_node": 1,
-            "checkpoint_dir": str(training.checkpoints)}  # fmt: skip
+    spec = job_spec(run_id="9-a", job_id=9, checkpoint_dir=str(training.checkpoints))
     (training.path.parent / "9" / "job.json").write_bytes(msgspec.json.encode(spec))
     assert main(["checkpoint", "ls", "gpt"]) == 0
     said = capsys.readouterr().out
