@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from slurm_robust.agent import rankenv
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.folders import RuntimeFolder
 from slurm_robust.agent.launcher import ZygoteLauncher
@@ -29,6 +28,7 @@ from slurm_robust.wire.keys import load_client
 from slurm_robust.wire.network import NoAddress, PortHolder, address_in
 from slurm_robust.worker.lookup import missing
 from slurm_robust.worker.spawning import Prepare
+from slurm_robust.worker.torchrun import prepare_inherited, torch_release
 
 CANNOT_BEGIN = 3
 
@@ -109,7 +109,7 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
             f"no folder in {SHARED_MEMORY}: {error}", f"{SHARED_MEMORY} must be writable and not full"
         ) from error
     try:
-        torch = rankenv.torch_release()
+        torch = torch_release()
         holder = PortHolder(ports, hand_over=torch is not None and spec.kind is not CommandKind.EXEC)
     except OSError as error:
         runtime.close()
@@ -120,7 +120,7 @@ def _make(node: str, job: JobDirectory, arguments: argparse.Namespace) -> Agent:
         raise CannotBegin(str(error), error.fix, ExitCode.CONFIG) from error
     copies = CopyService(spec, job, keys, spare_ports(ports))
     copies.pace_by(data_address or address)
-    rankenv.prepare_inherited(os.environ, torch)
+    prepare_inherited(os.environ, torch)
     prepare = Prepare(
         command_kind=spec.kind,
         command=spec.command,

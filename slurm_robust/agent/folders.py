@@ -67,10 +67,6 @@ def _remove_dead(base: Path, prefix: str) -> None:
             os.close(lock)
 
 
-_TAIL_BYTES = 16 * 1024
-_LINE_CHARS = 500
-
-
 class EpochRead(Record):
     """What the job directory says of controllers."""
 
@@ -90,19 +86,3 @@ def read_epoch(epochs: Path) -> EpochRead:
         return EpochRead(newest=newest_epoch(epochs))
     except Exception:  # noqa: BLE001 - without an answer the agent would not read again
         return EpochRead(newest=None, failed=True)
-
-
-def read_tail(paths: tuple[Path, ...], lines: int = 20) -> tuple[str, ...]:
-    """The last ``lines`` lines of the first file that has any, from at most 16 KiB. Raises ``OSError``."""
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _TAIL_BYTES))
-                text = file.read(_TAIL_BYTES).decode(errors="replace")
-        except FileNotFoundError:
-            continue
-        found = [line.rstrip()[:_LINE_CHARS] for line in text.splitlines()]
-        if any(found):
-            return tuple(found[-lines:])
-    return ()

@@ -17,7 +17,7 @@ from slurm_robust.agent.copies.flush import FlushRequest
 from slurm_robust.agent.copies.leftovers import job_is_over
 from slurm_robust.agent.copies.service import CopyService
 from slurm_robust.agent.deaths import DeathWatch, OomKills
-from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch, read_tail
+from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch
 from slurm_robust.agent.gpumemory import FREE, GpuWait
 from slurm_robust.agent.heartbeat import HeartbeatState
 from slurm_robust.agent.launcher import Gone, Launcher, LauncherMessage, LoadOver
@@ -63,6 +63,7 @@ from slurm_robust.agent.takeover import TakeoverWatch
 from slurm_robust.inspector.inspection import Inspection
 from slurm_robust.model.job import CommandKind, JobDirectory, JobSpec
 from slurm_robust.model.probes import ProbeTarget
+from slurm_robust.util.files import read_tail
 from slurm_robust.util.process import file_shortage
 from slurm_robust.util.text import one_line
 from slurm_robust.util.threads import Executor

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_TAIL_BYTES = 16 * 1024
+_LINE_CHARS = 500
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:
@@ -143,3 +145,19 @@ def free_on(folder: Path) -> int | None:
         return shutil.disk_usage(folder).free
     except OSError:
         return None
+
+
+def read_tail(paths: tuple[Path, ...], lines: int = 20) -> tuple[str, ...]:
+    """Return the last lines of the first file that has any, from at most 16 KiB. Raises ``OSError``."""
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            continue
+        found = [line.rstrip()[:_LINE_CHARS] for line in text.splitlines()]
+        if any(found):
+            return tuple(found[-lines:])
+    return ()

@@ -18,14 +18,13 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from slurm_robust.agent.folders import read_tail
-from slurm_robust.agent.rankenv import prepare_inherited, torch_release, torchrun
 from slurm_robust.analysis.logs.ranks import root_exit
 from slurm_robust.analysis.replay import GroupRun
 from slurm_robust.model.exits import WorkerExit
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import CommandKind
 from slurm_robust.model.record import Record
+from slurm_robust.util.files import read_tail
 from slurm_robust.util.hostlist import fold
 from slurm_robust.wire.network import PortHolder, local_address
 from slurm_robust.worker.environment import OF_A_RUN
@@ -42,6 +41,7 @@ from slurm_robust.worker.replay import (
     add_line,
     read_lines,
 )
+from slurm_robust.worker.torchrun import prepare_inherited, torch_release, torchrun
 
 _POLL_S = 0.1
 _RENDEZVOUS = "rendezvous"

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch, read_tail
+from slurm_robust.agent.folders import EpochRead, RuntimeFolder, make_log_folders, read_epoch
 from slurm_robust.model.job import JobDirectory
 
 
@@ -74,27 +74,6 @@ def test_every_read_of_the_epochs_is_answered(
 
     monkeypatch.setattr("slurm_robust.agent.folders.newest_epoch", fail)
     assert read_epoch(tmp_path) == EpochRead(newest=None, failed=True)
-
-
-def test_the_tail_is_the_last_lines(tmp_path: Path) -> None:
-    err = tmp_path / "err"
-    err.write_text("".join(f"line {i}\n" for i in range(1000)))
-    assert read_tail((err,), 3) == ("line 997", "line 998", "line 999")
-
-
-def test_an_empty_stream_gives_way_to_the_next(tmp_path: Path) -> None:
-    err, out = tmp_path / "err", tmp_path / "out"
-    err.write_text("\n\n")
-    out.write_text("hello")
-    assert read_tail((tmp_path / "missing", err, out)) == ("hello",)
-    assert read_tail((tmp_path / "missing",)) == ()
-
-
-def test_a_huge_line_and_broken_text_are_bounded(tmp_path: Path) -> None:
-    err = tmp_path / "err"
-    err.write_bytes(b"\xff" * 1_000_000)
-    (line,) = read_tail((err,))
-    assert line == "\N{REPLACEMENT CHARACTER}" * 500
 
 
 def test_folders_for_output_are_made(tmp_path: Path) -> None:

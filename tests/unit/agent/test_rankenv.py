@@ -14,8 +14,6 @@ from slurm_robust.agent.rankenv import (
     bindings,
     build_spawn,
     find_shortage,
-    prepare_inherited,
-    torch_release,
 )
 from slurm_robust.kernel.host import Host
 from slurm_robust.model.copies import SHARED, CheckpointId, RestoreSource, Tier
@@ -77,44 +75,6 @@ def test_workers_get_this_librarys_variables() -> None:
     assert worker.record == "/dev/shm/x/rank-00002.rec"
     assert worker.out == "/job/logs/gen-003/rank-00002.out"
     assert (spawn.command, spawn.cwd, spawn.generation) == (SPEC.command, SPEC.cwd, 3)
-
-
-RECORDER = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "2000"}
-
-
-@pytest.mark.parametrize(
-    ("given", "torch", "expected"),
-    [
-        ({"TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_TASK_PID": "7"}, (2, 13), RECORDER),
-        ({}, (2, 8), {**RECORDER, "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}),
-        ({}, None, {**RECORDER, "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}),
-    ],
-)
-def test_what_workers_inherit(
-    given: dict[str, str], torch: tuple[int, ...] | None, expected: dict[str, str]
-) -> None:
-    prepare_inherited(given, torch)
-    assert given == expected
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"TORCH_NCCL_ENABLE_TIMING": "0", "TORCH_FR_BUFFER_SIZE": "0"},
-        {"TORCH_NCCL_ENABLE_TIMING": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "50"},
-        {**RECORDER, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
-    ],
-)
-def test_what_the_user_has_set_stays(own: dict[str, str]) -> None:
-    environ = dict(own)
-    prepare_inherited(environ)
-    assert environ == own
-
-
-def test_the_release_of_torch_is_known_without_importing_it() -> None:
-    release = torch_release()
-    assert release is not None
-    assert release >= (2, 4)
 
 
 def test_slurms_variables_of_a_task_are_those_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.util import files
+from slurm_robust.util.files import read_tail
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -82,3 +83,24 @@ def test_a_folder_that_must_be_there_is_not_made_and_what_is_made_in_it_is_close
     finally:
         os.umask(umask)
     assert [path.stat().st_mode & 0o777 for path in (job / "a", job / "a" / "b")] == [0o700, 0o700]
+
+
+def test_the_tail_is_the_last_lines(tmp_path: Path) -> None:
+    err = tmp_path / "err"
+    err.write_text("".join(f"line {i}\n" for i in range(1000)))
+    assert read_tail((err,), 3) == ("line 997", "line 998", "line 999")
+
+
+def test_an_empty_stream_gives_way_to_the_next(tmp_path: Path) -> None:
+    err, out = tmp_path / "err", tmp_path / "out"
+    err.write_text("\n\n")
+    out.write_text("hello")
+    assert read_tail((tmp_path / "missing", err, out)) == ("hello",)
+    assert read_tail((tmp_path / "missing",)) == ()
+
+
+def test_a_huge_line_and_broken_text_are_bounded(tmp_path: Path) -> None:
+    err = tmp_path / "err"
+    err.write_bytes(b"\xff" * 1_000_000)
+    (line,) = read_tail((err,))
+    assert line == "\N{REPLACEMENT CHARACTER}" * 500
