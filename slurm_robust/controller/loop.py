@@ -138,8 +138,9 @@ class Loop:
                     self._core.on_stall(stalled, self._now())
                 for number in signals.taken():
                     self._on_signal(number)
-                self._background.drain()
+                # Messages first: what an agent sent before its srun reports its end was not heard after that.
                 behind = not self._take_messages(turned + STALL_S)
+                self._background.drain()
                 if self._beacons is not None and not behind:
                     self._core.on_beacons(self._beacons.ages())
                 self._follow_journal()

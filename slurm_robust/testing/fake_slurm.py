@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,14 +47,19 @@ class FakeSlurm:
         user: str = "alice",
         operator: bool = True,
         ahead_s: float = 0.0,
+        reaches: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``reaches``: whether this client's host reaches slurmctld now."""
         self.cluster = cluster or FakeCluster()
         self.user = user
         self.operator = operator
         self.ahead_s = ahead_s
+        self._reaches = reaches
 
     @contextmanager
     def _world(self) -> Iterator[FakeCluster]:
+        if not self._reaches():
+            raise errors.ControllerUnreachable("Unable to contact slurm controller (connect failure)")
         with self.cluster.lock:
             self.cluster.settle()
             yield self.cluster

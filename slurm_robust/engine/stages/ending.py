@@ -263,6 +263,8 @@ class Reconnecting:
             fault = Fault(symptom=Symptom.NODE_LOST, detail=detail, detect_s=silent_s)
             return leave(core, {**here, taken: "gone"}, fault, now)
         if waited_s > RECONNECT_S:
-            # An agent without our generation is another one than the launch saw.
-            return ToRunning(agents={n: here.get(n, "gone") for n in state.world.slots})
+            # An agent without our generation is another one than the launch saw. One that was never heard may
+            # be that one, and not have found this controller yet: storage, which names it, may hang.
+            silent = {n: joined.agent for n, joined in state.joined.items() if n not in heartbeats}
+            return ToRunning(agents={n: here.get(n) or silent.get(n, "gone") for n in state.world.slots})
         return None

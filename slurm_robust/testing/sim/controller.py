@@ -1,0 +1,582 @@
+"""A controller of a simulated job: the real core, with hands that pretend."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from slurm_robust.config.plan import RunPlan
+from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.turns import StorageHold
+from slurm_robust.engine import effects as fx
+from slurm_robust.engine.core import Core
+from slurm_robust.engine.stages.table import begin, build
+from slurm_robust.model import events as ev
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import StepEnd
+from slurm_robust.model.findings import Outcome
+from slurm_robust.model.incident import Diagnosis, TestResult
+from slurm_robust.model.journal import fold
+from slurm_robust.model.probes import Answers, Knocked
+from slurm_robust.policy.leaving import Sentence
+from slurm_robust.policy.quick_test import TESTS
+from slurm_robust.slurm.companion import Lent, companion_name
+from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.slurm.step_output import step_end, task_ends
+from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.sim.environment import Environment
+from slurm_robust.testing.sim.node import SimAgent, SimNode
+from slurm_robust.wire import messages as msg
+from slurm_robust.wire.epochs import EpochRecord
+
+SLOW_TICK_S = 1.0
+
+
+class SimController:
+    """One controller process, from the moment in which it has its epoch until it ends or dies."""
+
+    def __init__(
+        self,
+        env: Environment,
+        plan: RunPlan,
+        host: str,
+        journal: list[ev.AnyEvent],
+        nodes: Mapping[str, SimNode],
+        slurm: FakeSlurm,
+        allocation: Allocation,
+        *,
+        say: Callable[[str], None],
+        over: Callable[[SimController, int], None],
+        start_agent: Callable[[RunPlan, str], None],
+        requeue: Callable[[fx.BeginRequeue], None],
+        carried_out: Callable[[fx.Effect], None],
+        taken_from: str = "",
+        why: str = "",
+        silent_since: float = 0.0,
+    ) -> None:
+        """``journal`` is that of the job, and grows. ``over``: told the exit code; ``start_agent``: starts an
+        agent while that run goes on; ``requeue``: has Slurm requeue the job; ``carried_out``: told effects.
+        """
+        self.env, self.plan, self.host, self.journal = env, plan, host, journal
+        self.nodes, self.slurm = nodes, slurm
+        self.is_alive = True
+        self.stalled_until = 0.0
+        self.asks = 0
+        """Questions that are not answered yet."""
+        self._say, self._over, self._start_agent = say, over, start_agent
+        self._requeue, self._carried_out = requeue, carried_out
+        self._turns_at = -1.0
+        self._turned = env.now
+        self._inbox: list[tuple[str, bytes]] = []
+        self._posted: list[Callable[[], None]] = []  # what threads have found out
+        self._agents: dict[str, SimAgent] = {}  # by node and by id
+        self._beacons: dict[str, tuple[SimNode, float]] = {}  # by agent: its node, and the newest beacon
+        self._gone_noted = False
+        self._hold = StorageHold(self._clocks)
+        self.now = self._hold.now
+        self._unwritten: list[ev.AnyEvent] = []  # storage did not take them, and they are not waited for
+        self._held: deque[tuple[list[ev.AnyEvent], list[fx.Effect]]] = deque()
+        self._is_fenced = False
+        self.epoch = len(env.epochs) + 1
+        self._hands: dict[type[Any], Callable[[Any], None]] = {
+            fx.Send: self._send,
+            fx.StartAgents: self._start_agents,
+            fx.Knock: self._knock,
+            fx.Probe: self._probe,
+            fx.AskAboutNodes: self._ask_about_nodes,
+            fx.AskAboutRun: self._ask_about_run,
+            fx.AskForDrains: self._ask_for_drains,
+            fx.FindCheckpoint: self._find_checkpoint,
+            fx.Prune: self._prune,
+            fx.BeginRequeue: lambda effect: self._requeue(effect),
+            fx.GiveBack: self._give_back,
+            fx.Shed: self._shed,
+            fx.TestNodes: self._test_nodes,
+            fx.TestStandby: self._test_standby,
+            fx.ReplayTraining: self._replay,
+            fx.BorrowNodes: self._borrow,
+            fx.EndCompanions: self._end_companions,
+            fx.SweepCompanions: lambda effect: None,
+            fx.EndStandbyTest: lambda effect: None,
+            fx.LetGo: lambda effect: None,
+            fx.SaveEvidence: lambda effect: None,
+            fx.SaveSuspect: lambda effect: None,
+            fx.SaveStacks: lambda effect: None,
+            fx.SaveAlerts: lambda effect: None,
+            fx.Say: lambda effect: self._say(effect.text),
+            fx.Exit: lambda effect: self.end(effect.code),
+        }
+        env.epochs.append(
+            EpochRecord(
+                epoch=self.epoch,
+                host=host,
+                addresses=(nodes[host].address,),
+                port=7000 + self.epoch,
+                pid=env.next_pid(),
+                run_id=plan.run_id,
+                node=host,
+            )
+        )
+        env.mailboxes[self.epoch] = host, self._receive
+        wall = self.now().wall
+        if not journal:
+            journal.append(_run_started(plan, wall))
+        if fold(journal).own_node != taken_from:
+            taken_from = why = ""
+        journal.append(
+            ev.ControllerStarted(
+                t=wall,
+                epoch=self.epoch,
+                host=host,
+                pid=env.epochs[-1].pid,
+                port=env.epochs[-1].port,
+                node=host,
+                known=len(journal),
+                taken_from=taken_from,
+                reason=why,
+                silent_since=silent_since if taken_from else 0.0,
+                start=plan.start,
+            )
+        )
+        news, first = begin(journal, plan, wall)
+        journal.extend(news)
+        state = fold(journal)
+        self._lent = Lent(allocation, state.lenders)
+        self._steps = AgentSteps(slurm, allocation, (), Path("/nonexistent"), self._lent)
+        self.core = Core(plan.config, state, build, first, self.now())
+        self._do(self.core.on_tick(self.now()))
+        self._plan_turn(env.pace.turn_s)
+        env.timeline.after(SLOW_TICK_S, self._slow_tick)
+        self._answer(lambda: self.core.on_kill_wait(env.pace.kill_wait_s))
+
+    def _clocks(self) -> fx.Now:
+        mono = self.env.now + self.nodes[self.host].clock_s
+        return fx.Now(mono=mono, wall=self.env.timeline.clock.now)
+
+    # -- its life ----------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """It dies without a word."""
+        self.is_alive = False
+        self.env.mailboxes.pop(self.epoch, None)
+
+    def end(self, code: int) -> None:
+        """It ends with ``code``."""
+        if self.is_alive:
+            self.kill()
+            self._over(self, code)
+
+    def stall(self, seconds: float) -> None:
+        """It does nothing for so long, and does not know."""
+        self.stalled_until = self.env.now + seconds
+
+    def order_to_end(self, reason: str, code: ExitCode = ExitCode.TERMINATED) -> None:
+        """SIGTERM or SIGINT has come."""
+        self._post(lambda: self._do(self.core.on_leave(reason, self.now(), code)))
+
+    def warn(self, reason: str) -> None:
+        """USR1 has come: the end of the run is near."""
+        self._post(lambda: self._do(self.core.on_end_approaching(reason, self.now())))
+
+    def skip(self) -> None:
+        """Time has leapt while all was well: the next turn is soon, and none was missed."""
+        self.stalled_until = self._turned = self.env.now + 0.1  # agents have spoken by then
+
+    def hurry(self) -> None:
+        """A second SIGINT has come."""
+        self._post(lambda: self._do(self.core.on_second_order(self.now())))
+
+    def hear_requeue(self, answer: fx.RequeueAnswer) -> None:
+        """Slurm has answered a requeue."""
+        self._post(lambda: self._do(self.core.on_requeue(answer, self.now())))
+
+    def hear_step(self, nodes: tuple[str, ...], code: int, lines: tuple[str, ...], *, is_task: bool) -> None:
+        """The srun of agents, or one of its tasks, has ended with this output."""
+        ends = task_ends(nodes, lines, lines) if is_task else (step_end(nodes, code, lines),)
+        for end in ends:
+            self._post(partial(self._on_step_end, end))
+
+    def hear_refusal(self, node: str, text: str) -> None:
+        """The agent of ``node`` could not begin, and has said why; its srun ends."""
+        self._post(lambda: self.core.on_refusal(node, text))
+        self.hear_step((node,), 78, (f"srun: error: {node}: task 0: Exited with exit code 78",), is_task=True)
+
+    def _on_step_end(self, end: StepEnd) -> None:
+        self.core.on_step_end(end, self.now())
+
+    # -- its loop ----------------------------------------------------------------------------------
+
+    def _receive(self, agent: str, data: bytes) -> None:
+        self._inbox.append((agent, data))
+        self._plan_turn(self.env.pace.rest_s)
+
+    def _post(self, act: Callable[[], None]) -> None:
+        """Have ``act`` done in the next turn, which is now."""
+        self._posted.append(act)
+        self._plan_turn(0.0)
+
+    def _plan_turn(self, seconds: float) -> None:
+        at = self.env.now + seconds
+        if self._turns_at < self.env.now or at < self._turns_at:
+            self._turns_at = at
+            self.env.timeline.after(seconds, partial(self._wake, at))
+
+    def _wake(self, at: float) -> None:
+        if self.is_alive and at == self._turns_at:
+            self.turn()
+
+    def turn(self) -> None:
+        """Take in all that has come, then decide."""
+        env = self.env
+        self._turns_at = -1.0
+        if not self.is_alive:
+            return
+        if env.now < self.stalled_until:
+            self._plan_turn(self.stalled_until - env.now + 0.001)
+            return
+        stalled, self._turned = env.now - self._turned, env.now
+        if stalled > 1.0:
+            self.core.on_stall(stalled, self.now())
+        inbox, self._inbox = self._inbox, []
+        for agent, data in inbox:
+            self._take(agent, msg.decode_to_controller(data))
+        posted, self._posted = self._posted, []
+        for act in posted:
+            if self.is_alive:
+                act()
+        if not self.is_alive:
+            return
+        if env.config.timings.verdict_s:
+            self.core.on_beacons(self._beacon_ages())
+        self._follow_journal()
+        self._do(self.core.on_tick(self.now()))
+        if self.is_alive:
+            self._plan_turn(self.env.pace.turn_s)
+
+    def _take(self, agent: str, message: msg.ToController | msg.Foreign) -> None:
+        now = self.now()
+        match message:
+            case msg.Heartbeat(node=node):
+                found = self.nodes[node].agents.get(agent)
+                if found is not None:
+                    self._agents[node] = self._agents[agent] = found
+                    self._beacons.setdefault(agent, (self.nodes[node], self.env.now))
+                self.core.on_heartbeat(message, now)
+            case msg.Pulse():
+                self.core.on_pulse(message, now)
+            case msg.NodesProbed():
+                self.core.on_observed(message, now)
+            case msg.StacksTaken():
+                self.core.on_stacks(message)
+            case _:
+                raise AssertionError(f"agents send no {type(message).__name__}")
+
+    def _beacon_ages(self) -> dict[str, float]:
+        """Seconds since the newest beacon of each agent: they come ten times a second, or not at all."""
+        for agent, (node, _) in self._beacons.items():
+            if agent in node.agents and self.env.network.passes(node.name, self.host):
+                self._beacons[agent] = node, self.env.now
+        return {agent: self.env.now - at for agent, (_, at) in self._beacons.items()}
+
+    def _slow_tick(self) -> None:
+        if not self.is_alive:
+            return
+        if self.env.now >= self.stalled_until and not self.env.storage.hangs:
+            if self.env.epochs[-1].epoch > self.epoch:
+                self.end(ExitCode.OTHER_CONTROLLER)
+                return
+            if not self._gone_noted and not any(node.agents for node in self.nodes.values() if node.is_up):
+                self._gone_noted = True
+                self._do(self.core.on_agents_gone(self.now()))
+        self.env.timeline.after(SLOW_TICK_S, self._slow_tick)
+
+    def _follow_journal(self) -> None:
+        """As the real loop: decide nothing while storage has not taken what was decided before."""
+        core = self.core
+        behind = self.env.storage.hangs and (bool(self._held) or bool(self._unwritten))
+        held_s = self._hold.follow(behind=behind, urgent=core.leaving is not None or core.ending is not None)
+        core.hold(self._hold.holds)
+        if held_s:
+            core.on_hold_over(held_s, self.now())
+        self._release()
+
+    def _do(self, effects: list[fx.Effect]) -> None:
+        """Write first: nothing is done about what the journal does not hold."""
+        events = [effect.event for effect in effects if isinstance(effect, fx.Write)]
+        acts: list[fx.Effect] = [effect for effect in effects if not isinstance(effect, fx.Write)]
+        self._held.append((events, acts))
+        self._release()
+        if self._held and self._held[-1][1] is acts:  # an agent is to learn that its controller lives
+            for effect in acts:
+                if isinstance(effect, fx.Send) and isinstance(effect.message, msg.Ack):
+                    self._send(structs.replace(effect, message=structs.replace(effect.message, seq=0)))
+
+    def _release(self) -> None:
+        """Do what was decided, in that order, as far as the journal holds it, or cannot be waited for."""
+        while self._held and self.is_alive and not self._is_fenced:
+            events, acts = self._held[0]
+            if events and self.env.storage.hangs and not self._hold.gave_up:
+                return
+            if events and self.env.epochs[-1].epoch > self.epoch:
+                self._is_fenced = True  # the journal is another controller's
+                return
+            self._held.popleft()
+            self._unwritten.extend(events)
+            if not self.env.storage.hangs:
+                self.journal.extend(self._unwritten)
+                self._unwritten.clear()
+            for effect in acts:
+                if self.is_alive:
+                    self._carried_out(effect)
+                    self._hands[type(effect)](effect)
+
+    def _answer(self, act: Callable[[], list[fx.Effect] | None], seconds: float | None = None) -> None:
+        """Have the core hear an answer, by ``act``, after ``seconds`` or as long as Slurm takes."""
+
+        self.asks += 1
+
+        def answer() -> None:
+            self.asks -= 1
+            self._post(lambda: self._do(act() or []))
+
+        if seconds is None:
+            self.env.after(self.env.pace.slurm_s, answer)
+        else:
+            self.env.timeline.after(seconds, answer)
+
+    # -- its hands ---------------------------------------------------------------------------------
+
+    def _send(self, effect: fx.Send) -> None:
+        agent = self._agents.get(effect.node)
+        if agent is not None:
+            data = msg.encode(effect.message)
+            self.env.network.send(self.host, agent.node.name, data, agent.receive)
+
+    def _start_agents(self, effect: fx.StartAgents) -> None:
+        self._gone_noted = False
+
+        def start() -> None:
+            try:
+                job = self.slurm.job(self.plan.job_id)
+            except SlurmError as error:  # as srun says it
+                text = f"srun: error: Unable to create step for job {self.plan.job_id}: {error}"
+                self._on_step_end(step_end(effect.nodes, 1, [text]))
+                return
+            for name in effect.nodes:
+                if job.is_running and (name in job.nodes or name in self.core.state.lenders):
+                    self.env.after(self.env.pace.agent_s, partial(self._start_agent, self.plan, name))
+
+        self._answer(start)
+
+    def _knock(self, effect: fx.Knock) -> None:
+        def knock() -> None:
+            near = [n for n in effect.places if self._reaches(n)]
+            taken = frozenset(n for n in near if self.nodes[n].agents)
+            self.core.on_knock(Knocked(taken, frozenset(near) - taken), self.now())
+
+        self._answer(knock)
+
+    def _reaches(self, name: str) -> bool:
+        return self.nodes[name].is_up and self.env.network.passes(self.host, name)
+
+    def _probe(self, effect: fx.Probe) -> None:
+        def answer() -> list[fx.Effect]:
+            found = {name: 0.001 for name in effect.places if self._reaches(name)}
+            answers = Answers(tcp=found, asked=frozenset(effect.places))
+            return self.core.on_answers(effect.number, answers, self.now())
+
+        self._answer(answer, effect.for_s)
+
+    def _ask_about_nodes(self, effect: fx.AskAboutNodes) -> None:
+        def answer() -> list[fx.Effect]:
+            try:
+                found = self._steps.witnesses(effect.nodes)
+            except SlurmError as error:
+                self.core.note(f"Slurm does not say how nodes are: {error}", "", self.now())
+                return self.core.on_nodes(None, self.now())
+            return self.core.on_nodes(found, self.now())
+
+        self._answer(answer)
+
+    def _ask_about_run(self, effect: fx.AskAboutRun) -> None:
+        def answer() -> list[fx.Effect]:
+            try:
+                job = self.slurm.job(self.plan.job_id)
+            except SlurmError:
+                return self.core.on_sentence(None, self.now())
+            said = Sentence(
+                running=job.is_running,
+                left_s=None
+                if job.end_time is None
+                else max(0.0, job.end_time - self.slurm.cluster.clock.now),
+                requeued=job.restart_count > self.plan.restart_count and not job.is_finished,
+            )
+            return self.core.on_sentence(said, self.now())
+
+        self._answer(answer)
+
+    def _ask_for_drains(self, effect: fx.AskForDrains) -> None:
+        def answer() -> list[fx.Effect] | None:
+            try:
+                return self.core.on_drains(self._steps.drains(effect.nodes), self.now())
+            except SlurmError:
+                return None
+
+        self._answer(answer)
+
+    def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
+        storage = self.env.storage
+
+        def answer() -> list[fx.Effect] | None:
+            if storage.hangs:
+                self._answer(answer, 0.5)
+                return None
+            found = None if storage.fails else storage.complete()
+            return self.core.on_checkpoints(effect.generation, found, self.now())
+
+        self._answer(answer)
+
+    def _prune(self, effect: fx.Prune) -> None:
+        if not (self.env.storage.hangs or self.env.storage.fails):
+            self.env.storage.prune(
+                effect.sealed, self.core.state.world.generation, self.plan.config.checkpoint.keep
+            )
+
+    def _give_back(self, effect: fx.GiveBack) -> None:
+        def answer() -> list[fx.Effect]:
+            try:
+                kept = [n for n in self.slurm.job(self.plan.job_id).nodes if n != effect.node]
+                self.slurm.shrink(self.plan.job_id, kept)
+                self.nodes[effect.node].end_agents()  # Slurm ends all that the job has there
+                said = fx.GiveBackAnswer(said=fx.RequeueStatus.DONE, detail="the epilog tests it")
+            except SlurmError as error:
+                said = fx.GiveBackAnswer(said=fx.RequeueStatus.NOTHING, detail=str(error))
+            return self.core.on_given_back(effect.node, said, self.now())
+
+        self._answer(answer)
+
+    def _shed(self, effect: fx.Shed) -> None:
+        def shed() -> None:
+            try:
+                kept = [n for n in self.slurm.job(self.plan.job_id).nodes if n not in effect.nodes]
+                self.slurm.shrink(self.plan.job_id, kept)
+            except SlurmError:
+                pass  # a requeue does without
+
+        self._answer(shed)
+
+    # -- tests of nodes, and nodes of others -------------------------------------------------------
+
+    def _tested(self, nodes: tuple[str, ...], tests: tuple[str, ...]) -> Diagnosis:
+        """What tests show of ``nodes``, by what is wrong with them."""
+        results = tuple(
+            TestResult(
+                test=test,
+                node=name,
+                outcome=Outcome.FAIL if self.nodes[name].is_broken else Outcome.PASS,
+                text="computes wrong numbers" if self.nodes[name].is_broken else "",
+            )
+            for name in nodes
+            if self.nodes[name].agents
+            for test in tests
+        )
+        suspects = tuple(name for name in nodes if self.nodes[name].is_broken)
+        reason = f"{', '.join(suspects)} failed" if suspects else "all passed"
+        return Diagnosis(results=results, suspects=suspects, reason=reason)
+
+    def _test_nodes(self, effect: fx.TestNodes) -> None:
+        tests = TESTS if effect.quick else ("gemm", "memory")
+        seconds = self.env.chance.uniform(*self.env.pace.test_s)
+        self._answer(lambda: self.core.on_tests(self._tested(effect.nodes, tests), self.now()), seconds)
+
+    def _test_standby(self, effect: fx.TestStandby) -> None:
+        def answer() -> list[fx.Effect]:
+            found = self._tested((effect.node,), TESTS)
+            return self.core.on_standby_tested(effect.number, found, self.now())
+
+        self._answer(answer, self.env.chance.uniform(*self.env.pace.test_s))
+
+    def _replay(self, effect: fx.ReplayTraining) -> None:
+        found = Diagnosis(reason="the replay showed no difference")
+        seconds = self.env.chance.uniform(*self.env.pace.test_s)
+        self._answer(lambda: self.core.on_tests(found, self.now()), seconds)
+
+    def _borrow(self, effect: fx.BorrowNodes) -> None:
+        """Submit companions to the fake Slurm; those that do not start within a moment are cancelled."""
+        submitted: list[int] = []
+        source = effect.sources[0]
+
+        def submit() -> None:
+            name = companion_name(self.plan.job_id)
+            try:
+                for _ in range(effect.missing):
+                    job = self.slurm.submit(
+                        SubmitRequest(
+                            command=("true",),
+                            name=name,
+                            nodes=1,
+                            reservation=source.reservation,
+                            excluded_nodes=effect.exclude,
+                        )
+                    )
+                    submitted.append(job)
+                    self.core.on_companion(effect.number, job, source, self.now())
+            except SlurmError as error:
+                refused = fx.BorrowAnswer(refusals=((source, str(error)),))
+                self._answer(lambda: self.core.on_lent(effect.number, refused, self.now()))
+                return
+            self._answer(answer, 2.0)
+
+        def answer() -> list[fx.Effect]:
+            try:
+                jobs = {job: self.slurm.job(job) for job in submitted}
+                for job, found in jobs.items():
+                    if not found.is_running:
+                        self.slurm.cancel(job)
+            except SlurmError as error:
+                return self.core.on_lent(
+                    effect.number, fx.BorrowAnswer(refusals=((source, str(error)),)), self.now()
+                )
+            lent = {job: found.nodes[0] for job, found in jobs.items() if found.is_running}
+            for job, node in lent.items():
+                self._lent.add(job, node)
+            short = ((source, "no node is free"),) if len(lent) < effect.missing else ()
+            answer = fx.BorrowAnswer(nodes=lent, refusals=short)
+            return self.core.on_lent(effect.number, answer, self.now())
+
+        self._answer(submit)
+
+    def _end_companions(self, effect: fx.EndCompanions) -> None:
+        def end() -> None:
+            for job in effect.jobs:
+                try:
+                    self.slurm.cancel(job)
+                except SlurmError:
+                    pass  # it ends with this job
+                for node, lender in self.core.state.lenders.items():
+                    if lender == job:
+                        self.nodes[node].end_agents()
+
+        self._answer(end)
+
+
+def _run_started(plan: RunPlan, wall: float) -> ev.RunStarted:
+    return ev.RunStarted(
+        t=wall,
+        run_id=plan.run_id,
+        job_id=plan.job_id,
+        kind=plan.kind.value,
+        command=plan.command,
+        cwd=plan.cwd,
+        slots=plan.slots,
+        spares=plan.spares,
+        nproc_per_node=plan.nproc_per_node,
+        version="simulated",
+    )

@@ -1,0 +1,90 @@
+"""What the nodes of a simulated job share: time, chance, network, storage, and where controllers listen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from slurm_robust.config.job import JobConfig
+from slurm_robust.model.record import Record
+from slurm_robust.testing.clock import FakeClock
+from slurm_robust.testing.sim.network import Network
+from slurm_robust.testing.sim.timeline import Timeline
+from slurm_robust.testing.sim.training import FakeStorage
+from slurm_robust.wire.epochs import EpochRecord
+
+Mailbox = Callable[[str, bytes], None]
+"""Takes a message, and the id of the agent that has sent it."""
+
+
+class Pace(Record):
+    """How long things take in a simulated job, in seconds; two numbers are the bounds of a draw."""
+
+    step_s: float = 5.0
+    agent_s: tuple[float, float] = (0.8, 2.0)
+    """From srun until an agent speaks."""
+    zygote_s: tuple[float, float] = (1.0, 4.0)
+    """From its start until it can fork workers."""
+    fork_s: tuple[float, float] = (0.02, 0.2)
+    restore_s: tuple[float, float] = (1.0, 4.0)
+    term_s: tuple[float, float] = (0.05, 1.5)
+    """From SIGTERM until a worker ends."""
+    copy_s: tuple[float, float] = (0.05, 0.5)
+    """From a step until a peer has a node's snapshots."""
+    write_s: tuple[float, float] = (0.2, 2.0)
+    """For a node to put its parts of a checkpoint on storage."""
+    slurm_s: tuple[float, float] = (0.02, 0.4)
+    """For an answer of Slurm or of storage."""
+    test_s: tuple[float, float] = (5.0, 15.0)
+    """For a test of nodes."""
+    peers_notice_s: tuple[float, float] | None = None
+    """From the end of a rank until the others end, too, since they lost it; None: they wait for it."""
+    turn_s: float = 0.25
+    """Between two turns of a controller's loop without news."""
+    rest_s: float = 0.02
+    """From news to its next turn; longer ones take in more news at once, and are cheaper."""
+    slurm_gives_up_s: float = 300.0
+    """From the death of a node until Slurm calls it DOWN (SlurmdTimeout)."""
+    kill_wait_s: float = 30.0
+    """From Slurm's SIGTERM to its SIGKILL (KillWait)."""
+
+
+class Environment:
+    """One simulated world, without its nodes and its controllers."""
+
+    def __init__(self, config: JobConfig, pace: Pace, seed: int, clock: FakeClock) -> None:
+        self.config, self.pace = config, pace
+        self.chance = Random(seed)
+        self.timeline = Timeline(clock)
+        self.network = Network(self.timeline, self.chance)
+        self.storage = FakeStorage()
+        self.epochs: list[EpochRecord] = []
+        """Controllers that took the job, as the job directory names them."""
+        self.mailboxes: dict[int, tuple[str, Mailbox]] = {}
+        """By the epoch of a controller that lives its node, and what takes its messages."""
+        self._pids = 1000
+
+    @property
+    def now(self) -> float:
+        """Seconds since the simulation began."""
+        return self.timeline.now
+
+    def after(self, bounds: tuple[float, float], act: Callable[[], None]) -> None:
+        """Plan ``act`` after a time that is drawn between ``bounds``."""
+        self.timeline.after(self.chance.uniform(*bounds), act)
+
+    def next_pid(self) -> int:
+        """A number that no other process has."""
+        self._pids += 1
+        return self._pids
+
+    def post(self, node: str, agent: str, epoch: int, data: bytes) -> None:
+        """Send ``data`` from an agent to the controller ``epoch``; lost if that one is gone."""
+        if (found := self.mailboxes.get(epoch)) is None:
+            return
+
+        def arrive(data: bytes) -> None:
+            if self.mailboxes.get(epoch) is found:
+                found[1](agent, data)
+
+        self.network.send(node, found[0], data, arrive)

@@ -1,0 +1,736 @@
+"""One Slurm job in memory, from its first launch to its end, by a clock that jumps.
+
+The deciding halves are the real ones: the controller's :class:`~slurm_robust.engine.core.Core`, which begins
+from its journal by :func:`~slurm_robust.engine.stages.table.begin`, and each agent's
+:class:`~slurm_robust.agent.state.AgentState`, heartbeats and link. They talk by the real messages, as bytes,
+through a network that delays them. Slurm is :class:`~slurm_robust.testing.fake_slurm.FakeSlurm`. Worker
+processes, memory, storage and everything else outside are pretended.
+
+.. code-block:: python
+
+    sim = Sim(nodes=4, spares=1, seed=7)
+    sim.run_until(lambda: sim.step >= 10, within_s=300)
+    sim.node_dies("n2")
+    sim.run_until(lambda: sim.step >= 20, within_s=300)
+    assert "n2" in sim.state.evicted
+    assert sim.run_to_end() == 0
+
+Nothing sleeps, no thread runs, and the same seed gives the same life, event by event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TypeVar
+
+from slurm_robust.agent import stimuli
+from slurm_robust.agent.loop import TERM_GRACE_S
+from slurm_robust.config.job import JobConfig
+from slurm_robust.config.plan import RunPlan
+from slurm_robust.engine import effects as fx
+from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.errors import ExitCode
+from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.findings import Alert
+from slurm_robust.model.job import CommandKind
+from slurm_robust.model.journal import fold
+from slurm_robust.model.state import JobState
+from slurm_robust.policy import takeover
+from slurm_robust.slurm.errors import RequeueDisabled, SlurmError
+from slurm_robust.slurm.need import Size
+from slurm_robust.slurm.records import Allocation
+from slurm_robust.slurm.requests import SubmitRequest
+from slurm_robust.testing.clock import FakeClock
+from slurm_robust.testing.fake_cluster import FakeCluster
+from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.sim.controller import SimController
+from slurm_robust.testing.sim.environment import Environment, Pace
+from slurm_robust.testing.sim.node import SimNode
+from slurm_robust.testing.sim.training import Rank, Training
+from slurm_robust.wire.messages import Phase
+
+E = TypeVar("E", bound=ev.AnyEvent)
+
+BEGUN = 1.7e9
+"""When every simulated world begins, in seconds since 1970."""
+
+WATCH_S = 1.0
+"""How often the supervisor, voters and Slurm look whether there is something to do."""
+
+SLURMCTLD = "slurmctld"
+"""The node of Slurm's own controller, which no job gets."""
+
+REST_S = 2.5
+"""Between two leaps: all agents are heard once more."""
+
+RESTART_S = 1.0
+"""Until the supervisor starts a controller that has died again."""
+
+
+class NotWithin(AssertionError):
+    """What a test waits for has not come in time; the message says where the job is."""
+
+
+class Sim:
+    """A job and its cluster. Nodes are ``n1``, ``n2``, …; the first controller runs on ``n1``.
+
+    A test lets time pass by :meth:`run`, :meth:`run_until` and :meth:`run_to_end`, breaks things by the
+    methods in between, and looks at :attr:`state`, :attr:`journal`, :attr:`said` and :attr:`code`.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 2,
+        spares: int = 0,
+        *,
+        seed: int = 0,
+        ranks_per_node: int = 1,
+        steps: int = 60,
+        others: int = 0,
+        config: JobConfig | None = None,
+        pace: Pace | None = None,
+        time_limit_s: float | None = None,
+        leap_s: float = 0.0,
+    ) -> None:
+        """``nodes`` hold ranks, ``spares`` stand by, and ``others`` are free for a next run.
+
+        ``steps``: that the training makes until it ends. ``leap_s``: while all is well time jumps by so much,
+        and steps are not played one by one; for jobs of days.
+        """
+        self.clock = FakeClock(BEGUN)
+        self.config = config or JobConfig()
+        self.env = Environment(self.config, pace or Pace(), seed, self.clock)
+        self.network, self.storage = self.env.network, self.env.storage
+        self.training = Training(
+            self.env.timeline,
+            self.env.chance,
+            steps=steps,
+            step_s=self.env.pace.step_s,
+            reaches=self._train_together,
+            on_step=self._on_step,
+            on_done=self._on_done,
+        )
+        self.nodes: dict[str, SimNode] = {}
+        names = [f"n{number + 1}" for number in range(nodes + spares + others)]
+        for number, name in enumerate(names):
+            self.nodes[name] = SimNode(self.env, name, number, self.training, self.nodes)
+        # Slurm waits for the end of the batch script and of all steps, which have KillWait.
+        completing_s = self.env.pace.kill_wait_s + 2.0
+        self.cluster = FakeCluster(names, clock=self.clock, completing_s=completing_s)
+        self.slurm = FakeSlurm(self.cluster)
+        self.journal: list[ev.AnyEvent] = []
+        """All events of the job, as its journal holds them."""
+        self.said: list[str] = []
+        """The job's own output, line by line."""
+        self.effects: list[fx.Effect] = []
+        """All that controllers have done, but for what they wrote, sent and said."""
+        self.code: int | None = None
+        """With which the job has ended; None while it has not, or is queued again."""
+        self.runs = 0
+        self.refuses_requeue = False
+        """Slurm requeues the job for nothing in the world (``--no-requeue``)."""
+        self.refused: set[str] = set()
+        """Nodes on which an agent could not begin, since storage refused: they look broken."""
+        self._fabric: set[str] = set()  # nodes that the collectives of others do not reach
+        self._slots, self._spares, self._ranks_per_node = nodes, spares, ranks_per_node
+        self._leap_s = leap_s
+        self._planned: list[float] = []
+        self._controllers: list[SimController] = []  # that live
+        self._plan: RunPlan | None = None
+        self._allocation: Allocation | None = None
+        self._is_over = True  # the run
+        self._agreed_at: tuple[int, float] | None = None
+        self._leapt = 0.0
+        self.job_id = self.slurm.submit(
+            SubmitRequest(
+                command=("train.py",),
+                nodes=nodes + spares,
+                options=("--no-kill",),
+                time_limit_s=time_limit_s,
+            )
+        )
+        self._watch()
+
+    # -- what a test looks at ----------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        return self.env.now
+
+    @property
+    def controller(self) -> SimController | None:
+        """The newest controller that lives."""
+        return self._controllers[-1] if self._controllers else None
+
+    @property
+    def state(self) -> JobState:
+        """The job as its controller knows it, or as the journal tells it while there is none."""
+        controller = self.controller
+        return controller.core.state if controller is not None else fold(self.journal)
+
+    @property
+    def stage(self) -> str:
+        """The name of the stage of the controller, "" without one."""
+        return type(self.controller.core.stage).__name__ if self.controller is not None else ""
+
+    @property
+    def ranks(self) -> dict[int, Rank]:
+        """The worker processes of the newest generation that live, by rank."""
+        generation = self.state.world.generation
+        living = (rank for node in self.nodes.values() for rank in node.workers.values())
+        return {rank.rank: rank for rank in living if rank.generation == generation}
+
+    @property
+    def step(self) -> int:
+        """The newest step that all ranks of the newest generation have completed, -1 before their first."""
+        ranks = self.ranks
+        whole = ranks and len(ranks) == self.state.world.placement.world_size
+        return min(rank.step for rank in ranks.values()) if whole else -1
+
+    @property
+    def waits_for_nodes(self) -> bool:
+        """Whether the job is queued, and cannot start with the nodes that are left."""
+        job = self.cluster.jobs[self.job_id]
+        return job.is_pending and job.reason == "Resources"
+
+    def events(self, kind: type[E]) -> list[E]:
+        """All events of one kind."""
+        return [event for event in self.journal if isinstance(event, kind)]
+
+    def done(self, kind: type[fx.Effect]) -> list[fx.Effect]:
+        """All effects of one kind that controllers have carried out."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def has_been_well(self, seconds: float) -> bool:
+        """Whether the job has been in its stage Running for so long, and nothing is wrong now."""
+        controller = self.controller
+        if controller is None or self.stage != "Running" or self.state.world.incident is not None:
+            return False
+        whole = len(self.ranks) == self.state.world.placement.world_size and not controller.core.held
+        long = controller.now().mono - controller.core.stage_since >= seconds
+        return whole and long and self.network.is_calm and self.now >= controller.stalled_until
+
+    def disagreement(self) -> str:
+        """Say in what the two real halves differ about a generation that trains, "" if in nothing.
+
+        Messages are under way at any time: ask when all has been well for some seconds.
+        """
+        state = self.state
+        if not state.world.running or self.code is not None:
+            return ""
+        for node in state.world.slots:
+            agent = self.nodes[node].agent
+            if agent is None:
+                return f"{node} holds a slot and has no agent"
+            theirs = (agent.state.epoch, agent.state.generation, agent.state.phase)
+            ours = (state.epoch, state.world.generation, Phase.RUNNING)
+            if theirs != ours:
+                return f"the controller has {node} at {ours}, its agent is at {theirs}"
+            living = (r for r in self.nodes[node].workers.values() if r.generation == state.world.generation)
+            ranks = tuple(sorted(rank.rank for rank in living))
+            if ranks != state.world.placement.ranks_of(node):
+                return f"{node} has ranks {ranks} and should have {state.world.placement.ranks_of(node)}"
+        strays = [
+            f"rank {rank.rank} of generation {rank.generation} on {rank.node}"
+            for node in self.nodes.values()
+            for rank in node.workers.values()
+            if not rank.unkillable
+            and (rank.generation != state.world.generation or node.name not in state.world.slots)
+        ]
+        return f"still there: {', '.join(strays)}" if strays else ""
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def at(self, seconds: float, act: Callable[[], None]) -> None:
+        """Plan ``act`` for ``seconds`` after the beginning."""
+        self._planned.append(seconds)
+        self.env.timeline.after(seconds - self.now, act)
+
+    def run(self, seconds: float) -> None:
+        """Let ``seconds`` pass, or less if the job ends before."""
+        until = self.now + seconds
+        while self.code is None and self._step(until):
+            pass
+
+    def run_until(self, condition: Callable[[], bool], within_s: float) -> None:
+        """Let time pass until ``condition`` holds. Raises :class:`NotWithin`."""
+        until = self.now + within_s
+        while not condition():
+            if self.code is not None or not self._step(until):
+                if condition():
+                    return
+                raise NotWithin(f"not within {within_s:g} s: {self.describe()}")
+
+    def run_to_end(self, within_s: float = 86400.0) -> int:
+        """Let time pass until the job has ended; its exit code. Raises :class:`NotWithin`."""
+        self.run_until(lambda: self.code is not None, within_s)
+        assert self.code is not None
+        return self.code
+
+    def describe(self) -> str:
+        """Say where the job is, for a failed test."""
+        lines = "".join(f"\n  {line}" for line in self.said[-12:])
+        return f"{self.now:.1f} s, stage {self.stage or 'none'}, step {self.step}, code {self.code}{lines}"
+
+    def _step(self, until: float) -> bool:
+        if self._leap_s and self.now > self._leapt + REST_S and self._is_quiet():
+            planned = min((t for t in self._planned if t > self.now), default=math.inf)
+            self._leap(min(self.now + self._leap_s, until, planned) - 1.0)
+        return self.env.timeline.step(until)
+
+    # -- what a test breaks ------------------------------------------------------------------------
+
+    def rank(self, number: int) -> Rank:
+        """The worker process of a rank. Raises ``KeyError`` if it does not live."""
+        return self.ranks[number]
+
+    def kill_rank(self, number: int, signal: int = 9, *, oom: str = "") -> None:
+        """A signal from outside ends a rank; ``oom``: the kernel sent it, for want of memory."""
+        rank = self.rank(number)
+        self.nodes[rank.node].end_worker(rank, number=signal, oom=oom)
+
+    def exit_rank(self, number: int, code: int = 1, error: WorkerError | None = None) -> None:
+        """A rank ends by itself; ``error``: the exception that it leaves behind."""
+        rank = self.rank(number)
+        self.nodes[rank.node].end_worker(rank, code=code, error=error)
+
+    def hang_rank(self, number: int, *, unkillable: bool = False) -> None:
+        """A rank stands still, and all others wait for it; ``unkillable``: no signal ends it."""
+        rank = self.rank(number)
+        rank.stopped, rank.unkillable = True, unkillable
+
+    def resume_rank(self, number: int) -> None:
+        """A rank that hung goes on."""
+        rank = self.rank(number)
+        rank.stopped = rank.unkillable = False
+        self.training.nudge(rank.generation)
+
+    def spoil_rank(self, number: int) -> None:
+        """The loss of a rank, and then of all, is NaN from its next step on, until it is started again."""
+        self.rank(number).spoils = True
+
+    def node_dies(self, name: str) -> None:
+        """The power of a node is cut, with all that ran there."""
+        node = self.nodes[name]
+        if not node.is_up:
+            return
+        for controller in [c for c in self._controllers if c.host == name]:
+            self._lose(controller)
+        node.die()
+        down = partial(self._give_up_node, name, node.clock_s)
+        self.env.timeline.after(self.env.pace.slurm_gives_up_s, down)
+
+    def node_returns(self, name: str) -> None:
+        """A dead node has booted; Slurm takes it from the job and gives it to the next ones."""
+        node = self.nodes[name]
+        if not node.is_up:
+            node.boot()
+            self._take_from_job(name, "Node unexpectedly rebooted")
+            self.cluster.resumed(name)
+
+    def agent_dies(self, name: str) -> None:
+        """The agent of a node is killed, and its workers die with it; srun says so."""
+        self.nodes[name].end_agents()
+
+        def tell() -> None:
+            controller = self.controller
+            if controller is not None and self.nodes[name].is_up:
+                line = f"srun: error: {name}: task 0: Killed"
+                controller.hear_step((name,), 137, (line,), is_task=True)
+
+        self.env.after(self.env.pace.slurm_s, tell)
+
+    def partition(self, *names: str, fabric: bool = False) -> None:
+        """Cut ``names`` off the other nodes. ``fabric``: the collectives between them fail, too."""
+        self.network.part(*names)
+        self._fabric.update(names if fabric else ())
+
+    def heal(self, *names: str) -> None:
+        """Bring ``names`` (all, without any) back to the others."""
+        self.network.heal(*names)
+        self._fabric.difference_update(names or tuple(self._fabric))
+        self.training.nudge_all()
+
+    def controller_dies(self) -> None:
+        """The controller process is killed; its supervisor starts the next one."""
+        if self.controller is not None:
+            self._lose(self.controller)
+
+    def controller_stalls(self, seconds: float) -> None:
+        """The controller process is stopped for so long."""
+        if self.controller is not None:
+            self.controller.stall(seconds)
+
+    def slurm_is_silent(self, silent: bool = True) -> None:
+        """slurmctld answers nobody, or does again."""
+        self.cluster.unreachable = silent
+
+    def storage_hangs(self, hangs: bool = True) -> None:
+        """Shared storage answers nobody, or does again."""
+        self.storage.hangs = hangs
+
+    def storage_fails(self, fails: bool = True) -> None:
+        """Shared storage refuses, or takes again."""
+        self.storage.fails = fails
+
+    def alert(self, name: str, alert: Alert) -> None:
+        """The inspection of a node has seen something."""
+        self.nodes[name].alerts = (*self.nodes[name].alerts, alert)
+        for agent in self.nodes[name].agents.values():
+            agent.beat()
+
+    def warn(self, reason: str = "the end of this run is near (USR1)") -> None:
+        """Slurm warns the batch script of the end of the run."""
+        if self.controller is not None:
+            self.controller.warn(reason)
+
+    def order_to_end(self) -> None:
+        """The owner presses Ctrl-C; a second call is the second order."""
+        controller = self.controller
+        if controller is not None and controller.core.leaving is not None:
+            controller.hurry()
+        elif controller is not None:
+            controller.order_to_end("ordered to end by SIGINT", ExitCode(130))
+
+    def cancel(self) -> None:
+        """Somebody cancels the job (scancel)."""
+        self.cluster.finish(self.job_id, "CANCELLED")
+        self._term()
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def _train_together(self, names: Collection[str]) -> bool:
+        return all(self.nodes[name].is_up for name in names) and not (
+            self._fabric.intersection(names) and any(name not in self._fabric for name in names)
+        )
+
+    def _on_step(self, ranks: Mapping[int, Rank], step: int) -> None:
+        """All ranks of a generation have completed ``step``, and keep snapshots."""
+        some = next(iter(ranks.values()))
+        generation, checkpoint = some.generation, self.config.checkpoint
+        ref = CheckpointId(step=step, generation=generation)
+        if checkpoint.memory:
+            for rank in ranks.values():
+                self.nodes[rank.node].keep(rank.rank, Tier.MEMORY, ref)
+            if step % self._stride() == 0:
+                self.env.after(self.env.pace.copy_s, partial(self._copy_to_peers, dict(ranks), ref))
+        for name in {rank.node: None for rank in ranks.values()}:
+            for agent in list(self.nodes[name].agents.values()):
+                if any(rank.generation == generation for rank in agent.ranks.values()):
+                    agent.on_step(step)
+
+    def _on_done(self, ranks: Mapping[int, Rank]) -> None:
+        """The training is over."""
+        for rank in ranks.values():
+            self.env.after((0.1, 1.0), partial(self.nodes[rank.node].end_worker, rank, code=0))
+
+    def _stride(self) -> int:
+        return self.controller.core.state.world.stride if self.controller is not None else 1
+
+    def _copy_to_peers(self, ranks: Mapping[int, Rank], ref: CheckpointId) -> None:
+        for rank in ranks.values():
+            for peer in rank.launch.peers:
+                near = peer.rank == rank.rank and self.network.passes(rank.node, peer.node)
+                if near and self.nodes[rank.node].is_up and self.nodes[peer.node].agents:
+                    self.nodes[peer.node].keep(rank.rank, Tier.PEER, ref)
+
+    # -- controllers -------------------------------------------------------------------------------
+
+    def _start_controller(
+        self, host: str, taken_from: str = "", why: str = "", silent_since: float = 0.0
+    ) -> None:
+        assert self._plan is not None
+        assert self._allocation is not None
+        controller = SimController(
+            self.env,
+            self._plan,
+            host,
+            self.journal,
+            self.nodes,
+            FakeSlurm(self.cluster, reaches=lambda: self.network.passes(host, SLURMCTLD)),
+            self._allocation,
+            say=lambda text: self.said.append(text),
+            over=self._on_exit,
+            start_agent=self._start_agent,
+            requeue=self._requeue,
+            carried_out=self._note_effect,
+            taken_from=taken_from,
+            why=why,
+            silent_since=silent_since,
+        )
+        if controller.is_alive:
+            self._controllers.append(controller)
+
+    def _start_agent(self, plan: RunPlan, name: str) -> None:
+        if plan is not self._plan or self._is_over:
+            return
+        if self.storage.hangs:  # where the job's keys are
+            self.env.timeline.after(RESTART_S, partial(self._start_agent, plan, name))
+        elif not self.storage.fails:
+            self.nodes[name].start_agent()
+        elif self.nodes[name].is_up and self.controller is not None:
+            self.refused.add(name)
+            self.controller.hear_refusal(name, "the job's folder cannot be read: Permission denied")
+
+    def _note_effect(self, effect: fx.Effect) -> None:
+        if not isinstance(effect, fx.Send | fx.Say):
+            self.effects.append(effect)
+
+    def _lose(self, controller: SimController) -> None:
+        controller.kill()
+        if controller in self._controllers:
+            self._controllers.remove(controller)
+        if self.nodes[controller.host].is_up:
+            self.env.timeline.after(RESTART_S, partial(self._supervise, controller))
+
+    def _supervise(self, lost: SimController) -> None:
+        newest = self.env.epochs[-1].epoch == lost.epoch
+        is_same = self._plan is not None and lost.plan.restart_count == self._plan.restart_count
+        if not (newest and is_same and self.nodes[lost.host].is_up) or self._is_over:
+            return
+        if self.storage.hangs or self.storage.fails:  # no controller begins without its journal
+            self.env.timeline.after(RESTART_S, partial(self._supervise, lost))
+        else:
+            self._start_controller(lost.host)
+
+    def _on_exit(self, controller: SimController, code: int) -> None:
+        if controller in self._controllers:
+            self._controllers.remove(controller)
+        if code == ExitCode.OTHER_CONTROLLER or self._is_over:
+            return
+        assert self._plan is not None
+        job = self.cluster.jobs[self.job_id]
+        self._end_run()
+        if job.restart_count == self._plan.restart_count and not job.is_finished:
+            self.cluster.finish(self.job_id, "FAILED" if code else "COMPLETED")
+        if job.restart_count == self._plan.restart_count:
+            self.code = code
+
+    # -- Slurm's part ------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Look once a second whether Slurm has started a run, and whether a controller is missing."""
+        if not self.cluster.unreachable:
+            self.cluster.settle()
+        job = self.cluster.jobs[self.job_id]
+        known = self._plan.restart_count if self._plan is not None else -1
+        if job.is_running and job.restart_count != known and self._is_over:
+            self._begin_run()
+        elif not self._is_over and job.is_running and (job.end_time or math.inf) <= self.clock.now:
+            self.cluster.finish(self.job_id, "TIMEOUT")
+            self._term()
+        if not self._is_over and self.config.timings.takeover_s:
+            self._vote()
+        if self.code is None:
+            self.env.timeline.after(WATCH_S, self._watch)
+
+    def _begin_run(self) -> None:
+        job = self.cluster.jobs[self.job_id]
+        self._allocation = Allocation.of(job, dict.fromkeys(self.nodes, 0))
+        self._plan = RunPlan(
+            run_id="simulated",
+            job_id=self.job_id,
+            kind=CommandKind.SCRIPT,
+            command=("train.py",),
+            cwd="/",
+            slots=min(self._slots, len(job.nodes)),
+            spares=self._spares,
+            nproc_per_node=self._ranks_per_node,
+            restart_count=job.restart_count,
+            nodes=job.nodes,
+            config=self.config,
+            time_limit_s=job.time_limit_s,
+            submitted=job.submit_time,
+            required=job.required_nodes,
+            start=f"start {job.restart_count}",
+        )
+        self._is_over = False
+        self.runs += 1
+        self._start_controller(job.batch_host)
+
+    def _end_run(self) -> None:
+        """The batch script has ended: Slurm kills what is left of the run."""
+        self._is_over = True
+        for controller in self._controllers:
+            controller.kill()
+        self._controllers.clear()
+        for node in self.nodes.values():
+            node.end_agents()
+            node.alerts = ()
+
+    def _term(self) -> None:
+        """Slurm ends the run: TERM to the batch script and to all steps, KILL after KillWait."""
+        plan = self._plan
+        for controller in list(self._controllers):
+            controller.order_to_end("ordered to end by SIGTERM")
+        for node in self.nodes.values():
+            for agent in list(node.agents.values()):
+                agent.take(stimuli.TermCame(grace_s=TERM_GRACE_S))
+
+        def kill() -> None:
+            if not self._is_over and plan is self._plan:
+                self._end_run()
+                if self.cluster.jobs[self.job_id].is_finished:
+                    self.code = 137
+
+        self.env.timeline.after(self.env.pace.kill_wait_s, kill)
+
+    def _requeue(self, effect: fx.BeginRequeue) -> None:
+        controller = self.controller
+        assert controller is not None
+
+        def answer(said: fx.RequeueStatus, detail: str = "") -> None:
+            if controller.is_alive:
+                controller.hear_requeue(fx.RequeueAnswer(said=said, detail=detail))
+
+        def ask() -> None:
+            if self._is_over or controller is not self.controller:
+                return
+            if self.refuses_requeue:
+                answer(fx.RequeueStatus.REFUSED, "Requested operation is presently disabled")
+                return
+            try:
+                slurm = controller.slurm
+                is_new = slurm.job(self.job_id).restart_count == controller.plan.restart_count
+                if is_new:
+                    slurm.requeue(self.job_id)
+                most = self._slots + self._spares
+                slurm.set_size(
+                    self.job_id, Size(least=self._slots, most=most, tasks=self._slots, cpus=self._slots)
+                )
+                slurm.set_excluded_nodes(self.job_id, self._affordable(effect.exclude))
+            except RequeueDisabled as error:
+                answer(fx.RequeueStatus.REFUSED, str(error))
+                return
+            except SlurmError as error:
+                answer(fx.RequeueStatus.NOTHING, str(error))
+                return
+            answer(fx.RequeueStatus.TAKEN)
+            if is_new:
+                self.env.timeline.after(self.cluster.completing_s + 1.5, self._start_now)
+                self.env.after(self.env.pace.slurm_s, self._term)
+            answer(fx.RequeueStatus.DONE)
+
+        self.env.after(self.env.pace.slurm_s, ask)
+
+    def _affordable(self, exclude: tuple[str, ...]) -> tuple[str, ...]:
+        """What can be excluded and still leaves enough nodes: the weakest, which come first, are dropped."""
+        usable = [name for name in self.nodes if not self.cluster.nodes[name].is_down]
+        while exclude and len([n for n in usable if n not in exclude]) < self._slots:
+            exclude = exclude[1:]
+        return exclude
+
+    def _start_now(self) -> None:
+        """The watcher that outlives the run spares the job Slurm's two minutes of begin time."""
+        try:
+            self.slurm.start_now(self.job_id)
+        except SlurmError:
+            pass  # it starts later
+
+    def _give_up_node(self, name: str, clock_s: float) -> None:
+        if not self.nodes[name].is_up:
+            self._take_from_job(name, "Not responding")
+
+    def _take_from_job(self, name: str, reason: str) -> None:
+        self.cluster.set_node(name, states=frozenset({"DOWN", "NOT_RESPONDING"}), reason=reason)
+        job = self.cluster.jobs[self.job_id]
+        if not job.is_running or name not in job.nodes:
+            return
+        left = tuple(n for n in job.nodes if n != name)
+        if left and (name != job.batch_host or self._controllers):
+            self.cluster.resize(job, left)
+        else:  # nothing of the job is left that would tell Slurm what to do
+            self.cluster.end_run(job, "NODE_FAIL", hold=False)
+            self.env.timeline.after(self.cluster.completing_s + 1.5, self._start_now)
+            self._term()
+
+    # -- takeover ----------------------------------------------------------------------------------
+
+    def _vote(self) -> None:
+        """Play the voters, by the real rules, while the controller's host is silent."""
+        newest, state = self.env.epochs[-1], fold(self.journal) if not self._controllers else self.state
+        host, now = newest.node, self.now
+        if now < self._leapt + 20.0 or self.storage.hangs or self.storage.fails:
+            return
+        silent = {
+            node.name: agent.link.silence(agent.mono)
+            for node in self.nodes.values()
+            if (agent := node.agent) is not None
+            and agent.link.controller is not None
+            and agent.link.controller.epoch == newest.epoch
+            and agent.link.silence(agent.mono) >= self.config.timings.takeover_s
+        }
+        if not silent or (host in silent and len(silent) == 1):
+            self._agreed_at = None
+            return
+        gone = {node for node in state.evicted if node not in state.world.slots}
+        voters = takeover.voters(state.world.slots, state.spares, state.aside, {host, *state.lenders, *gone})
+        lost = [
+            name
+            for name in voters
+            if name in silent
+            and takeover.is_lost(
+                silent[name],
+                answers=self.nodes[host].is_up and self.network.passes(name, host),
+                is_down=self.cluster.nodes[host].is_down and not self.cluster.unreachable,
+            )
+        ]
+        agreeing = [name for name in lost if self.network.passes(name, lost[0])]
+        living = [n for n in voters if not self.cluster.nodes[n].is_down]
+        slurm = self.cluster.nodes[host].is_down and not self.cluster.unreachable
+        enough = len(agreeing) >= takeover.quorum(len(voters)) or (
+            slurm and takeover.suffices(len(agreeing), len({*living, *agreeing}))
+        )
+        if not agreeing or not enough:
+            self._agreed_at = None
+        elif self._agreed_at is None or self._agreed_at[0] != newest.epoch:
+            self._agreed_at = newest.epoch, now
+        elif now - self._agreed_at[1] >= takeover.PROBE_S:
+            self._agreed_at, first = None, agreeing[0]
+            why = takeover.describe(
+                host,
+                silent[first],
+                answers=False,
+                agreeing=agreeing,
+                slurm=f"{host} is DOWN" if slurm else "",
+            )
+            since = self.clock.now - silent[first]
+            self._start_controller(first, taken_from=host, why=why, silent_since=since)
+
+    # -- leaps -------------------------------------------------------------------------------------
+
+    def _is_quiet(self) -> bool:
+        """Whether nothing but training goes on."""
+        if len(self._controllers) != 1 or self.stage != "Running" or not self.network.is_calm:
+            return False
+        core = self._controllers[0].core
+        if self._controllers[0].asks or self.storage.hangs or self.cluster.unreachable:
+            return False
+        state = core.state
+        if self.disagreement():
+            return False
+        rehearses = any(n.agent is not None and n.agent.state.rehearses for n in self.nodes.values())
+        whole = len(self.ranks) == state.world.placement.world_size
+        return (
+            core.trains and state.world.incident is None and core.ending is None and whole and not rehearses
+        )
+
+    def _leap(self, until: float) -> None:
+        """Jump there, with all the steps that fit."""
+        if until - self.now < 4 * self.training.step_s:
+            return
+        at = self.training.leap(self.state.world.generation, until)
+        if at is None or at <= self.now:
+            return
+        self.clock.advance(at - self.now)
+        self._leapt = self.now
+        for node in self.nodes.values():
+            for agent in node.agents.values():
+                agent.link.on_answer(agent.state.epoch, agent.mono)
+                agent.beat()
+        for controller in self._controllers:
+            controller.skip()

@@ -1,0 +1,66 @@
+"""The network between the nodes of a simulated job: it delays, loses and repeats messages, and can break."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from random import Random
+
+from slurm_robust.testing.sim.timeline import Timeline
+
+
+class Network:
+    """Carries bytes from node to node; what one node sends to another arrives in order, as by TCP.
+
+    Nodes of one *island* reach each other; all are on island 0 until :meth:`part` moves some.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        chance: Random,
+        *,
+        delay_s: tuple[float, float] = (0.0005, 0.01),
+        loss: float = 0.0,
+        duplicates: float = 0.0,
+    ) -> None:
+        """``loss`` and ``duplicates``: the share of messages that are lost, and that arrive twice."""
+        self.delay_s, self.loss, self.duplicates = delay_s, loss, duplicates
+        self._timeline, self._chance = timeline, chance
+        self._islands: dict[str, int] = {}
+        self._count = 0
+        self._arrived: dict[tuple[str, str], float] = defaultdict(float)  # when the newest message arrives
+
+    def part(self, *nodes: str) -> None:
+        """Make an island of ``nodes``: they reach each other, and no other node."""
+        self._count += 1
+        self._islands.update(dict.fromkeys(nodes, self._count))
+
+    def heal(self, *nodes: str) -> None:
+        """Bring ``nodes`` (all, without any) back to the others."""
+        for node in nodes or tuple(self._islands):
+            self._islands.pop(node, None)
+
+    def passes(self, source: str, target: str) -> bool:
+        """Whether the two nodes reach each other now."""
+        return source == target or self._islands.get(source, 0) == self._islands.get(target, 0)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether all nodes reach each other, and every message arrives once and soon."""
+        return not (self._islands or self.loss or self.duplicates) and self.delay_s[1] < 0.05
+
+    def send(self, source: str, target: str, data: bytes, arrive: Callable[[bytes], None]) -> None:
+        """Have ``data`` arrive at ``target`` after a while, or never."""
+        chance, now = self._chance, self._timeline.now
+        if not self.passes(source, target) or (source != target and chance.random() < self.loss):
+            return
+        times = 2 if chance.random() < self.duplicates else 1
+        for _ in range(times):
+            at = max(self._arrived[source, target], now + chance.uniform(*self.delay_s))
+            self._arrived[source, target] = at
+            self._timeline.after(at - now, lambda: self._deliver(source, target, data, arrive))
+
+    def _deliver(self, source: str, target: str, data: bytes, arrive: Callable[[bytes], None]) -> None:
+        if self.passes(source, target):
+            arrive(data)

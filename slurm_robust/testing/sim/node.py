@@ -1,0 +1,551 @@
+"""A node of a simulated job: its memory, its worker processes, and the agent, whose deciding half is real."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from slurm_robust.agent import stimuli as do
+from slurm_robust.agent.copies.service import CopyNews
+from slurm_robust.agent.heartbeat import HeartbeatState
+from slurm_robust.agent.launcher import LauncherMessage, LoadOver
+from slurm_robust.agent.link import ControllerLink
+from slurm_robust.agent.state import AgentState
+from slurm_robust.model.copies import CheckpointId, Copy, RestoreSource, Tier
+from slurm_robust.model.errors import UNUSABLE_COPY
+from slurm_robust.model.exits import WorkerError
+from slurm_robust.model.findings import Alert
+from slurm_robust.model.standby import Rehearsal, RehearsalState
+from slurm_robust.testing.sim.environment import Environment
+from slurm_robust.testing.sim.training import Rank, Training, doing, waiting
+from slurm_robust.wire import messages as msg
+from slurm_robust.worker.spawning import Exited, Ready, Spawned
+
+OWN_BUFFERS, PEER_BUFFERS = 3, 2
+"""How many steps of one rank a node keeps, of its own ranks and for others."""
+
+REPORT_S = (0.002, 0.02)
+"""Until an agent hears of its own node's processes and files."""
+
+REHEARSAL_S = (5.0, 20.0)
+COPY_PORT, PROBE_PORT, FIRST_PORT = 5000, 6000, 4000
+LOST_PEER = WorkerError(
+    type="torch.distributed.DistBackendError",
+    message="NCCL error: remote process exited or there was a network error",
+)
+
+
+class SimNode:
+    """A machine. A test may set its plain attributes; :class:`~.job.Sim` has words for most of it."""
+
+    def __init__(
+        self, env: Environment, name: str, number: int, training: Training, others: Mapping[str, SimNode]
+    ) -> None:
+        """``others``: all nodes by name, this one too."""
+        self.env, self.name, self.training, self.others = env, name, training, others
+        self.address = f"10.0.{number // 250}.{number % 250 + 1}"
+        self.clock_s = env.chance.uniform(1e3, 1e6)
+        """By how much its monotonic clock differs from the timeline."""
+        self.is_up = True
+        self.agents: dict[str, SimAgent] = {}
+        """That live, by their ids: one, or for a moment two."""
+        self.workers: dict[int, Rank] = {}
+        """Processes that live, by pid."""
+        self.alerts: tuple[Alert, ...] = ()
+        """What the inspection of the node sees."""
+        self.is_broken = False
+        """Tests of it fail."""
+        self.spoils = False
+        """Numbers that it computes are not finite."""
+        self.is_mute = False
+        """Its agent sends no stacks."""
+        self.holds_gpus = False
+        """The driver does not give the memory of ended workers back."""
+        self._copies: dict[tuple[int, Tier], deque[Copy]] = {}
+        self._listed: tuple[Copy, ...] | None = None
+        self._agents = 0
+
+    @property
+    def agent(self) -> SimAgent | None:
+        """The newest that lives."""
+        return next(reversed(self.agents.values()), None)
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        """What its memory holds."""
+        if self._listed is None:
+            self._listed = tuple(copy for buffers in self._copies.values() for copy in buffers)
+        return self._listed
+
+    def keep(self, rank: int, tier: Tier, ref: CheckpointId) -> None:
+        """Hold one more copy; the oldest of as many as there are buffers makes room."""
+        buffers = self._copies.get((rank, tier))
+        if buffers is None:
+            size = PEER_BUFFERS if tier is Tier.PEER else OWN_BUFFERS
+            buffers = self._copies[rank, tier] = deque(maxlen=size)
+        copy = Copy(rank=rank, generation=ref.generation, step=ref.step, tier=tier)
+        if copy not in buffers:
+            buffers.append(copy)
+            self._listed = None
+
+    def has(self, rank: int, ref: CheckpointId) -> bool:
+        """Whether its memory holds that part."""
+        return any((copy.rank, copy.checkpoint) == (rank, ref) for copy in self.copies)
+
+    def forget_copies(self) -> None:
+        """Its memory holds nothing any more."""
+        self._copies.clear()
+        self._listed = None
+
+    # -- life and death ----------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        """Slurm starts an agent here; a second one may come beside the first."""
+        if self.is_up:
+            self._agents += 1
+            agent = SimAgent(self, f"agent {self._agents} of {self.name}")
+            self.agents[agent.id] = agent
+
+    def die(self) -> None:
+        """The power is cut."""
+        self.is_up = False
+        self.end_agents()
+        self.forget_copies()
+
+    def boot(self) -> None:
+        """It is back, with nothing in memory."""
+        self.is_up = True
+
+    def end_agents(self) -> None:
+        """Its agents are killed, and the kernel kills their workers with them."""
+        for agent in list(self.agents.values()):
+            self.end_agent(agent)
+
+    def end_agent(self, agent: SimAgent) -> None:
+        """``agent`` ends, and its workers with it."""
+        agent.is_alive = False
+        self.agents.pop(agent.id, None)
+        for rank in agent.ranks.values():
+            if self.workers.pop(rank.pid, None) is not None:
+                self.training.leave(rank)
+
+    def end_worker(
+        self,
+        rank: Rank,
+        code: int | None = None,
+        number: int | None = None,
+        error: WorkerError | None = None,
+        oom: str = "",
+    ) -> None:
+        """A worker process ends, by itself or by a signal; its agent learns it."""
+        if self.workers.get(rank.pid) is not rank:
+            return
+        del self.workers[rank.pid]
+        self.training.leave(rank)
+        agent = next((a for a in self.agents.values() if a.ranks.get(rank.rank) is rank), None)
+        if agent is not None:
+            report = Exited(
+                generation=rank.generation,
+                rank=rank.rank,
+                pid=rank.pid,
+                ended=self.env.now + self.clock_s,
+                code=code,
+                signal=number,
+                error=error,
+            )
+            agent.hear_launcher(report, oom=oom)
+        notice_s = self.env.pace.peers_notice_s
+        if notice_s is not None and code != 0 and rank.killed is None and error is not LOST_PEER:
+            self.env.after(notice_s, partial(self._lose_peer, rank))
+
+    def _lose_peer(self, lost: Rank) -> None:
+        for node in self.others.values():
+            for rank in list(node.workers.values()):
+                if rank.generation == lost.generation and not (rank.stopped or rank.unkillable):
+                    node.end_worker(rank, code=1, error=LOST_PEER)
+
+
+class SimAgent:
+    """The agent of one node: the real :class:`AgentState`, heartbeats and link, with hands that pretend."""
+
+    def __init__(self, node: SimNode, agent: str) -> None:
+        self.node, self.id, self.is_alive = node, agent, True
+        self._env = env = node.env
+        self.state = AgentState(
+            kill_wait_s=env.config.timings.kill_wait_s, waits_for_gpus=lambda: self.node.holds_gpus
+        )
+        self.link = ControllerLink()
+        self.ranks: dict[int, Rank] = {}
+        """Those of its generation, ended ones too, as their step records are."""
+        self._book = HeartbeatState(node.name, agent, always_ready=False)
+        self._book.address, self._book.port, self._book.probe_port = node.address, FIRST_PORT, PROBE_PORT
+        self._connected: int | None = None  # the epoch of a controller
+        self._wanted, self._due = True, 0.0
+        self._wakes_at = 0.0
+        self._flush = self._flushed = -1
+        self._unflushed = ""
+        self._save: dict[str, Any] = {}  # the answer to the newest order, as fields of a heartbeat
+        self._stacks: dict[int, msg.StacksTaken] = {}
+        self._hands: dict[type[do.Instruction], Callable[[Any], None]] = {
+            do.StartLauncher: self._start_launcher,
+            do.SpawnWorkers: self._spawn,
+            do.Terminate: lambda order: self._signal(order.pid, signal.SIGTERM),
+            do.Kill: lambda order: self._signal(order.pid, signal.SIGKILL),
+            do.InjectSignal: lambda order: self._signal(order.pid, order.number),
+            do.WatchGpus: lambda order: self._watch_gpus(),
+            do.SweepGroups: lambda order: None,
+            do.ReadTail: lambda order: None,
+            do.AskCheckpoint: self._ask_checkpoint,
+            do.SetStride: lambda order: None,
+            do.AskFlush: self._ask_flush,
+            do.SaveCopies: lambda order: self._after(
+                env.pace.write_s, partial(self._save_copies, order.order)
+            ),
+            do.SampleStacks: self._sample,
+            do.StartRehearsal: self._rehearse,
+            do.EndRehearsal: lambda order: self._watch_gpus() if order.watch_gpus else None,
+            do.LoadModules: self._load,
+            do.RenewPort: lambda order: self._renew_port(),
+            do.ForgetRecords: lambda order: self.ranks.clear(),
+            do.SendHeartbeat: lambda order: self._want(),
+            do.EndAgent: self._end,
+        }
+        self._start_launcher(None)
+        self._turn()
+
+    @property
+    def mono(self) -> float:
+        """Its node's monotonic clock."""
+        return self._env.now + self.node.clock_s
+
+    @property
+    def epoch(self) -> int:
+        """The controller that it obeys."""
+        return self.state.epoch
+
+    # -- what happens to it ------------------------------------------------------------------------
+
+    def take(self, stimulus: do.Stimulus) -> None:
+        """Hand ``stimulus`` to the real half, do what it says, and send what is due."""
+        if self.is_alive:
+            self._take(stimulus)
+            self._turn()
+
+    def receive(self, data: bytes) -> None:
+        """A message of a controller has come."""
+        if not self.is_alive:
+            return
+        message = msg.decode_from_controller(data)
+        match message:
+            case msg.Foreign() | msg.Refused() | msg.Pong() | msg.DrillReply() | msg.StacksShown():
+                raise AssertionError(f"controllers of this release send agents no {type(message).__name__}")
+            case msg.Ack(epoch=epoch, seq=seq):
+                if epoch >= self.state.epoch:
+                    self._book.on_ack(seq)
+                self._take(do.EpochSeen(epoch=epoch))
+            case msg.ProbeNodes(epoch=epoch):
+                if epoch >= self.state.epoch:
+                    self._env.timeline.after(message.for_s, partial(self._probe, message))
+            case _:
+                self._take(do.OrderCame(order=message))
+        self.link.on_answer(message.epoch, self.mono)
+        if self.is_alive:
+            self._turn()
+
+    def hear_launcher(self, message: LauncherMessage, oom: str = "") -> None:
+        """The zygote has news."""
+        self._after(REPORT_S, lambda: self.take(do.LauncherReported(message=message, oom=oom)))
+
+    def warn(self) -> None:
+        """Slurm warns of the end of the run (USR1)."""
+        self.state.warned = self._wanted = True
+        self._turn()
+
+    def on_step(self, step: int) -> None:
+        """Its ranks have completed ``step`` with all others."""
+        some = next(iter(self.ranks.values()))
+        launch, first = (
+            some.launch,
+            some.step - 1 == (some.launch.restore.step if some.launch.restore else -1),
+        )
+        ref = CheckpointId(step=step, generation=launch.generation)
+        if first and launch.slot == 0 and self._env.config.standby.learn:
+            self._book.learn(("numpy",))
+        if first or step == launch.announce_step:
+            self._wanted = True
+        if step == self._flush:
+            self._flush = -1
+            self._after(self._env.pace.write_s, partial(self._write_flush, ref, launch))
+        for rank in self.ranks.values():
+            if 0 <= rank.wanted <= step:
+                rank.wanted = -1
+                self._after(self._env.pace.write_s, partial(self._publish, rank, ref))
+        if self._wanted:
+            self._turn()
+
+    # -- its turns ---------------------------------------------------------------------------------
+
+    def _after(self, bounds: tuple[float, float], act: Callable[[], None]) -> None:
+        """Plan ``act`` if the agent still lives then."""
+        self._env.after(bounds, lambda: act() if self.is_alive else None)
+
+    def _want(self) -> None:
+        self._wanted = True
+
+    def _take(self, stimulus: do.Stimulus) -> None:
+        for instruction in self.state.handle(stimulus, self.mono):
+            self._hands[type(instruction)](instruction)
+
+    def _turn(self) -> None:
+        """As a turn of the real loop ends: what is due, the controller, a heartbeat."""
+        now = self.mono
+        if self.state.deadline is not None and now >= self.state.deadline:
+            self._take(do.Ticked())
+        if not self.is_alive:
+            return
+        if self.link.wants_epoch(now):
+            self._after(REPORT_S, self._read_epoch)
+        for text in self.state.new_notes:
+            self._book.note(text)
+        self.state.new_notes.clear()
+        if self._wanted or now >= self._due:
+            self._due = now + self._env.config.timings.heartbeat_s
+            self._wanted = self._connected is None
+            if self._connected is not None:
+                self._post(self._heartbeat(now))
+        wake = self._due if self.state.deadline is None else min(self._due, self.state.deadline)
+        if not now < self._wakes_at <= wake:
+            self._wakes_at = wake
+            self._env.timeline.after(wake - now, partial(self._wake, wake))
+
+    def _wake(self, at: float) -> None:
+        if self.is_alive and at == self._wakes_at:
+            self._wakes_at = 0.0
+            self._turn()
+
+    def _read_epoch(self) -> None:
+        storage = self._env.storage
+        if storage.hangs:
+            self._after((0.5, 1.0), self._read_epoch)
+        elif storage.fails:
+            self.link.on_epoch_failed()
+        elif self.link.on_epoch(self._env.epochs[-1] if self._env.epochs else None, self.mono):
+            assert self.link.controller is not None
+            self._connected = self.link.controller.epoch
+            self._take(do.EpochSeen(epoch=self._connected))
+            self._book.forget()
+            self._wanted = True
+            self._turn()
+
+    def beat(self) -> None:
+        """Send a heartbeat now, whether one is due or not."""
+        self._wanted = True
+        self._turn()
+
+    def _heartbeat(self, now: float) -> msg.Heartbeat | msg.Pulse:
+        progress = tuple(rank.progress(self._env.now) for rank in self.ranks.values())
+        killed = [
+            r.killed for r in self.ranks.values() if r.killed is not None and r.pid in self.node.workers
+        ]
+        still_s = self._env.now - min(killed) if killed and self.state.killed else None
+        news = CopyNews(
+            port=COPY_PORT,
+            copies=self.node.copies,
+            lag_s=self._env.pace.copy_s[1],
+            flushed=self._flushed,
+            unflushed=self._unflushed,
+            **self._save,
+        )
+        return self._book.make(self.state, progress, now, news, self.node.alerts, None, still_s)
+
+    def _post(self, message: msg.ToController) -> None:
+        if self._connected is not None:
+            self._env.post(self.node.name, self.id, self._connected, msg.encode(message))
+
+    # -- its hands ---------------------------------------------------------------------------------
+
+    def _start_launcher(self, _: object) -> None:
+        begun = self._env.now
+        self._after(
+            self._env.pace.zygote_s,
+            lambda: self.take(do.LauncherReported(message=Ready(import_s=self._env.now - begun))),
+        )
+
+    def _spawn(self, order: do.SpawnWorkers) -> None:
+        launch, env = order.launch, self._env
+        self._flush = self._flushed = -1
+        self._unflushed = ""
+        self.ranks = {
+            number: Rank(
+                node=self.node.name,
+                rank=number,
+                pid=env.next_pid(),
+                launch=launch,
+                begun=env.now,
+                spoils=self.node.spoils,
+            )
+            for number in launch.ranks
+        }
+        for rank in self.ranks.values():
+            self.node.workers[rank.pid] = rank
+            self.hear_launcher(Spawned(generation=rank.generation, rank=rank.rank, pid=rank.pid))
+            self._after(env.pace.restore_s, partial(self._restore, rank))
+
+    def _restore(self, rank: Rank) -> None:
+        if self.node.workers.get(rank.pid) is not rank:
+            return
+        restore = rank.launch.restore
+        sources = [s for s in rank.launch.sources if s.rank == rank.rank]
+        missing = restore is not None and not all(self._reads(source, restore) for source in sources)
+        if missing:
+            name = "slurm_robust.checkpoint.errors.UnusableCopy"
+            error = WorkerError(type=name, message=f"no part of rank {rank.rank} of {restore}")
+            self.node.end_worker(rank, code=UNUSABLE_COPY, error=error)
+            return
+        rank.restored = True
+        self.node.training.enter(rank)
+
+    def _reads(self, source: RestoreSource, ref: CheckpointId) -> bool:
+        """Whether what a launch names is there."""
+        if source.tier.is_shared:
+            return ref in self._env.storage.complete() and not self._env.storage.fails
+        if not source.address:
+            return self.node.has(source.rank, ref)
+        (other,) = (node for node in self.node.others.values() if node.address == source.address)
+        reached = self._env.network.passes(self.node.name, other.name)
+        return reached and bool(other.agents) and other.has(source.rank, ref)
+
+    def _signal(self, pid: int, number: int) -> None:
+        rank = self.node.workers.get(pid)
+        if rank is None:
+            return
+        if number == signal.SIGSTOP:
+            rank.stopped = True
+            return
+        if number == signal.SIGCONT:
+            rank.stopped = False
+            self.node.training.nudge(rank.generation)
+            return
+        if number == signal.SIGTERM and rank.stopped:
+            number = signal.SIGKILL  # as the real launcher does
+        if number == signal.SIGKILL and rank.killed is None:
+            rank.killed = self._env.now
+        if not rank.unkillable:
+            bounds = self._env.pace.term_s if number == signal.SIGTERM else REPORT_S
+            rank.killed = self._env.now if rank.killed is None else rank.killed
+            self._after(bounds, lambda: self.node.end_worker(rank, number=number))
+
+    def _watch_gpus(self) -> None:
+        """The driver still counts memory to ended workers for as long as the node holds it."""
+        if self.node.holds_gpus:
+            self.take(do.GpusReported(held="2 GiB of GPU 0"))
+            self._after((0.5, 1.0), self._watch_gpus)
+        else:
+            self._after(REPORT_S, lambda: self.take(do.GpusReported(held="")))
+
+    def _ask_checkpoint(self, order: do.AskCheckpoint) -> None:
+        for rank in self.ranks.values():
+            if rank.step < order.step and rank.published < order.step:
+                rank.wanted = order.step
+
+    def _publish(self, rank: Rank, ref: CheckpointId) -> None:
+        if self._env.storage.hangs or self._env.storage.fails:
+            return
+        self._env.storage.write(ref, (rank.rank,), rank.launch.world_size)
+        rank.published = ref.step
+
+    def _ask_flush(self, order: do.AskFlush) -> None:
+        if order.step > max(self._flushed, *(rank.step for rank in self.ranks.values())):
+            self._flush = order.step
+
+    def _write_flush(self, ref: CheckpointId, launch: msg.Launch) -> None:
+        if ref.generation != self.state.generation:
+            return
+        if self._env.storage.hangs:
+            self._after((0.5, 1.0), partial(self._write_flush, ref, launch))
+        elif self._env.storage.fails:
+            self._unflushed = f"step {ref.step}: No space left on device"
+        else:
+            self._env.storage.write(ref, launch.ranks, launch.world_size)
+            self._flushed = ref.step
+            self.beat()
+
+    def _save_copies(self, order: msg.Save) -> None:
+        if self._env.storage.hangs:
+            self._after((0.5, 1.0), partial(self._save_copies, order))
+            return
+        ref = order.checkpoint
+        lacks = [rank for rank in order.ranks if not self.node.has(order.anew.get(rank, rank), ref)]
+        why = f"{ref}: No space left on device" if self._env.storage.fails else ""
+        why = why or (f"{ref}: this node has no part of rank {lacks[0]}" if lacks else "")
+        if not why:
+            self._env.storage.write(ref, order.ranks, order.world_size)
+        self._save = {
+            "saved": None if why else ref,
+            "unsaved": why,
+            "saved_ranks": () if why else order.ranks,
+            "save_begun": order.begun,
+        }
+        self.beat()
+
+    def _sample(self, instruction: do.SampleStacks) -> None:
+        order = instruction.order
+        if self.node.is_mute:
+            return
+        if order.number not in self._stacks:
+            taken = tuple(
+                doing(r.rank, r.node, "work@train.py", "main@train.py", state="T")
+                if r.stopped
+                else waiting(r.rank, r.node)
+                for r in self.ranks.values()
+            )
+            self._stacks[order.number] = msg.StacksTaken(
+                node=self.node.name, generation=order.generation, number=order.number, stacks=taken
+            )
+        self._after((0.1, 0.6), lambda: self._post(self._stacks[order.number]))
+
+    def _probe(self, order: msg.ProbeNodes) -> None:
+        passes = self._env.network.passes
+        answering = tuple(
+            name
+            for name in sorted(order.places)
+            if self.node.others[name].is_up and passes(self.node.name, name)
+        )
+        if self.is_alive:
+            self._post(
+                msg.NodesProbed(
+                    node=self.node.name,
+                    number=order.number,
+                    answering=answering,
+                    asked=tuple(sorted(order.places)),
+                )
+            )
+
+    def _rehearse(self, instruction: do.StartRehearsal) -> None:
+        number, begun = instruction.order.number, self._env.now
+
+        def over() -> None:
+            took_s = self._env.now - begun
+            passed = Rehearsal(number=number, state=RehearsalState.PASSED, took_s=took_s)
+            self.take(do.RehearsalOver(rehearsal=passed, pid=0))
+
+        self._after(REHEARSAL_S, over)
+
+    def _load(self, instruction: do.LoadModules) -> None:
+        over = LoadOver(number=instruction.order.number)
+        self._after(self._env.pace.zygote_s, lambda: self.take(do.LauncherReported(message=over)))
+
+    def _renew_port(self) -> None:
+        self._book.port += 1
+
+    def _end(self, order: do.EndAgent) -> None:
+        if self.is_alive:
+            self._post(self._heartbeat(self.mono))
+            self.node.end_agent(self)
+            if not order.keep_copies:
+                self.node.forget_copies()

@@ -1,0 +1,213 @@
+"""The training of a simulated job: ranks that make each step together, and the storage that keeps it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.progress import Progress
+from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.policy.restore import retained
+from slurm_robust.testing.sim.timeline import Timeline
+from slurm_robust.wire.messages import Launch
+
+
+@dataclass(eq=False)
+class Rank:
+    """One worker process. Times are those of the timeline."""
+
+    node: str
+    rank: int
+    pid: int
+    launch: Launch
+    begun: float
+    """When its node was told to launch it."""
+    restored: bool = False
+    step: int = -1
+    """The newest that it has completed."""
+    at: float = 0.0
+    """When it did."""
+    stopped: bool = False
+    """It hangs."""
+    unkillable: bool = False
+    """No signal ends it: it waits for a device."""
+    spoils: bool = False
+    """Its numbers are not finite from its next step on."""
+    bad_step: int = -1
+    published: int = -1
+    """The newest step that it has put on storage at request."""
+    wanted: int = -1
+    """The step of which a checkpoint was requested."""
+    killed: float | None = None
+
+    @property
+    def generation(self) -> int:
+        """Of the launch."""
+        return self.launch.generation
+
+    def progress(self, now: float) -> Progress:
+        """Its step record."""
+        bad = 0 <= self.bad_step <= self.step
+        return Progress(
+            rank=self.rank,
+            step=self.step,
+            reported=True,
+            age_s=now - (self.at if self.step >= 0 else self.begun),
+            loss=None if self.step < 0 else math.nan if bad else 2.5,
+            checkpoint=self.published,
+            bad_step=self.bad_step if bad else -1,
+            restored=self.restored,
+        )
+
+
+class Training:
+    """Ranks of one generation that are all there, and none of which hangs, complete a step every ``step_s``.
+
+    ``reaches``: whether all of some nodes reach each other; ``on_step``: told of each step that ranks have
+    completed together. ``on_done``: of ranks that have no step left to do.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        chance: Random,
+        *,
+        steps: int,
+        step_s: float,
+        reaches: Callable[[Collection[str]], bool],
+        on_step: Callable[[Mapping[int, Rank], int], None],
+        on_done: Callable[[Mapping[int, Rank]], None],
+    ) -> None:
+        self.steps, self.step_s = steps, step_s
+        self.slow: dict[int, float] = {}
+        """Factors by which ranks are slower."""
+        self.newest = -1
+        """The newest step that was ever completed."""
+        self._timeline, self._chance, self._reaches = timeline, chance, reaches
+        self._on_step, self._on_done = on_step, on_done
+        self._members: dict[int, dict[int, Rank]] = defaultdict(dict)
+        self._planned: set[int] = set()  # generations whose next step is under way
+
+    def enter(self, rank: Rank) -> None:
+        """``rank`` has restored, and meets the others of its generation."""
+        self._members[rank.generation][rank.rank] = rank
+        self.nudge(rank.generation)
+
+    def leave(self, rank: Rank) -> None:
+        """``rank`` has ended; the others wait for it."""
+        members = self._members[rank.generation]
+        if members.get(rank.rank) is rank:
+            del members[rank.rank]
+
+    def nudge(self, generation: int) -> None:
+        """Begin the next step, if nothing stands in the way any more."""
+        if generation in self._planned or not self._is_able(generation):
+            return
+        if self._next_step(self._members[generation]) >= self.steps:
+            self._on_done(dict(self._members[generation]))
+        else:
+            self._planned.add(generation)
+            slowest = max((self.slow.get(rank, 1.0) for rank in self._members[generation]), default=1.0)
+            took_s = self.step_s * slowest * self._chance.uniform(0.97, 1.03)
+            self._timeline.after(took_s, lambda: self._complete(generation))
+
+    def nudge_all(self) -> None:
+        """As :meth:`nudge`, for every generation."""
+        for generation in list(self._members):
+            self.nudge(generation)
+
+    def leap(self, generation: int, until: float) -> float | None:
+        """Complete all steps of ``generation`` that end before ``until``, but for the last of the training.
+
+        Return when the newest ended, None if no step did.
+        """
+        members = self._members[generation]
+        if not members or not self._is_able(generation):
+            return None
+        done = next(iter(members.values())).step
+        first = done if done >= 0 else _restored(members)
+        began = next(iter(members.values())).at if done >= 0 else self._timeline.now
+        more = min(int((until - began) / self.step_s), self.steps - first - 2)
+        if more <= 0:
+            return None
+        at = began + more * self.step_s
+        for rank in members.values():
+            rank.step, rank.at = first + more, at
+        self._on_step(members, first + more)
+        return at
+
+    def _is_able(self, generation: int) -> bool:
+        members = self._members[generation]
+        if not members or any(rank.stopped for rank in members.values()):
+            return False
+        some = next(iter(members.values()))
+        return len(members) == some.launch.world_size and self._reaches(
+            {rank.node for rank in members.values()}
+        )
+
+    def _next_step(self, members: Mapping[int, Rank]) -> int:
+        done = next(iter(members.values())).step
+        return (done if done >= 0 else _restored(members)) + 1
+
+    def _complete(self, generation: int) -> None:
+        self._planned.discard(generation)
+        if not self._is_able(generation):
+            return
+        members = self._members[generation]
+        step, now = self._next_step(members), self._timeline.now
+        self.newest = max(self.newest, step)
+        first_bad = min((r.bad_step for r in members.values() if r.bad_step >= 0), default=step)
+        for rank in members.values():
+            rank.step, rank.at = step, now
+            if rank.bad_step < 0 and (rank.spoils or first_bad < step):
+                rank.bad_step = step
+        self._on_step(members, step)
+        self.nudge(generation)
+
+
+def _restored(members: Mapping[int, Rank]) -> int:
+    restore = next(iter(members.values())).launch.restore
+    return restore.step if restore is not None else -1
+
+
+class FakeStorage:
+    """Shared storage of checkpoints. ``hangs``: it does not answer; ``fails``: it refuses."""
+
+    def __init__(self) -> None:
+        self.hangs = self.fails = False
+        self.parts: dict[CheckpointId, set[int]] = defaultdict(set)
+        self._worlds: dict[CheckpointId, int] = {}
+
+    def write(self, ref: CheckpointId, ranks: Collection[int], world_size: int) -> None:
+        """Take the parts of ``ranks``."""
+        self.parts[ref].update(ranks)
+        self._worlds[ref] = world_size
+
+    def complete(self) -> dict[CheckpointId, Tier]:
+        """Checkpoints of which every part is there."""
+        return {ref: Tier.STORAGE for ref, ranks in self.parts.items() if len(ranks) == self._worlds[ref]}
+
+    def prune(self, sealed: Mapping[int, int], generation: int, keep: int) -> None:
+        """Remove what no restore needs: of ended generations, and but the newest of the one that trains."""
+        complete = self.complete()
+        keeps = {*retained(sealed, complete, keep), *(r for r in complete if r.generation >= generation)}
+        own = sorted((r for r in complete if r.generation == generation), reverse=True)
+        for ref in [r for r in complete if r not in keeps or r in own[keep:]]:
+            del self.parts[ref]
+
+
+def doing(rank: int, node: str, *calls: str, state: str = "S") -> RankStacks:
+    """Make the stacks of a rank whose main thread is in ``calls`` (``function@file``), innermost first."""
+    frames = tuple(Frame(function=f, file=file) for f, _, file in (call.partition("@") for call in calls))
+    thread = ThreadStack(frames=frames, name="MainThread", is_main=True)
+    process = ProcessStacks(pid=100 + rank, kind=ProcessKind.WORKER, state=state, threads=(thread,))
+    return RankStacks(rank=rank, node=node, processes=(process,), source="py-spy")
+
+
+def waiting(rank: int, node: str) -> RankStacks:
+    """Make the stacks of a rank that waits for the others."""
+    return doing(rank, node, "all_reduce@torch/distributed/distributed_c10d.py", "main@train.py")
