@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -34,16 +35,16 @@ def seen_of(directory: JobDirectory) -> tuple[NodeSeen, ...]:
 
 
 def clique_notes(directory: JobDirectory) -> Iterator[str]:
-    """A note where nodes of the newest run are of several NVLink cliques, which is nobody's fault.
+    """Yield a note if nodes of the newest run are of several NVLink cliques, which is nobody's fault.
 
     Of one run are nodes whose times from prolog to epilog overlap. Unlike cluster UUIDs are other racks.
     """
-    timed = [seen for seen in _all(directory) if seen.prolog is not None]
-    newest = max(timed, key=lambda seen: seen.epilog.at, default=None)
+    timed = [(seen, seen.prolog.at) for seen in _all(directory) if seen.prolog is not None]
+    newest, begin = max(timed, key=lambda one: one[0].epilog.at, default=(None, 0.0))
     nodes: dict[str, list[str]] = {}
-    for seen in timed:
-        if newest is not None and _overlap(seen, newest) and (cliques := seen.epilog.cliques):
-            nodes.setdefault(" and ".join(cliques), []).append(seen.node)
+    for seen, began in timed:
+        if newest is not None and began < newest.epilog.at and begin < seen.epilog.at and seen.epilog.cliques:
+            nodes.setdefault(" and ".join(seen.epilog.cliques), []).append(seen.node)
     if len(nodes) < 2:
         return
     most = sorted(nodes.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -55,26 +56,17 @@ def clique_notes(directory: JobDirectory) -> Iterator[str]:
     )
 
 
-def _overlap(one: NodeSeen, other: NodeSeen) -> bool:
-    return all(a.prolog is not None and a.prolog.at < b.epilog.at for a, b in ((one, other), (other, one)))
-
-
 def _all(directory: JobDirectory) -> list[NodeSeen]:
     try:
         names = [name for name in os.listdir(directory.nodes) if name.endswith(".json") and name[0] != "."]
     except OSError:
         return []
-    newest = sorted(names, key=lambda name: name.split(".")[-2])[-MAX_READ:]
-    found = (_read(directory, name) for name in newest)
-    return [seen for seen in found if seen is not None]
-
-
-def _read(directory: JobDirectory, name: str) -> NodeSeen | None:
-    try:
-        with open(open_plain(directory.nodes / name, os.O_NOFOLLOW), "rb") as file:
-            return msgspec.json.decode(file.read(MAX_BYTES + 1), type=NodeSeen)
-    except (OSError, *UNREADABLE):
-        return None
+    found = []
+    for name in sorted(names, key=lambda name: name.split(".")[-2])[-MAX_READ:]:
+        path = directory.nodes / name
+        with suppress(OSError, *UNREADABLE), open(open_plain(path, os.O_NOFOLLOW), "rb") as file:
+            found.append(msgspec.json.decode(file.read(MAX_BYTES + 1), type=NodeSeen))
+    return found
 
 
 def lines(seen: NodeSeen) -> Iterator[str]:

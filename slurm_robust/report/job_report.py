@@ -197,6 +197,14 @@ def job_report(
     job = JobView(events=few, is_over=slurm.ended, later=later)
     started, (phase, reason) = job.started, job.activity
     at = dict(zip(map(id, few), when, strict=True))
+    notes = [*notes, *slurm.notes]
+    if started is None:
+        notes.append(
+            "the journal does not begin with the start of a job: it is a part of one, or of another program"
+        )
+    if books.repeated is None:
+        notes.append("the script does not number its steps, so steps that were done again count as new ones")
+    noted = [event for event in few if isinstance(event, ev.Noted)]
     return JobReport(
         job_id=books.job_id,
         command=started.command if started is not None else (),
@@ -213,8 +221,11 @@ def job_report(
         phase=phase,
         reason=one_line(reason),
         slurm=one_line(slurm.state),
-        notes=(*notes, *slurm.notes, *_oddities(books, started)),
-        noted=tuple(_noted(few, when)),
+        notes=tuple(notes),
+        noted=tuple(
+            TimelineEntry(t=at[id(event)], after_s=0.0, what=one_line(event.node), text=one_line(event.text))
+            for event in noted[-MAX_NOTES:]
+        ),
         ledger=summary,
         ettr=ettr_points(books),
         progress=progress(events, times),
@@ -257,19 +268,6 @@ def _without_steps(
     few.reverse()
     when.reverse()
     return few, when
-
-
-def _oddities(books: Ledger, started: ev.RunStarted | None) -> Iterator[str]:
-    if started is None:
-        yield "the journal does not begin with the start of a job: it is a part of one, or of another program"
-    if books.repeated is None:
-        yield "the script does not number its steps, so steps that were done again count as new ones"
-
-
-def _noted(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[TimelineEntry]:
-    every = [(t, e) for t, e in zip(times, events, strict=True) if isinstance(e, ev.Noted)]
-    for t, event in every[-MAX_NOTES:]:
-        yield TimelineEntry(t=t, after_s=0.0, what=one_line(event.node), text=one_line(event.text))
 
 
 def _marks(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[ChartMark]:
@@ -322,11 +320,7 @@ def _generations(job: JobView, at: Mapping[int, float]) -> Iterator[Generation]:
 
 
 def _entries(
-    job: JobView,
-    at: Mapping[int, float],
-    end: float,
-    summary: Summary,
-    evidence: Mapping[int, Evidence],
+    job: JobView, at: Mapping[int, float], end: float, summary: Summary, evidence: Mapping[int, Evidence]
 ) -> Iterator[IncidentEntry]:
     costs = {cost.number: cost for cost in summary.incidents}
     for report in job.incidents:

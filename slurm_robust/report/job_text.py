@@ -58,9 +58,11 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
     size = f"{count(report.slots, 'slot')}, {count(report.spares, 'spare')}, {count(report.ranks, 'rank')}"
     until = f"{date_and_time(report.begin)} to {date_and_time(report.end)}"
     state = report.phase + (f": {report.reason}" if report.reason else "")
-    job = "newest job" if len(report.chapters) > 1 else "job"
+    job, of_all = "job", ""
+    if len(report.chapters) > 1:
+        job, of_all = "newest job", f", {len(report.chapters)} jobs; all of them are in what follows"
     every = [
-        ("training", _training(report)),
+        ("training", report.training + of_all),
         (job, f"{report.job_id}  {' '.join(report.command)}".rstrip()),
         ("cluster", report.cluster),
         ("size", size),
@@ -69,12 +71,6 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
         ("period", f"{until} ({'ended' if report.ended else 'so far'})"),
     ]
     return [(name, one_line(value)) for name, value in every if value]
-
-
-def _training(report: JobReport) -> str:
-    if len(report.chapters) < 2:
-        return report.training
-    return f"{report.training}, {len(report.chapters)} jobs; all of them are in what follows"
 
 
 def lost_text(lost: Lost) -> str:
@@ -94,7 +90,12 @@ def render(report: JobReport) -> RenderableType:
         parts += section("Jobs of the training", chapters_table(report.chapters))
     parts += section("Where the time went", _classes(report))
     if report.ledger.causes:
-        parts += section("Lost time by cause", _causes(report.ledger.causes))
+        hours = ("lost", "node hours", "GPU hours")
+        table = plain_table("cause", *hours, right=hours)
+        for cause, lost in report.ledger.causes.items():
+            cells = (duration(lost.ms / 1000), f"{lost.node_hours:,.1f}", f"{lost.gpu_hours:,.0f}")
+            table.add_row(one_line(cause), *cells)
+        parts += section("Lost time by cause", table)
     if report.incidents:
         shown = report.incidents[-MAX_INCIDENTS:]
         title = "Incidents" + (f", the last {len(shown)}" if len(shown) < len(report.incidents) else "")
@@ -129,14 +130,6 @@ def _classes(report: JobReport) -> RenderableType:
     return ByWidth(MIN_WIDE, wide, narrow)
 
 
-def _causes(causes: dict[str, Lost]) -> RenderableType:
-    table = plain_table("cause", "lost", "node hours", "GPU hours", right=("lost", "node hours", "GPU hours"))
-    for cause, lost in causes.items():
-        hours = (f"{lost.node_hours:,.1f}", f"{lost.gpu_hours:,.0f}")
-        table.add_row(one_line(cause), duration(lost.ms / 1000), *hours)
-    return table
-
-
 def names_of(report: JobReport) -> dict[int, str]:
     """By which a person asks for each incident."""
     return {entry.row.number: entry.row.name for entry in report.incidents}
@@ -158,21 +151,18 @@ def _nodes(lines: Sequence[NodeLine], report: JobReport) -> RenderableType:
 
 
 def csv_text(report: JobReport, table: CsvTable) -> str:
-    """One table, with a line of names first. Times are seconds since 1970."""
-    rows = _CSV[table](report)
+    """Return one table, with a line of names first. Times are seconds since 1970."""
+
+    def cell(value: object) -> object:
+        """Return text that a spreadsheet takes for text: not for a formula, and in one line."""
+        if not isinstance(value, str):
+            return "" if value is None else value
+        text = one_line(value)
+        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for row in rows:
-        writer.writerow([_cell(value) for value in row])
+    csv.writer(out, lineterminator="\n").writerows([map(cell, row) for row in _CSV[table](report)])
     return out.getvalue()
-
-
-def _cell(value: object) -> object:
-    """Text that a spreadsheet takes for text: not for a formula, and in one line."""
-    if not isinstance(value, str):
-        return "" if value is None else value
-    text = one_line(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 Rows = Iterator[Iterable[object]]
@@ -217,15 +207,13 @@ def _csv_nodes(report: JobReport) -> Rows:
 
 
 def _csv_steps(report: JobReport) -> Rows:
-    found = report.progress
-    yield "t", "generation", "step", "step_s", "loss", "grad_norm"
-    yield from zip(
-        found.t, found.generation, found.step, found.step_s, found.loss, found.grad_norm, strict=True
-    )
+    names = ("t", "generation", "step", "step_s", "loss", "grad_norm")
+    yield names
+    yield from zip(*(getattr(report.progress, name) for name in names), strict=True)
 
 
 def _csv_chapters(report: JobReport) -> Rows:
-    names = list(ChapterRow.__struct_fields__)
+    names = ChapterRow.__struct_fields__
     yield names
     for row in report.chapters:
         yield [row.state.value if name == "state" else getattr(row, name) for name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -202,35 +202,28 @@ def status_at(job: JobView, now: float, slurm: str = "", advice: str = "") -> St
 
 
 def _standbys(state: JobState) -> dict[str, StandbyRow]:
-    """Spares and nodes that were some in this run, by how far they are."""
+    """Return spares and nodes that were some in this run, by how far they are."""
     rows = {
-        f"companion {job_id}": StandbyRow(stage=StandbyStage.PROVISIONING.value) for job_id in _coming(state)
+        f"companion {job_id}": StandbyRow(stage=StandbyStage.PROVISIONING.value)
+        for job_id, companion in state.companions.items()
+        if not companion.node  # it is to lend one
     }
-    rows |= {node: _standby(state, node) for node in state.spares}
-    taken = [node for node in state.world.slots if node in state.standbys]
+    for node in state.spares:
+        known, test = state.standbys.get(node), state.standby_tests.get(node)
+        rows[node] = StandbyRow(stage=StandbyStage.STARTING.value)
+        if known is not None:
+            rows[node] = StandbyRow(
+                stage=known.stage.value,
+                reason=known.reason,
+                took_s=known.took_s,
+                test=test.outcome.value if test is not None else "",
+                imports=state.learned is not None and known.loaded >= state.learned.number,
+            )
     is_up = state.world.running and state.world.steps_here >= 0
     stage = StandbyStage.IN_WORLD if is_up else StandbyStage.WOKEN
-    rows |= {node: StandbyRow(stage=stage.value) for node in taken}
+    rows |= {node: StandbyRow(stage=stage.value) for node in state.world.slots if node in state.standbys}
     order = [stage.value for stage in STAGES]
     return dict(sorted(rows.items(), key=lambda row: order.index(row[1].stage)))
-
-
-def _coming(state: JobState) -> list[int]:
-    """Companions that are to lend a node."""
-    return [job_id for job_id, companion in state.companions.items() if not companion.node]
-
-
-def _standby(state: JobState, node: str) -> StandbyRow:
-    known, test = state.standbys.get(node), state.standby_tests.get(node)
-    if known is None:
-        return StandbyRow(stage=StandbyStage.STARTING.value)
-    return StandbyRow(
-        stage=known.stage.value,
-        reason=known.reason,
-        took_s=known.took_s,
-        test=test.outcome.value if test is not None else "",
-        imports=state.learned is not None and known.loaded >= state.learned.number,
-    )
 
 
 def main(name: str, *, json: bool, job_dir: str | None) -> int:
@@ -371,8 +364,11 @@ def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) 
         if row.status is not IncidentStatus.OVER:
             open_or_ended = row.outcome if row.status is IncidentStatus.OPEN else row.status.value
             done.append(f"\n{open_or_ended}", style=INCIDENT_STYLES[row.status])
+        # Signs that followed the first mostly repeat it; the incident's report has them.
+        seen = one_line(f"{row.symptom}: {row.signs[0]}")
+        seen += f"; {len(row.signs) - 1} more" if row.signs[1:] else ""
         when = date_and_time(row.t).partition("-")[2]
-        words = (row.name, when, Text(_seen(row)), Text(row.blamed), done)
+        words = (row.name, when, Text(seen), Text(row.blamed), done)
         narrow.add_row(*words)
         wide.add_row(
             *words,
@@ -389,40 +385,64 @@ def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) 
     return Group(ByWidth(MIN_WIDE, wide, narrow), Text(hint, style="dim"))
 
 
-def _seen(row: IncidentRow) -> str:
-    """The first sign. Those that followed mostly repeat it; the incident's report has them."""
-    more = f"; {len(row.signs) - 1} more" if row.signs[1:] else ""
-    return one_line(f"{row.symptom}: {row.signs[0]}") + more
-
-
 def render(status: Status) -> RenderableType:
-    """The whole screen."""
+    """Return the whole screen."""
     phase = status.phase + (f": {status.reason}" if status.reason else "")
     if status.exit_code is not None:
         phase += f" (exit code {status.exit_code})"
+    training = stored = controller = ""
+    if status.training:
+        training = place_text(status.training, status.chapter, status.newest_job)
+        aside = ", ".join(name.removeprefix(PREFIX) for name in status.moved_aside)
+        training += f"; moved aside by --fresh: {aside}" if aside else ""
+    if status.controller_silent_s is not None:
+        silent = duration(status.controller_silent_s)
+        controller = (
+            f"silent for {silent}: until it goes on, or another one takes over, nobody reacts to a fault"
+        )
+    step = f"{status.step}" if status.step >= 0 else "none yet"
+    if status.step >= 0 and status.loss is not None:
+        step += f", loss {status.loss:.4f}"
+    launched = f"generation {status.generation}" if status.start is not None else "nothing yet"
+    if status.stored is not None:
+        stored = f"step {status.stored.step}, written in {status.stored.seconds:.1f} s"
+        if (advice := status.interval) is not None:
+            stored += (
+                f"; advised (Daly): one every {advice.every_s:.0f} s or less often, with an incident every "
+            )
+            stored += f"{advice.mtbf_s:.0f} s so far"
+    nodes = fold_nodes(status.slots) + (f"  spare {fold_nodes(status.spares)}" if status.spares else "")
+    # Those that do not answer have their line.
+    standbys = ((node, row) for node, row in status.standbys.items() if node not in status.aside)
+    lent = (
+        f"{one.node} by companion {job_id} ({one.source})"
+        if one.node
+        else f"companion {job_id} waits for a node from {one.source}"
+        for job_id, one in status.companions.items()
+    )
+    # The reports of the incidents have the whole reasons, which may be outputs of commands.
+    evicted = (f"{node} ({first_sentence(why, node)})" for node, why in status.evicted.items())
+    given_up = (f"channel {name} of notifications ({why})" for name, why in status.silent.items())
     rows = [
-        ("training", _training(status)),
+        ("training", training),
         ("job", f"{status.job_id}  {' '.join(status.command)}"),
         ("state", phase),
         ("Slurm", status.slurm or "job unknown to Slurm (forgotten, or of another cluster)"),
         ("waits", status.waiting.describe(time.time()) if status.waiting is not None else ""),
         ("advice", status.advice),
-        ("controller", _controller(status)),
-        ("step", _step(status)),
-        ("launched", _launched(status)),
+        ("controller", controller),
+        ("step", step),
+        ("launched", f"{launched}, run {status.run} of the Slurm job"),
         ("restored", status.restored),
-        ("stored", _stored(status)),
-        ("nodes", _nodes(status)),
-        ("standbys", _standby_rows(status)),
+        ("stored", stored),
+        ("nodes", f"{nodes}, until the requeue" if status.phase == REQUEUED else nodes),
+        ("standbys", "; ".join(f"{node} {row.describe()}" for node, row in standbys)),
         ("no answer", "; ".join(f"standby {node} ({why})" for node, why in status.aside.items())),
-        ("lent", "; ".join(_lent(job_id, one) for job_id, one in status.companions.items())),
+        ("lent", "; ".join(lent)),
         ("drained", "; ".join(f"{node} (by {why})" for node, why in status.drained.items())),
-        ("evicted", _evicted(status.evicted)),
-        (
-            "silent",
-            "; ".join(f"channel {name} of notifications ({why})" for name, why in status.silent.items()),
-        ),
-        ("ETTR", _ettr(status)),
+        ("evicted", "; ".join(evicted)),
+        ("silent", "; ".join(given_up)),
+        ("ETTR", _ettr(status.ledger)),
     ]
     facts = facts_table((name, one_line(value, None)) for name, value in rows if value)
     if not status.incidents:
@@ -433,69 +453,8 @@ def render(status: Status) -> RenderableType:
     return Group(facts, Text(title, style="bold"), incident_table(status.job_id, newest, older=older))
 
 
-def _evicted(evicted: Mapping[str, str]) -> str:
-    """The reports of the incidents have the whole reasons, which may be outputs of commands."""
-    return "; ".join(f"{node} ({first_sentence(why, node)})" for node, why in evicted.items())
-
-
-def _launched(status: Status) -> str:
-    what = f"generation {status.generation}" if status.start is not None else "nothing yet"
-    return f"{what}, run {status.run} of the Slurm job"
-
-
-def _nodes(status: Status) -> str:
-    text = fold_nodes(status.slots) + (f"  spare {fold_nodes(status.spares)}" if status.spares else "")
-    return f"{text}, until the requeue" if status.phase == REQUEUED else text
-
-
-def _standby_rows(status: Status) -> str:
-    """Without those that do not answer, which have their line."""
-    rows = ((node, row) for node, row in status.standbys.items() if node not in status.aside)
-    return "; ".join(f"{node} {row.describe()}" for node, row in rows)
-
-
-def _lent(job_id: int, companion: Companion) -> str:
-    """``n5 by companion 12 (reservation srobust_spares)``."""
-    if not companion.node:
-        return f"companion {job_id} waits for a node from {companion.source}"
-    return f"{companion.node} by companion {job_id} ({companion.source})"
-
-
-def _controller(status: Status) -> str:
-    """What it means that the controller is silent; "" while it is not."""
-    if status.controller_silent_s is None:
-        return ""
-    silent = duration(status.controller_silent_s)
-    return f"silent for {silent}: until it goes on, or another one takes over, nobody reacts to a fault"
-
-
-def _training(status: Status) -> str:
-    """Which of its jobs this is; of those that --fresh has moved aside, where they are."""
-    if not status.training:
-        return ""
-    text = place_text(status.training, status.chapter, status.newest_job)
-    aside = ", ".join(name.removeprefix(PREFIX) for name in status.moved_aside)
-    return text + (f"; moved aside by --fresh: {aside}" if aside else "")
-
-
-def _step(status: Status) -> str:
-    loss = f", loss {status.loss:.4f}" if status.loss is not None else ""
-    return f"{status.step}{loss}" if status.step >= 0 else "none yet"
-
-
-def _stored(status: Status) -> str:
-    """The newest step on storage, and the advised interval: ``step 90, written in 4.1 s; …``."""
-    stored, advice = status.stored, status.interval
-    text = f"step {stored.step}, written in {stored.seconds:.1f} s" if stored else ""
-    if stored and advice:
-        text += f"; advised (Daly): one every {advice.every_s:.0f} s or less often, with an incident every "
-        text += f"{advice.mtbf_s:.0f} s so far"
-    return text
-
-
-def _ettr(status: Status) -> str:
-    """``69.2% of 103 s since its first start, 40 steps; lost: starting 20 s, detecting 4.4 s``."""
-    found = status.ledger
+def _ettr(found: Summary) -> str:
+    """Return ``69.2% of 103 s since its first start, 40 steps; lost: starting 20 s, detecting 4.4 s``."""
     text = f"{found.ettr:.1%} of {duration((found.wall_ms - found.started_ms) / 1000)} since its first start"
     text += f", {count(found.steps, 'step')}"
     if found.repeated is None:

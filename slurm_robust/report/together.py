@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -12,19 +12,11 @@ from slurm_robust.ledger.account import ClassShare, Span
 from slurm_robust.ledger.chapters import joined
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.ledger import Ledger
-from slurm_robust.ledger.summary import IncidentCost, figures
+from slurm_robust.ledger.summary import figures
 from slurm_robust.model import events as ev
 from slurm_robust.model.record import Record
 from slurm_robust.report.curves import ettr_points, progress
-from slurm_robust.report.job_report import (
-    CHAPTER,
-    MAX_NOTES,
-    Books,
-    ChartMark,
-    Generation,
-    IncidentEntry,
-    JobReport,
-)
+from slurm_robust.report.job_report import CHAPTER, MAX_NOTES, Books, ChartMark, JobReport
 from slurm_robust.report.nodelines import node_lines
 from slurm_robust.trainings.jobs import ChapterRow, ChapterState
 from slurm_robust.util.text import some_of
@@ -47,26 +39,40 @@ def together(
 
     ``rows``: of all its jobs. ``waits``: what a job that has none yet does, as :func:`waiting` says.
     """
-    newest = jobs[-1].report
-    before = _before(jobs)
-    ledgers = [one.books.ledger for one in jobs]
+    newest, last = jobs[-1].report, rows[-1]
     journals = [one.events for one in jobs]
+    added, before, reports = 0, list[int](), list[JobReport]()
+    for one in jobs:
+        before.append(added)
+        reports.append(_renumbered(one, added))
+        added += max((entry.row.number for entry in one.report.incidents), default=0)
     books = joined(
-        [*ledgers, *([waits] if waits else [])],
+        [*(one.books.ledger for one in jobs), *([waits] if waits else [])],
         [*journals, *([[]] if waits else [])],
         [*before, *([0] if waits else [])],
     )
-    entries = [
-        _renumbered(entry, one.job, added)
-        for one, added in zip(jobs, before, strict=True)
-        for entry in one.report.incidents
-    ]
-    costs = tuple(_costs(jobs, before))
+    entries = [entry for report in reports for entry in report.incidents]
+    costs = tuple(cost for report in reports for cost in report.ledger.incidents)
     over = {entry.row.number for entry in entries if entry.row.status is IncidentStatus.OVER}
-    summary = figures(books, costs, over, _steps(journals, books))
+    # Steps that were completed, each counted once.
+    firsts = (
+        next((e for e in each if isinstance(e, ev.FirstStep | ev.ProgressMade)), None) for each in journals
+    )
+    first = min((event.step for event in firsts if event is not None), default=0)
+    steps = max(0, max((span.step for span in books.spans), default=-1) - first + 1)
+    summary = figures(books, costs, over, steps)
     end = books.begin + books.wall_ms / 1000
     events, times = _one_after_the_other(jobs)
-    last = rows[-1]
+    marks = [mark for report in reports for mark in report.marks]
+    for row in rows:
+        if (t := row.started if row.started is not None else row.begin) is not None:
+            went_on = f" goes on from step {row.from_step}" if (row.from_step or -1) >= 0 else " begins"
+            marks.append(ChartMark(t=t, kind=CHAPTER, text=f"job {row.job}{went_on}"))
+    # Each note once, with the jobs that it is about.
+    about: dict[str, list[str]] = {}
+    for one in jobs:
+        for note in one.report.notes:
+            about.setdefault(note, []).append(one.job)
     return replace(
         newest,
         begin=books.begin,
@@ -76,18 +82,46 @@ def together(
         phase=newest.phase if waits is None else last.state.value,
         reason=newest.reason if waits is None else last.how,
         slurm=newest.slurm if waits is None else "",
-        notes=tuple(_notes(jobs)),
-        noted=tuple(sorted((n for one in jobs for n in one.report.noted), key=lambda n: n.t)[-MAX_NOTES:]),
+        notes=tuple(
+            f"job{'s' if len(names) > 1 else ''} {some_of(names)}: {note}" for note, names in about.items()
+        ),
+        noted=tuple(sorted((n for one in reports for n in one.noted), key=lambda n: n.t)[-MAX_NOTES:]),
         ledger=summary,
         ettr=ettr_points(books),
         progress=progress(events, times),
-        marks=tuple(sorted((*_marks(jobs), *_begins(rows)), key=lambda mark: mark.t)),
-        generations=tuple(_generations(jobs, before)),
+        marks=tuple(sorted(marks, key=lambda mark: mark.t)),
+        generations=tuple(made for report in reports for made in report.generations),
         incidents=tuple(entries),
         nodes=node_lines(events, times, end, costs, summary.by_node),
         training=name,
         chapters=tuple(rows),
-        seen=tuple(seen for one in jobs for seen in one.report.seen),
+        seen=tuple(seen for one in reports for seen in one.seen),
+    )
+
+
+def _renumbered(one: ReportedJob, added: int) -> JobReport:
+    """Return the report of a job as one of several: ``added`` to the numbers of its incidents."""
+    report = one.report
+    return replace(
+        report,
+        incidents=tuple(
+            replace(
+                entry,
+                row=replace(row, number=row.number + added, job=one.job, of_job=row.number),
+                cost=replace(cost, number=cost.number + added) if cost is not None else None,
+            )
+            for entry in report.incidents
+            for row, cost in [(entry.row, entry.cost)]
+        ),
+        ledger=replace(
+            report.ledger,
+            incidents=tuple(replace(cost, number=cost.number + added) for cost in report.ledger.incidents),
+        ),
+        generations=tuple(
+            replace(made, incident=made.incident + added if made.incident else 0)
+            for made in report.generations
+        ),
+        marks=tuple(replace(mark, text=f"job {one.job}: {mark.text}") for mark in report.marks),
     )
 
 
@@ -114,43 +148,6 @@ def all_incidents(jobs: Sequence[tuple[str, Sequence[IncidentRow]]]) -> tuple[In
     return tuple(found)
 
 
-def _before(jobs: Sequence[ReportedJob]) -> list[int]:
-    """What is added to the numbers of the incidents of each job."""
-    found, number = [], 0
-    for one in jobs:
-        found.append(number)
-        number += max((entry.row.number for entry in one.report.incidents), default=0)
-    return found
-
-
-def _renumbered(entry: IncidentEntry, job: str, added: int) -> IncidentEntry:
-    number = entry.row.number
-    cost = replace(entry.cost, number=number + added) if entry.cost is not None else None
-    return replace(entry, row=replace(entry.row, number=number + added, job=job, of_job=number), cost=cost)
-
-
-def _costs(jobs: Sequence[ReportedJob], before: Sequence[int]) -> Iterator[IncidentCost]:
-    for one, added in zip(jobs, before, strict=True):
-        for cost in one.report.ledger.incidents:
-            yield replace(cost, number=cost.number + added)
-
-
-def _generations(jobs: Sequence[ReportedJob], before: Sequence[int]) -> Iterator[Generation]:
-    for one, added in zip(jobs, before, strict=True):
-        for made in one.report.generations:
-            yield replace(made, incident=made.incident + added if made.incident else 0)
-
-
-def _steps(journals: Sequence[Sequence[ev.AnyEvent]], books: Ledger) -> int:
-    """How many were completed, each counted once."""
-    firsts = [
-        next((e.step for e in events if isinstance(e, ev.FirstStep | ev.ProgressMade)), None)
-        for events in journals
-    ]
-    first = min((step for step in firsts if step is not None), default=0)
-    return max(0, max((span.step for span in books.spans), default=-1) - first + 1)
-
-
 def _one_after_the_other(jobs: Sequence[ReportedJob]) -> tuple[list[ev.AnyEvent], list[float]]:
     """All events with their times. Each job gives its nodes back at its end, also where it did not say so."""
     events, times = list[ev.AnyEvent](), list[float]()
@@ -162,27 +159,3 @@ def _one_after_the_other(jobs: Sequence[ReportedJob]) -> tuple[list[ev.AnyEvent]
             events.append(ev.RunEnded(t=end, code=0, reason=""))
             times.append(end)
     return events, times
-
-
-def _marks(jobs: Sequence[ReportedJob]) -> Iterator[ChartMark]:
-    for one in jobs:
-        for mark in one.report.marks:
-            yield replace(mark, text=f"job {one.job}: {mark.text}")
-
-
-def _begins(rows: Sequence[ChapterRow]) -> Iterator[ChartMark]:
-    for row in rows:
-        t = row.started if row.started is not None else row.begin
-        if t is not None:
-            went_on = f" goes on from step {row.from_step}" if (row.from_step or -1) >= 0 else ""
-            yield ChartMark(t=t, kind=CHAPTER, text=f"job {row.job}{went_on or ' begins'}")
-
-
-def _notes(jobs: Sequence[ReportedJob]) -> Iterator[str]:
-    """Each note once, with the jobs that it is about."""
-    about: dict[str, list[str]] = {}
-    for one in jobs:
-        for note in one.report.notes:
-            about.setdefault(note, []).append(one.job)
-    for note, names in about.items():
-        yield f"job{'s' if len(names) > 1 else ''} {some_of(names)}: {note}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -103,21 +104,16 @@ def list_main(*, json: bool, job_dir: str | None) -> int:
 
 def show_main(name: str, *, json: bool, job_dir: str | None) -> int:
     """Print a training with its jobs; of a job, its training. Raises ``NoSuchJob``, ``JournalDamaged``."""
-    slurm = make_slurm()
-    training = find_training(name, job_dir) or _of_a_job(name, job_dir, slurm)
+    slurm, training = make_slurm(), find_training(name, job_dir)
+    if training is None:
+        with suppress(NoSuchJob):
+            job = find(name, job_dir, slurm)
+            state = fold(load_events(job))
+            training = training_of(job, state.training, state.run_id) if state.training else None
     if training is None:
         raise no_such_training(name, job_dir, "there is no training")
     show(shown(training, slurm), render, json=json)
     return 0
-
-
-def _of_a_job(name: str, job_dir: str | None, slurm: SlurmClient) -> TrainingDirectory | None:
-    try:
-        job = find(name, job_dir, slurm)
-    except NoSuchJob:
-        return None
-    state = fold(load_events(job))
-    return training_of(job, state.training, state.run_id) if state.training else None
 
 
 def shown(training: TrainingDirectory, slurm: SlurmClient) -> TrainingShown:
@@ -133,45 +129,36 @@ def shown(training: TrainingDirectory, slurm: SlurmClient) -> TrainingShown:
 
 
 def row_of(training: TrainingDirectory, slurm: SlurmClient) -> _TrainingLine:
-    """One line of the list, also for a training that cannot be read."""
+    """Return one line of the list, also for a training that cannot be read."""
     try:
         return _row(training, slurm)
     except SrobustError as error:
-        return msgspec.structs.replace(_bare(training), trouble=str(error))
+        return _bare(training, trouble=str(error))
 
 
-def _bare(training: TrainingDirectory) -> _TrainingLine:
+def _bare(training: TrainingDirectory, **known: Any) -> _TrainingLine:
     name = training.path.name
-    return _TrainingLine(name=training.name, folder=name, moved_aside=ASIDE in name)
+    return _TrainingLine(name=training.name, folder=name, moved_aside=ASIDE in name, **known)
 
 
 def _row(training: TrainingDirectory, slurm: SlurmClient) -> _TrainingLine:
-    many, newest, known = newest_of(training, slurm)
-    row = msgspec.structs.replace(_bare(training), jobs=many)
-    row = _with_stored(row, storage(training, known))
-    if known is not None:
-        state = fold(known.events)
-        row = msgspec.structs.replace(row, step=max(state.world.best_step, state.world.steps_here))
-    if newest is None:
-        return row
-    now = NewestJob.of(newest, slurm)
-    return msgspec.structs.replace(
-        row, newest=now.job, state=now.state, how=now.how, slurm=now.slurm, holder=now.holder
-    )
-
-
-def _with_stored(row: _TrainingLine, where: Path) -> _TrainingLine:
+    many, newest, begun = newest_of(training, slurm)
+    where = storage(training, begun)
+    known: dict[str, Any] = {"jobs": many, "storage": str(where)}
     try:
         complete = CheckpointStore(where).complete()
+        known |= {"checkpoints": len(complete), "nbytes": disk_use(where)}
+        known["stored"] = complete[0].step if complete else -1
     except OSError as error:
-        return msgspec.structs.replace(row, storage=str(where), unlisted=error.strerror or str(error))
-    return msgspec.structs.replace(
-        row,
-        storage=str(where),
-        stored=complete[0].step if complete else -1,
-        checkpoints=len(complete),
-        nbytes=disk_use(where),
-    )
+        known["unlisted"] = error.strerror or str(error)
+    if begun is not None:
+        state = fold(begun.events)
+        known["step"] = max(state.world.best_step, state.world.steps_here)
+    if newest is not None:
+        now = NewestJob.of(newest, slurm)
+        known |= {"newest": now.job, "state": now.state, "how": now.how}
+        known |= {"slurm": now.slurm, "holder": now.holder}
+    return _bare(training, **known)
 
 
 # -- the screen ------------------------------------------------------------------------------------
@@ -204,12 +191,16 @@ def _cells(row: _TrainingLine) -> tuple[Text, ...]:
 
 
 def render(found: TrainingShown) -> RenderableType:
-    """The whole screen of one training."""
-    row, ledger = found.training, found.ledger
+    """Return the whole screen of one training."""
+    row, ledger, ettr = found.training, found.ledger, ""
     many = f"{count(row.checkpoints, 'checkpoint')} with {size_text(row.nbytes)}"
     stored = f"step {row.stored}, {many}" if row.checkpoints else f"nothing complete, {size_text(row.nbytes)}"
     if row.unlisted:
         stored = f"not known, since it does not list its checkpoints now: {row.unlisted}"
+    if ledger is not None:
+        wall = duration((ledger.wall_ms - ledger.started_ms) / 1000)
+        ettr = f"{ledger.ettr:.1%} of {wall} since its first start, {count(ledger.steps, 'step')}"
+        ettr += f", {ledger.repeated} repeated" if ledger.repeated else ""
     facts = [
         ("training", row.name + (", moved aside by --fresh" if row.moved_aside else "")),
         ("held by", f"job {row.holder}" if row.holder else "no job"),
@@ -217,14 +208,8 @@ def render(found: TrainingShown) -> RenderableType:
         ("Slurm", row.slurm),
         ("step", "none yet" if row.step < 0 else str(row.step)),
         ("on storage", f"{stored}, in {row.storage}"),
-        ("ETTR", _ettr(ledger) if ledger is not None else ""),
+        ("ETTR", ettr),
         ("earlier", ", ".join(found.moved_aside) + " (moved aside by --fresh)" if found.moved_aside else ""),
     ]
     table = facts_table((name, one_line(value, None)) for name, value in facts if value)
     return Group(table, *section("Jobs", chapters_table(found.jobs)))
-
-
-def _ettr(found: Summary) -> str:
-    wall = duration((found.wall_ms - found.started_ms) / 1000)
-    again = f", {found.repeated} repeated" if found.repeated else ""
-    return f"{found.ettr:.1%} of {wall} since its first start, {count(found.steps, 'step')}{again}"
