@@ -80,7 +80,7 @@ def save(directory: JobDirectory, number: int, events: Sequence[ev.AnyEvent]) ->
         return folder
     make_folder(folder, below=directory.path)
     remove_leftovers(folder)
-    encoded = next(text for text in _shorter_and_shorter(report) if len(text) <= MAX_JSON)
+    encoded = next(text for text in _encoded(report) if len(text) <= MAX_JSON)
     write(folder / "incident.json", encoded + b"\n")
     write_lines(folder / "README.txt", readme(report))
     error = copy_tails(directory, report, folder)
@@ -126,18 +126,18 @@ def folder_of(directory: JobDirectory, number: int) -> Path:
     return directory.incidents / f"{number:03d}"
 
 
-def _shorter_and_shorter(report: IncidentReport) -> Iterator[bytes]:
-    """The report as JSON: whole, then with the exits of some ranks, then without its events."""
+def _encoded(report: IncidentReport) -> Iterator[bytes]:
+    """Yield the report as JSON: whole, then with the exits of some ranks, then without its events."""
     yield msgspec.json.format(msgspec.json.encode(report), indent=1)
-    some = tuple(_of_few(e, report) if isinstance(e, ev.GenerationEnded) else e for e in report.events)
-    yield msgspec.json.encode(msgspec.structs.replace(report, events=some))
+    few = []
+    for event in report.events:
+        if isinstance(event, ev.GenerationEnded):
+            ranks = wanted_ranks(report, event.generation)
+            exits = tuple(each for each in event.exits if each.exit.rank in ranks)
+            event = msgspec.structs.replace(event, exits=exits)
+        few.append(event)
+    yield msgspec.json.encode(msgspec.structs.replace(report, events=tuple(few)))
     yield msgspec.json.encode(msgspec.structs.replace(report, events=(), placements={}))
-
-
-def _of_few(ended: ev.GenerationEnded, report: IncidentReport) -> ev.GenerationEnded:
-    ranks = wanted_ranks(report, ended.generation)
-    exits = tuple(each for each in ended.exits if each.exit.rank in ranks)
-    return msgspec.structs.replace(ended, exits=exits)
 
 
 # -- output of ranks --------------------------------------------------------------------------------
@@ -221,16 +221,14 @@ def readme(report: IncidentReport) -> Iterator[str]:
             what = " ".join(filter(None, (row.text, row.value, f"(limit {row.limit})" if row.limit else "")))
             yield from _paragraph(f"  {row.outcome.value:<8}{row.test}: ", f"{row.nodes}  {what}".rstrip())
     yield from ("", "Files")
-    for name, text in (*_FILES, *_logs(report)):
+    for name, text in _FILES:
+        yield from _paragraph(f"  {name:<16} ", text)
+    for generation in wanted_generations(report):
+        when = "which failed" if generation == report.generations[0] else "launched after it"
+        name = f"logs/gen-{generation:03d}/"
+        text = f"last output of the ranks of generation {generation}, {when}"
         yield from _paragraph(f"  {name:<16} ", text)
     yield from ("", f"'srobust incident {report.job_id} {report.number}' shows the same.")
-
-
-def _logs(report: IncidentReport) -> Iterator[tuple[str, str]]:
-    for generation in wanted_generations(report):
-        first = generation == report.generations[0]
-        when = "which failed" if first else "launched after it"
-        yield f"logs/gen-{generation:03d}/", f"last output of the ranks of generation {generation}, {when}"
 
 
 def _paragraph(head: str, text: str) -> Iterator[str]:
@@ -260,23 +258,19 @@ def _newest(alerts: Mapping[str, Sequence[Alert]], t: float, most: int) -> Saved
 
 
 def alerts_text(saved: SavedAlerts) -> Iterator[str]:
-    """One line per alert, of each node the newest first."""
+    """Yield a line per alert, of each node the newest first.
+
+    ``n6  10:00:01 to 10:00:04: net.link mlx5_0/1: link down (blames fabric, suggests reset)``
+    """
     for node, alerts in saved.alerts.items():
-        for alert in alerts:
-            yield f"{node}  {_alert_text(alert, saved.t)}"
+        for one in alerts:
+            until = "and still there" if one.ended_s is None else f"to {clock(saved.t - one.ended_s)}"
+            what = f"{one.check} {one.subject}".strip()
+            advice = f"blames {one.blame.value}, suggests {one.suggestion.value}"
+            text = f"{clock(saved.t - one.age_s)} {until}: {what}: {one.text} ({advice})"
+            yield f"{node}  {one_line(text)}"
     if saved.left_out:
         yield f"and {saved.left_out} older ones"
-
-
-def _alert_text(alert: Alert, t: float) -> str:
-    """``10:00:01 to 10:00:04: net.link mlx5_0/1: link down (blames fabric, suggests reset)``.
-
-    Ages count back from ``t``, in seconds since 1970.
-    """
-    until = "and still there" if alert.ended_s is None else f"to {clock(t - alert.ended_s)}"
-    what = f"{alert.check} {alert.subject}".strip()
-    advice = f"blames {alert.blame.value}, suggests {alert.suggestion.value}"
-    return one_line(f"{clock(t - alert.age_s)} {until}: {what}: {alert.text} ({advice})")
 
 
 # -- files ------------------------------------------------------------------------------------------

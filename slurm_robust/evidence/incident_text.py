@@ -224,7 +224,10 @@ def actions_text(decided: ev.Decided) -> str:
     standbys = [a.standby for a in decided.actions if isinstance(a, inc.Replace)]
     parts = [f"evict {fold(evicted)}"] if evicted else []
     moved = [a.node for a in decided.actions if isinstance(a, inc.Replace) and a.node not in evicted]
-    parts += [_moved(moved, decided.verdict)] if moved else []
+    if moved and decided.verdict and decided.verdict.signature.kind is inc.FaultKind.UNREACHABLE:
+        parts.append(f"go on without {fold(moved)}")
+    elif moved:
+        parts.append(f"{fold(moved)} {'stands' if len(moved) == 1 else 'stand'} by")
     if standbys:
         parts.append(
             f"{fold(standbys)} takes its slot" if len(standbys) == 1 else f"{fold(standbys)} take their slots"
@@ -232,13 +235,6 @@ def actions_text(decided: ev.Decided) -> str:
     parts += [text for action in decided.actions if (text := _action(action))]
     text = ", ".join(parts)
     return text if decided.carried_out else f"observed only: {text}"
-
-
-def _moved(nodes: Sequence[str], verdict: inc.Verdict | None) -> str:
-    """What becomes of nodes whose slots others take, though they are not evicted."""
-    if verdict is not None and verdict.signature.kind is inc.FaultKind.UNREACHABLE:
-        return f"go on without {fold(nodes)}"
-    return f"{fold(nodes)} {'stands' if len(nodes) == 1 else 'stand'} by"
 
 
 def _action(action: inc.Action) -> str:
@@ -302,12 +298,6 @@ def _entry(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, st
             yield "no answer", f"asked {fold(event.nodes)} for {event.asked}: {event.why}"
         case ev.IncidentClosed():
             yield "over", f"step {event.step} is the first new one (generation {event.generation})"
-        case _:
-            yield from _entry_of_the_job(event, report)
-
-
-def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tuple[str, str]]:
-    match event:
         case ev.NodeEvicted() if event.node not in report.suspects:
             yield "evicted", f"{event.node}: {event.reason}"
         case ev.NodeDrained():
@@ -316,8 +306,15 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
             yield "drained", f"{event.node} no more"
         case ev.SpareSetAside():
             yield "set aside", f"standby {event.node}: {event.reason}"
-        case ev.CompanionSubmitted() | ev.CompanionStarted() | ev.CompanionEnded() | ev.NotLent():
-            yield "companion", _companion(event)
+        case ev.CompanionSubmitted():
+            text = f"companion {event.job_id} was submitted, to lend a node from {event.source}"
+            yield "companion", text
+        case ev.CompanionStarted():
+            yield "companion", f"companion {event.job_id} lends {event.node}"
+        case ev.CompanionEnded():
+            yield "companion", f"companion {event.job_id} ends: {event.reason}"
+        case ev.NotLent():
+            yield "companion", f"no node from {event.source}: {event.reason}"
         case ev.NodeReturned():
             yield "returned", f"{event.node} answers again; it is not used"
         case ev.NodeGivenBack():
@@ -346,20 +343,6 @@ def _entry_of_the_job(event: ev.AnyEvent, report: IncidentReport) -> Iterator[tu
             yield "job ended", f"exit code {event.code}: {event.reason}"
         case ev.Noted():
             yield "note", f"{event.node}: {event.text}" if event.node else event.text
-
-
-def _companion(
-    event: ev.CompanionSubmitted | ev.CompanionStarted | ev.CompanionEnded | ev.NotLent,
-) -> str:
-    match event:
-        case ev.CompanionSubmitted():
-            return f"companion {event.job_id} was submitted, to lend a node from {event.source}"
-        case ev.CompanionStarted():
-            return f"companion {event.job_id} lends {event.node}"
-        case ev.CompanionEnded():
-            return f"companion {event.job_id} ends: {event.reason}"
-        case ev.NotLent():
-            return f"no node from {event.source}: {event.reason}"
 
 
 def _end(event: ev.GenerationEnded, report: IncidentReport) -> str:

@@ -178,6 +178,16 @@ def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]
     launched = [e for e in own if isinstance(e, ev.GenerationLaunched)]
     since = opened.t - opened.detect_s - BEFORE_S
     seen = _signs(opened, own)
+    status = IncidentStatus.OPEN
+    if isinstance(own[-1], ev.IncidentClosed | ev.RunEnded):
+        is_over = isinstance(own[-1], ev.IncidentClosed)
+        status = IncidentStatus.OVER if is_over else IncidentStatus.ENDED
+    # Steps that any generation had done before and that were done once more.
+    again, reported = _Again(past.best), past.reported
+    for event in own:
+        if isinstance(event, ev.FirstStep | ev.ProgressMade):
+            reported = reported and event.reported
+        again.add(event)
     return IncidentReport(
         job_id=past.job_id,
         number=opened.incident,
@@ -185,7 +195,7 @@ def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]
         generation=opened.generation,
         symptom=seen[0].symptom.value,
         signs=tuple(sign.detail for sign in seen),
-        status=_status(own[-1]),
+        status=status,
         events=(*(e for e in past.notes if e.t >= since), *own),
         generations=(opened.generation, *(e.generation for e in launched)),
         placements={
@@ -201,7 +211,7 @@ def _report(opened: ev.IncidentOpened, past: _Past, own: tuple[ev.AnyEvent, ...]
         # The time of tests belongs to localisation, not to recovery.
         localise_s=final[0].localise_s if final else None,
         recover_s=next((e.recover_s for e in own if isinstance(e, ev.IncidentClosed)), None),
-        steps_repeated=_steps_repeated(own, past),
+        steps_repeated=again.steps if reported else None,
     )
 
 
@@ -227,25 +237,6 @@ def _until_its_end(events: Sequence[ev.AnyEvent], place: int) -> Iterator[ev.Any
         yield event
         if isinstance(event, ev.IncidentClosed) or (isinstance(event, ev.RunEnded) and event.final):
             return
-
-
-def _status(last: ev.AnyEvent) -> IncidentStatus:
-    match last:
-        case ev.IncidentClosed():
-            return IncidentStatus.OVER
-        case ev.RunEnded():
-            return IncidentStatus.ENDED
-    return IncidentStatus.OPEN
-
-
-def _steps_repeated(own: Iterable[ev.AnyEvent], past: _Past) -> int | None:
-    """Steps that any generation had done before the incident and that were done once more in it."""
-    again, reported = _Again(past.best), past.reported
-    for event in own:
-        if isinstance(event, ev.FirstStep | ev.ProgressMade):
-            reported = reported and event.reported
-        again.add(event)
-    return again.steps if reported else None
 
 
 def _repeated_later(best: int, later: Iterable[Sequence[ev.AnyEvent]]) -> int:

@@ -19,7 +19,6 @@ from slurm_robust.evidence.bundle import SavedAlerts, alerts_text, folder_of, wa
 from slurm_robust.evidence.incident_text import IncidentRow, incident_row
 from slurm_robust.evidence.incidents import IncidentReport
 from slurm_robust.evidence.stacks import SavedStacks
-from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.incident import NodeExit
 from slurm_robust.model.job import JobDirectory
@@ -215,30 +214,29 @@ def _saved(path: Path, kind: type[_Saved], damaged: dict[str, str]) -> _Saved | 
 
 
 def render(bundle: Bundle, *, logs: bool = False, stacks: bool = False) -> RenderableType:
-    """The whole screen; ``logs`` and ``stacks`` add the last lines of the ranks and the stacks in full."""
+    """Return the whole screen; ``logs``, ``stacks``: with the last lines of the ranks, and all stacks."""
+    parts = list(_parts(bundle))
+    if stacks:
+        try:
+            text = (Path(bundle.folder) / "stacks.txt").read_text(errors="replace")
+        except FileNotFoundError:
+            text = "no stacks were taken"
+        except OSError as error:
+            text = f"stacks.txt cannot be read: {error.strerror}"
+        parts += section("Stacks in full", indented(clean_log(text)))
+    return Group(*parts, *(_logs(bundle) if logs else ()))
+
+
+def _parts(bundle: Bundle) -> Iterator[RenderableType]:
     report = bundle.incident
-    title = Text.assemble(
+    yield Text.assemble(
         (f"Incident {report.number} of job {report.job_id}", "bold"),
         f", {date_and_time(report.t)} (",
         (report.status.value, INCIDENT_STYLES[report.status]),
         one_line(f"); the job: {bundle.job}"),
     )
-    return Group(
-        title,
-        facts_table(bundle.facts.items(), indent="  "),
-        *section("In order (time, seconds since the first sign)", _timeline(report)),
-        *_deciding(report),
-        *_alerts(bundle.alerts),
-        *told(bundle.seen),
-        *_stacks(bundle.stacks),
-        *(part for tested in report.tests for part in _tests(tested)),
-        *_files(bundle),
-        *(_stacks_text(bundle) if stacks else ()),
-        *(_logs(bundle) if logs else ()),
-    )
+    yield facts_table(bundle.facts.items(), indent="  ")
 
-
-def _timeline(report: IncidentReport) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(no_wrap=True, justify="right")
@@ -246,79 +244,58 @@ def _timeline(report: IncidentReport) -> Table:
     table.add_column(overflow="fold")
     for entry in incident_text.timeline(report):
         table.add_row(f"  {clock(entry.t)}", f"{entry.after_s:.1f}", entry.what, Text(entry.text))
-    return table
+    yield from section("In order (time, seconds since the first sign)", table)
 
-
-def _deciding(report: IncidentReport) -> Iterator[RenderableType]:
     root, lines = incident_text.deciding_lines(report)
     if root:
-        yield from section(f"Last lines of {root}", *map(indented, lines))
-        if not lines:
-            yield indented("no output", "dim")
+        shown = map(indented, lines) if lines else [indented("no output", "dim")]
+        yield from section(f"Last lines of {root}", *shown)
 
+    alerts = list(alerts_text(bundle.alerts)) if bundle.alerts is not None else []
+    if alerts:
+        yield from section("Alerts of the nodes", *map(indented, alerts[:MAX_GROUPS]))
+    if len(alerts) > MAX_GROUPS:
+        yield indented(f"and {len(alerts) - MAX_GROUPS} more in alerts.txt", "dim")
+    yield from told(bundle.seen)
 
-def _alerts(saved: SavedAlerts | None) -> Iterator[RenderableType]:
-    lines = list(alerts_text(saved)) if saved is not None else []
-    if lines:
-        yield from section("Alerts of the nodes", *map(indented, lines[:MAX_GROUPS]))
-        if len(lines) > MAX_GROUPS:
-            yield indented(f"and {len(lines) - MAX_GROUPS} more in alerts.txt", "dim")
+    if (saved := bundle.stacks) is not None:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        table.add_column(overflow="fold")
+        for number, each in enumerate(saved.groups[:MAX_GROUPS], 1):
+            style = "bold red" if each.is_outlier else ""
+            table.add_row(f"  {number}", Text(stack_text.title(each), style=style), Text(each.doing))
+        yield from section("Stacks", indented(stack_text.placed(saved.localisation)), table)
+        if len(saved.groups) > MAX_GROUPS:
+            yield indented(f"and {count(len(saved.groups) - MAX_GROUPS, 'group')} more", "dim")
+        yield from map(indented, saved.flight[:MAX_GROUPS])
 
+    for tested in report.tests:
+        table = Table(box=box.SIMPLE_HEAD, expand=False, pad_edge=False)
+        for name in ("test", "result", "nodes", "what", "measured", "limit"):
+            table.add_column(name, overflow="fold", no_wrap=name == "result")
+        table.add_column("s", justify="right", no_wrap=True)
+        for row in incident_text.result_rows(tested.results):
+            result = Text(row.outcome.value, style=STYLES[row.outcome])
+            cells = (row.nodes, row.text, row.value, row.limit)
+            table.add_row(one_line(row.test), result, *map(Text, cells), f"{row.took_s:.1f}")
+        yield from section(f"Tests of nodes, {tested.took_s:.1f} s: {one_line(tested.reason)}", table)
 
-def _stacks(saved: SavedStacks | None) -> Iterator[RenderableType]:
-    if saved is None:
-        return
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
-    for number, each in enumerate(saved.groups[:MAX_GROUPS], 1):
-        style = "bold red" if each.is_outlier else ""
-        table.add_row(f"  {number}", Text(stack_text.title(each), style=style), Text(each.doing))
-    yield from section("Stacks", indented(stack_text.placed(saved.localisation)), table)
-    if len(saved.groups) > MAX_GROUPS:
-        yield indented(f"and {count(len(saved.groups) - MAX_GROUPS, 'group')} more", "dim")
-    yield from map(indented, saved.flight[:MAX_GROUPS])
-
-
-def _tests(tested: ev.NodesTested) -> tuple[RenderableType, ...]:
-    table = Table(box=box.SIMPLE_HEAD, expand=False, pad_edge=False)
-    for name in ("test", "result", "nodes", "what", "measured", "limit"):
-        table.add_column(name, overflow="fold", no_wrap=name == "result")
-    table.add_column("s", justify="right", no_wrap=True)
-    for row in incident_text.result_rows(tested.results):
-        result = Text(row.outcome.value, style=STYLES[row.outcome])
-        cells = (row.nodes, row.text, row.value, row.limit)
-        table.add_row(one_line(row.test), result, *map(Text, cells), f"{row.took_s:.1f}")
-    return section(f"Tests of nodes, {tested.took_s:.1f} s: {one_line(tested.reason)}", table)
-
-
-def _files(bundle: Bundle) -> Iterator[RenderableType]:
     yield from section("Files", indented(bundle.folder))
     if not bundle.files:
         yield indented("the folder is empty: not written yet, or storage refused it", "yellow")
         return
-    logs = [name for name in bundle.files if name.startswith("logs/")]
-    names = [name for name in bundle.files if name not in logs]
-    size = sum(bundle.files.values())
-    ends = [f"the ends of {count(len(logs), 'log')} in logs/"] if logs else []
-    yield indented(f"{', '.join([*names, *ends])}; {size / 1e3:.0f} kB")
+    names = [name for name in bundle.files if not name.startswith("logs/")]
+    if ends := len(bundle.files) - len(names):
+        names.append(f"the ends of {count(ends, 'log')} in logs/")
+    yield indented(f"{', '.join(names)}; {sum(bundle.files.values()) / 1e3:.0f} kB")
     for name, why in bundle.damaged.items():
         yield indented(f"{name} cannot be read: {why}", "red")
 
 
-def _stacks_text(bundle: Bundle) -> tuple[RenderableType, ...]:
-    try:
-        text = (Path(bundle.folder) / "stacks.txt").read_text(errors="replace")
-    except FileNotFoundError:
-        text = "no stacks were taken"
-    except OSError as error:
-        text = f"stacks.txt cannot be read: {error.strerror}"
-    return section("Stacks in full", indented(clean_log(text)))
-
-
 def _logs(bundle: Bundle) -> Iterator[RenderableType]:
-    """Ends of the saved output of ranks, the root cause first."""
+    """Yield the ends of the saved output of ranks, the root cause first."""
     names = [name for name in bundle.files if name.startswith("logs/")]
     report = bundle.incident
     order = {
