@@ -122,7 +122,7 @@ def save_suspect(directory: JobDirectory, suspect: Suspect) -> Path:
 
 
 def folder_of(directory: JobDirectory, number: int) -> Path:
-    """Where the bundle of incident ``number`` lies."""
+    """Return where the bundle of incident ``number`` lies."""
     return directory.incidents / f"{number:03d}"
 
 
@@ -144,13 +144,13 @@ def _encoded(report: IncidentReport) -> Iterator[bytes]:
 
 
 def wanted_generations(report: IncidentReport) -> tuple[int, ...]:
-    """The generation that failed, and the newest ones since."""
+    """Return the generation that failed, and the newest ones since."""
     first, *since = report.generations
     return (first, *since[-(MAX_GENERATIONS - 1) :])
 
 
 def wanted_ranks(report: IncidentReport, generation: int) -> tuple[int, ...]:
-    """Ranks whose output is kept: the root, those on suspects, other failed ones, and a few more."""
+    """Return ranks whose output is kept: the root, those on suspects, other failed ones, and a few more."""
     exits = report.exits_of(generation) or report.failed
     root = root_exit(exits)
     ranks = [root.exit.rank] if root is not None else []
@@ -202,7 +202,7 @@ def _copy_tail(source: Path, target: Path, folder: Path) -> None:
 
 
 def readme(report: IncidentReport) -> Iterator[str]:
-    """The lines of the file."""
+    """Yield the lines of the file."""
     when = date_and_time(report.t)
     yield f"Incident {report.number} of job {report.job_id}, {when} ({report.status.value})"
     yield ""
@@ -241,7 +241,7 @@ def _paragraph(head: str, text: str) -> Iterator[str]:
 
 
 def _newest(alerts: Mapping[str, Sequence[Alert]], t: float, most: int) -> SavedAlerts:
-    """The newest alerts of all nodes that fit into ``most`` bytes of JSON."""
+    """Return the newest alerts of all nodes that fit into ``most`` bytes of JSON."""
     newest = sorted(
         ((node, alert) for node in alerts for alert in alerts[node]), key=lambda pair: pair[1].age_s
     )
@@ -288,7 +288,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def write_lines(path: Path, lines: Iterator[str]) -> None:
-    """As :func:`write`, cut after :data:`MAX_LINES` bytes."""
+    """Write as :func:`write` does, cut after :data:`MAX_LINES` bytes."""
     data, cut = bytearray(), b"(cut here)\n"
     for line in lines:
         encoded = line.encode(errors="replace") + b"\n"

@@ -103,12 +103,12 @@ def incident_rows(
     is_over: bool = False,
     later: Iterable[Sequence[ev.AnyEvent]] = (),
 ) -> tuple[IncidentRow, ...]:
-    """A row for each incident of a journal, in order; as :func:`incident_reports`."""
+    """Return a row for each incident of a journal, in order; as :func:`incident_reports`."""
     return tuple(map(incident_row, incident_reports(events, is_over=is_over, later=later)))
 
 
 def incident_row(report: IncidentReport) -> IncidentRow:
-    """The row of one incident."""
+    """Return the row of one incident."""
     return IncidentRow(
         number=report.number,
         t=report.t,
@@ -127,7 +127,7 @@ def incident_row(report: IncidentReport) -> IncidentRow:
 
 
 def facts(report: IncidentReport) -> list[tuple[str, str]]:
-    """The main facts, by name."""
+    """Return the main facts, by name."""
     sure = f" ({_evidence(report.verdict)})" if report.verdict is not None and not report.testing else ""
     others = "; ".join(verdict.reason for verdict in report.others)
     return [
@@ -141,7 +141,7 @@ def facts(report: IncidentReport) -> list[tuple[str, str]]:
 
 
 def blamed(report: IncidentReport) -> str:
-    """What is to blame, in short."""
+    """Return what is to blame, in short."""
     verdict = report.verdict
     if report.testing and report.status is IncidentStatus.OPEN:
         return "not known yet"
@@ -162,12 +162,12 @@ def _evidence(verdict: inc.Verdict) -> str:
 
 
 def done(report: IncidentReport) -> str:
-    """All actions that were decided, in order."""
+    """Return all actions that were decided, in order."""
     return "; then ".join(actions_text(e) for e in report.events if isinstance(e, ev.Decided))
 
 
 def outcome(report: IncidentReport) -> str:
-    """How it ended, or its present state."""
+    """Return how it ended, or its present state."""
     last = report.events[-1]
     if isinstance(last, ev.IncidentClosed):
         took = last.t - report.t
@@ -200,7 +200,7 @@ def _how_far(report: IncidentReport) -> str:
 
 
 def times(report: IncidentReport) -> str:
-    """The three durations, and how many steps were repeated."""
+    """Return the three durations, and how many steps were repeated."""
     durations = [("detect", report.detect_s), ("localise", report.localise_s), ("recover", report.recover_s)]
     text = ", ".join(f"{name} {'-' if value is None else f'{value:.1f} s'}" for name, value in durations)
     if report.steps_repeated is None:
@@ -209,7 +209,7 @@ def times(report: IncidentReport) -> str:
 
 
 def deciding_lines(report: IncidentReport) -> tuple[str, list[str]]:
-    """The exit that explains the others, and its last lines; ``("", [])`` when no worker failed."""
+    """Return the exit that explains the others, and its last lines; ``("", [])`` when no worker failed."""
     if report.root is None:
         return "", []
     exit = report.root.exit
@@ -219,7 +219,7 @@ def deciding_lines(report: IncidentReport) -> tuple[str, list[str]]:
 
 
 def actions_text(decided: ev.Decided) -> str:
-    """The actions of one decision: ``evict n3, n5 takes its slot, restart``."""
+    """Return the actions of one decision: ``evict n3, n5 takes its slot, restart``."""
     evicted = [a.node for a in decided.actions if isinstance(a, inc.Evict)]
     standbys = [a.standby for a in decided.actions if isinstance(a, inc.Replace)]
     parts = [f"evict {fold(evicted)}"] if evicted else []
@@ -264,7 +264,7 @@ def _action(action: inc.Action) -> str:
 
 
 def timeline(report: IncidentReport) -> list[TimelineEntry]:
-    """What happened, in the order in which the controller learned of it."""
+    """Return what happened, in the order in which the controller learned of it."""
     every = (
         TimelineEntry(t=event.t, after_s=event.t - report.t, what=what, text=one_line(text))
         for event in report.events
@@ -381,7 +381,7 @@ def _tests(event: ev.NodesTested) -> str:
 
 
 def restored_text(launched: ev.GenerationLaunched) -> str:
-    """``step 98 from memory (6 parts), peer (2)``; "" for a generation that began with nothing."""
+    """Return ``step 98 from memory (6 parts), peer (2)``; "" for a generation that began with nothing."""
     return (
         restore.format_source(launched.restore_step, launched.tiers) if launched.restore is not None else ""
     )
@@ -391,7 +391,7 @@ def restored_text(launched: ev.GenerationLaunched) -> str:
 
 
 def result_rows(results: Iterable[TestResult]) -> list[ResultRow]:
-    """Results, failures first; equal results of one test are one row."""
+    """Return results, failures first; equal results of one test are one row."""
     groups: dict[tuple[str, Outcome, str], list[TestResult]] = defaultdict(list)
     for result in results:
         groups[result.test, result.outcome, result.text].append(result)

@@ -107,7 +107,7 @@ class IncidentReport(Record):
         return next((e for e in self.failed if e.exit.rank in known), None) or root_exit(self.failed)
 
     def exits_of(self, generation: int) -> tuple[NodeExit, ...]:
-        """Exits of failed workers of one generation."""
+        """Return exits of failed workers of one generation."""
         return tuple(exit for ended in self._ends(generation) for exit in ended.exits)
 
     def _ends(self, generation: int) -> list[ev.GenerationEnded]:
@@ -125,7 +125,7 @@ def incident_reports(
     is_over: bool = False,
     later: Iterable[Sequence[ev.AnyEvent]] = (),
 ) -> list[IncidentReport]:
-    """A report on each incident of a journal, in order.
+    """Return a report on each incident of a journal, in order.
 
     ``is_over``: Slurm has ended the job, which the journal need not say. ``later``: the journals of the jobs
     that came after it in its training; what they repeat because of the last incident is counted there.
@@ -240,7 +240,7 @@ def _until_its_end(events: Sequence[ev.AnyEvent], place: int) -> Iterator[ev.Any
 
 
 def _repeated_later(best: int, later: Iterable[Sequence[ev.AnyEvent]]) -> int:
-    """How many of the steps until ``best`` later jobs did again, before anything else went wrong.
+    """Return how many of the steps until ``best`` later jobs did again, before anything else went wrong.
 
     Where a person chose an older step, or began anew, that is why they were done again.
     """

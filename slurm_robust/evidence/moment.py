@@ -13,7 +13,7 @@ MAX_TEXT = 300
 
 
 def of_state(state: JobState, now: float) -> JobMoment:
-    """What ``state`` knows of a job at wall-clock time ``now``; nothing of its nodes."""
+    """Return what ``state`` knows of a job at wall-clock time ``now``; nothing of its nodes."""
     return JobMoment(
         format=FORMAT,
         t=now,
@@ -47,14 +47,14 @@ class IncidentFollower:
         self._decided: ev.Decided | None = None
 
     def read(self, event: ev.AnyEvent) -> None:
-        """The next event of the journal."""
+        """Take the next event of the journal."""
         if isinstance(event, ev.IncidentOpened):
             self._opened, self._decided = event, None
         elif isinstance(event, ev.Decided):
             self._decided = event
 
     def at(self, state: JobState, now: float) -> IncidentMoment | None:
-        """The incident that is open in ``state`` at wall-clock time ``now``; None without one."""
+        """Return the incident that is open in ``state`` at wall-clock time ``now``; None without one."""
         found, opened, decided = state.world.incident, self._opened, self._decided
         if found is None:
             return None

@@ -57,7 +57,7 @@ class SavedStacks(Record):
 
 
 def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[StackGroup, ...]:
-    """Groups of equal stacks: those at fault, then other outliers, then the rest, the smallest first."""
+    """Return groups of equal stacks: those at fault, other outliers, the rest; the smallest first."""
     alike: dict[RankView, list[RankStacks]] = defaultdict(list)
     reader = Reader()
     for stack in sorted(stacks, key=lambda stack: stack.rank):
@@ -80,14 +80,14 @@ def group(stacks: Sequence[RankStacks], localisation: Localisation) -> tuple[Sta
 
 
 def _activity_text(seen: RankView) -> str:
-    """What a rank does, in one line: ``waits for other ranks: all_reduce torch/x.py < train train.py:9``."""
+    """Return what a rank does: ``waits for other ranks: all_reduce torch/x.py < train train.py:9``."""
     calls = " < ".join(seen.form.split("\n")[:MAX_CALLS])
     text = f"{seen.activity.value}: {calls}" if calls else seen.activity.value
     return one_line("; ".join(filter(None, (text, seen.helper))))
 
 
 def bounded(stacks: Sequence[RankStacks], localisation: Localisation, most: int) -> bytes:
-    """:class:`SavedStacks` as JSON of about ``most`` bytes at the most."""
+    """Return :class:`SavedStacks` as JSON of about ``most`` bytes at the most."""
     groups = group(stacks, localisation)
     room = most // 2
     kept = []
@@ -123,7 +123,7 @@ def bounded(stacks: Sequence[RankStacks], localisation: Localisation, most: int)
 
 
 def stacks_text(stacks: Sequence[RankStacks], localisation: Localisation) -> Iterator[str]:
-    """The lines of ``stacks.txt``."""
+    """Yield the lines of ``stacks.txt``."""
     sources = sorted({stack.source for stack in stacks} - {""})
     slowest = max((stack.took_s for stack in stacks), default=0.0)
     nodes = {stack.node for stack in stacks}
@@ -144,7 +144,7 @@ def stacks_text(stacks: Sequence[RankStacks], localisation: Localisation) -> Ite
 
 
 def placed(localisation: Localisation) -> str:
-    """Where the stacks place the fault, in one line."""
+    """Return where the stacks place the fault, in one line."""
     if not localisation.ranks:
         return (
             f"They do not show where the fault is: {one_line(localisation.reason) or 'all ranks do the same'}"
@@ -157,13 +157,13 @@ def placed(localisation: Localisation) -> str:
 
 
 def title(each: StackGroup) -> str:
-    """``2 ranks (12-13 on n7)``, with a remark if they are not like most."""
+    """Return ``2 ranks (12-13 on n7)``, with a remark if they are not like most."""
     text = f"{count(len(each.ranks), 'rank')} ({fold_ranks(each.ranks)} on {each.nodes})"
     return text + (", unlike most" if each.is_outlier else "")
 
 
 def process_lines(process: ProcessStacks) -> Iterator[str]:
-    """One process with all its threads, its calls innermost first."""
+    """Yield one process with all its threads, its calls innermost first."""
     state = _STATES.get(process.state) or one_line(process.state)
     yield f"  {process.kind.value}, pid {process.pid}" + (f", {state}" if state else "")
     if process.error:
@@ -204,7 +204,7 @@ class _Group:
 
 
 def flight(stacks: Iterable[RankStacks]) -> list[str]:
-    """Process groups whose ranks wait in different operations, one by one; the others are counted."""
+    """Return process groups whose ranks wait in different operations, one by one; the others are counted."""
     groups: dict[tuple[str, int, int], _Group] = {}
     recorded: set[int] = set()
     for stack in stacks:
@@ -226,7 +226,7 @@ def flight(stacks: Iterable[RankStacks]) -> list[str]:
 
 
 def _line(name: str, group: _Group, recorded: set[int]) -> str:
-    """One group, or "" when all its ranks are in the same operation."""
+    """Return one group, or "" when all its ranks are in the same operation."""
     pairs = name.endswith(_POINT_TO_POINT)
     absent = [] if pairs else group.absent(recorded)
     if len(group.places) == 1 and not absent and not pairs:

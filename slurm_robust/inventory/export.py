@@ -55,12 +55,12 @@ class OneFolder(CheckpointStore):
     """A store of a single checkpoint, whose files lie in the folder itself."""
 
     def folder(self, ref: CheckpointId) -> Path:
-        """The folder itself."""
+        """Return the folder itself."""
         return self.path
 
 
 def main(name: str, step: str, to: Path, *, json: bool, job_dir: str | None) -> int:
-    """Export; 66 while parts are missing.
+    """Export a checkpoint; return 66 while parts are missing.
 
     Raises ``NoSuchJob``, :class:`NoSuchCheckpoint`, :class:`TargetInTheWay`, ``NoAccess``.
     """
@@ -73,14 +73,14 @@ def main(name: str, step: str, to: Path, *, json: bool, job_dir: str | None) -> 
 
 
 def render(job: JobHere, ref: CheckpointId, done: Exported) -> str:
-    """A line for each damaged copy, then whether the folder is complete."""
+    """Return a line for each damaged copy, then whether the folder is complete."""
     whole = f"{done.directory}: step {ref.step} of generation {ref.generation}, complete"
     end = missing_text(job, ref, done) if done.missing else f"{whole}; load it with dcp.load()"
     return "\n".join([*(f"damaged: {one_line(text)}" for text in done.damaged), end])
 
 
 def choose(job: JobHere, step: str) -> CheckpointId:
-    """The checkpoint that a person means by a step, a token, or ``latest``.
+    """Return the checkpoint that a person means by a step, a token, or ``latest``.
 
     Raises :class:`NoSuchCheckpoint`.
     """
@@ -128,7 +128,7 @@ def export(job: JobHere, ref: CheckpointId, to: Path, *, quiet: bool) -> Exporte
 
 
 def missing_text(job: JobHere, ref: CheckpointId, done: Exported) -> str:
-    """Which parts are missing, and the command that adds them."""
+    """Return which parts are missing, and the command that adds them."""
     placement = job.placement(ref.generation)
     ranks = [rank for rank in done.missing if rank < placement.world_size]
     nodes = {placement.node_of(rank) for rank in ranks} - {job.node}
@@ -159,7 +159,10 @@ def _export_rank(
 def _sources(
     job: JobHere, ref: CheckpointId, rank: int, world_size: int, target: OneFolder
 ) -> Iterator[Callable[[], None]]:
-    """Functions that write the part of ``rank``, from the nearest copy first. Each raises CheckpointError."""
+    """Yield functions that write the part of ``rank``, from the nearest copy first.
+
+    Each raises CheckpointError.
+    """
     for tier in (job.memory, job.local):
         own = tier.find(rank, ref) if tier is not None else None
         if own is not None:

@@ -85,11 +85,11 @@ class JobHere:
             self.local = LocalCopies(directory_on_disk, spec.run_id, key)
 
     def copies(self) -> tuple[Copy, ...]:
-        """The whole copies on this node. Raises ``OSError``."""
+        """Return the copies that are whole on this node. Raises ``OSError``."""
         return self.memory.inventory() + (self.local.inventory() if self.local else ())
 
     def placement(self, generation: int) -> Placement:
-        """Where the ranks of a generation ran; of the newest one if it is not in the journal."""
+        """Return where the ranks of a generation ran; of the newest one if it is not in the journal."""
         for event in self.events:
             if isinstance(event, ev.GenerationLaunched) and event.generation == generation:
                 return Placement(slots=event.slots, nproc_per_node=self.state.world.nproc_per_node)
@@ -150,7 +150,7 @@ class CheckpointListing(Record):
 
 
 def open_job(name: str, job_dir: str | None) -> JobHere:
-    """The job by id or folder, or the newest of a training that has begun.
+    """Return the job by id or folder, or the newest of a training that has begun.
 
     Raises ``NoSuchJob``, ``JournalDamaged``.
     """
@@ -181,7 +181,7 @@ def list_main(name: str, *, json: bool, job_dir: str | None) -> int:
 
 
 def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
-    """Everything about the job's checkpoints that can be seen from here. ``now``: wall clock."""
+    """Return everything about the job's checkpoints that can be seen from here. ``now``: wall clock."""
     copies = job.copies()
     here: dict[CheckpointId, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for copy in copies:
@@ -229,7 +229,7 @@ def list_checkpoints(job: JobHere, now: float) -> CheckpointListing:
 def would_restore(
     job: JobHere, copies: tuple[Copy, ...], complete: Iterable[CheckpointId]
 ) -> restore.RestorePlan | None:
-    """What the controller would choose if no node but this one answered and the workers ended now."""
+    """Return what the controller would choose if no node but this one answered and the workers ended now."""
     state = job.state
     sealed = dict(state.world.sealed)
     if state.world.running:
@@ -247,7 +247,7 @@ def would_restore(
 
 
 def render(listing: CheckpointListing) -> RenderableType:
-    """The table, and below it what would be restored."""
+    """Return the table, and below it what would be restored."""
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
     for name in ("step", "gen"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -277,7 +277,7 @@ def render(listing: CheckpointListing) -> RenderableType:
 
 
 def _use(listing: CheckpointListing) -> str:
-    """What storage has, and what room is left there."""
+    """Return what storage has, and what room is left there."""
     many = count(listing.complete, "complete checkpoint")
     whose = f" of training {listing.training}" if listing.training else ""
     room = f"; {size_text(listing.free)} free there" if listing.free is not None else ""
@@ -292,7 +292,7 @@ def _aside(listing: CheckpointListing) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``ranks 0,2 and shared``."""
+    """Return ``ranks 0,2 and shared``."""
     own = [rank for rank in ranks if rank != SHARED]
     parts = [named_ranks(own)] if own else []
     parts += ["shared"] if SHARED in ranks else []
@@ -323,7 +323,7 @@ def verify_main(name: str, *, json: bool, job_dir: str | None) -> int:
 
 
 def render_verified(found: Verified) -> str:
-    """A line for each damaged file, then the sum."""
+    """Return a line for each damaged file, then the sum."""
     sizes = f"{count(found.files, 'file')} with {found.nbytes / 1e6:.1f} MB"
     end = f"{sizes} {'is' if found.files == 1 else 'are'} whole, {len(found.damaged)} damaged"
     return "\n".join([*(f"damaged: {one_line(text)}" for _, text in found.damaged), end])
@@ -350,7 +350,7 @@ def verify(job: JobHere, *, quiet: bool) -> Verified:
 
 
 def files_of(job: JobHere) -> Iterator[tuple[Path, int]]:
-    """Every file in reach that holds a part, with the bytes to read. Sidecars stand for their data."""
+    """Yield every file in reach that holds a part, with the bytes to read. Sidecars stand for their data."""
     for ref in job.store.present():
         yield from _parts(job.store, ref)
     if job.memory.path.is_dir():
@@ -363,14 +363,17 @@ def files_of(job: JobHere) -> Iterator[tuple[Path, int]]:
 
 
 def _parts(store: CheckpointStore, ref: CheckpointId) -> Iterator[tuple[Path, int]]:
-    """The sidecars of a checkpoint on storage, each with its bytes and those of its data."""
+    """Yield the sidecars of a checkpoint on storage, each with its bytes and those of its data."""
     for path in store.parts(ref):
         rank = int(path.name.split("-")[1])
         yield path, size_of(path) + size_of(store.data_path(ref, rank))
 
 
 def verify_file(path: Path) -> None:
-    """Raises :class:`CheckpointError`: :class:`MissingCheckpoint` for what is gone or being refilled."""
+    """Read a file and compare its sums.
+
+    Raises :class:`CheckpointError`: :class:`MissingCheckpoint` for what is gone or being refilled.
+    """
     if path.suffix == ".part":
         verify_part(path)
         return
@@ -382,7 +385,7 @@ def verify_file(path: Path) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, 0 for one that has just gone."""
+    """Return the bytes of a file, 0 for one that has just gone."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -407,7 +410,7 @@ def _stored(store: CheckpointStore, ref: CheckpointId, now: float) -> StoredChec
 
 
 def _here_text(here: Mapping[str, Sequence[int]]) -> str:
-    """A line for each tier, the nearest first."""
+    """Return a line for each tier, the nearest first."""
     tiers = (tier.value for tier in Tier if tier.value in here)
     return "\n".join(f"{tier}: {ranks_text(here[tier])}" for tier in tiers) or "-"
 
@@ -428,7 +431,7 @@ def _age(seconds: float) -> str:
 
 
 def _notes(events: Sequence[ev.AnyEvent]) -> dict[CheckpointId, list[str]]:
-    """What the journal says of each checkpoint, in its order."""
+    """Return what the journal says of each checkpoint, in its order."""
     found: dict[CheckpointId, list[str]] = defaultdict(list)
     for event in events:
         if isinstance(event, ev.GenerationEnded | ev.GenerationSealed) and event.sealed_step >= 0:

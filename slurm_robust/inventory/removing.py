@@ -163,7 +163,9 @@ def remove(shelf: Shelf, refs: Sequence[CheckpointId], *, dry_run: bool) -> Remo
 
 
 def shelf_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Shelf:
-    """The checkpoints of the training or the job that a person named; of a chapter, those of its training.
+    """Return the checkpoints of the training or the job that a person named.
+
+    Of a chapter, those of its training.
 
     Raises ``NoSuchJob``, ``JournalDamaged``, ``OSError``.
     """
@@ -200,13 +202,13 @@ def _of_job(directory: JobDirectory, slurm: SlurmClient) -> Shelf:
 
 
 def store_of(path: Path, directory: JobDirectory, state: JobState) -> CheckpointStore:
-    """What a job and those before it have written to ``path``."""
+    """Return what a job and those before it have written to ``path``."""
     runs = (state.run_id, *(state.continued.runs if state.continued is not None else ()))
     return CheckpointStore(path, runs=runs if is_shared(path, directory) else ())
 
 
 def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, now: NewestJob) -> Stock:
-    """What is on storage, and what decides about it. Raises ``OSError``."""
+    """Return what is on storage, and what decides about it. Raises ``OSError``."""
     present = sorted(store.present())
     whole = set(store.complete())
     complete = tuple(ref for ref in reversed(present) if ref in whole)
@@ -231,7 +233,7 @@ def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, n
 
 
 def _sealed(state: JobState) -> dict[int, int]:
-    """The newest step that counts of each generation of which that is known, -1 for none."""
+    """Return the newest step that counts of each generation of which that is known, -1 for none."""
     open_ = {*state.world.unsealed, *((state.world.generation,) if state.world.running else ())}
     known = {g: state.world.sealed.get(g, -1) for g in range(1, state.world.generation + 1) if g not in open_}
     return known | {g: step for g, step in state.world.good_steps.items() if g in open_}
@@ -250,7 +252,7 @@ class _Plan(Record):
 
 
 def _kept(directory: JobDirectory) -> tuple[int, int | None]:
-    """How many the job keeps, and after how many steps one for good; as far as its folder says."""
+    """Return how many the job keeps, and after how many steps one for good; as far as its folder says."""
     keep, keep_every = 2, None
     try:
         keep = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec).copies.keep
@@ -262,7 +264,9 @@ def _kept(directory: JobDirectory) -> tuple[int, int | None]:
 
 
 def chosen(shelf: Shelf, steps: Sequence[str]) -> tuple[CheckpointId, ...]:
-    """What a person means by steps and tokens; of a step in several generations all. Incomplete ones too.
+    """Return what a person means by steps and tokens; of a step in several generations all.
+
+    Incomplete ones too.
 
     Raises :class:`NoSuchCheckpoint` if one of them is not there.
     """
@@ -299,7 +303,7 @@ def _needed(shelf: Shelf, refused: dict[CheckpointId, str], *, force: bool) -> N
 
 
 def _may(shelf: Shelf, refs: Collection[CheckpointId]) -> bool:
-    """Whether a person says yes. Raises :class:`NotSure` where nobody can be options."""
+    """Return whether a person says yes. Raises :class:`NotSure` if nobody can be asked."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise NotSure(
             f"{_steps(refs)} of {shelf.whose} would be removed, and nobody can be asked here",
@@ -319,7 +323,7 @@ def _steps(refs: Collection[CheckpointId]) -> str:
 
 
 def render(shelf: Shelf, done: Removed) -> str:
-    """What went, what stays, and how much room there is."""
+    """Return what went, what stays, and how much room there is."""
     refs = [CheckpointId.parse(token) for token in done.removed]
     left = [CheckpointId.parse(token) for token in done.left]
     incomplete = f", {done.incomplete} of them incomplete" if done.incomplete else ""

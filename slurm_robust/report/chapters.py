@@ -17,7 +17,7 @@ from slurm_robust.util.text import date_and_time, duration, one_line
 
 
 def chapter_row(job: JobView, books: Ledger, summary: Summary, state: ChapterState, how: str) -> ChapterRow:
-    """The row of a job with a journal, by its ledger."""
+    """Return the row of a job with a journal, by its ledger."""
     events, started = job.events, job.started
     launched = next((launch.launched for launch in job.launches.values()), None)
     steps = [event.step for event in events if isinstance(event, ev.FirstStep | ev.ProgressMade)]
@@ -50,7 +50,7 @@ def chapter_row(job: JobView, books: Ledger, summary: Summary, state: ChapterSta
 
 
 def chapters_table(rows: Sequence[ChapterRow]) -> RenderableType:
-    """One line for each job."""
+    """Return one line for each job."""
     numbers = ("lasted", "nodes", "from", "to", "again", "incidents", "ETTR")
     return told_table(("job", "started", *numbers, "how"), map(_cells, rows), right=numbers)
 
@@ -75,7 +75,7 @@ def _cells(row: ChapterRow) -> tuple[str | Text, ...]:
 
 
 def place_text(training: str, chapter: int, newest: str | None) -> str:
-    """``gpt, its newest job (chapter 3); all jobs: …``, or ``gpt, chapter 2; its newest job is 12``.
+    """Return ``gpt, its newest job (chapter 3); all jobs: …``, or ``gpt, chapter 2; its newest job is 12``.
 
     ``newest``: the newest job, "" for this one, None where that is not known.
     """
@@ -86,5 +86,5 @@ def place_text(training: str, chapter: int, newest: str | None) -> str:
 
 
 def step_text(step: int | None) -> str:
-    """``120``, ``begin`` for a fresh start, ``-`` before anything was launched."""
+    """Return ``120``, ``begin`` for a fresh start, ``-`` before anything was launched."""
     return "-" if step is None else "begin" if step < 0 else str(step)

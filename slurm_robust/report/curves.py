@@ -43,7 +43,7 @@ class TrainingCurves(Record):
 
 
 def ettr_points(books: Ledger, most: int = MAX_POINTS) -> EttrCurve:
-    """Both curves of the ETTR."""
+    """Return both curves of the ETTR."""
     points = [
         (books.begin + ms / 1000, whole, hour)
         for (ms, whole), (_, hour) in zip(ettr_curve(books), ettr_curve(books, WINDOW_S), strict=True)
@@ -60,7 +60,7 @@ def ettr_points(books: Ledger, most: int = MAX_POINTS) -> EttrCurve:
 def progress(
     events: Sequence[ev.AnyEvent], times: Sequence[float], most: int | None = MAX_POINTS
 ) -> TrainingCurves:
-    """What a journal says of each step, with at most about ``most`` points; None: all."""
+    """Return what a journal says of each step, with at most about ``most`` points; None: all."""
     lines = [
         (t, event)
         for t, event in zip(times, events, strict=True)
@@ -89,7 +89,7 @@ def progress(
 
 
 def thinned(times: Sequence[float], columns: Sequence[Values], most: int) -> list[int]:
-    """Places to keep: of each of equal stretches of time the first, the last, and each column's extremes."""
+    """Return places to keep: in equal stretches of time the first, the last, and each column's extremes."""
     if len(times) <= most:
         return list(range(len(times)))
     stretches = max(1, most // (2 + 2 * len(columns)))
@@ -129,7 +129,7 @@ def _step_times(
 
 
 def _ends(generations: Sequence[int]) -> set[int]:
-    """Where one generation ends, and where the next one begins."""
+    """Return where one generation ends, and where the next one begins."""
     changes = [place for place in range(1, len(generations)) if generations[place] != generations[place - 1]]
     return {place for change in changes for place in (change - 1, change)}
 

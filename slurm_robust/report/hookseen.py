@@ -29,7 +29,7 @@ MAX_SHOWN = 20
 
 
 def seen_of(directory: JobDirectory) -> tuple[NodeSeen, ...]:
-    """What is worth telling, oldest first; what cannot be read was never told."""
+    """Return what is worth telling, oldest first; what cannot be read was never told."""
     told = [seen for seen in _all(directory) if not seen.is_silent]
     return tuple(sorted(told, key=lambda seen: (seen.epilog.at, seen.node)))
 
@@ -70,14 +70,14 @@ def _all(directory: JobDirectory) -> list[NodeSeen]:
 
 
 def lines(seen: NodeSeen) -> Iterator[str]:
-    """All of one node, without its name."""
+    """Yield all of one node, without its name."""
     yield from (f"prolog: {line}" for line in before(seen))
     yield from meanwhile(seen)
     yield from (f"epilog: {line}" for line in after(seen))
 
 
 def before(seen: NodeSeen) -> Iterator[str]:
-    """What the prolog saw."""
+    """Yield what the prolog saw."""
     if seen.prolog is not None:
         if seen.prolog.skipped:
             yield "tested nothing, as the job asked"
@@ -85,7 +85,7 @@ def before(seen: NodeSeen) -> Iterator[str]:
 
 
 def meanwhile(seen: NodeSeen) -> Iterator[str]:
-    """What happened while the job ran: errors of the driver, and counters that rose."""
+    """Yield what happened while the job ran: errors of the driver, and counters that rose."""
     for error in seen.errors:
         times = f", {count(error.count, 'line')}" if error.count > 1 else ""
         yield f"{error.kind.upper()} {error.code} of {error.subject} at {date_and_time(error.at)}{times}"
@@ -94,7 +94,7 @@ def meanwhile(seen: NodeSeen) -> Iterator[str]:
 
 
 def after(seen: NodeSeen) -> Iterator[str]:
-    """What the epilog saw."""
+    """Yield what the epilog saw."""
     yield from _findings(seen.epilog)
 
 
@@ -104,7 +104,7 @@ def _findings(seen: HookSeen) -> Iterator[str]:
 
 
 def told(every: Sequence[NodeSeen], nodes: Collection[str] | None = None) -> tuple[RenderableType, ...]:
-    """A section of the screen, of ``nodes`` or of all; nothing where there is nothing to tell."""
+    """Return a section of the screen, of ``nodes`` or of all; nothing if there is nothing to tell."""
     rows = [
         f"{seen.node}, until {date_and_time(seen.epilog.at)}: {line}"
         for seen in every

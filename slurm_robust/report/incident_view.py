@@ -121,7 +121,7 @@ def listing(job: JobView, state: str, last: int | None) -> IncidentListing:
 
 
 def render_list(found: IncidentListing) -> RenderableType:
-    """The whole screen of ``srobust incidents``."""
+    """Return the whole screen of ``srobust incidents``."""
     title = Text(f"job {found.job_id} ({one_line(found.job)}): ", style="bold")
     if found.training:
         state = f"newest job {found.job_id}: {one_line(found.job)}"

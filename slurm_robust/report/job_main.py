@@ -99,7 +99,10 @@ def _told(
     not_before: float | None = None,
     later: Iterable[Sequence[ev.AnyEvent]] = (),
 ) -> ReportedJob:
-    """One job with its report; ``best``, ``not_before``: of the jobs before it; ``later``: those after it."""
+    """Return one job with its report; ``best``, ``not_before``: of the jobs before it.
+
+    ``later``: those after it.
+    """
     books = books_of(events, facts, best, not_before)
     notes = [*notes, *clique_notes(directory)]
     report = job_report(events, time.time(), facts, gather(directory, events), notes, books, later)
@@ -113,7 +116,9 @@ def _told(
 
 
 def of_job(directory: JobDirectory, slurm: SlurmClient, *, every_step: bool = False) -> JobReport:
-    """The report on one job; ``every_step``: with all that is known of each, else with some thousand of them.
+    """Return the report on one job.
+
+    ``every_step``: with all that is known of each, else with some thousand of them.
 
     Raises ``NoSuchJob``, ``JournalDamaged``.
     """
@@ -125,7 +130,7 @@ def of_job(directory: JobDirectory, slurm: SlurmClient, *, every_step: bool = Fa
 
 
 def of_training(training: TrainingDirectory, slurm: SlurmClient, *, every_step: bool = False) -> JobReport:
-    """The report on all jobs of a training. Raises ``NoSuchJob`` where none of them has a journal."""
+    """Return the report on all jobs of a training. Raises ``NoSuchJob`` if none of them has a journal."""
     found = jobs_of(training, slurm, load)
     told, rows, best, end, waits = list[ReportedJob](), list[ChapterRow](), -1, None, None
     facts = _facts_of(begun(found), slurm)
@@ -153,7 +158,7 @@ def of_training(training: TrainingDirectory, slurm: SlurmClient, *, every_step: 
 
 
 def _facts_of(jobs: Sequence[Begun], slurm: SlurmClient) -> dict[str, SlurmFacts]:
-    """What Slurm says of each, by run. A Slurm that does not answer is asked once, about the newest."""
+    """Ask Slurm about each, by run; one that does not answer once, about the newest."""
     found: dict[str, SlurmFacts] = {}
     silent: SlurmFacts | None = None
     for job in reversed(jobs):
@@ -166,7 +171,7 @@ def _facts_of(jobs: Sequence[Begun], slurm: SlurmClient) -> dict[str, SlurmFacts
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """A million events are made here and none is garbage: looking for cycles among them takes seconds."""
+    """Keep the garbage collector off: a million events are made here, and none is garbage."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -177,7 +182,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def load(directory: JobDirectory) -> tuple[list[ev.AnyEvent], list[str]]:
-    """The journal's events, and notes on what of it could not be read.
+    """Return the journal's events, and notes on what of it could not be read.
 
     Raises :class:`NoSuchJob` when it cannot be read or has no event, ``JournalDamaged``.
     """
@@ -198,7 +203,7 @@ def load(directory: JobDirectory) -> tuple[list[ev.AnyEvent], list[str]]:
 
 
 def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
-    """What slurmctld and slurmdbd say of the journal's job. Never raises."""
+    """Return what slurmctld and slurmdbd say of the journal's job. Never raises."""
     view = view_of(events, slurm)
     runs: tuple[AccountedRun, ...] = ()
     notes = []
@@ -245,7 +250,7 @@ def _job_id(events: Sequence[ev.AnyEvent]) -> int:
 
 
 def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent]) -> dict[int, Evidence]:
-    """What the folders of the incidents hold, as far as they can be read."""
+    """Return what the folders of the incidents hold, if they can be read."""
     numbers = sorted((e.incident for e in events if isinstance(e, ev.IncidentOpened)), reverse=True)
     found, left = {}, MAX_EVIDENCE
     for number in numbers:
@@ -263,7 +268,7 @@ def gather(directory: JobDirectory, events: Sequence[ev.AnyEvent]) -> dict[int, 
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Plain files and their bytes; links are not followed."""
+    """Yield plain files and their bytes; links are not followed."""
     found = 0
     for path, folders, names in os.walk(folder):
         folders.sort()
@@ -283,7 +288,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _head(path: Path, most: int) -> str:
-    """The first whole lines of a text, cleaned; "" where it cannot be read."""
+    """Return the first whole lines of a text, cleaned; "" if it cannot be read."""
     try:
         with open(open_plain(path, os.O_NOFOLLOW), "rb") as file:
             data = file.read(most + 1)

@@ -166,7 +166,7 @@ class Books(Record):
 def books_of(
     events: Sequence[ev.AnyEvent], slurm: SlurmFacts, best: int = -1, not_before: float | None = None
 ) -> Books:
-    """``best`` and ``not_before`` are as in :func:`~slurm_robust.ledger.ledger.ledger`."""
+    """Return the ledger; ``best``, ``not_before``: as in :func:`~slurm_robust.ledger.ledger.ledger`."""
     times = times_of(events, slurm.runs)
     now = slurm.now if slurm.now is not None else max(times)
     return Books(
@@ -184,7 +184,9 @@ def job_report(
     known: Books | None = None,
     later: Iterable[Sequence[ev.AnyEvent]] = (),
 ) -> JobReport:
-    """The report by a journal that has an event; ``evidence`` by incident, ``notes`` on how it was read.
+    """Return the report by a journal that has an event.
+
+    ``evidence`` by incident, ``notes`` on how it was read.
 
     ``known``: its ledger, where it is known. ``later`` is as in
     :func:`~slurm_robust.evidence.incidents.incident_reports`.
@@ -248,7 +250,7 @@ def job_report(
 def _without_steps(
     events: Sequence[ev.AnyEvent], times: Sequence[float]
 ) -> tuple[list[ev.AnyEvent], list[float]]:
-    """The journal without lines of progress that another one of the same generation follows at once.
+    """Return the journal without lines of progress that another one of the same generation follows at once.
 
     Steps of a generation only grow, so whoever asks for the newest step finds the same.
     """
@@ -283,7 +285,7 @@ def _marks(events: Sequence[ev.AnyEvent], times: Sequence[float]) -> Iterator[Ch
 
 
 def _updates(books: Ledger) -> Iterator[ChartMark]:
-    """Where the script announced that it changes its own code or settings."""
+    """Yield where the script announced that it changes its own code or settings."""
     last_ms = -1
     for span in books.spans:
         took = sum(part.ms for part in span.parts if part.time is TimeClass.UPDATING)

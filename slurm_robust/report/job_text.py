@@ -37,7 +37,7 @@ class CsvTable(str, Enum):
 
 
 def headline(report: JobReport) -> list[tuple[str, str]]:
-    """The figures that matter most, by name."""
+    """Return the figures that matter most, by name."""
     found = report.ledger
     wall = duration((found.wall_ms - found.started_ms) / 1000)
     steps = count(found.steps, "step")
@@ -54,7 +54,7 @@ def headline(report: JobReport) -> list[tuple[str, str]]:
 
 
 def facts(report: JobReport) -> list[tuple[str, str]]:
-    """What the job is, and how it stands."""
+    """Return what the job is, and how it stands."""
     size = f"{count(report.slots, 'slot')}, {count(report.spares, 'spare')}, {count(report.ranks, 'rank')}"
     until = f"{date_and_time(report.begin)} to {date_and_time(report.end)}"
     state = report.phase + (f": {report.reason}" if report.reason else "")
@@ -74,7 +74,7 @@ def facts(report: JobReport) -> list[tuple[str, str]]:
 
 
 def lost_text(lost: Lost) -> str:
-    """``3 h 20 min (6.7 node hours, 53 GPU hours)``."""
+    """Return ``3 h 20 min (6.7 node hours, 53 GPU hours)``."""
     text = f"{duration(lost.ms / 1000)} ({lost.node_hours:,.1f} node hours"
     return text + (f", {lost.gpu_hours:,.0f} GPU hours)" if lost.gpu_hours else ")")
 
@@ -83,7 +83,7 @@ def lost_text(lost: Lost) -> str:
 
 
 def render(report: JobReport) -> RenderableType:
-    """The whole screen."""
+    """Return the whole screen."""
     parts: list[RenderableType] = [facts_table((*facts(report), *headline(report)))]
     parts += [Text(one_line(f"note: {note}"), style="yellow") for note in report.notes]
     if len(report.chapters) > 1:
@@ -112,7 +112,7 @@ def render(report: JobReport) -> RenderableType:
 
 
 def _classes(report: JobReport) -> RenderableType:
-    """With the names of others where there is room for them."""
+    """Return the table of classes, with the names of others if there is room for them."""
     found = report.ledger
     columns, names_of_others = ("time", "share"), ("Google's goodput", "Meta's training time", "ByteRobust")
     narrow = plain_table("class", *columns, right=columns)
@@ -131,7 +131,7 @@ def _classes(report: JobReport) -> RenderableType:
 
 
 def names_of(report: JobReport) -> dict[int, str]:
-    """By which a person asks for each incident."""
+    """Return the name by which a person asks for each incident."""
     return {entry.row.number: entry.row.name for entry in report.incidents}
 
 

@@ -71,7 +71,7 @@ def main(name: str, wanted: LogSelection, *, job_dir: str | None) -> int:
 
 
 def wait(name: str, job_dir: str | None, slurm: SlurmClient, pause: Callable[[float], None]) -> JobDirectory:
-    """The folder of a job, waited for while it is pending. Raises ``NoSuchJob`` where none can come."""
+    """Wait for the folder of a job that is pending. Raises ``NoSuchJob`` if none can come."""
     reported = ""
     while True:
         try:
@@ -105,7 +105,7 @@ class Logs:
         self._wanted = wanted
 
     def past(self) -> Iterator[_OutputLine]:
-        """The output so far. Raises ``NoSuchJob`` where there is nothing."""
+        """Yield the output so far. Raises ``NoSuchJob`` if there is nothing."""
         generation = self._wanted.generation or max(self._generations(), default=0)
         files = self._open(generation, {}, self._wanted.lines)
         if not files:
@@ -115,7 +115,7 @@ class Logs:
             yield from self._lines(generation, rank, file.read(whole=False))
 
     def follow(self, is_over: Callable[[], bool], pause: Callable[[float], None]) -> Iterator[_OutputLine]:
-        """The output so far and what follows, until ``is_over`` or the one wanted generation has ended."""
+        """Yield the output so far and what follows, until ``is_over`` or the wanted generation has ended."""
         asked = self._wanted.generation
         generation = asked or max(self._generations(), default=0)
         files: dict[int, _File] = {}
@@ -143,7 +143,7 @@ class Logs:
         return {int(number) for name in names if (number := name.removeprefix("gen-")).isdecimal()}
 
     def _open(self, generation: int, known: dict[int, _File], lines: int | None) -> dict[int, _File]:
-        """The wanted files that exist; those that are ``known`` keep their position."""
+        """Return the wanted files that exist; those that are ``known`` keep their position."""
         wanted = self._wanted
         if wanted.rank is not None:
             ranks = {wanted.rank}
@@ -192,7 +192,7 @@ class _File:
         self._offset = 0 if lines is None else _begin_of_last(path, lines)
 
     def read(self, *, whole: bool) -> Iterator[str]:
-        """Lines written since the last call; without ``whole`` also one that has no end yet."""
+        """Yield lines written since the last call; without ``whole`` also one that has no end yet."""
         with self._path.open("rb") as file:
             file.seek(self._offset)
             while data := file.read(_BLOCK):
@@ -205,7 +205,7 @@ class _File:
 
 
 def _begin_of_last(path: Path, lines: int) -> int:
-    """Offset at which the last ``lines`` lines of a file begin."""
+    """Return the offset at which the last ``lines`` lines of a file begin."""
     with path.open("rb") as file:
         at = end = file.seek(0, os.SEEK_END)
         tail = b""

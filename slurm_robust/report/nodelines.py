@@ -60,7 +60,7 @@ def node_lines(
     costs: Sequence[IncidentCost],
     by_node: Mapping[str, Lost],
 ) -> tuple[NodeLine, ...]:
-    """A line for each set of nodes that are alike: those with incidents first, then by what they did."""
+    """Return a line for each set of nodes that are alike: those with incidents first."""
     sweep = _Sweep()
     for t, event in zip(times, events, strict=True):
         sweep.take(event, t)
@@ -146,7 +146,7 @@ class _Sweep:
                 self._leaves(self._lent.pop(event.job_id, ""), t)
 
     def all_leave(self, t: float) -> None:
-        """The allocation ends."""
+        """End the allocation."""
         for node in list(self._now):
             self._leaves(node, t)
 

@@ -105,7 +105,7 @@ _ENDED_BY: dict[type[ev.AnyEvent], str] = {
 
 
 def _journal_stages(incident: IncidentReport) -> dict[str, float]:
-    """By the times of the events, of wall clocks."""
+    """Return the stages by the times of the journal's events, of wall clocks."""
     stages, before = {"detecting": incident.detect_s}, incident.t
     for event in incident.events:
         stage = _ENDED_BY.get(type(event))
@@ -129,7 +129,7 @@ def main(name: str, *, generation: int | None, json: bool, job_dir: str | None) 
 
 
 def render(start: GenerationStart) -> RenderableType:
-    """The whole screen."""
+    """Return the whole screen."""
     queued = f"{start.queued_s:.0f} s from submission or requeue" if start.queued_s is not None else ""
     took = f"{start.took_s:.2f} s after the launch" if start.took_s is not None else ""
     rows = [

@@ -75,7 +75,7 @@ class StandbyRow(Record):
     """Its zygote was told to import what the job was seen to import."""
 
     def describe(self) -> str:
-        """``rehearsed in 12 s, asleep, with the job's imports``."""
+        """Return ``rehearsed in 12 s, asleep, with the job's imports``."""
         with_imports = ", with the job's imports" if self.imports else ""
         if self.stage == StandbyStage.REHEARSED.value:
             told = "" if self.test in ("", "pass") else "; taken last: its quick test did not pass"
@@ -276,7 +276,7 @@ def watch(
 
 
 def status_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Status:
-    """The status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
+    """Return the status of a job, with Slurm's own view of it. Raises ``NoSuchJob``, ``JournalDamaged``."""
     directory = find(name, job_dir, slurm)
     events = load_events(directory)
     with Bar("asking Slurm") as bar:
@@ -335,7 +335,7 @@ def controller_silent_s(directory: JobDirectory, state: JobState, now: float) ->
 
 
 def silent_channels(directory: JobDirectory, now: float) -> dict[str, str]:
-    """Channels that are given up at ``now``, with the reason; none where that cannot be read."""
+    """Return channels that are given up at ``now``, with the reason; none if that cannot be read."""
     try:
         return NOTIFIED.decode(read_ours(directory.notified)).given_up(now)
     except (OSError, *UNREADABLE):
@@ -350,7 +350,7 @@ INCIDENT_STYLES = {
 
 
 def incident_table(job_id: int, rows: Sequence[IncidentRow], *, older: int = 0) -> RenderableType:
-    """One row per incident, and where the reports are; ``older``: incidents that are not shown."""
+    """Return one row per incident, and where the reports are; ``older``: incidents that are not shown."""
     wide, narrow = (Table(box=box.SIMPLE_HEAD, expand=False, padding=0) for _ in range(2))
     for table in (wide, narrow):
         table.add_column("#", justify="right", no_wrap=True)

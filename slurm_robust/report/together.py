@@ -35,7 +35,7 @@ class ReportedJob(Record):
 def together(
     name: str, jobs: Sequence[ReportedJob], rows: Sequence[ChapterRow], waits: Ledger | None
 ) -> JobReport:
-    """The report on the training ``name``, of which one job at least has a journal.
+    """Return the report on the training ``name``, of which one job at least has a journal.
 
     ``rows``: of all its jobs. ``waits``: what a job that has none yet does, as :func:`waiting` says.
     """
@@ -126,7 +126,10 @@ def _renumbered(one: ReportedJob, added: int) -> JobReport:
 
 
 def waiting(row: ChapterRow, since: float, now: float) -> Ledger | None:
-    """What a job without a journal has done ``since`` the one before ended; None where time does not pass."""
+    """Return what a job without a journal has done ``since`` the one before ended.
+
+    None if time does not pass.
+    """
     kinds = {ChapterState.PENDING: TimeClass.QUEUED, ChapterState.STARTING: TimeClass.STARTING}
     begin = max(since, row.begin if row.begin is not None else now)
     ms = round((now - begin) * 1000)
@@ -140,7 +143,7 @@ def waiting(row: ChapterRow, since: float, now: float) -> Ledger | None:
 
 
 def all_incidents(jobs: Sequence[tuple[str, Sequence[IncidentRow]]]) -> tuple[IncidentRow, ...]:
-    """The incidents of several jobs, in their order, each with its job and a number of its own."""
+    """Return the incidents of several jobs, in their order, each with its job and a number of its own."""
     found: list[IncidentRow] = []
     for job, rows in jobs:
         added = found[-1].number if found else 0
@@ -149,7 +152,10 @@ def all_incidents(jobs: Sequence[tuple[str, Sequence[IncidentRow]]]) -> tuple[In
 
 
 def _one_after_the_other(jobs: Sequence[ReportedJob]) -> tuple[list[ev.AnyEvent], list[float]]:
-    """All events with their times. Each job gives its nodes back at its end, also where it did not say so."""
+    """Return all events with their times.
+
+    Each job gives its nodes back at its end, also if it did not say so.
+    """
     events, times = list[ev.AnyEvent](), list[float]()
     for place, one in enumerate(jobs):
         events += one.events

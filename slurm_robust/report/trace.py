@@ -94,7 +94,7 @@ def _sent(traces: Sequence[Trace], otlp: str | None, *, json: bool) -> bool:
 
 
 def traces_of(training: TrainingDirectory, slurm: SlurmClient) -> TrainingTraces:
-    """All jobs of a training. Raises ``NoSuchJob`` where none of them has a journal."""
+    """Return all jobs of a training. Raises ``NoSuchJob`` if none of them has a journal."""
     jobs = jobs_of(training, slurm)
     if not begun(jobs):
         newest_job(training, slurm)  # says why there is none
@@ -160,7 +160,7 @@ def trace_of(job: JobView) -> Trace:
 
 
 def _runs(events: Sequence[ev.AnyEvent]) -> Iterator[TraceSpan]:
-    """What the job did between two requeues."""
+    """Yield what the job did between two requeues."""
     begun: ev.AllocationTaken | None = None
     for event in events:
         over = isinstance(event, ev.RunEnded | ev.AllocationTaken)
@@ -262,7 +262,7 @@ def _incident(report: IncidentReport) -> Iterator[TraceSpan]:
 
 
 def render_all(traces: TrainingTraces) -> RenderableType:
-    """The spans of each job below its name."""
+    """Return the spans of each job below its name."""
     parts: list[RenderableType] = []
     for job, trace in traces.jobs.items():
         parts += section(f"job {one_line(job)} of training {one_line(traces.training)}", render(trace))
@@ -271,7 +271,7 @@ def render_all(traces: TrainingTraces) -> RenderableType:
 
 
 def render(trace: Trace) -> Table:
-    """One line for each span, children below their parents."""
+    """Return one line for each span, children below their parents."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name in ("begin", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -117,7 +117,7 @@ def show_main(name: str, *, json: bool, job_dir: str | None) -> int:
 
 
 def shown(training: TrainingDirectory, slurm: SlurmClient) -> TrainingShown:
-    """All that is known of a training. Raises ``NoSuchJob`` where it cannot be read."""
+    """Return all that is known of a training. Raises ``NoSuchJob`` if it cannot be read."""
     jobs = jobs_of(training, slurm)
     report = of_training(training, slurm) if begun(jobs) else None
     return TrainingShown(
@@ -165,7 +165,7 @@ def _row(training: TrainingDirectory, slurm: SlurmClient) -> _TrainingLine:
 
 
 def render_list(root: Path, rows: Sequence[_TrainingLine]) -> RenderableType:
-    """One line for each training."""
+    """Return one line for each training."""
     if not rows:
         return f"no training in {one_line(str(root))}: 'srobust run --training NAME' begins one"
     columns = ("training", "jobs", "newest", "Slurm", "step", "on storage", "size", "how")

@@ -59,7 +59,7 @@ class Screen(Console):
         )
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of ``renderable``; only rich's own segments may control the terminal."""
+        """Return the segments of ``renderable``; only rich's own segments may control the terminal."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -88,17 +88,17 @@ def show(value: T, render: Callable[[T], RenderableType], *, json: bool) -> None
 
 
 def section(title: str, *parts: RenderableType) -> tuple[RenderableType, ...]:
-    """An empty line, ``title`` in bold, and ``parts``."""
+    """Return an empty line, ``title`` in bold, and ``parts``."""
     return ("", Text(one_line(title), style="bold"), *parts)
 
 
 def indented(text: str, style: str = "") -> RenderableType:
-    """``text``, two columns to the right."""
+    """Return ``text``, two columns to the right."""
     return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, 2), expand=False)
 
 
 def facts_table(facts: Iterable[tuple[str, str]], indent: str = "") -> Table:
-    """A line for each fact, its name in bold."""
+    """Return a line for each fact, its name in bold."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -108,7 +108,7 @@ def facts_table(facts: Iterable[tuple[str, str]], indent: str = "") -> Table:
 
 
 def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table with a head and no lines between its rows; numbers stand on the ``right``."""
+    """Return an empty table with a head and no lines between its rows; numbers stand on the ``right``."""
     table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
@@ -132,7 +132,10 @@ MIN_WIDE = 120
 def told_table(
     columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: Sequence[str] = ()
 ) -> RenderableType:
-    """A table with sentences in its last column; on a narrow screen they stand below, after the first one."""
+    """Return a table with sentences in its last column.
+
+    On a narrow screen they stand below, after the first one.
+    """
     wide, narrow = plain_table(*columns, right=right), plain_table(*columns[:-1], right=right)
     below = Table.grid(padding=(0, 2))
     for _ in range(2):
@@ -145,7 +148,7 @@ def told_table(
 
 
 def seconds(value: float | None) -> str:
-    """A duration for a table: ``1.2``, ``-`` when unknown."""
+    """Return a duration for a table: ``1.2``, ``-`` when unknown."""
     return "-" if value is None else f"{value:.1f}"
 
 
@@ -165,7 +168,7 @@ class _RateColumn(ProgressColumn):
         self._unit = unit
 
     def render(self, task: Task) -> Text:
-        """The rate so far."""
+        """Return the rate so far."""
         return Text(f"{task.speed:.3g} {self._unit}/s" if task.speed is not None else "")
 
 
@@ -206,16 +209,16 @@ class Bar:
             self._progress.stop()
 
     def advance(self, by: float = 1.0) -> None:
-        """So much more is done. From any thread."""
+        """Count so much more as done. From any thread."""
         self._progress.advance(self._task, by)
 
     def say(self, what: str) -> None:
-        """What is done now. From any thread."""
+        """Show what is done now. From any thread."""
         self._progress.update(self._task, description=one_line(what))
 
 
 def track(things: Sequence[T], what: str, unit: str, *, quiet: bool = False) -> Iterator[T]:
-    """``things``, one after the other, with a :class:`Bar` that counts them."""
+    """Yield ``things``, one after the other, with a :class:`Bar` that counts them."""
     with Bar(what, len(things), unit, quiet=quiet) as bar:
         for thing in things:
             yield thing

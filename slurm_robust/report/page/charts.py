@@ -28,7 +28,7 @@ _DOING = {doing: number for number, doing in enumerate(NodeActivity)}
 
 
 def chart_data(report: JobReport) -> dict[str, object]:
-    """What the script draws."""
+    """Return what the script draws."""
     rows, left = [], MAX_PIECES
     # What most nodes did comes first.
     for line in sorted(report.nodes, key=lambda line: line.count == 1)[:MAX_ROWS]:
@@ -63,7 +63,7 @@ def chart_data(report: JobReport) -> dict[str, object]:
 
 
 def chart_views(report: JobReport) -> list[dict[str, object]]:
-    """The charts in their order, each with what it says in words and its table."""
+    """Return the charts in their order, each with what it says in words and its table."""
     return [_timeline(report), _ettr(report), *_curves(report)]
 
 
@@ -138,7 +138,7 @@ def _curve(
 
 
 def _some(many: int) -> Sequence[int]:
-    """Places in equal distances, the first and the last among them."""
+    """Return places in equal distances, the first and the last among them."""
     if many <= TABLE_ROWS:
         return range(many)
     return [round(place * (many - 1) / (TABLE_ROWS - 1)) for place in range(TABLE_ROWS)]

@@ -141,12 +141,12 @@ def _hash(text: str) -> str:
 
 
 def _harmless(json: str) -> str:
-    """JSON that ends no script and begins no comment, whatever its strings hold."""
+    """Return JSON that ends no script and begins no comment, whatever its strings hold."""
     return json.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _zone(report: JobReport) -> list[tuple[float, int]]:
-    """By how many seconds local time is ahead of UTC, and since when: summer time comes and goes."""
+    """Return by how many seconds local time is ahead of UTC, and since when: summer time comes and goes."""
     found = [(report.begin, time.localtime(report.begin).tm_gmtoff)]
     days = min(int((report.end - report.begin) / _DAY_S) + 2, 5000)
     for day in range(days):

@@ -42,7 +42,7 @@ _SELECTED = Style(reverse=True)
 
 
 def strip(line: Line, width: int, style: Style | None = None) -> Strip:
-    """A line on the screen. Whatever a view has missed is cleaned here."""
+    """Return a line on the screen. Whatever a view has missed is cleaned here."""
     segments = [
         Segment(plain(piece), _STYLES[name] + (style or _STYLES[""])) for piece, name in line if piece
     ]
@@ -68,11 +68,11 @@ class Lines(Widget):
             self.refresh(layout=changes and not self._fixed)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """As many as there are lines."""
+        """Return as many as there are lines."""
         return self._fixed or len(self._lines)
 
     def render_line(self, y: int) -> Strip:
-        """The line ``y``."""
+        """Return the line ``y``."""
         width = self.size.width
         return strip(self._lines[y], width) if y < len(self._lines) else Strip.blank(width)
 
@@ -116,7 +116,7 @@ class Rows(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """The row that is seen in line ``y``."""
+        """Return the row that is seen in line ``y``."""
         index, width = y + self.scroll_offset.y, self.size.width
         if index >= self._count:
             return Strip.blank(width)
@@ -146,7 +146,7 @@ class Rows(ScrollView, can_focus=True):
         self.post_message(self.Opened())
 
     def on_resize(self, event: events.Resize) -> None:
-        """The window has another size."""
+        """Fit another size of the window."""
         self.virtual_size = Size(self.size.width, self._count)
         self._follow()
 
@@ -177,7 +177,7 @@ class Page(Screen[None]):
         return self.app
 
     def keys(self) -> str:
-        """The line of keys."""
+        """Return the line of keys."""
         return self.KEYS
 
     def redraw(self) -> None:
@@ -192,12 +192,12 @@ class Page(Screen[None]):
         self.query_one("#keys", Lines).show([((f" {self.keys()}", "label"),)])
 
     def on_mount(self) -> None:
-        """The screen is there."""
+        """Show what is known, and take the keys."""
         self.query_one(Rows).focus()
         self.draw()
 
     def on_resize(self, event: events.Resize) -> None:
-        """The window has another size."""
+        """Fit another size of the window."""
         self.redraw()
 
     def action_back(self) -> None:
@@ -222,7 +222,7 @@ class TextPage(Page):
         self._heading, self._make = title, make
 
     def compose(self) -> ComposeResult:
-        """A title, the text, the keys."""
+        """Lay out a title, the text, the keys."""
         yield Lines(id="title", fixed=1)
         yield Rows(id="text", selects=False)
         yield Lines(id="keys", fixed=1)
@@ -251,7 +251,7 @@ class JobPage(Page):
         self._rows: list[NodeMoment] = []
 
     def compose(self) -> ComposeResult:
-        """The job, its nodes, the selected one, the keys."""
+        """Lay out the job, its nodes, the selected one, the keys."""
         yield Lines(id="head")
         yield Lines(id="heads", fixed=1)
         yield Rows(id="nodes")
@@ -259,7 +259,7 @@ class JobPage(Page):
         yield Lines(id="keys", fixed=1)
 
     def keys(self) -> str:
-        """With what is switched on."""
+        """Return the line of keys, with what is switched on."""
         shown = "wrong" if self._wrong else "all"
         return f"q quit  s sort: {self._order.value}  w show: {shown}  i incidents  ? help" + (
             "  Esc jobs" if len(self.top.names) > 1 else ""
@@ -299,7 +299,7 @@ class JobPage(Page):
         return self._rows[rows.cursor] if rows.cursor < len(self._rows) else None
 
     def on_rows_moved(self, message: Rows.Moved) -> None:
-        """Another node is selected."""
+        """Show the node that is selected now."""
         if (view := self.top.views.get(self.number)) is not None:
             self._show_foot(view)
 
@@ -326,7 +326,7 @@ class JobsPage(Page):
     KEYS = "q quit  Enter open  ? help"
 
     def compose(self) -> ComposeResult:
-        """A title, the jobs, the keys."""
+        """Lay out a title, the jobs, the keys."""
         yield Lines(id="title", fixed=1)
         yield Lines(id="heads", fixed=1)
         yield Rows(id="jobs")
@@ -423,34 +423,34 @@ class Top(App[None]):
         return self._views
 
     def on_mount(self) -> None:
-        """The app runs."""
+        """Begin to look."""
         self.push_screen(self.page)
         self._looker.start()
         self.set_interval(SLOW_S / 2, self._watch)
 
     def on_unmount(self) -> None:
-        """The app ends."""
+        """Stop looking."""
         self._looker.stop()
 
     def trouble(self) -> str:
-        """Why what is shown may be old; "" for no reason."""
+        """Return why what is shown may be old; "" for no reason."""
         begun = self._looker.begun
         waited_s = time.monotonic() - begun if begun is not None else 0.0
         return f"storage has not answered for {waited_s:.0f} s" if waited_s > SLOW_S else ""
 
     def _tell(self, number: int, view: JobView) -> None:
-        """From the thread that looks."""
+        """Pass a view on, from the thread that looks."""
         self.post_message(self.Seen(number, view))
 
     def on_top_seen(self, message: Seen) -> None:
-        """A job was looked at."""
+        """Show a job that was looked at."""
         self._views[message.number] = message.view
         for shown in self.screen_stack[-1:]:  # none, while the app ends
             if isinstance(shown, JobsPage) or (isinstance(shown, JobPage) and shown.number == message.number):
                 shown.redraw()
 
     def _watch(self) -> None:
-        """Storage may hang."""
+        """Show that storage hangs."""
         for shown in self.screen_stack[-1:]:
             if self.trouble() and isinstance(shown, Page):
                 shown.redraw()

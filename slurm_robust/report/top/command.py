@@ -46,7 +46,7 @@ def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
 
 
 def look_through(feed: JobFeed) -> JobView:
-    """One view, of the whole journal."""
+    """Return one view, of the whole journal."""
     view = feed.look()
     while feed.is_behind:
         view = feed.look()
@@ -88,7 +88,7 @@ def check_terminal(names: Sequence[str]) -> None:
 
 
 def directories(names: Sequence[str], job_dir: str | None, slurm: SlurmClient) -> list[JobDirectory]:
-    """The folders of the jobs that a person named, else of all here. Raises :class:`NoSuchJob`."""
+    """Return the folders of the jobs that a person named, else of all here. Raises :class:`NoSuchJob`."""
     if names:
         return [find(name, job_dir, slurm) for name in names]
     root = Path(job_dir) if job_dir else Path.cwd() / JOBS_FOLDER
@@ -107,7 +107,7 @@ def directories(names: Sequence[str], job_dir: str | None, slurm: SlurmClient) -
 
 
 def _changed(directory: JobDirectory) -> float | None:
-    """When the journal was last written, None without one that may be read."""
+    """Return when the journal was last written, None without one that may be read."""
     try:
         info = directory.journal.stat()
     except OSError:

@@ -170,7 +170,7 @@ class JobFeed:
         return self._journal.is_behind
 
     def look(self) -> JobView:
-        """The job as it is now. Never raises."""
+        """Return the job as it is now. Never raises."""
         self._follow()
         state = self._journal.state
         moment, source = self._read_moment(state)
@@ -200,7 +200,7 @@ class JobFeed:
     # -- the moment --------------------------------------------------------------------------------
 
     def _read_moment(self, state: JobState) -> tuple[JobMoment | None, str]:
-        """The controller's moment, and why it is not what counts."""
+        """Return the controller's moment, and why it is not what counts."""
         path = self.directory.moment
         try:
             found = read(path)
@@ -279,7 +279,7 @@ class JobFeed:
 
 
 def _phase_at(moment: JobMoment, phase: str, reason: str) -> tuple[str, str]:
-    """The job's activity when the moment was made; the journal's may be two seconds newer."""
+    """Return the job's activity when the moment was made; the journal's may be two seconds newer."""
     if moment.incident is not None:
         return "recovering", f"incident {moment.incident.number}: {moment.incident.symptom}"
     if phase == "recovering":
@@ -288,7 +288,7 @@ def _phase_at(moment: JobMoment, phase: str, reason: str) -> tuple[str, str]:
 
 
 def _nodes(state: JobState) -> list[NodeMoment]:
-    """What the journal knows of nodes: where they are, not how they are."""
+    """Return what the journal knows of nodes: where they are, not how they are."""
     if state.ended is not None or state.requeueing is not None:
         working = NodeState.ENDED
     elif state.world.running:

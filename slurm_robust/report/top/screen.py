@@ -61,13 +61,13 @@ _STATE_STYLES = {
 
 
 def plain(text: str) -> str:
-    """``text`` in one line, :data:`MAX_TEXT` characters at most, without anything that a terminal obeys."""
+    """Return ``text`` in one line of :data:`MAX_TEXT` characters or less, without what a terminal obeys."""
     text = text[:MAX_TEXT]
     return text if text.isprintable() else one_line(text)
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
-    """``text`` in exactly ``width`` columns; ``…`` marks a cut."""
+    """Return ``text`` in exactly ``width`` columns; ``…`` marks a cut."""
     text = plain(text)
     if cell_len(text) > width:
         text = set_cell_size(text, max(0, width - 1)) + "…"[:width]
@@ -76,7 +76,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def wrapped(text: str, width: int, most: int = _MAX_WRAPPED) -> list[str]:
-    """``text`` in up to ``most`` lines of ``width`` columns, cut at spaces where there are some."""
+    """Return ``text`` in up to ``most`` lines of ``width`` columns, cut at spaces where there are some."""
     lines, words = [""], plain(text).split(" ")
     while words:
         word = words.pop(0)
@@ -92,7 +92,7 @@ def wrapped(text: str, width: int, most: int = _MAX_WRAPPED) -> list[str]:
 
 
 def age(seconds: float | None) -> str:
-    """``0.4``, ``12``, ``5m``, ``3h``, ``4d``: in up to four columns; ``-`` for what is not known."""
+    """Return ``0.4``, ``12``, ``5m``, ``3h``, ``4d``: in up to four columns; ``-`` for what is not known."""
     if seconds is None:
         return "-"
     if seconds < 9.95:
@@ -115,7 +115,10 @@ def _percent(value: float | None) -> str:
 
 
 def head(view: JobView, width: int, trouble: str = "") -> list[Line]:
-    """All about the job as a whole; ``trouble``: of the reader, such as storage that does not answer."""
+    """Return all about the job as a whole.
+
+    ``trouble``: of the reader, such as storage that does not answer.
+    """
     moment = view.moment
     lines = [_title(view, width), _training(moment), _times(moment)]
     lines += _labelled("doing", _doing(view), width, "")
@@ -230,7 +233,7 @@ def _copies(moment: JobMoment) -> str:
 
 
 def _nodes(moment: JobMoment) -> str:
-    """``1,200 with slots: 1,199 training, 1 silent; 2 standbys: 1 rehearsed; 1 evicted``."""
+    """Return ``1,200 with slots: 1,199 training, 1 silent; 2 standbys: 1 rehearsed; 1 evicted``."""
     slots = Counter(node.state.value for node in moment.nodes if node.slot >= 0)
     text = f"{sum(slots.values()):,}"
     if slots:
@@ -250,7 +253,7 @@ def _nodes(moment: JobMoment) -> str:
 
 
 def _standby(node: NodeMoment) -> str:
-    """How far it is (``rehearsed``), without the reason."""
+    """Return how far it is (``rehearsed``), without the reason."""
     return node.why.partition(":")[0] if node.state is NodeState.STANDBY and node.why else node.state.value
 
 
@@ -304,7 +307,7 @@ _KEYS: dict[NodeOrder, Callable[[NodeMoment], tuple[object, ...]]] = {
 
 
 def arranged(nodes: Sequence[NodeMoment], order: NodeOrder, *, wrong: bool) -> list[NodeMoment]:
-    """``nodes`` in ``order``; ``wrong``: only those that a person should look at."""
+    """Return ``nodes`` in ``order``; ``wrong``: only those that a person should look at."""
     return sorted((node for node in nodes if node.is_wrong or not wrong), key=_KEYS[order])
 
 
@@ -322,7 +325,7 @@ class Columns:
         ]
 
     def heads(self) -> Line:
-        """The line above the table."""
+        """Return the line above the table."""
         cells = [fit("slot", 5, right=True), fit("node", self._name), fit("state", 9)]
         cells += [fit(title, 9, right=True) for title in ("step",)]
         cells += [fit("age", 4, right=True), fit("s/step", 6, right=True), fit("heard", 5, right=True)]
@@ -330,7 +333,7 @@ class Columns:
         return ((fit(" ".join((*cells, "what it does, what is wrong")), self._width), "heads"),)
 
     def row(self, node: NodeMoment) -> Line:
-        """One node."""
+        """Return one node."""
         slot = str(node.slot) if node.slot >= 0 else "-"
         style = _NODE_STYLES.get(node.state, "doing")
         figures = [
@@ -354,14 +357,14 @@ class Columns:
 
 
 def told(node: NodeMoment) -> Iterator[str]:
-    """What there is to say of a node, the most important first."""
+    """Yield what there is to say of a node, the most important first."""
     if node.failed:
         yield f"{count(node.failed, 'worker')} failed"
     yield from filter(None, (*node.alerts, node.why, node.phase))
 
 
 def foot(node: NodeMoment | None, moment: JobMoment, width: int, lines: int = 3) -> list[Line]:
-    """All about the selected node."""
+    """Return all about the selected node."""
     if node is None:
         return [(("no node is selected", "label"),)]
     where = f"slot {node.slot}" if node.slot >= 0 else "no slot"
@@ -391,14 +394,14 @@ def foot(node: NodeMoment | None, moment: JobMoment, width: int, lines: int = 3)
 
 
 def job_heads(width: int) -> Line:
-    """The line above the list of jobs."""
+    """Return the line above the list of jobs."""
     cells = [fit("job", 10), fit("state", 11), fit("nodes", 6, right=True), fit("step", 11, right=True)]
     cells += [fit("s/step", 6, right=True), fit("loss", 8, right=True), fit("ETTR", 6, right=True)]
     return ((fit(" ".join((*cells, "what is wrong, what is done")), width), "heads"),)
 
 
 def job_row(view: JobView, width: int) -> Line:
-    """One job."""
+    """Return one job."""
     moment, incident = view.moment, view.moment.incident
     figures = [
         fit(f"{sum(node.slot >= 0 for node in moment.nodes):,}", 6, right=True),
@@ -433,7 +436,7 @@ def job_row(view: JobView, width: int) -> Line:
 
 
 def incident_lines(rows: Sequence[IncidentRow], width: int) -> list[Line]:
-    """The incidents, the newest first, each in a few lines."""
+    """Return the incidents, the newest first, each in a few lines."""
     lines: list[Line] = []
     for row in reversed(rows):
         style = {IncidentStatus.OPEN: "warn", IncidentStatus.ENDED: "bad"}.get(row.status, "good")
