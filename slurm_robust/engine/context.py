@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Final
 
 from slurm_robust.analysis.logs import RuleSet
@@ -39,16 +38,13 @@ class Context:
         self, config: JobConfig, state: JobState, now: Now, log_rules: RuleSet | None = None
     ) -> None:
         self.config: Final = config
-        self.rules = Rules.of(config)
+        self.rules = Rules(config=config)
         self.log_rules: Final = log_rules
         """For the output of workers; None: those of this package."""
         self.fleet: Final = Fleet()
         self.started: Final = now.mono
         """When this controller began."""
         self._state = state
-        self._switches: dict[str, str] = {}
-        self.switches: Final[Mapping[str, str]] = MappingProxyType(self._switches)
-        """Leaf switch of each node, as far as Slurm says; only to be read."""
         self._ending: str | None = None
         order = state.stop_ordered  # to an earlier controller of this run
         self._leaving: str | None = order.reason if order is not None else None
@@ -57,6 +53,11 @@ class Context:
         self._notes: set[tuple[str, str]] = set()
 
     # -- what is known -----------------------------------------------------------------------------
+
+    @property
+    def switches(self) -> Mapping[str, str]:
+        """Leaf switch of each node, if Slurm tells."""
+        return self.rules.leaves
 
     @property
     def state(self) -> JobState:

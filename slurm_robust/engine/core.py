@@ -360,8 +360,6 @@ class Core(Context):
 
     def on_switches(self, leaves: Mapping[str, str]) -> None:
         """Slurm says behind which leaf switch each node is."""
-        self._switches.clear()
-        self._switches.update(leaves)
         self.rules = structs.replace(self.rules, leaves=dict(leaves))
 
     def on_stacks(self, answer: msg.StacksTaken) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from slurm_robust.config.job import DetectConfig
 from slurm_robust.model.findings import Alert, Effect, Party
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.record import Record
+from slurm_robust.policy.rules import Rules
 from slurm_robust.util.text import some_of
 
 T = TypeVar("T")
@@ -40,18 +40,17 @@ class _Event(Record):
 
 
 def judge(
-    alerts: Mapping[str, Sequence[Alert]], switches: Mapping[str, str], config: DetectConfig, *, nodes: int
+    alerts: Mapping[str, Sequence[Alert]], rules: Rules, *, nodes: int
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
     """Faults that name nodes for their hardware or their links; and lines that say why no other is named.
 
-    ``switches`` has the leaf switch of each node as far as it is known, ``nodes`` says how many the job has.
-    With ``config.network_alerts`` of 0 nobody is evicted for the network.
+    ``nodes``: how many the job has. No node is evicted for the network if ``detect.network_alerts`` is 0.
     """
-    together_s = config.network_s + _APART_S
+    together_s = rules.detect.network_s + _APART_S
     evict, crowds = _certain(alerts, nodes, together_s)
-    events = [event for node in sorted(alerts) for event in _events(node, alerts, switches, config)]
+    events = [event for node in sorted(alerts) for event in _events(node, alerts, rules)]
     shared = _shared(events, nodes, together_s)
-    network, counted = _count([event for event in events if event not in shared], config)
+    network, counted = _count([event for event in events if event not in shared], rules)
     named = {
         Symptom.NODE_FAULT: evict,
         Symptom.NETWORK: {node: reason for node, reason in network.items() if node not in evict},
@@ -113,16 +112,14 @@ def _others(node: str, alerts: Iterable[Alert]) -> Iterator[str]:
 # -- the network -----------------------------------------------------------------------------------
 
 
-def _events(
-    node: str, alerts: Mapping[str, Sequence[Alert]], switches: Mapping[str, str], config: DetectConfig
-) -> Iterator[_Event]:
+def _events(node: str, alerts: Mapping[str, Sequence[Alert]], rules: Rules) -> Iterator[_Event]:
     """Alerts of links within the window, those of one event together: several checks notice one loss."""
-    recent = [a for a in alerts[node] if a.is_link and a.age_s <= config.network_window_s]
+    recent = [a for a in alerts[node] if a.is_link and a.age_s <= rules.detect.network_window_s]
     recent.sort(key=lambda alert: (-alert.age_s, alert.number))
     while recent:
         begun = recent[0].age_s
-        one = tuple(alert for alert in recent if begun - alert.age_s <= config.network_s + _APART_S)
-        yield _Event(node=node, leaf=switches.get(node, ""), alerts=one)
+        one = tuple(alert for alert in recent if begun - alert.age_s <= rules.detect.network_s + _APART_S)
+        yield _Event(node=node, leaf=rules.leaves.get(node, ""), alerts=one)
         recent = recent[len(one) :]
 
 
@@ -145,24 +142,23 @@ def _shared(events: Sequence[_Event], nodes: int, together_s: float) -> dict[_Ev
     return shared
 
 
-def _count(events: Iterable[_Event], config: DetectConfig) -> tuple[dict[str, str], dict[str, str]]:
+def _count(events: Iterable[_Event], rules: Rules) -> tuple[dict[str, str], dict[str, str]]:
     """Nodes whose links have failed often enough, and lines about those that have not, by node."""
     by_node: dict[str, list[_Event]] = {}
     for event in events:
         by_node.setdefault(event.node, []).append(event)
     evict, wait = {}, {}
     for node, own in by_node.items():
-        count = sum(1 + any(_lasts(alert, config) for alert in event.alerts) for event in own)
+        count = sum(1 + any(_lasts(alert, rules) for alert in event.alerts) for event in own)
         # That a link is down says more than that it was lost.
         shown = max(own[-1].alerts, key=lambda alert: (_stands(alert), alert.number))
-        times = f"{count} network alert{'s' if count > 1 else ''} within {config.network_window_s:g} s"
-        if 0 < config.network_alerts <= count:
+        times = f"{count} network alert{'s' if count > 1 else ''} within {rules.detect.network_window_s:g} s"
+        limit = rules.detect.network_alerts
+        if 0 < limit <= count:
             evict[node] = f"{times}: {_format_alert(shown)}"
         else:
-            limit = (
-                f"evicted at {config.network_alerts}" if config.network_alerts else "nobody is evicted for it"
-            )
-            wait[node] = f"{node}: {_format_alert(shown)}: {times}, {limit}"
+            until = f"evicted at {limit}" if limit else "nobody is evicted for it"
+            wait[node] = f"{node}: {_format_alert(shown)}: {times}, {until}"
     return evict, wait
 
 
@@ -170,10 +166,10 @@ def _stands(alert: Alert) -> bool:
     return alert.effect is Effect.LINK_DOWN and alert.ended_s is None
 
 
-def _lasts(alert: Alert, config: DetectConfig) -> bool:
+def _lasts(alert: Alert, rules: Rules) -> bool:
     return (
         alert.effect is Effect.LINK_DOWN
-        and alert.age_s - (alert.ended_s or 0.0) >= _MISSES * config.network_s
+        and alert.age_s - (alert.ended_s or 0.0) >= _MISSES * rules.detect.network_s
     )
 
 

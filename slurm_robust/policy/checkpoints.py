@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from slurm_robust.config.job import CheckpointConfig
+from slurm_robust.policy.rules import Rules
 
 MAX_STRIDE = 1024
 # The steps of one stride must take this many times as long as a copy lags behind, or copies of different
@@ -44,11 +44,12 @@ def agreed_step(newest: int, seconds_per_step: float, lead_s: float = LEAD_S) ->
     return newest + max(2, lead)
 
 
-def step_to_store(newest: int, agreed: int, stored_s: float, config: CheckpointConfig) -> int | None:
+def step_to_store(newest: int, agreed: int, stored_s: float, rules: Rules) -> int | None:
     """The step that is to go to storage next, None while none is due.
 
     ``newest`` and ``agreed``: as in :func:`agreed_step`; ``stored_s``: seconds since one last went there.
     """
+    config = rules.config.checkpoint
     if stored_s >= config.every_s:
         return agreed
     if config.every_steps is None:
@@ -69,9 +70,10 @@ WRITE_S = 60.0
 """Steps are written within this time, or the next interval's are (longer with longer intervals)."""
 
 
-def is_late(since_s: float | None, config: CheckpointConfig, *, refused: bool = False) -> bool:
+def is_late(since_s: float | None, rules: Rules, *, refused: bool = False) -> bool:
     """Whether a step that all ranks completed ``since_s`` seconds ago is waited for on storage no longer.
 
     ``refused``: a node cannot put it there.
     """
-    return since_s is not None and since_s >= (WRITE_S if refused else max(WRITE_S, config.every_s))
+    limit_s = WRITE_S if refused else max(WRITE_S, rules.config.checkpoint.every_s)
+    return since_s is not None and since_s >= limit_s

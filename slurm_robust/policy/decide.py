@@ -34,7 +34,8 @@ TESTS = 5  # the rung
 def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
     """What to do about ``fault``, as the event that changes ``state``; ``now``: the clock of the journal."""
     root = fault.root
-    if root is not None and not fault.lost and root.exit.code in rules.final_exit_codes and root.exit.code:
+    final = [code for code in rules.config.final_exit_codes if code]
+    if root is not None and not fault.lost and root.exit.code in final:
         reason = f"{root.exit.describe()}: a restart cannot help (final_exit_codes)"
         give_up = GiveUp(code=root.exit.code, reason=reason)
         return Decided(t=now, incident=state.incidents, actions=(give_up,), reason=reason)
@@ -68,7 +69,7 @@ def at_the_end(
     ``warned``: Slurm says so, because the time limit or a preemption is near (``--signal=B:USR1@...``).
     """
     why = in_vain(state, reason, now, warned=warned)
-    if not rules.requeue:
+    if not rules.config.slurm.requeue:
         why = f"{reason}, and slurm.requeue is off"
     if why:
         return GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=why)
@@ -82,7 +83,7 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
     if kind is FaultKind.UNREACHABLE:
         return go_on_without(state, fault.lost, fault, rules)
     was_tried = any(attempt.signature == verdict.signature for attempt in state.world.in_vain)
-    if kind is FaultKind.SLOW_TO_DIE and rules.requeue and was_tried:
+    if kind is FaultKind.SLOW_TO_DIE and rules.config.slurm.requeue and was_tried:
         return go_on_without(state, fault.stuck, fault, rules)
     if verdict.suspects:
         return move_ranks(state, verdict.suspects, rules)
@@ -108,7 +109,7 @@ def _last_resort(
     """Rung 8, once without new progress in between, then the end with the evidence."""
     reason = why = f"{verdict.reason}; {stop}" if verdict.allowed else verdict.reason
     action: Action = GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason)
-    if verdict.allowed and rules.replay and fault.replayed is None:
+    if verdict.allowed and rules.config.replay.args is not None and fault.replayed is None:
         action, why = Replay(reason=reason), f"{reason}: replay the training in small groups"
         verdict = Verdict(
             rung=8,

@@ -376,7 +376,7 @@ def worth_tests(samples: int, rules: Rules, state: JobState) -> bool:
     It takes minutes, and training that is slow by its own work or by what all share goes on as before.
     """
     was_tested = any(attempt.signature == _by_symptom(Symptom.SLOW) for attempt in state.world.attempts)
-    return rules.diagnose and 0 < rules.slow_samples <= samples and not was_tested
+    return rules.detect.diagnose and 0 < rules.detect.slow_samples <= samples and not was_tested
 
 
 def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
@@ -386,7 +386,7 @@ def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
     again without a new step in between, also as something else after an eviction, is tested for, and so is
     what a restart would only repeat: wrong numbers, and a hang that stacks do not place.
     """
-    if fault.diagnosis is not None or not rules.diagnose:
+    if fault.diagnosis is not None or not rules.detect.diagnose:
         return None
     found = unexplained(fault)
     again = any(a.signature == found.signature or a.blame is Blame.NODE for a in state.world.in_vain)

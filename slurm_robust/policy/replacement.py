@@ -135,7 +135,7 @@ def _replace(
     if found_out is not None:
         return found_out
     short = "; ".join((short, *(fault.not_lent or ())))
-    if not rules.requeue:
+    if not rules.config.slurm.requeue:
         reason = f"{short}, and slurm.requeue is off"
         return (GiveUp(code=ExitCode.DO_NOT_REQUEUE, reason=reason),), reason
     without = f" without {fold(exclude)}" if exclude else ""
@@ -156,7 +156,7 @@ def _find_nodes(
 
     The reservation, then a quick test of nodes that suspicion alone speaks against, then the partition.
     """
-    candidates = _to_test(state, unproven, fault) if rules.quick_test else ()
+    candidates = _to_test(state, unproven, fault) if rules.detect.quick_test_s else ()
     left = [source for source in rules.sources if source not in fault.asked]
     now = [source for source in left if source.reservation or not candidates]
     if now:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from slurm_robust.config.job import CompanionConfig, JobConfig, Limits
+from slurm_robust.config.job import DetectConfig, JobConfig, Limits
 from slurm_robust.model.companion import CompanionPool
 from slurm_robust.model.incident import Blame, FaultKind, Signature, Verdict
 from slurm_robust.model.record import Record
@@ -13,50 +13,36 @@ from slurm_robust.util.text import count
 
 
 class Rules(Record):
-    """Bounds and choices that decisions depend on, taken from the configuration once."""
+    """What decisions depend on beside the state; the one way of settings into the policy."""
 
-    limits: Limits
-    final_exit_codes: tuple[int, ...] = (2,)
-    requeue: bool = True
-    diagnose: bool = False
-    """Nodes may be tested."""
-    slow_samples: int = 0
-    """Also in a slowdown, once this many samples found no culprit; 0: not for that."""
-    replay: bool = False
-    """The script can be replayed in small groups."""
-    sources: tuple[CompanionPool, ...] = ()
-    """Where companions get nodes, in this order."""
-    quick_test: bool = False
-    """Nodes that suspicion alone speaks against may be tested and used again."""
+    config: JobConfig
     leaves: Mapping[str, str] = {}
-    """Leaf switch of each node, as far as Slurm tells."""
+    """Leaf switch of each node, if Slurm tells."""
 
-    @classmethod
-    def of(cls, config: JobConfig) -> Rules:
-        """The rules of one job's configuration."""
-        return cls(
-            limits=config.limits,
-            final_exit_codes=config.final_exit_codes,
-            requeue=config.slurm.requeue,
-            diagnose=config.detect.diagnose,
-            slow_samples=config.detect.slow_samples,
-            replay=config.replay.args is not None,
-            sources=sources(config.companions),
-            quick_test=config.detect.quick_test_s > 0,
-        )
+    @property
+    def limits(self) -> Limits:
+        """How often what may be tried."""
+        return self.config.limits
 
+    @property
+    def detect(self) -> DetectConfig:
+        """What counts as a fault, and which tests may find it."""
+        return self.config.detect
 
-def sources(config: CompanionConfig) -> tuple[CompanionPool, ...]:
-    """Where companions get nodes, in the order in which it is tried."""
-    reserved = (CompanionPool(reservation=config.reservation),) if config.reservation is not None else ()
-    return (*reserved, CompanionPool()) if config.partition else reserved
+    @property
+    def sources(self) -> tuple[CompanionPool, ...]:
+        """Where companions get nodes, in the order in which it is tried."""
+        companions = self.config.companions
+        reserved = (CompanionPool(reservation=companions.reservation),) if companions.reservation else ()
+        return (*reserved, CompanionPool()) if companions.partition else reserved
 
-
-def replenish_sources(config: CompanionConfig, choice: str) -> tuple[CompanionPool, ...]:
-    """Those of :func:`sources` from which standbys are replaced, by ``standby.replenish``."""
-    if choice == "none":
-        return ()
-    return tuple(source for source in sources(config) if source.reservation or choice == "partition")
+    @property
+    def replenish_sources(self) -> tuple[CompanionPool, ...]:
+        """Those from which standbys are replaced (``standby.replenish``)."""
+        choice = self.config.standby.replenish
+        if choice == "none":
+            return ()
+        return tuple(source for source in self.sources if source.reservation or choice == "partition")
 
 
 def convict(

@@ -88,7 +88,7 @@ class Monitor:
         context = self._context
         nodes = (*context.world.slots, *context.state.spares)
         seen = {node: b.alerts for node, b in context.fleet.heartbeats(nodes).items() if b.alerts}
-        return alerts.judge(seen, context.switches, context.config.detect, nodes=len(nodes))
+        return alerts.judge(seen, context.rules, nodes=len(nodes))
 
     def _inspection(self, now: Now) -> Fault | None:
         faults, waits = self._judge_alerts()

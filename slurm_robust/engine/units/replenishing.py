@@ -6,10 +6,8 @@ from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Now, Say
 from slurm_robust.engine.units.companions import Companions
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import CompanionPool
 from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.policy.replenish import missing_standbys, next_attempt
-from slurm_robust.policy.rules import replenish_sources
 from slurm_robust.util.text import count
 
 
@@ -29,7 +27,7 @@ class Replenishing:
                 companions.give_up_fetching()
                 context.note("Slurm gave no answer to a request for standbys", "", now)
             return
-        sources = self._sources()
+        sources = self._context.rules.replenish_sources
         if not sources or context.leaving or context.ending:
             return
         if not (attempt := next_attempt(context.state, now.wall)):
@@ -46,7 +44,3 @@ class Replenishing:
             len(sources), config.companions.wait_s, config.slurm.timeout_s, missing
         )
         companions.fetch(sources, missing, state.evicted)
-
-    def _sources(self) -> tuple[CompanionPool, ...]:
-        config = self._context.config
-        return replenish_sources(config.companions, config.standby.replenish)

@@ -108,7 +108,7 @@ class CheckpointScheduler:
         newest = max(p.step for p in records)
         lead_s = max(LEAD_S, 2 * config.timings.heartbeat_s)
         agreed = agreed_step(newest, self._tempo.fastest, lead_s)
-        step = step_to_store(newest, agreed, self._checkpoints.stored_s(now), config.checkpoint)
+        step = step_to_store(newest, agreed, self._checkpoints.stored_s(now), self._context.rules)
         if step is not None:
             self._flush, self._reached = step, None
             self._send_flush(now)
@@ -140,7 +140,7 @@ class CheckpointScheduler:
             self._is_failing = False
         else:
             why = {n: b.unflushed for n, b in heartbeats.items() if b.unflushed.startswith(f"step {step}: ")}
-            is_over = is_late(waited_s, context.config.checkpoint, refused=bool(why))
+            is_over = is_late(waited_s, context.rules, refused=bool(why))
             if why or is_over:
                 self._say_failed(why, [node for node in state.world.slots if node not in there], now)
             if not is_over:

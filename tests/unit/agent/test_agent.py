@@ -18,7 +18,7 @@ import pytest
 
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId, RestoreSource, Tier
-from slurm_robust.model.job import CommandKind, JobSpec
+from slurm_robust.model.job import CommandKind
 from slurm_robust.wire.messages import Heartbeat, Inject, Phase, Refused, RequestCheckpoint, Shutdown
 from slurm_robust.wire.sockets import knock
 from tests.builders import specs
@@ -448,7 +448,7 @@ def test_a_job_directory_that_is_not_there_is_told_in_one_line(tmp_path: Path, c
 def test_a_node_that_lacks_what_is_to_be_run_says_so_before_the_first_worker(
     kind: CommandKind, name: str, tmp_path: Path
 ) -> None:
-    spec = JobSpec(run_id="r", job_id=7, kind=kind, command=(name,), cwd=str(tmp_path), nproc_per_node=1)
+    spec = specs.job_spec(kind=kind, command=(name,), cwd=str(tmp_path))
     (tmp_path / "job.json").write_bytes(msgspec.json.encode(spec))
     done = subprocess.run(
         [sys.executable, "-m", "slurm_robust.agent", "--job-dir", str(tmp_path)],

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_robust.config.job import DetectConfig
+from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
 from slurm_robust.model.incident import Symptom
+from slurm_robust.policy import Rules
 from slurm_robust.policy import alerts as policy
 
 CONFIG = DetectConfig()
@@ -63,7 +64,7 @@ def down(age_s: float, **more: object) -> Alert:
 def judge(
     alerts: Mapping[str, Sequence[Alert]], leaves: Mapping[str, str], config: DetectConfig, *, nodes: int
 ) -> Judged:
-    faults, waits = policy.judge(alerts, leaves, config, nodes=nodes)
+    faults, waits = policy.judge(alerts, Rules(config=JobConfig(detect=config), leaves=leaves), nodes=nodes)
     named = {fault.symptom: fault.named for fault in faults}
     assert all(named.values()), "a fault without a node is no fault"
     return Judged(named.pop(Symptom.NODE_FAULT, {}), named.pop(Symptom.NETWORK, {}), waits)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.job import CompanionConfig, Limits
+from slurm_robust.config.job import CompanionConfig, SlurmConfig
 from slurm_robust.model import incident as inc
 from slurm_robust.model.companion import Companion, CompanionPool
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.state import JobState, apply
-from slurm_robust.policy import Rules, decide
+from slurm_robust.policy import decide
 from slurm_robust.policy.patience import borrowing_s
-from slurm_robust.policy.rules import sources
+from tests.builders.rules import rules
 from tests.builders.state import changed, job_state
 
 SPARES, PARTITION = CompanionPool(reservation="spares"), CompanionPool()
-RULES = Rules(limits=Limits(), sources=(SPARES, PARTITION))
+BOTH = CompanionConfig(reservation="spares", partition=True)
+RULES = rules(companions=BOTH)
 STATE = job_state(job_id=7, slots=("n1", "n2"), generation=3, best_step=5, reports=True, evicted={"n9": "x"})
 LOST = inc.Fault(generation=3, lost=("n2",), alive=("n1",))
 
@@ -72,10 +73,10 @@ def test_too_few_lead_to_a_requeue_that_says_why(lent: tuple[str, ...]) -> None:
 
 
 def test_without_requeue_the_job_ends_only_after_companions_were_asked_for() -> None:
-    rules = structs.replace(RULES, requeue=False)
-    assert isinstance(decide(STATE, LOST, 0.0, rules).actions[0], inc.Borrow)
+    never = rules(companions=BOTH, slurm=SlurmConfig(requeue=False))
+    assert isinstance(decide(STATE, LOST, 0.0, never).actions[0], inc.Borrow)
     (*_, last) = decide(
-        STATE, structs.replace(LOST, not_lent=("full",), asked=RULES.sources), 0.0, rules
+        STATE, structs.replace(LOST, not_lent=("full",), asked=RULES.sources), 0.0, never
     ).actions
     assert isinstance(last, inc.GiveUp)
     assert last.code == ExitCode.DO_NOT_REQUEUE
@@ -91,9 +92,9 @@ def test_nodes_that_cannot_be_reached_are_replaced_by_lent_ones_without_an_agent
 
 
 def test_sources_in_their_order() -> None:
-    assert sources(CompanionConfig()) == ()
-    assert sources(CompanionConfig(reservation="spares")) == (SPARES,)
-    assert sources(CompanionConfig(reservation="spares", partition=True)) == (SPARES, PARTITION)
+    assert rules().sources == ()
+    assert rules(companions=CompanionConfig(reservation="spares")).sources == (SPARES,)
+    assert RULES.sources == (SPARES, PARTITION)
     assert [str(source) for source in (SPARES, PARTITION)] == ["reservation spares", "the partition"]
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
 from slurm_robust.analysis.logs import classify_exit
 from slurm_robust.config.job import Limits
@@ -13,11 +12,12 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.state import JobState
 from slurm_robust.model.world import Attempt
-from slurm_robust.policy import Rules, decide
+from slurm_robust.policy import decide
 from slurm_robust.policy.ladder import MAX_PORTS
+from tests.builders.rules import rules
 from tests.builders.state import changed, job_state
 
-RULES = Rules(limits=Limits())
+RULES = rules()
 STATE = job_state(
     job_id=7, slots=("n1", "n2", "n3"), spares=("n4",), generation=3, running=False, best_step=5, reports=True
 )
@@ -135,7 +135,7 @@ def test_a_port_that_another_user_took_counts_as_no_attempt() -> None:
     last = decide(state, fault, 1.0, RULES)
     assert last.verdict is None or last.verdict.signature != PORT_TAKEN, "it is judged like any other end"
     fresh = changed(STATE, attempts=state.world.attempts[-MAX_PORTS:])
-    several = structs.replace(RULES, limits=Limits(per_hour=1, total=1))
+    several = rules(limits=Limits(per_hour=1, total=1))
     assert kinds(decide(fresh, failed(root=root(signal=9)), 1.0, several)) == ["Restart"]
 
 
@@ -276,7 +276,7 @@ def test_workers_slow_to_die_on_several_nodes_convict_nobody() -> None:
     assert first.verdict.blame is inc.Blame.NOBODY
     again = changed(STATE, attempts=(Attempt(signature=first.verdict.signature, t=0.0, step=5),))
     assert kinds(decide(again, fault, 1.0, RULES)) == ["Requeue"]
-    with_diagnosis = structs.replace(RULES, diagnose=True)
+    with_diagnosis = rules(diagnose=True)
     assert kinds(decide(STATE, fault, 0.0, with_diagnosis)) == ["Restart"]
 
 

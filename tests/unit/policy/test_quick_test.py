@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from slurm_robust.config.job import Limits
+from slurm_robust.config.job import CompanionConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.companion import CompanionPool
@@ -14,10 +14,11 @@ from slurm_robust.model.stacks import Localisation
 from slurm_robust.model.state import JobState, apply
 from slurm_robust.policy import Rules, decide
 from slurm_robust.policy.quick_test import TESTS, quick_answers
+from tests.builders.rules import rules
 from tests.builders.state import changed, job_state
 
 SPARES, PARTITION = CompanionPool(reservation="spares"), CompanionPool()
-RULES = Rules(limits=Limits(), quick_test=True)
+RULES = rules(quick_test_s=60.0)
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 GROUP = ("n2", "n3", "n4")
 STATE = job_state(job_id=7, slots=NODES, held=NODES, generation=3, best_step=5, reports=True)
@@ -32,9 +33,9 @@ def suspected(state: JobState, *, exact: bool = False, **fields: object) -> tupl
     return changed(state, places=(before,)), structs.replace(fault, **fields)
 
 
-def choose(state: JobState, rules: Rules = RULES, **fields: object) -> tuple[inc.Action, ...]:
+def choose(state: JobState, by: Rules = RULES, **fields: object) -> tuple[inc.Action, ...]:
     state, fault = suspected(state, **fields)  # type: ignore[arg-type]
-    return decide(state, fault, 0.0, rules).actions
+    return decide(state, fault, 0.0, by).actions
 
 
 def test_with_enough_standbys_a_whole_group_is_replaced_untested() -> None:
@@ -71,16 +72,16 @@ def test_too_few_that_pass_lead_to_a_requeue_without_any_of_them() -> None:
 
 
 def test_the_reservation_comes_before_the_test_and_the_partition_after_it() -> None:
-    rules = structs.replace(RULES, sources=(SPARES, PARTITION))
-    (first,) = choose(STATE, rules)
+    both = rules(quick_test_s=60.0, companions=CompanionConfig(reservation="spares", partition=True))
+    (first,) = choose(STATE, both)
     assert isinstance(first, inc.Borrow)
     assert (first.sources, first.some) == ((SPARES,), True)
-    (second,) = choose(STATE, rules, asked=(SPARES,), not_lent=("full",))
+    (second,) = choose(STATE, both, asked=(SPARES,), not_lent=("full",))
     assert isinstance(second, inc.QuickTest)
-    (third,) = choose(STATE, rules, asked=(SPARES,), not_lent=("full",), cleared=())
+    (third,) = choose(STATE, both, asked=(SPARES,), not_lent=("full",), cleared=())
     assert isinstance(third, inc.Borrow)
     assert (third.sources, third.some) == ((PARTITION,), False)
-    last = choose(STATE, rules, asked=(SPARES, PARTITION), not_lent=("full", "full"), cleared=())[-1]
+    last = choose(STATE, both, asked=(SPARES, PARTITION), not_lent=("full", "full"), cleared=())[-1]
     assert isinstance(last, inc.Requeue)
 
 
@@ -90,7 +91,7 @@ def test_a_node_is_tested_once_in_a_job_and_none_with_hard_evidence() -> None:
     assert isinstance(test, inc.QuickTest)
     assert test.nodes == ("n4",)
     assert isinstance(choose(STATE, exact=True)[-1], inc.Requeue)
-    assert isinstance(choose(STATE, structs.replace(RULES, quick_test=False))[-1], inc.Requeue)
+    assert isinstance(choose(STATE, rules())[-1], inc.Requeue)
     gone = changed(STATE, held=("n1", "n5", "n6"))
     assert isinstance(choose(gone)[-1], inc.Requeue), "the job does not hold them any more"
 

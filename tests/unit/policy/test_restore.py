@@ -28,7 +28,7 @@ from slurm_robust.policy.restore import (
     seal,
     spoils,
 )
-from slurm_robust.policy.rules import Limits, Rules
+from tests.builders.rules import rules
 from tests.builders.state import changed, job_state
 
 TWO = Placement(slots=("n1", "n2"), nproc_per_node=1)
@@ -345,7 +345,7 @@ def ended(exit: WorkerExit, **changes: object) -> Fault:
 def is_spoilt(fault: Fault, state: JobState = AGAIN, times: int = 2) -> bool:
     """What holds the ``times``-th time that training ends so."""
     for _ in range(times):
-        verdict = decide(state, fault, 1.0, Rules(limits=Limits())).verdict
+        verdict = decide(state, fault, 1.0, rules()).verdict
         if verdict is None:
             return False
         found = spoils(fault, verdict, state)
