@@ -20,7 +20,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from slurm_robust.sandbox import Sandbox, SandboxConfig
 
-pytest_plugins = ["tests.flaky", "tests.longest_first"]
+pytest_plugins = ["tests.flaky", "tests.longest_first", "tests.rewritten"]
 
 # What nohup and a shell's & ignore, processes started by tests would ignore too: a handler ends with an exec.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):

@@ -14,7 +14,10 @@ from slurm_robust.testing.lagging_gpus import LaggingGpus
 from slurm_robust.worker.api import ScalarReader
 from tests.torch_features import tensors
 
-debug = pytest.importorskip(f"{tensors.__name__}.debug")
+
+def collectives() -> Any:
+    """Return what counts the collectives of a block; its import takes a second."""
+    return pytest.importorskip(f"{tensors.__name__}.debug").CommDebugMode()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,7 @@ def norm(mesh: Any, placement: Any, value: float = 2.5) -> torch.Tensor:
 
 def test_a_replicated_dtensor_is_read_without_a_collective(mesh: Any) -> None:
     value = norm(mesh, tensors.Replicate())
-    with debug.CommDebugMode() as seen:
+    with collectives() as seen:
         assert ScalarReader("grad_norm").read(value) == 2.5
     assert seen.get_total_counts() == 0
 
@@ -106,7 +109,7 @@ def test_a_part_of_a_value_is_left_out_and_told_once(
     reader, value = ScalarReader("grad_norm", gpus), norm(mesh, tensors.Partial())
     if on_gpu:
         gpus.adopt(value.to_local())  # type: ignore[operator]
-    with debug.CommDebugMode() as seen:
+    with collectives() as seen:
         assert [reader.read(1.0), reader.read(value), reader.read(value)] == [1.0, None, None]
     assert seen.get_total_counts() == 0
     assert caplog.text.count("grad_norm is not reported") == 1
