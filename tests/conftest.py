@@ -31,6 +31,11 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 gc.disable()
 
 
+def pytest_pycollect_makeitem(obj: object) -> list[pytest.Item] | None:
+    """Take no class of the package for tests, as pytest does with each whose name begins with Test."""
+    return [] if isinstance(obj, type) and obj.__module__.startswith("slurm_robust.") else None
+
+
 def pytest_collection_finish() -> None:
     """Look for garbage in what tests make only; a fork of this process then leaves the rest alone too."""
     gc.collect()

@@ -22,8 +22,6 @@ _log = logging.getLogger(__name__)
 class Tester:
     """Tests nodes of this job on which no worker lives."""
 
-    __test__ = False
-
     def __init__(
         self,
         diagnoser: Diagnoser,

@@ -187,8 +187,6 @@ class SaveAlerts(Record):
 class TestNodes(Record):
     """Test ``nodes``; answered by ``on_tests``."""
 
-    __test__ = False
-
     nodes: tuple[str, ...]
     bitwise: bool
     budget_s: float
@@ -198,8 +196,6 @@ class TestNodes(Record):
 
 class TestStandby(Record):
     """Run the quick test on a standby; answered by ``on_standby_tested`` with ``number``."""
-
-    __test__ = False
 
     number: int
     node: str

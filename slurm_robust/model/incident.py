@@ -63,8 +63,6 @@ class Classification(Record):
 class TestResult(Record):
     """One test on one node."""
 
-    __test__ = False  # pytest takes every class with this beginning for tests
-
     test: str
     node: str
     outcome: Outcome

@@ -56,8 +56,6 @@ class Tested(Record):
 class TestReport(Record):
     """All channels of a configuration."""
 
-    __test__ = False  # pytest takes every class with this beginning for tests
-
     job: str
     """"" without a job."""
     channels: tuple[Tested, ...]

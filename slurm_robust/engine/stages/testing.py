@@ -21,8 +21,6 @@ MARGIN_S = 30.0
 class Testing:
     """Waits for the tests, bounded; then the policy is asked again with what they have shown."""
 
-    __test__ = False
-
     def __init__(self, begin: ToTesting) -> None:
         self._fault = begin.fault
         self._action = begin.action

@@ -119,7 +119,7 @@ def test_a_gpu_lost_before_the_watch_does_not_hide_the_others(gpus: StandInGpus)
 
 @pytest.mark.parametrize(
     ("state", "error"),
-    [("", "DriverError: Driver Not Loaded"), ("system count 1\nsystem init 18\n", "version mismatch")],
+    [("", "NvmlError: Driver Not Loaded"), ("system count 1\nsystem init 18\n", "version mismatch")],
 )
 def test_a_driver_that_does_not_start_is_an_error_with_its_reason(
     gpus: StandInGpus, state: str, error: str
