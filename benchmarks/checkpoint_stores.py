@@ -21,7 +21,7 @@ from benchmarks import common
 from benchmarks.checkpoint_ours import CHECKPOINTS, RUN, Ours
 from benchmarks.checkpoint_runs import SHARED_MEMORY
 from benchmarks.checkpoint_state import Training
-from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
+from slurm_robust.checkpoint.flush_order import FlushAnswer, FlushOrder
 from slurm_robust.model.copies import Tier
 
 OURS = "slurm_robust"

@@ -187,7 +187,7 @@ def _copy_from_storage(
 def _write_images(ref: CheckpointId, own: Path, shared: Path | None, target: OneFolder) -> None:
     """Write the part that the storage writer would write."""
     from slurm_robust.checkpoint.disk import write_part
-    from slurm_robust.checkpoint.flush import snapshot_of
+    from slurm_robust.checkpoint.storage_writer import snapshot_of
 
     opened: list[Image] = []
     try:

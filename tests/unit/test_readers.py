@@ -21,10 +21,10 @@ from slurm_robust.agent.copies.service import read_plans
 from slurm_robust.checkpoint import image as im
 from slurm_robust.checkpoint.disk import DiskTier, read_part
 from slurm_robust.checkpoint.errors import CheckpointError
-from slurm_robust.checkpoint.flush import snapshot_of
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.part import PartItem, Sidecar, encode_sidecar, read_sidecar, verify_part
 from slurm_robust.checkpoint.state import Snapshot
+from slurm_robust.checkpoint.storage_writer import snapshot_of
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of, unflatten
 from slurm_robust.config.plan import load_plan

@@ -24,7 +24,7 @@ import msgspec
 
 from slurm_robust.agent.copies.notes import Notes
 from slurm_robust.checkpoint.errors import CheckpointError
-from slurm_robust.checkpoint.flush import FlushAnswer, FlushOrder
+from slurm_robust.checkpoint.flush_order import FlushAnswer, FlushOrder
 from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.memory import FoundImage
 from slurm_robust.checkpoint.tiers import KeptTier, Places

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.agent.copies.flush import StorageWriter, choose
-from slurm_robust.checkpoint.flush import FlushOrder
+from slurm_robust.checkpoint.flush_order import FlushOrder
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer, BufferInUse
 from slurm_robust.checkpoint.memory import FoundImage

@@ -23,12 +23,13 @@ from msgspec import structs
 
 from slurm_robust.checkpoint.disk import DiskTier
 from slurm_robust.checkpoint.errors import CannotReseed, MissingCheckpoint
-from slurm_robust.checkpoint.flush import FlushOrder, flush
+from slurm_robust.checkpoint.flush_order import FlushOrder
 from slurm_robust.checkpoint.generators import capture_rng, restore_rng
 from slurm_robust.checkpoint.header import PartHeader
 from slurm_robust.checkpoint.image import Buffer
 from slurm_robust.checkpoint.part import verify_part
 from slurm_robust.checkpoint.state import Snapshot
+from slurm_robust.checkpoint.storage_writer import flush
 from slurm_robust.checkpoint.store import CheckpointStore
 from slurm_robust.checkpoint.tree import flatten, specs_of
 from slurm_robust.model.copies import SHARED, CheckpointId, Tier
