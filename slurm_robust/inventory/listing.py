@@ -10,14 +10,12 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
@@ -36,7 +34,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.state import JobState
 from slurm_robust.model.training import PREFIX, TrainingDirectory, storage_of
 from slurm_robust.policy import restore
-from slurm_robust.terminal.console import BYTES, Bar, show, track
+from slurm_robust.terminal.console import BYTES, Bar, plain_table, show, track
 from slurm_robust.trainings.find import NoSuchJob, TrainingPosition, load_events, named, newest_job, place_of
 from slurm_robust.trainings.jobs import newest_of
 from slurm_robust.trainings.slurmview import make_slurm
@@ -248,47 +246,40 @@ def would_restore(
 
 def render(listing: CheckpointListing) -> RenderableType:
     """Return the table, and below it what would be restored."""
-    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
-    for name in ("step", "gen"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("storage", no_wrap=True)
-    for name in ("here", "journal"):
-        table.add_column(name, overflow="fold")
-    for row in listing.rows:
-        marks = ["would be restored"] if row.token == listing.restored else []
-        marks += ["latest"] if row.token == listing.latest else []
-        table.add_row(
-            str(row.step),
-            str(row.generation),
-            _stored_text(row.stored),
-            _here_text(row.here),
-            one_line("; ".join([*marks, *row.notes])),
-            style="bold" if row.token == listing.restored else "",
-        )
+    aside = ""
+    if listing.moved_aside:
+        names = ", ".join(name.removeprefix(PREFIX) for name in listing.moved_aside)
+        aside = f" Moved aside by --fresh, with checkpoints of their own: {names}."
     if not listing.rows:
         where = " or on the local disk" if listing.local else ""
         text = f"no checkpoint in {listing.storage}, in the memory{where} of node {listing.node}"
-        return Text(one_line(f"{text}{_aside(listing)}"))
-    if listing.restored:
-        end = f"From what node {listing.node} and storage have, {listing.how} could be restored."
-    else:
-        end = f"From what node {listing.node} and storage have, nothing could be restored."
-    return Group(table, Text(one_line(_use(listing))), Text(one_line(end)))
-
-
-def _use(listing: CheckpointListing) -> str:
-    """Return what storage has, and what room is left there."""
+        return Text(one_line(f"{text}{aside}"))
+    table = plain_table("step", "gen", "storage", "here", "journal", right=("step", "gen"))
+    for column in table.columns[:3]:
+        column.no_wrap = True
+    for row in listing.rows:
+        marks = ["would be restored"] if row.token == listing.restored else []
+        marks += ["latest"] if row.token == listing.latest else []
+        stored = "-"
+        if (one := row.stored) is not None:
+            of = count(one.of, "part")
+            stored = f"complete, {of}" if one.complete else f"{one.parts} of {of}"
+            stored += f"\n{one.nbytes / 1e6:.1f} MB, {_age(one.age_s)} old"
+        tiers = (tier.value for tier in Tier if tier.value in row.here)  # the nearest first
+        table.add_row(
+            str(row.step),
+            str(row.generation),
+            stored,
+            "\n".join(f"{tier}: {ranks_text(row.here[tier])}" for tier in tiers) or "-",
+            one_line("; ".join([*marks, *row.notes])),
+            style="bold" if row.token == listing.restored else "",
+        )
     many = count(listing.complete, "complete checkpoint")
     whose = f" of training {listing.training}" if listing.training else ""
     room = f"; {size_text(listing.free)} free there" if listing.free is not None else ""
-    return f"On storage: {many}{whose}, {size_text(listing.nbytes)}{room}.{_aside(listing)}"
-
-
-def _aside(listing: CheckpointListing) -> str:
-    if not listing.moved_aside:
-        return ""
-    names = (name.removeprefix(PREFIX) for name in listing.moved_aside)
-    return f" Moved aside by --fresh, with checkpoints of their own: {', '.join(names)}."
+    use = f"On storage: {many}{whose}, {size_text(listing.nbytes)}{room}.{aside}"
+    end = f"From what node {listing.node} and storage have, {listing.how or 'nothing'} could be restored."
+    return Group(table, Text(one_line(use)), Text(one_line(end)))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -407,20 +398,6 @@ def _stored(store: CheckpointStore, ref: CheckpointId, now: float) -> StoredChec
     return StoredCheckpoint(
         parts=len(parts), of=of, complete=complete, nbytes=nbytes, age_s=round(max(0.0, now - newest), 1)
     )
-
-
-def _here_text(here: Mapping[str, Sequence[int]]) -> str:
-    """Return a line for each tier, the nearest first."""
-    tiers = (tier.value for tier in Tier if tier.value in here)
-    return "\n".join(f"{tier}: {ranks_text(here[tier])}" for tier in tiers) or "-"
-
-
-def _stored_text(stored: StoredCheckpoint | None) -> str:
-    if stored is None:
-        return "-"
-    of = count(stored.of, "part")
-    parts = f"complete, {of}" if stored.complete else f"{stored.parts} of {of}"
-    return f"{parts}\n{stored.nbytes / 1e6:.1f} MB, {_age(stored.age_s)} old"
 
 
 def _age(seconds: float) -> str:

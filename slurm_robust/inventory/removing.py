@@ -19,7 +19,7 @@ from slurm_robust.model.job import JobDirectory, JobSpec
 from slurm_robust.model.journal import fold
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.state import JobState
-from slurm_robust.model.training import TrainingDirectory, is_shared, training_of
+from slurm_robust.model.training import PREFIX, is_shared, training_of
 from slurm_robust.policy.continuing import steps_text
 from slurm_robust.policy.removal import Stock, needed, prunable, removal
 from slurm_robust.slurm.client import SlurmClient
@@ -94,7 +94,12 @@ def rm_main(name: str, steps: Sequence[str], options: RemovalOptions, *, job_dir
         wanted = chosen(shelf, steps)
         found = removal(shelf.stock, wanted, force=options.force)
         if found.refused:
-            raise _needed(shelf, found.refused, force=options.force)
+            why = "; ".join(f"step {ref.step}: {text}" for ref, text in found.refused.items())
+            fix = "leave these out, or add --force if no job shall ever go on from there"
+            raise Needed(
+                f"nothing was removed: {shelf.whose} needs what was named: {why}",
+                fix="wait until the job has ended" if options.force else fix,
+            )
         return found.remove
 
     return _main(name, plan, options, job_dir)
@@ -171,34 +176,24 @@ def shelf_of(name: str, job_dir: str | None, slurm: SlurmClient) -> Shelf:
     """
     found = named(name, job_dir, slurm)
     if isinstance(found, JobDirectory):
-        state = fold(load_events(found))
+        events = load_events(found)
+        state = fold(events)
         training = training_of(found, state.training, state.run_id) if state.training else None
         if training is None:
-            return _of_job(found, slurm)
+            earlier = earlier_job(found)
+            assert earlier is not None  # its journal has been read
+            job = Begun(chapter=earlier.chapter, directory=found, events=events)
+            store, now = store_of(earlier.storage, found, state), NewestJob.of(job, slurm)
+            return Shelf(f"job {earlier.name}", store, stock_of(store, found, state, now))
         found = training
-    return _of_training(found, slurm)
-
-
-def _of_training(training: TrainingDirectory, slurm: SlurmClient) -> Shelf:
-    _, newest, known = newest_of(training, slurm)
+    _, newest, known = newest_of(found, slurm)
     if known is None:
-        newest_job(training, slurm)  # says why no journal can tell which checkpoints count
+        newest_job(found, slurm)  # says why no journal can tell which checkpoints count
     assert known is not None
-    whose = f"training {training.path.name.removeprefix('training-')}"
     state = fold(known.events)
-    store = store_of(storage(training, known), known.directory, state)
-    now = NewestJob.of(newest or known, slurm)
+    store, now = store_of(storage(found, known), known.directory, state), NewestJob.of(newest or known, slurm)
+    whose = f"training {found.path.name.removeprefix(PREFIX)}"
     return Shelf(whose, store, stock_of(store, known.directory, state, now))
-
-
-def _of_job(directory: JobDirectory, slurm: SlurmClient) -> Shelf:
-    earlier = earlier_job(directory)
-    assert earlier is not None  # its journal has been read
-    events = load_events(directory)
-    job = Begun(chapter=earlier.chapter, directory=directory, events=events)
-    store = store_of(earlier.storage, directory, earlier.state)
-    stock = stock_of(store, directory, earlier.state, NewestJob.of(job, slurm))
-    return Shelf(f"job {earlier.name}", store, stock)
 
 
 def store_of(path: Path, directory: JobDirectory, state: JobState) -> CheckpointStore:
@@ -214,29 +209,27 @@ def stock_of(store: CheckpointStore, directory: JobDirectory, state: JobState, n
     complete = tuple(ref for ref in reversed(present) if ref in whole)
     keep, keep_every = _kept(directory)
     ended = state.ended if state.ended is not None and state.ended.final else None
+    world = state.world
+    open_ = {*world.unsealed, *((world.generation,) if world.running else ())}
+    # The newest step that counts of each generation of which that is known, -1 for none.
+    sealed = {g: world.sealed.get(g, -1) for g in range(1, world.generation + 1) if g not in open_}
+    sealed |= {g: step for g, step in world.good_steps.items() if g in open_}
     runs = now.has_begun and bool(now.holder) and now.state is not ChapterState.PENDING
     return Stock(
         complete=complete,
         incomplete=tuple(ref for ref in present if ref not in whole),
-        sealed=_sealed(state),
-        banned=state.world.banned,
+        sealed=sealed,
+        banned=world.banned,
         latest=store.latest(),
         keep=keep,
         keep_every=keep_every,
         holder=now.job if runs else "",
-        generation=state.world.generation,
-        restored=state.world.restored,
+        generation=world.generation,
+        restored=world.restored,
         # One that Slurm is still ending may be requeued.
         waiting=now.job if now.may_hold and not runs else "",
         finished=ended is not None and ended.code == 0 and not now.may_hold,
     )
-
-
-def _sealed(state: JobState) -> dict[int, int]:
-    """Return the newest step that counts of each generation of which that is known, -1 for none."""
-    open_ = {*state.world.unsealed, *((state.world.generation,) if state.world.running else ())}
-    known = {g: state.world.sealed.get(g, -1) for g in range(1, state.world.generation + 1) if g not in open_}
-    return known | {g: step for g, step in state.world.good_steps.items() if g in open_}
 
 
 class _Checkpoint(Record):
@@ -291,15 +284,6 @@ def chosen(shelf: Shelf, steps: Sequence[str]) -> tuple[CheckpointId, ...]:
 
 
 # -- words -------------------------------------------------------------------------------------------
-
-
-def _needed(shelf: Shelf, refused: dict[CheckpointId, str], *, force: bool) -> Needed:
-    why = "; ".join(f"step {ref.step}: {text}" for ref, text in refused.items())
-    if force:
-        fix = "wait until the job has ended"
-    else:
-        fix = "leave these out, or add --force if no job shall ever go on from there"
-    return Needed(f"nothing was removed: {shelf.whose} needs what was named: {why}", fix=fix)
 
 
 def _may(shelf: Shelf, refs: Collection[CheckpointId]) -> bool:

@@ -15,7 +15,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.trainings.phase import phase_of
 
 
-class Launch(Record):
+class LaunchView(Record):
     """One launch of the workers, with what the journal says of that generation."""
 
     launched: ev.GenerationLaunched
@@ -80,9 +80,9 @@ class JobView(Record, dict=True):
         return incident_reports(self.events, is_over=self.is_over, later=self.later)
 
     @cached_property
-    def launches(self) -> dict[int, Launch]:
+    def launches(self) -> dict[int, LaunchView]:
         """Each launch of the workers by its generation, in order."""
-        launched: dict[int, Launch] = {}
+        launched: dict[int, LaunchView] = {}
         measured: dict[int, ev.StartMeasured] = {}
         first: dict[int, ev.FirstStep] = {}
         last: dict[int, ev.FirstStep | ev.ProgressMade] = {}
@@ -99,7 +99,7 @@ class JobView(Record, dict=True):
                     run, queued_s = event.restart_count, event.queued_s
                 case ev.GenerationLaunched():
                     newest = event.generation
-                    launched[newest] = Launch(launched=event, run=run, queued_s=queued_s)
+                    launched[newest] = LaunchView(launched=event, run=run, queued_s=queued_s)
                     queued_s = None
                 case ev.StartMeasured():
                     measured[event.generation] = event
@@ -108,7 +108,7 @@ class JobView(Record, dict=True):
                 case ev.RunEnded():
                     ended.setdefault(newest, event)
         return {
-            number: Launch(
+            number: LaunchView(
                 launched=one.launched,
                 run=one.run,
                 queued_s=one.queued_s,

@@ -73,26 +73,22 @@ def node_lines(
     for node in dict.fromkeys((*sweep.pieces, *blamed, *sweep.evicted)):
         what = tuple(sweep.pieces.get(node, ())), tuple(blamed.get(node, ()))
         alike[(*what, sweep.evicted.get(node, ""), sweep.given_back.get(node, ""))].append(node)
-    lines = [_line(nodes, sweep, blamed, by_node) for nodes in alike.values()]
+    lines = []
+    for nodes in alike.values():
+        spans = tuple(sweep.pieces.get(nodes[0], ()))
+        line = NodeLine(
+            nodes=fold(nodes),
+            count=len(nodes),
+            pieces=spans,
+            slot_s=_lasted(spans, NodeActivity.SLOT),
+            standby_s=_lasted(spans, NodeActivity.STANDBY),
+            incidents=tuple(blamed.get(nodes[0], ())),
+            evicted=sweep.evicted.get(nodes[0], ""),
+            given_back=sweep.given_back.get(nodes[0], ""),
+            lost=sum((by_node[node] for node in nodes if node in by_node), Lost()),
+        )
+        lines.append(line)
     return tuple(sorted(lines, key=lambda line: (not line.incidents, not line.evicted, -line.count)))
-
-
-def _line(
-    nodes: list[str], sweep: _Sweep, blamed: Mapping[str, list[int]], by_node: Mapping[str, Lost]
-) -> NodeLine:
-    first = nodes[0]
-    pieces = tuple(sweep.pieces.get(first, ()))
-    return NodeLine(
-        nodes=fold(nodes),
-        count=len(nodes),
-        pieces=pieces,
-        slot_s=_lasted(pieces, NodeActivity.SLOT),
-        standby_s=_lasted(pieces, NodeActivity.STANDBY),
-        incidents=tuple(blamed.get(first, ())),
-        evicted=sweep.evicted.get(first, ""),
-        given_back=sweep.given_back.get(first, ""),
-        lost=sum((by_node[node] for node in nodes if node in by_node), Lost()),
-    )
 
 
 def _lasted(pieces: Iterable[NodeSpan], doing: NodeActivity) -> float:
@@ -124,11 +120,6 @@ class _Sweep:
                 self._do(event.slots, NodeActivity.SLOT, t)
             case ev.RequeueStarted() | ev.RunEnded():
                 self.all_leave(t)
-            case _:
-                self._of_one_node(event, t)
-
-    def _of_one_node(self, event: ev.AnyEvent, t: float) -> None:
-        match event:
             case ev.NodeEvicted():
                 self.evicted[event.node] = event.reason
                 self._do((event.node,) if event.node in self._now else (), NodeActivity.EVICTED, t)

@@ -24,7 +24,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model import startup
 from slurm_robust.model.record import Record
 from slurm_robust.model.training import TrainingDirectory
-from slurm_robust.report.job_view import JobView, Launch
+from slurm_robust.report.job_view import JobView, LaunchView
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.telemetry.spans import NotSent, Trace, TraceSpan, Value, by_parent, endpoint_of
 from slurm_robust.terminal.console import section, show
@@ -178,7 +178,7 @@ def _runs(events: Sequence[ev.AnyEvent]) -> Iterator[TraceSpan]:
             begun = event
 
 
-def _generation(launch: Launch) -> Iterator[TraceSpan]:
+def _generation(launch: LaunchView) -> Iterator[TraceSpan]:
     """Yield a launch of the workers that has ended, with its start phases and its training."""
     if launch.ended is None:
         return

@@ -25,7 +25,7 @@ from textual.widget import Widget
 
 from slurm_robust.model.moment import NodeMoment
 from slurm_robust.report.top import screen as text
-from slurm_robust.report.top.feed import JobFeed, JobView
+from slurm_robust.report.top.feed import JobFeed, LiveView
 from slurm_robust.report.top.screen import STYLES, Columns, Line, NodeOrder, plain
 from slurm_robust.util.threads import start_thread
 
@@ -291,7 +291,7 @@ class JobPage(Page):
             rows.show(1, lambda index: ((f"      {empty}", "label"),))
         self._show_foot(view)
 
-    def _show_foot(self, view: JobView) -> None:
+    def _show_foot(self, view: LiveView) -> None:
         node = self._selected(self.query_one("#nodes", Rows))
         self.query_one("#foot", Lines).show(text.foot(node, view.moment, self.size.width, FOOT))
 
@@ -360,7 +360,7 @@ class Looker:
     """Looks at the jobs again and again, in a thread; tells what it sees, job by job."""
 
     def __init__(
-        self, feeds: Sequence[JobFeed], tell: Callable[[int, JobView], None], every_s: float
+        self, feeds: Sequence[JobFeed], tell: Callable[[int, LiveView], None], every_s: float
     ) -> None:
         self._feeds, self._tell, self._every_s = feeds, tell, every_s
         self._ended = threading.Event()
@@ -403,7 +403,7 @@ class Top(App[None]):
     class Seen(Message):
         """A job was looked at."""
 
-        def __init__(self, number: int, view: JobView) -> None:
+        def __init__(self, number: int, view: LiveView) -> None:
             super().__init__()
             self.number, self.view = number, view
 
@@ -411,14 +411,14 @@ class Top(App[None]):
         # Colors of the terminal, whose background may be light; with NO_COLOR, Textual takes them away.
         super().__init__(ansi_color=True)
         self.names: tuple[str, ...] = tuple(feed.directory.path.name for feed in feeds)
-        self._views: dict[int, JobView] = {}
+        self._views: dict[int, LiveView] = {}
         self._every_s = every_s
         self._looker = Looker(feeds, lambda number, view: self._tell(number, view), every_s)
         self.page: Page = JobsPage() if len(feeds) > 1 else JobPage(0)
         """The first, to which all others come back."""
 
     @property
-    def views(self) -> Mapping[int, JobView]:
+    def views(self) -> Mapping[int, LiveView]:
         """The newest view of each job, by its place in :attr:`names`."""
         return self._views
 
@@ -438,7 +438,7 @@ class Top(App[None]):
         waited_s = time.monotonic() - begun if begun is not None else 0.0
         return f"storage has not answered for {waited_s:.0f} s" if waited_s > SLOW_S else ""
 
-    def _tell(self, number: int, view: JobView) -> None:
+    def _tell(self, number: int, view: LiveView) -> None:
         """Pass a view on, from the thread that looks."""
         self.post_message(self.Seen(number, view))
 

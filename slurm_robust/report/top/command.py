@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JOBS_FOLDER, JobDirectory
-from slurm_robust.report.top.feed import JobFeed, JobView
+from slurm_robust.report.top.feed import JobFeed, LiveView
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.terminal.console import show as print_json
 from slurm_robust.trainings.find import NoSuchJob, find
@@ -45,7 +45,7 @@ def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
     return 0
 
 
-def look_through(feed: JobFeed) -> JobView:
+def look_through(feed: JobFeed) -> LiveView:
     """Return one view, of the whole journal."""
     view = feed.look()
     while feed.is_behind:

@@ -52,7 +52,7 @@ SHARE = 50.0
 _MOVES = (ev.IncidentOpened, ev.SymptomAdded, ev.Decided, ev.IncidentClosed, ev.GenerationEnded, ev.RunEnded)
 
 
-class JobView(Record):
+class LiveView(Record):
     """All that the screen shows of one job, and ``--json`` prints."""
 
     folder: str
@@ -169,7 +169,7 @@ class JobFeed:
         """Whether another look should follow at once."""
         return self._journal.is_behind
 
-    def look(self) -> JobView:
+    def look(self) -> LiveView:
         """Return the job as it is now. Never raises."""
         self._follow()
         state = self._journal.state
@@ -182,9 +182,13 @@ class JobFeed:
         else:
             age_s = mono - (self._changed or mono)
         phase, reason = phase_of(self._journal.events, state)
-        if live:
-            phase, reason = _phase_at(moment, phase, reason)
-        return JobView(
+        # What the job did when the moment was made; the journal may be two seconds newer.
+        if live and moment.incident is not None:
+            phase = "recovering"
+            reason = f"incident {moment.incident.number}: {moment.incident.symptom}"
+        elif live and phase == "recovering":
+            phase, reason = ("training" if moment.step >= 0 else "starting"), ""
+        return LiveView(
             folder=str(self.directory.path),
             live=live,
             source=source,
@@ -244,8 +248,7 @@ class JobFeed:
             self._incidents = incident_rows(self._journal.events)[-MAX_INCIDENTS:]
 
     def _by_journal(self, state: JobState, now: float) -> JobMoment:
-        ledger = self._summary(now)
-        last = self._progress
+        ledger, last, stored = self._summary(now), self._progress, state.world.stored
         phase, reason = phase_of(self._journal.events, state)
         return structs.replace(
             of_state(state, now),
@@ -257,7 +260,16 @@ class JobFeed:
             grad_norm=last.grad_norm if isinstance(last, ev.ProgressMade) else None,
             nodes=tuple(_nodes(state)),
             incident=self._incident.at(state, now),
-            tiers=_stored(state, now),
+            tiers=(
+                TierMoment(
+                    tier=Tier.STORAGE,
+                    step=stored.step,
+                    generation=stored.generation,
+                    age_s=max(0.0, now - stored.t),
+                ),
+            )
+            if stored is not None
+            else (),
             ettr=ledger.ettr if ledger is not None else None,
             ettr_hour=ledger.ettr_window if ledger is not None else None,
             final=state.ended is not None,
@@ -276,15 +288,6 @@ class JobFeed:
             self._says = one_line(view_of(self._journal.events, self._slurm).describe())
             self._slurm_due = self._mono() + SLURM_S
         return self._says
-
-
-def _phase_at(moment: JobMoment, phase: str, reason: str) -> tuple[str, str]:
-    """Return the job's activity when the moment was made; the journal's may be two seconds newer."""
-    if moment.incident is not None:
-        return "recovering", f"incident {moment.incident.number}: {moment.incident.symptom}"
-    if phase == "recovering":
-        return ("training" if moment.step >= 0 else "starting"), ""
-    return phase, reason
 
 
 def _nodes(state: JobState) -> list[NodeMoment]:
@@ -307,11 +310,3 @@ def _nodes(state: JobState) -> list[NodeMoment]:
         for node in gone
     ]
     return found
-
-
-def _stored(state: JobState, now: float) -> tuple[TierMoment, ...]:
-    stored = state.world.stored
-    if stored is None:
-        return ()
-    age_s = max(0.0, now - stored.t)
-    return (TierMoment(tier=Tier.STORAGE, step=stored.step, generation=stored.generation, age_s=age_s),)

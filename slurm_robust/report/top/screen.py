@@ -15,7 +15,7 @@ from rich.cells import cell_len, set_cell_size
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
 from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState
-from slurm_robust.report.top.feed import JobView
+from slurm_robust.report.top.feed import LiveView
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 
 Piece: TypeAlias = tuple[str, str]
@@ -114,21 +114,47 @@ def _percent(value: float | None) -> str:
 # -- the head of one job ---------------------------------------------------------------------------
 
 
-def head(view: JobView, width: int, trouble: str = "") -> list[Line]:
+def head(view: LiveView, width: int, trouble: str = "") -> list[Line]:
     """Return all about the job as a whole.
 
     ``trouble``: of the reader, such as storage that does not answer.
     """
     moment = view.moment
-    lines = [_title(view, width), _training(moment), _times(moment)]
-    lines += _labelled("doing", _doing(view), width, "")
+    ettr = "-"
+    if moment.ettr is not None:
+        ettr = f"{_percent(moment.ettr)}, of the last hour {_percent(moment.ettr_hour)}"
+    if moment.left_s is not None:
+        ettr += f"; time left: {duration(moment.left_s) if moment.left_s > 0 else 'nothing'}"
+    lines = [_title(view, width), _training(moment), ((fit("ETTR", _LABEL) + " ", "label"), (ettr, ""))]
+
+    doing = moment.stage + (f" for {duration(moment.stage_s)}" if view.live else "")
+    if moment.stage_why:
+        doing += f": {moment.stage_why}"
+    if moment.ending and moment.ending != moment.stage_why:
+        doing += f"; {moment.ending}"
+    lines += _labelled("doing", doing, width, "")
     lines += _wrong(view, width)
     if moment.incident is not None:
         answer = ": ".join(filter(None, (moment.incident.actions, moment.incident.reason)))
         lines += _labelled("answer", answer or "nothing is decided yet", width, "doing")
-    lines += _labelled("copies", _copies(moment), width, "")
+
+    tiers = (
+        f"{tier.tier.value} {_step(tier.step)}"
+        + (f" ({duration(tier.age_s)} ago)" if tier.age_s is not None else "")
+        for tier in moment.tiers
+    )
+    restored = f"; restored {_step(moment.restored_step)}" if moment.restored_step >= 0 else ""
+    lines += _labelled("copies", (", ".join(tiers) or "none yet") + restored, width, "")
     lines += _labelled("nodes", _nodes(moment), width, "")
-    for text in filter(None, (trouble, _source(view), view.trouble)):
+
+    source = "" if view.live else view.source
+    if not view.live:
+        if moment.nodes and view.source != "the controller has ended":
+            source += "; states of nodes are what the journal says"
+        if view.age_s:
+            source += f"; its newest event is {duration(view.age_s)} old"
+        source += f"; Slurm: {view.slurm}" if view.slurm else ""
+    for text in filter(None, (trouble, source, view.trouble)):
         lines += _labelled("note", text, width, "warn")
     return lines
 
@@ -141,7 +167,7 @@ def _labelled(label: str, text: str, width: int, style: str) -> list[Line]:
     ]
 
 
-def _title(view: JobView, width: int) -> Line:
+def _title(view: LiveView, width: int) -> Line:
     moment = view.moment
     name = f"job {moment.job_id}" if moment.job_id else view.folder
     state = plain(view.state) + (f" (exit code {moment.code})" if moment.code is not None else "")
@@ -182,27 +208,7 @@ def _training(moment: JobMoment) -> Line:
     return tuple(line)
 
 
-def _times(moment: JobMoment) -> Line:
-    text = "-"
-    if moment.ettr is not None:
-        text = f"{_percent(moment.ettr)}, of the last hour {_percent(moment.ettr_hour)}"
-    if moment.left_s is not None:
-        left = duration(moment.left_s) if moment.left_s > 0 else "nothing"
-        text += f"; time left: {left}"
-    return (fit("ETTR", _LABEL) + " ", "label"), (text, "")
-
-
-def _doing(view: JobView) -> str:
-    moment = view.moment
-    text = moment.stage + (f" for {duration(moment.stage_s)}" if view.live else "")
-    if moment.stage_why:
-        text += f": {moment.stage_why}"
-    if moment.ending and moment.ending != moment.stage_why:
-        text += f"; {moment.ending}"
-    return text
-
-
-def _wrong(view: JobView, width: int) -> list[Line]:
+def _wrong(view: LiveView, width: int) -> list[Line]:
     moment = view.moment
     texts = []
     if (incident := moment.incident) is not None:
@@ -222,16 +228,6 @@ def _wrong(view: JobView, width: int) -> list[Line]:
     return _labelled("wrong", f"nothing{past}", width, "")
 
 
-def _copies(moment: JobMoment) -> str:
-    found = [
-        f"{tier.tier.value} {_step(tier.step)}"
-        + (f" ({duration(tier.age_s)} ago)" if tier.age_s is not None else "")
-        for tier in moment.tiers
-    ]
-    restored = f"; restored {_step(moment.restored_step)}" if moment.restored_step >= 0 else ""
-    return (", ".join(found) or "none yet") + restored
-
-
 def _nodes(moment: JobMoment) -> str:
     """Return ``1,200 with slots: 1,199 training, 1 silent; 2 standbys: 1 rehearsed; 1 evicted``."""
     slots = Counter(node.state.value for node in moment.nodes if node.slot >= 0)
@@ -239,7 +235,10 @@ def _nodes(moment: JobMoment) -> str:
     if slots:
         text += f": {_counts(slots)}"
     standbys = [n for n in moment.nodes if n.slot < 0 and n.state is not NodeState.EVICTED]
-    how = Counter(_standby(node) for node in standbys)
+    # How far each is, without the reason.
+    how = Counter(
+        n.why.partition(":")[0] if n.state is NodeState.STANDBY and n.why else n.state.value for n in standbys
+    )
     text += f"; standbys: {_counts(how)}" if standbys else "; no standby"
     evicted = sum(node.state is NodeState.EVICTED for node in moment.nodes)
     if evicted:
@@ -252,24 +251,8 @@ def _nodes(moment: JobMoment) -> str:
     return text
 
 
-def _standby(node: NodeMoment) -> str:
-    """Return how far it is (``rehearsed``), without the reason."""
-    return node.why.partition(":")[0] if node.state is NodeState.STANDBY and node.why else node.state.value
-
-
 def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{number:,} {name}" for name, number in counts.most_common())
-
-
-def _source(view: JobView) -> str:
-    if view.live:
-        return ""
-    text = view.source
-    if view.moment.nodes and view.source != "the controller has ended":
-        text += "; states of nodes are what the journal says"
-    if view.age_s:
-        text += f"; its newest event is {duration(view.age_s)} old"
-    return text + (f"; Slurm: {view.slurm}" if view.slurm else "")
 
 
 # -- the table of nodes ----------------------------------------------------------------------------
@@ -400,7 +383,7 @@ def job_heads(width: int) -> Line:
     return ((fit(" ".join((*cells, "what is wrong, what is done")), width), "heads"),)
 
 
-def job_row(view: JobView, width: int) -> Line:
+def job_row(view: LiveView, width: int) -> Line:
     """Return one job."""
     moment, incident = view.moment, view.moment.incident
     figures = [

@@ -19,7 +19,7 @@ from slurm_robust.model.moment import (
     NodeMoment,
     NodeState,
 )
-from slurm_robust.report.top.feed import JobView
+from slurm_robust.report.top.feed import LiveView
 from slurm_robust.report.top.screen import (
     HELP,
     STYLES,
@@ -46,8 +46,8 @@ PIECES = (
 HOSTILE = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 
 
-def view(moment: JobMoment, **changes: object) -> JobView:
-    made = JobView(
+def view(moment: JobMoment, **changes: object) -> LiveView:
+    made = LiveView(
         folder="/jobs/4711", live=True, source="", age_s=1.2, state="training", reason="", slurm="",
         moment=moment, incidents=(),
     )  # fmt: skip
