@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _explain(error: Exception, supervisor: int | None) -> int:
-    """The exit code by which the supervisor decides what to do; the job's log gets the message."""
+    """Return the exit code by which the supervisor decides what to do; the job's log gets the message."""
     if (refused := storage_error(error)) is not None:
         say(f"the job's folder does not let a controller work: {refused}")
         return int(ExitCode.JOB_DIR)
@@ -216,7 +216,7 @@ def _serve_metrics(
     moments: MomentFile,
     report: Callable[[str], None],
 ) -> None:
-    """Until ``stack`` ends; nothing where none are asked for."""
+    """Serve metrics until ``stack`` ends, if they are configured."""
     if plan.config.metrics.listen is None:
         return
     from slurm_robust.controller.metrics import About, MetricsServer  # asyncio, which few jobs need
@@ -238,7 +238,7 @@ def _serve_metrics(
 
 
 def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tuple[str, str, str]:
-    """What a controller says first: what runs and where, what protects it, and where its output is."""
+    """Return what a controller says first: what runs and where, what protects it, and where its output is."""
     task = f" ({plan.array_task})" if plan.array_task else ""
     command = shlex.join(plan.command)
     command = f"-m {command}" if plan.kind is CommandKind.MODULE else command
@@ -259,7 +259,7 @@ def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tup
 
 
 def _fenced(code: int, journal: Journal) -> int:
-    """``code``, unless another controller has the job: then the job goes on."""
+    """Return ``code``, unless another controller has the job: then the job goes on."""
     try:
         # Storage has had its time before, and takes no longer part in the end of the job.
         is_ours = BackgroundCall("fence", journal.is_ours).result(FENCE_S)
@@ -304,7 +304,7 @@ def _listen(directory: JobDirectory, plan: RunPlan) -> ControllerSocket:
 def _listen_for_beacons(
     directory: JobDirectory, spec: JobSpec, port: int, journal: Journal
 ) -> BeaconReceiver | None:
-    """None where none are sent, or where the port is somebody else's."""
+    """Listen for beacons; None if none are sent, or the port is taken."""
     if not spec.beacon_s:
         return None
     key = load_server(directory.keys).client_public
@@ -392,7 +392,7 @@ def _run_started(plan: RunPlan) -> ev.RunStarted:
 
 
 def _allocation(slurm: SlurmClient, plan: RunPlan) -> Allocation:
-    """Slurm's own word on CPUs and GPUs per node; the environment's when it does not answer."""
+    """Ask Slurm for CPUs and GPUs per node; take the environment's if it does not answer."""
     try:
         return slurm.allocation(plan.job_id)
     except SlurmError as error:

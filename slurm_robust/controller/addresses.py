@@ -11,7 +11,7 @@ from slurm_robust.slurm.errors import SlurmError
 
 
 def resolved(name: str) -> tuple[str, ...]:
-    """What the name resolves to here, loopback addresses included; empty if it does not resolve."""
+    """Return what the name resolves to here, loopback addresses included; empty if it does not resolve."""
     try:
         infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -22,7 +22,7 @@ def resolved(name: str) -> tuple[str, ...]:
 def of_controller(
     node: str, host: str, slurm: SlurmClient, resolve: Callable[[str], tuple[str, ...]] = resolved
 ) -> tuple[str, ...]:
-    """In the order in which agents try them: what the names of the node resolve to, then the names.
+    """Return addresses in the order in which agents try them: those of the node's names, then the names.
 
     ``node`` is Slurm's name for it, "" where Slurm has none, ``host`` its own. Where they resolve to nothing
     that another node could use (Debian maps a host's own name to 127.0.1.1, and names of pods resolve

@@ -64,13 +64,13 @@ class Srun(Record):
     """It is killed, and its agents live on."""
 
     def poll(self) -> int | None:
-        """None while it runs, then -1: only its parent knows the exit code."""
+        """Return None while it runs, then -1: only its parent knows the exit code."""
         found = proc.read_process(self.pid)
         lives = found is not None and found.begun == self.begun and found.state not in proc.DEAD
         return None if lives else -1
 
     def kill(self) -> None:
-        """SIGKILL it and its children, as :meth:`StepHandle.kill`."""
+        """Send SIGKILL to it and its children, as :meth:`StepHandle.kill`."""
         if self.poll() is None:
             with suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -131,7 +131,7 @@ class _Output:
         return found
 
     def ends(self, lines: list[str], code: int | None) -> list[StepEnd]:
-        """Of the tasks that ``lines`` report, and of srun for all others once it has ended with ``code``.
+        """Return the ends that ``lines`` report, and for all others srun's once it has ended with ``code``.
 
         Where the whole step is aborted, the first task that ends counts as the end of srun.
         """
@@ -231,7 +231,7 @@ class AgentSteps:
                 output.let_go()
 
     def ended(self) -> bool:
-        """Whether there is any srun, started here or adopted, and all have ended.
+        """Return whether there is any srun, started here or adopted, and all have ended.
 
         False where one was let go: nobody says when the agents of its step end.
         """
@@ -247,7 +247,7 @@ class AgentSteps:
             output.kill()
 
     def news(self) -> News:
-        """What has come since the last call. Touches shared storage."""
+        """Take what has come since the last call. Touches shared storage."""
         refusals: list[Refusal] = []
         ends: list[StepEnd] = []
         for output in self._outputs:
@@ -262,7 +262,7 @@ class AgentSteps:
         return News(refusals=tuple(refusals), ends=tuple(ends))
 
     def why_ended(self) -> str | None:
-        """Why Slurm has ended the job's own steps, as of :func:`~slurm_robust.slurm.step_output.why_ended`.
+        """Return why Slurm ended the job's own steps, as :func:`~slurm_robust.slurm.step_output.why_ended`.
 
         A step whose agents have all been started again ended before. Touches shared storage.
         """
@@ -276,13 +276,13 @@ class AgentSteps:
         return why_ended(lines, self._allocation.job_id)
 
     def witnesses(self, nodes: tuple[str, ...]) -> tuple[Witness, ...]:
-        """What Slurm says of each of ``nodes``, beside their silence. Raises ``SlurmError``."""
+        """Return what Slurm says of each of ``nodes``, beside their silence. Raises ``SlurmError``."""
         jobs = {node: self._lent.holder(node).job_id for node in nodes}
         held = {job: self._held_by(job) for job in (self._allocation.job_id, *jobs.values())}
         return tuple(_witness(node, node.name in held[jobs[node.name]]) for node in self._slurm.nodes(nodes))
 
     def drains(self, nodes: tuple[str, ...]) -> dict[str, str]:
-        """Of ``nodes`` those that are drained, each with who did it and why. Raises ``SlurmError``."""
+        """Return the drained ones of ``nodes``, each with who did it and why. Raises ``SlurmError``."""
         return {node.name: _drain(node) for node in self._slurm.nodes(nodes) if node.is_drained}
 
     def _held_by(self, job_id: int) -> tuple[str, ...]:

@@ -62,5 +62,5 @@ class Errands:
         self.core.note(text, "", self.now())
 
     def report_stage(self, what: str, ok: bool, detail: str) -> None:
-        """A stage of what is done is over. From any thread."""
+        """Report that a stage of what is done is over. From any thread."""
         self.background.post(lambda: self.do(self.core.on_stage_done(what, ok, detail, self.now())))

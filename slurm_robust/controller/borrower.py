@@ -103,7 +103,7 @@ class Borrower:
         *,
         some: bool = False,
     ) -> BorrowAnswer:
-        """``missing`` nodes from ``sources``, in their order, each waited for ``wait_s`` at most.
+        """Borrow ``missing`` nodes from ``sources``, in their order, and wait ``wait_s`` at most for each.
 
         Calls ``submitted`` for each companion at once. ``some``: fewer than all are of use, too. Raises no
         error of Slurm.
@@ -141,7 +141,7 @@ class Borrower:
         )
 
     def _cancel(self, jobs: Collection[int]) -> dict[int, str]:
-        """Once; those that could not be, with the reason."""
+        """Cancel once; return those that could not be cancelled, with the reason."""
         failed = {}
         for job_id in jobs:
             try:
@@ -178,7 +178,7 @@ class Borrower:
         return tuple(dict.fromkeys(found))
 
     def _strays(self, known: Collection[int]) -> tuple[int, ...]:
-        """Companions of this run that are neither ``known`` nor lend a node nor were submitted here."""
+        """Return this run's companions that are neither ``known`` nor lend a node nor were submitted here."""
         user = self._user or pwd.getpwuid(os.getuid()).pw_name
         with self._submitting:  # what is being submitted now is no stray
             jobs = self._slurm.jobs(user)
@@ -191,7 +191,7 @@ class Borrower:
         )
 
     def _find_lost(self) -> int | None:
-        """The companion that Slurm has taken although its answer was lost; None where none is found."""
+        """Return the companion that Slurm has taken although its answer was lost; None if none is found."""
         for attempt in range(FIND_TRIES):
             if attempt:
                 self._clock.sleep(FIND_PAUSE_S)
@@ -205,7 +205,7 @@ class Borrower:
         return None
 
     def _time_left(self) -> float | None:
-        """By slurmctld's clock, where that tells its time."""
+        """Return the time left by slurmctld's clock, if that tells its time."""
         end = self._slurm.allocation(self._job_id).end_time
         if end is None:
             return None
@@ -221,7 +221,7 @@ class Borrower:
         *,
         whole: bool,
     ) -> None:
-        """``whole``: fewer than all that are missing are of no use."""
+        """Ask one source. ``whole``: fewer than all that are missing are of no use."""
         free, why = self._free(source, exclude)
         most = wish.missing if free is None else min(wish.missing, free)
         if most == 0 or (whole and most < wish.missing):
@@ -263,7 +263,7 @@ class Borrower:
             return found
 
     def _free(self, source: CompanionPool, exclude: tuple[str, ...]) -> tuple[int | None, str]:
-        """How many nodes are free now, None where Slurm does not say, with a text for too few.
+        """Return how many nodes are free now, None if Slurm does not say, with a text for too few.
 
         To ask is faster than to wait for a companion in a queue that does not move.
         """
@@ -286,7 +286,7 @@ class Borrower:
         return len(free), why
 
     def _wait(self, wish: _Wish, source: CompanionPool, waiting: list[int]) -> None:
-        """Until all run, or ``wait_s`` is over."""
+        """Wait until all run, or ``wait_s`` is over."""
         deadline = self._clock.monotonic() + self._config.wait_s
         last: dict[int, str] = {}
         while waiting:
@@ -303,7 +303,7 @@ class Borrower:
             wish.refusals.append((source, why + (f" ({reason})" if reason else "") + _fix(source, reason)))
 
     def _look(self, wish: _Wish, source: CompanionPool, job_id: int, last: dict[int, str]) -> bool:
-        """Whether it is known what became of the companion."""
+        """Return whether it is known what became of the companion."""
         try:
             job = self._slurm.job(job_id)
         except JobNotFound:
@@ -330,7 +330,7 @@ _MAKE_IT = " (fix: srobust spares create, or another companions.reservation)"
 
 
 def _fix(source: CompanionPool, why: Exception | str) -> str:
-    """What helps against a refusal of a reservation, by an error or by a reason of Slurm; "" if not known."""
+    """Return the fix for a refusal of a reservation, by an error or by a reason of Slurm; "" if unknown."""
     if not source.reservation:
         return ""
     if isinstance(why, PermissionDenied):

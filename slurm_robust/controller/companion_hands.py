@@ -21,7 +21,7 @@ class CompanionHands(Errands):
         self._borrower = borrower
 
     def acts(self) -> dict[type, Callable[..., None]]:
-        """What carries out each effect."""
+        """Return what carries out each effect."""
         return {
             fx.BorrowNodes: self._borrow_nodes,
             fx.EndCompanions: self._end_companions,
@@ -59,7 +59,7 @@ class CompanionHands(Errands):
         self.run("end companions", work, lambda text: None)
 
     def _end(self, companions: tuple[int, ...]) -> None:
-        """In the background."""
+        """End them in the background."""
 
         def report(text: str) -> None:
             self.background.post(partial(self.note, text))

@@ -70,5 +70,5 @@ def comment(slurm: SlurmClient, job_id: int, text: str) -> None:
 
 
 def _ahead_s(events: Sequence[ev.AnyEvent]) -> float:
-    """By how much this node's clock is ahead of slurmctld's."""
+    """Return by how much this node's clock is ahead of slurmctld's."""
     return next((e.ahead_s for e in reversed(events) if isinstance(e, ev.ClockCompared)), 0.0)

@@ -25,7 +25,7 @@ class FileSystem:
     """The file system as it is. Each call may block for minutes; each raises ``OSError``."""
 
     def open(self, path: Path, flags: int) -> int:
-        """A descriptor of ``path``, 0600 if it is made now."""
+        """Return a descriptor of ``path``, 0600 if it is made now."""
         return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
     def write(self, fd: int, data: bytes) -> int:
@@ -33,13 +33,13 @@ class FileSystem:
         return os.write(fd, data)
 
     def tail(self, fd: int, offset: int) -> bytes:
-        """What the file has after ``offset``."""
+        """Return what the file has after ``offset``."""
         with open(fd, "rb", closefd=False) as file:  # appending does not depend on where it stands
             file.seek(offset)
             return file.read()
 
     def size(self, fd: int) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         return os.fstat(fd).st_size
 
     def cut(self, fd: int, size: int) -> None:
@@ -51,7 +51,7 @@ class FileSystem:
         os.fdatasync(fd)
 
     def close(self, fd: int) -> None:
-        """The descriptor is used no more."""
+        """Close the descriptor."""
         os.close(fd)
 
 
@@ -193,7 +193,7 @@ class Journal:
             self.wake()
 
     def _next_lines(self) -> list[bytes] | None:
-        """What is to be written now; None when the journal is closed."""
+        """Wait for lines to write; None when the journal is closed."""
         with self._changed:
             if self._error and self._closing:
                 return None
@@ -262,11 +262,11 @@ class Journal:
         self._lost = whole[self._durable :]
 
     def _found(self, offset: int) -> bytes:
-        """What the file has after ``offset``, but for the zeros that a crash leaves in place of lines."""
+        """Read what follows ``offset``, but for the zeros that a crash leaves in place of lines."""
         return self._disk.tail(self._fd, offset).rstrip(b"\0")
 
     def _reopen(self) -> None:
-        """A descriptor may be dead for good: stale, or of a client that its file server has thrown out."""
+        """Open the file anew: a descriptor may be stale, or its client thrown out by the file server."""
         try:
             fd = self._disk.open(self.path, _FLAGS)
         except OSError:
@@ -281,7 +281,7 @@ def _last_line(data: bytes) -> bytes:
 
 
 def _set_aside(path: Path, data: bytes) -> Path | None:
-    """Where a torn line went; None where storage has no room for it."""
+    """Return where a torn line went; None if storage has no room for it."""
     try:
         path.write_bytes(data)
     except OSError:

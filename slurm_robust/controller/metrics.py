@@ -58,7 +58,7 @@ class About(Record):
 
 
 def target(about: About, host: str, port: int) -> bytes:
-    """The content of the file by which Prometheus finds the page.
+    """Return the content of the file by which Prometheus finds the page.
 
     ``instance`` names the job instead of the address, so that a takeover or a requeue goes on with the same
     series.
@@ -75,7 +75,7 @@ def target(about: About, host: str, port: int) -> bytes:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file of this user that nobody else may read. Raises ``OSError``."""
+    """Return the token in a file of this user that nobody else may read. Raises ``OSError``."""
     with os.fdopen(open_ours(path), "rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):

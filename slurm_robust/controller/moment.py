@@ -102,7 +102,7 @@ class Picture(NamedTuple):
 def picture(
     core: Core, now: Now, news: Sequence[ev.AnyEvent], storage: Storage, turn_s: float | None = None
 ) -> Picture:
-    """The job as it is ``now``. Only from the loop's thread."""
+    """Return the job as it is ``now``. Only from the loop's thread."""
     agents = {
         node: AgentPicture(view.heartbeat, view.heard, view.received, view.dead[0] if view.dead else "")
         for node, view in core.fleet.views.items()
@@ -145,12 +145,12 @@ class Moments:
         self._classes: dict[TimeClass, int] = {}
 
     def on_ledger(self, found: Summary, mono: float) -> None:
-        """The ledger was computed from the journal as it was at ``mono``."""
+        """Take in the ledger of the journal as it was at ``mono``."""
         self._ettr = found.ettr, found.ettr_window, mono
         self._classes = found.classes
 
     def make(self, seen: Picture, missed: int = 0, *, final: bool = False) -> JobMoment:
-        """The moment of a picture. ``missed``: how many before it storage did not take."""
+        """Return the moment of a picture. ``missed``: how many before it storage did not take."""
         self._number += 1
         self._tally.see(seen.news)
         for event in seen.news:
@@ -188,7 +188,7 @@ class Moments:
         return self._with_training(moment, own, mono)
 
     def _with_training(self, moment: JobMoment, own: Sequence[_Own], mono: float) -> JobMoment:
-        """``moment`` with what all ranks report together."""
+        """Add to ``moment`` what all ranks report together."""
         # Compared by when the step was completed, since heartbeats are of different ages.
         known = [one.last for one in own if one.last is not None]
         last = min(known, key=lambda each: (each.step, each.age_s), default=None)
@@ -215,7 +215,7 @@ class Moments:
         )
 
     def _look_at_copies(self, seen: Picture) -> Mapping[str, _Copies]:
-        """The copies on nodes with slots, on :data:`NODES_AT_ONCE` as they are now, else as they were."""
+        """Look at the copies on nodes with slots, anew on :data:`NODES_AT_ONCE` of them."""
         slots, agents = seen.state.world.slots, seen.agents
         self._copies = {node: self._copies[node] for node in slots if node in agents and node in self._copies}
         for index in range(min(NODES_AT_ONCE, len(slots))):
@@ -258,7 +258,7 @@ class _Tempo:
         self._seen: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
 
     def see(self, step: int, at: float) -> None:
-        """``step`` was completed ``at`` this monotonic time."""
+        """Take in that ``step`` was completed ``at`` this monotonic time."""
         if step >= 0 and (not self._seen or step > self._seen[-1][0]):
             self._seen.append((step, at))
 
@@ -326,7 +326,7 @@ class _Own:
             self.last = _Last(slow.step, slow.age_s + older_s, slow.loss, slow.grad_norm, slow.phase)
 
     def newest_step(self, tier: Tier) -> int:
-        """The newest step that the copies of all ranks in ``tier`` have reached here; -1 for none."""
+        """Return the newest step that the copies of all ranks in ``tier`` have reached here; -1 for none."""
         ranks = self.copies.get(tier)
         return min(ranks.values()) % _GENERATION if ranks else -1
 
@@ -393,7 +393,7 @@ def _state_of(own: _Own, seen: Picture) -> tuple[NodeState, str]:
 
 
 def _without_slot(seen: Picture) -> Iterator[NodeMoment]:
-    """Standbys, then evicted nodes."""
+    """List the standbys, then the evicted nodes."""
     state = seen.state
     for node in state.spares:
         own = _Own(node, seen)
@@ -437,7 +437,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def why(came_by: to.Transition, ending: str) -> str:
-    """What brought the job to a stage: a fault, an order, an action; "" where that is plain."""
+    """Return what brought the job to a stage: a fault, an order, an action; "" where that is plain."""
     match came_by:
         case to.ToStopping(fault=None, reason=reason) | to.ToEnding(reason=reason):
             return reason

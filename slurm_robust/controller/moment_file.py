@@ -160,7 +160,7 @@ class MomentFile:
         self._ledger_due = max(self._ledger_due, begun + SHARE * (time.monotonic() - begun))
 
     def _remove_unfinished(self) -> None:
-        """What a controller that was killed while it wrote has left."""
+        """Remove what a controller that was killed while it wrote has left."""
         folder, name = self._directory.path, self._directory.moment.name
         for each in names_in(folder):
             if each.startswith(f".{name}."):

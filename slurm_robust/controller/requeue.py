@@ -74,7 +74,7 @@ class Requeuer:
         holders: tuple[str, ...] = (),
         pins: tuple[str, ...] = (),
     ) -> None:
-        """Requeue, exclude and start the watcher, within bounds; asked again it goes on where it was.
+        """Requeue, exclude nodes and start the watcher, within bounds; called again, go on from there.
 
         ``exclude``, ``holders`` and ``pins`` are as in :class:`~slurm_robust.slurm.requeue.RequeueRequest`.
         ``answer`` gets what Slurm says, again when all is done. Never raises for Slurm or files.
@@ -135,7 +135,7 @@ class Requeuer:
         answer(RequeueAnswer(said=RequeueStatus.DONE, detail=advice))
 
     def _is_unavailable(self, job: SlurmJob) -> bool:
-        """Whether only a watcher can exclude nodes: the job was resized, and no slurmdbd records that."""
+        """Return whether only a watcher can exclude nodes: the job was resized, which no slurmdbd records."""
         if job.expedited or set(job.nodes) == set(self._nodes):
             return False
         return not self._slurm.config().get("AccountingStorageType", "").endswith("/slurmdbd")
@@ -187,7 +187,7 @@ _GOES_ON = frozenset({ExitCode.SUCCESS, ExitCode.REQUEUED, ExitCode.OTHER_CONTRO
 
 
 def ending_for_good(run: Callable[[], int], environ: Mapping[str, str] = os.environ) -> int:
-    """The exit code of ``run``, or its exception, with the requeue taken away before where that must be."""
+    """Return the exit code of ``run``, or its exception; take the requeue away before, if that is needed."""
     code: int | None = None
     try:
         code = run()

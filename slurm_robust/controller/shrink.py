@@ -131,7 +131,7 @@ class Shrinker:
             report("shrink", True, f"without {fold(dead)}, for which the requeue would have waited")
 
     def _held(self, silent: Sequence[str]) -> tuple[SlurmJob, tuple[SlurmNode, ...]]:
-        """The job, and those of ``silent`` that it holds and Slurm has not given up."""
+        """Return the job, and those of ``silent`` that it holds and Slurm has not given up."""
         job = self._slurm.job(self._job_id)  # anew: another thread may be at the same
         kept = (job.batch_host, self._own_node)
         held = [node for node in silent if node in job.nodes and node not in kept and job.is_running]
@@ -148,5 +148,5 @@ class Shrinker:
 
 
 def _is_offered(node: SlurmNode) -> bool:
-    """Whether Slurm would give the node, once idle, to the next job."""
+    """Return whether Slurm would give the node, once idle, to the next job."""
     return node.responding and not node.is_down and not node.is_leaving

@@ -35,7 +35,7 @@ class StorageHands(Errands):
         self._pruning = False
 
     def acts(self) -> dict[type, Callable[..., None]]:
-        """What carries out each effect."""
+        """Return what carries out each effect."""
         return {
             fx.FindCheckpoint: self._find_checkpoint,
             fx.Prune: self._prune,

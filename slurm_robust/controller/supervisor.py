@@ -70,11 +70,11 @@ class Signals:
         self._wakeup.close()
 
     def fileno(self) -> int:
-        """Readable when a signal came."""
+        """Return a descriptor that is readable when a signal came."""
         return self._wakeup.fileno()
 
     def taken(self) -> list[int]:
-        """Numbers of the signals that came since the last call; :data:`AT_ONCE` after the orders.
+        """Return the numbers of the signals that came since the last call; :data:`AT_ONCE` after the orders.
 
         The kernel delivers those that were blocked in the order of their numbers.
         """
@@ -115,7 +115,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def storage_error(error: BaseException) -> OSError | None:
-    """The refusal of the job's folder that ``error`` is or comes from; None for any other error."""
+    """Return the refusal of the job's folder that ``error`` is or comes from; None for any other error."""
     refused = error.__cause__ if isinstance(error, KeysError | PreflightError) else error
     lacking = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process or host
     return refused if isinstance(refused, OSError) and refused.errno not in lacking else None
@@ -174,7 +174,7 @@ class Others:
         self._before = after
 
     def has_job(self, ours: Collection[int]) -> str:
-        """The host of the controller that has taken the job since, "" where none has.
+        """Return the host of the controller that has taken the job since, "" where none has.
 
         ``ours``: process ids of those that were started here.
         """
@@ -184,7 +184,7 @@ class Others:
         return "" if newest.host == self._host and newest.pid in ours else newest.host
 
     def has_grown(self) -> bool:
-        """Whether the journal has since this was last asked, or storage does not say."""
+        """Return whether the journal has since this was last asked, or storage does not say."""
         size = self._ask(lambda: self._job.journal.stat().st_size)
         if size is None:
             return True
@@ -192,25 +192,25 @@ class Others:
         return size != before
 
     def end(self) -> int | None:
-        """The exit code of a run that has ended, and does not go on by another controller."""
+        """Return the exit code of a run that has ended, and does not go on by another controller."""
         state = self.state()
         ended = end_of(state, self._start) if state is not None else None
         return ended.code if ended is not None else None
 
     def code(self) -> int | None:
-        """The same as soon as it is decided, while what belongs to the end is still being done."""
+        """Return the same as soon as it is decided, while what belongs to the end is still being done."""
         state = self.state()
         return code_of(state, self._start) if state is not None else None
 
     def state(self) -> JobState | None:
-        """What the journal holds; None where storage does not answer, or refuses."""
+        """Read the journal; None if storage does not answer, or refuses."""
         return self._ask(lambda: fold(read(self._job.journal)))
 
     def _newest(self) -> EpochRecord | None:
         return self._ask(lambda: newest_epoch(self._job.epochs))
 
     def _ask(self, question: Callable[[], T]) -> T | None:
-        """What storage answers within :data:`STORAGE_ANSWERS_S`; None where it does not, or refuses."""
+        """Return what storage answers within :data:`STORAGE_ANSWERS_S`; None if it does not, or refuses."""
         if self._asked is not None and not self._asked.done:
             return None  # it hangs
         asked = BackgroundCall("others", question)
@@ -345,7 +345,7 @@ class Supervisor:
         return code, int(reported) if reported else None
 
     def _wait(self, child: subprocess.Popen[bytes], report: int) -> tuple[int, bytes]:
-        """The exit code of ``child``, and what it wrote to ``report``; orphans that ended are reaped.
+        """Return the exit code of ``child``, and what it wrote to ``report``; orphans that ended are reaped.
 
         A child that has reported the end is waited for no longer than :data:`END_S`, and killed.
         """
@@ -366,7 +366,7 @@ class Supervisor:
         return code, reported or _read(report)
 
     def _ended(self, child: subprocess.Popen[bytes]) -> int | None:
-        """The exit code of ``child``, None while it lives."""
+        """Return the exit code of ``child``, None while it lives."""
         while (found := os.waitpid(-1, os.WNOHANG))[0] not in (0, child.pid):
             pass
         return os.waitstatus_to_exitcode(found[1]) if found[0] else None
@@ -396,12 +396,12 @@ class Supervisor:
         return None
 
     def _code(self, otherwise: int) -> int:
-        """The exit code where no controller could report one: that of the journal, which binds us, too."""
+        """Return the journal's exit code, which binds us too, if no controller could report one."""
         found = self._others.code() if self._others is not None else None
         return otherwise if found is None else found
 
     def _wait_for_storage(self, now: float) -> int | None:
-        """As long as agents live, training may go on; for them storage is waited for."""
+        """Wait for storage as long as agents live: training may go on."""
         if self._has_agents():
             self._no_agents_since = None
         elif self._no_agents_since is None:
@@ -426,7 +426,7 @@ class Supervisor:
             self._wakeup.clear()
 
     def _end_signal(self) -> int | None:
-        """The signal that orders us to end, which the next controller is given."""
+        """Return the signal that orders us to end, which the next controller is given."""
         return next((number for number in self._pending if number in _ENDING), None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -475,7 +475,7 @@ def _end_sruns() -> None:
 
 
 def _have_children(besides: int) -> bool:
-    """Whether any child lives but the process ``besides``; those that ended are reaped."""
+    """Return whether any child lives but the process ``besides``; those that ended are reaped."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)

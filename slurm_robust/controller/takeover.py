@@ -131,7 +131,7 @@ def watch(slurm: SlurmClient, plan: RunPlan, signalled: Callable[[int], None] | 
 
 
 def _journal(others: Others, slurm: SlurmClient, plan: RunPlan) -> JobState | None:
-    """What the journal holds, asked until storage answers; None where it does not while the run lasts."""
+    """Read the journal, again and again until storage answers; None if it does not while the run lasts."""
     deadline = time.monotonic() + FINISH_S
     while (state := others.state()) is None and time.monotonic() < deadline:
         with suppress(*_NO_ANSWER):

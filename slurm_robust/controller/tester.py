@@ -59,14 +59,14 @@ class Tester:
             return _nothing(error)
 
     def test_quickly(self, nodes: Sequence[str], budget_s: float) -> Diagnosis:
-        """The quick test of ``nodes`` within ``budget_s`` seconds. Blocks, raises nothing."""
+        """Run the quick test of ``nodes`` within ``budget_s`` seconds. Blocks, raises nothing."""
         try:
             return self._quick.diagnose(nodes, bitwise=False, storage="", budget_s=budget_s)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
             return _nothing(error)
 
     def test_standby(self, number: int, node: str, budget_s: float) -> Diagnosis:
-        """The quick test of one standby within ``budget_s`` seconds, beside all else.
+        """Run the quick test of one standby within ``budget_s`` seconds, beside all else.
 
         ``number``: above that of the one before. Blocks, raises nothing.
         """
@@ -81,7 +81,7 @@ class Tester:
             return _nothing(error)
 
     def end_standby_test(self, number: int) -> None:
-        """From any thread: end the test of a standby with this number, also if it has not begun."""
+        """End the test of a standby with this number, also if it has not begun. From any thread."""
         with self._lock:
             self._over_through = max(self._over_through, number)
             if self._standby is not None and self._standby[0] <= number:
@@ -99,7 +99,7 @@ class Tester:
             return _nothing(error)
 
     def stop(self) -> None:
-        """From any thread: end what runs."""
+        """End what runs. From any thread."""
         self._diagnoser.stop()
         self._quick.stop()
         self.end_standby_test(sys.maxsize)

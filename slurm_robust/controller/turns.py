@@ -70,7 +70,7 @@ class Turns:
 
     @contextmanager
     def tick(self) -> Iterator[None]:
-        """Around the work that checks everything."""
+        """Measure the work that checks everything."""
         begun = self._clock()
         yield
         ended = self._clock()
@@ -89,7 +89,7 @@ LONGEST_HOLD_S = 1800.0
 
 
 def read_clocks() -> Now:
-    """Both clocks, now."""
+    """Return both clocks, now."""
     return Now(mono=time.monotonic(), wall=time.time())
 
 
@@ -103,11 +103,11 @@ class ClockWatch:
         """How far it is ahead of slurmctld's, as far as that is known."""
 
     def compared(self, ahead_s: float) -> None:
-        """It was ``ahead_s`` ahead of slurmctld's a moment ago."""
+        """Take in that the clock was ``ahead_s`` ahead of slurmctld's a moment ago."""
         self.ahead_s, self._distance_s = ahead_s, self._measure()
 
     def step(self) -> float:
-        """By how many seconds it was set since the last call, 0 for less than :data:`MIN_SET_S`."""
+        """Return by how many seconds it was set since the last call, 0 for less than :data:`MIN_SET_S`."""
         set_s = self._measure() - self._distance_s
         if abs(set_s) < MIN_SET_S:
             return 0.0
@@ -146,7 +146,10 @@ class StorageHold:
         return self._is_over
 
     def follow(self, *, behind: bool, urgent: bool) -> float:
-        """``behind``: the journal is; ``urgent``: nothing can wait. The seconds of a hold that ends."""
+        """Begin or end a hold; return the seconds of one that ends.
+
+        ``behind``: the journal is; ``urgent``: nothing can wait.
+        """
         mono = self._clocks().mono
         if not behind:
             self._is_over = False
@@ -162,7 +165,7 @@ class StorageHold:
         return seconds
 
     def now(self) -> Now:
-        """The clocks, of which the monotonic one stands still during a hold."""
+        """Return the clocks, of which the monotonic one stands still during a hold."""
         now = self._clocks()
         mono = now.mono if self._since is None else self._since
         return Now(mono=mono - self._lost_s, wall=now.wall)

@@ -63,7 +63,7 @@ class _Response(Record):
     headers: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
-        """As it goes over the wire."""
+        """Encode the response for the wire."""
         body = self.body or f"{_REASONS[self.status]}\n".encode()
         head = (
             f"HTTP/1.1 {self.status} {_REASONS[self.status]}",
@@ -94,7 +94,7 @@ def parse(data: bytes) -> HttpRequest | None:
 
 
 def is_allowed(request: HttpRequest, token: str | None) -> bool:
-    """Whether the request shows ``token``; None: whoever asks may read."""
+    """Return whether the request shows ``token``; None: whoever asks may read."""
     if token is None:
         return True
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
@@ -146,7 +146,7 @@ class Endpoint:
         return len(self._asking) + self._answered
 
     def start(self) -> None:
-        """Begin; the port opens a moment later, or as soon as it can."""
+        """Start the thread; the port opens a moment later, or as soon as it can."""
         self._thread = start_thread("metrics", self._run)
 
     def close(self, wait_s: float = 1.0) -> None:
@@ -245,7 +245,7 @@ class Endpoint:
             self._answered -= 1
 
     async def _read(self, reader: asyncio.StreamReader) -> HttpRequest | _Response | None:
-        """The request, else what its sender gets; None where it did not come."""
+        """Read the request, else the response to its sender; None if it did not come."""
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._request_s)
         except asyncio.LimitOverrunError:
@@ -275,7 +275,7 @@ class Endpoint:
         )
 
     async def _current(self) -> tuple[float, bytes, bytes] | None:
-        """The newest page; None where nothing is to be shown yet."""
+        """Return the newest page; None if nothing is to be shown yet."""
         self._asked_at = time.monotonic()
         until = self._asked_at + FIRST_S
         while self._made is None or time.monotonic() - self._made[0] >= CACHED_S:
@@ -295,7 +295,7 @@ class Endpoint:
             self._made = None
 
     def _make(self) -> bool:
-        """Make the page anew; False where there is nothing to show yet. Raises what ``page`` raises."""
+        """Make the page anew; False if there is nothing to show yet. Raises what ``page`` raises."""
         try:
             page = self._page()
         except Exception as error:

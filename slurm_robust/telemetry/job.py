@@ -24,7 +24,7 @@ _STAGES = tuple(stage.value for stage in StandbyStage)
 
 
 def page(moment: JobMoment) -> bytes:
-    """The whole page."""
+    """Return the whole page."""
     return render(families(moment), _constant(str(moment.job_id)))
 
 
@@ -33,7 +33,7 @@ def _constant(job_id: str) -> dict[str, str]:
 
 
 def families(moment: JobMoment) -> Iterator[Family]:
-    """All metrics of a job, in the order of the table; what is not known has no sample."""
+    """Return all metrics of a job, in the order of the table; what is not known has no sample."""
     yield from _of_the_job(moment)
     yield from _of_the_training(moment)
     yield from _of_incidents(moment)
@@ -115,7 +115,7 @@ def _of_checkpoints(moment: JobMoment) -> Iterator[Family]:
 
 @lru_cache(maxsize=MAX_KNOWN)
 def _states(job_id: str, node: str, state: NodeState) -> str:
-    """The lines of a node's state: most of a large page, and mostly as they were a moment ago."""
+    """Return the lines of a node's state: most of a large page, and mostly as they were a moment ago."""
     samples = [((node, name), one is state) for one, name in _STATES]
     return rendered(JobMetric.NODE_STATE, samples, _constant(job_id))
 
@@ -136,6 +136,6 @@ def _bounded(nodes: Sequence[NodeMoment]) -> Sequence[NodeMoment]:
 
 
 def _stage(node: NodeMoment) -> str:
-    """Of a standby; a reason may follow it."""
+    """Return the stage of a standby without the reason that may follow it."""
     stage = node.why.partition(":")[0]
     return stage if stage in _STAGES else _STAGES[0]

@@ -65,7 +65,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def render(families: Iterable[Family], constant: Mapping[str, str] | None = None) -> bytes:
-    """The page. ``constant``: labels of every sample."""
+    """Render the page. ``constant``: labels of every sample."""
     always = [_pair(name, value) for name, value in (constant or {}).items()]
     numbers = _Made(number)
     lines: list[str] = []
@@ -81,7 +81,7 @@ def render(families: Iterable[Family], constant: Mapping[str, str] | None = None
 
 
 def rendered(metric: Metric, samples: Iterable[Sample], constant: Mapping[str, str]) -> str:
-    """Lines for :class:`Rendered`."""
+    """Render lines for :class:`Rendered`."""
     always = [_pair(name, value) for name, value in constant.items()]
     return "".join(_lines(metric, samples, always, _Made(number)))
 
@@ -122,7 +122,7 @@ def _pair(name: str, value: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """A label's value as it stands between quotes: one visible line, of bounded length."""
+    """Escape a label's value between quotes: one visible line, of bounded length."""
     if text.isascii() and text.isalnum():  # as most are
         return text[:MAX_LABEL]
     # Half a character, which UTF-8 cannot say, is no printable one, and so a "?" already.
@@ -130,7 +130,7 @@ def escaped(text: str) -> str:
 
 
 def number(value: float) -> str:
-    """``value`` in Go's syntax: ``3``, ``0.25``, ``NaN``, ``+Inf``."""
+    """Format ``value`` in Go's syntax: ``3``, ``0.25``, ``NaN``, ``+Inf``."""
     if isinstance(value, int):
         return str(int(value))
     if math.isnan(value):

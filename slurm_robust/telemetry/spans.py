@@ -54,17 +54,17 @@ class NotSent(SrobustError):
 
 
 def trace_id(key: str) -> int:
-    """128 bits, never 0."""
+    """Derive 128 bits, never 0."""
     return int.from_bytes(hashlib.sha256(f"trace {key}".encode()).digest()[:16], "big") or 1
 
 
 def span_id(trace: str, key: str) -> int:
-    """64 bits, never 0."""
+    """Derive 64 bits, never 0."""
     return int.from_bytes(hashlib.sha256(f"span {trace} {key}".encode()).digest()[:8], "big") or 1
 
 
 def endpoint_of(url: str) -> str:
-    """Where spans are sent: ``url``, with the usual path where it has none. Raises :class:`NotSent`."""
+    """Return the URL for spans: ``url``, with the usual path if it has none. Raises :class:`NotSent`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise NotSent(
@@ -76,7 +76,7 @@ def endpoint_of(url: str) -> str:
 
 
 def by_parent(spans: Sequence[TraceSpan]) -> dict[str, list[TraceSpan]]:
-    """The children of each span, in the order of time; those without a parent under ""."""
+    """Return the children of each span, in the order of time; those without a parent under ""."""
     found: dict[str, list[TraceSpan]] = {}
     for span in sorted(spans, key=lambda each: (each.begin, -each.end)):
         found.setdefault(span.parent, []).append(span)

@@ -191,12 +191,12 @@ class NodeMetric:
 
 
 def all_of(holder: type) -> tuple[Metric, ...]:
-    """The metrics of a class, in order."""
+    """Return the metrics of a class, in order."""
     return tuple(value for value in vars(holder).values() if isinstance(value, Metric))
 
 
 def as_markdown() -> str:
-    """The tables of the reference page."""
+    """Render the tables of the reference page."""
     parts = [
         "## Of a job's controller",
         "Each sample also has the label `job_id`.",
@@ -217,7 +217,7 @@ def _table(metrics: Iterable[Metric]) -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """The reference page with its generated part as it must be."""
+    """Renew the generated part of the reference page."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

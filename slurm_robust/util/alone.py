@@ -27,7 +27,7 @@ class Alone:
         self._socket: socket.socket | None = None
 
     def take(self) -> int | None:
-        """None if nobody else has the name; else the id of the process that has it, 0 if that is hidden.
+        """Take the name. Returns None, or the id of the process that has it, 0 if that is hidden.
 
         A name that somebody else has put in the way, or of which the kernel does not tell whose it is, or a
         kernel that has none, keeps nobody out.

@@ -48,7 +48,7 @@ class LineProcess:
         self._process.stdin.flush()
 
     def receive(self, timeout_s: float) -> str:
-        """The next line. Raises ``TimeoutError``, or ``EOFError`` with the errors when it has ended."""
+        """Return the next line. Raises ``TimeoutError``; at the child's end ``EOFError`` with the errors."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         fd = self._process.stdout.fileno()
@@ -66,7 +66,7 @@ class LineProcess:
         return line.decode(errors="replace")
 
     def errors(self) -> str:
-        """The end of what the child wrote to stderr, 2000 bytes at most; "" if that is not kept."""
+        """Return the end of what the child wrote to stderr, 2000 bytes at most; "" if that is not kept."""
         if self._errors is None:
             return ""
         size = self._errors.seek(0, os.SEEK_END)

@@ -29,7 +29,7 @@ class NoLandlock(Exception):
 
 
 def confine_changes(folders: Iterable[str]) -> None:
-    """From now on files can be changed below ``folders`` only; those that are not there are left out.
+    """Let this process change files below ``folders`` only; absent folders are left out.
 
     What is open stays so. Called while there is one thread. Raises :class:`NoLandlock`, ``OSError``.
     """

@@ -46,7 +46,7 @@ def replacing(path: Path, *, durable: bool) -> Iterator[Path]:
 
 
 def make_folder(path: Path, *, below: Path | None = None) -> None:
-    """``mkdir -p`` whose result survives a power cut. Raises ``OSError``.
+    """Make a folder, as ``mkdir -p``, that survives a power cut. Raises ``OSError``.
 
     ``below``: a folder that must be there already; what is made in it is closed to others (0700).
     """
@@ -67,7 +67,7 @@ def sync(path: Path) -> None:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The content of a regular file of ``most`` bytes at most; of nothing else. Raises ``OSError``."""
+    """Read the content of a regular file of ``most`` bytes at most; of nothing else. Raises ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -83,7 +83,7 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything is there. Raises ``OSError`` for a link that leads nowhere, also on the way."""
+    """Return whether anything is there. Raises ``OSError`` for a link that leads nowhere, also on the way."""
     try:
         # Not by exists(), which takes a folder that cannot be read for an empty one since Python 3.14.
         os.stat(path)
@@ -98,7 +98,7 @@ def is_there(path: Path) -> bool:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder, in no order; none where there is not a folder. Raises ``OSError``."""
+    """Return the names in a folder, in no order; none if there is no folder. Raises ``OSError``."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -130,7 +130,7 @@ def publish_once(path: Path, content: bytes) -> bool:
 
 
 def disk_use(folder: Path) -> int:
-    """Bytes of all files below ``folder``, as far as they can be seen; links are not followed."""
+    """Return the bytes of all files below ``folder``, as far as they can be seen; links are not followed."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -140,7 +140,7 @@ def disk_use(folder: Path) -> int:
 
 
 def free_on(folder: Path) -> int | None:
-    """Bytes that the storage of ``folder`` has free, None where it does not say."""
+    """Return the bytes that the storage of ``folder`` has free, None if it does not say."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:

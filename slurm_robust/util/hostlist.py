@@ -33,7 +33,7 @@ class InvalidHostlist(ValueError):
 
 
 def expand(hostlist: str, *, functions: bool = False) -> tuple[str, ...]:
-    """Names in the order written; ``()`` for what Slurm prints for no nodes. Raises InvalidHostlist.
+    """Expand a list in the order written; ``()`` for what Slurm prints for no nodes. Raises InvalidHostlist.
 
     Commas, blanks, tabs and line breaks separate names. Several brackets in one name are allowed, the last
     runs fastest: ``r[1-2]n[1-2]`` is r1n1, r1n2, r2n1, r2n2. All numbers of a range are as wide as its lower
@@ -58,7 +58,7 @@ def expand(hostlist: str, *, functions: bool = False) -> tuple[str, ...]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """A short list for a set of names, sorted, without duplicates; ``""`` for none. Every release reads it.
+    """Fold names into a short list, sorted, without duplicates; ``""`` for none. Every release reads it.
 
     So only a number at the end of a name is folded: before 23.11 Slurm reads no list with a suffix behind a
     bracket (``n[1-3]-ib``).
@@ -76,7 +76,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: Iterable[str]) -> str:
-    """``["1", "2", "3", "07"]`` to ``[1-3,07]``."""
+    """Fold ``["1", "2", "3", "07"]`` to ``[1-3,07]``."""
     runs: list[list[str]] = []
     for number in sorted(numbers, key=lambda digits: (int(digits), len(digits))):
         if runs and number == f"{int(runs[-1][-1]) + 1:0{len(runs[-1][0])}d}":
@@ -88,7 +88,7 @@ def _ranges(numbers: Iterable[str]) -> str:
 
 
 def _refuse_sentence(text: str) -> None:
-    """``Nodes required for job are DOWN, DRAINED or reserved``, which squeue prints in place of a list."""
+    """Refuse ``Nodes required for job are DOWN, DRAINED or reserved``, which squeue prints, too."""
     words = [word for word in re.split(r"[,\t\r\n]+", text) if " " in word.strip()]
     if any(not re.search(r"[0-9]", word) for part in words for word in part.split()):
         raise InvalidHostlist(
@@ -97,7 +97,7 @@ def _refuse_sentence(text: str) -> None:
 
 
 def _names(text: str, functions: bool) -> list[str]:
-    """Of a list that holds more than plain names."""
+    """Expand a list that holds more than plain names."""
     if len(text) > _MAX_BRACKETED or text.count("[") > _MAX_BRACKETS:
         raise InvalidHostlist(f"a hostlist of {len(text)} characters is too long: {_shown(text)}")
     found: list[str] = []
@@ -134,7 +134,7 @@ def _expanded(literals: list[str], brackets: list[list[tuple[int, int, int]]]) -
 
 
 def _pieces(item: str, text: str) -> tuple[list[str], list[list[tuple[int, int, int]]]]:
-    """``r[1-2]n[01,3]`` to its literals ``r``, ``n``, "" and the numbers of its brackets."""
+    """Split ``r[1-2]n[01,3]`` into its literals ``r``, ``n``, "" and the numbers of its brackets."""
     literals = re.split(r"\[[^\[\]]*\]", item)
     if any("[" in literal or "]" in literal for literal in literals):
         raise InvalidHostlist(f"brackets do not match in hostlist {_shown(text)}")
@@ -147,7 +147,7 @@ def _pieces(item: str, text: str) -> tuple[list[str], list[list[tuple[int, int, 
 
 
 def _range(part: str, text: str) -> tuple[int, int, int]:
-    """``01-10`` to its ends and its width."""
+    """Split ``01-10`` into its ends and its width."""
     found = re.fullmatch(_RANGE, part)
     if found is None:
         raise InvalidHostlist(f"cannot read {_shown(part)} in hostlist {_shown(text)}")

@@ -75,7 +75,7 @@ def call(
 
 
 def send(body: bytes, limit_s: float) -> None:
-    """In a task: what the caller is to know should there be no answer, and a new limit, from now, in seconds.
+    """Tell the caller, in a task, what counts if no answer follows, and a new limit in seconds from now.
 
     For what a task learns only on its way. Not for tasks that are done directly.
     """
@@ -90,7 +90,7 @@ def directly(
     *,
     shared: bool = False,
 ) -> dict[str, CallResult]:
-    """The same answers without children and without limits, for tasks that bound their own time."""
+    """Give the same answers without children and without limits, for tasks that bound their own time."""
     answers = {}
     for name, task in tasks.items():
         begun = time.monotonic()
@@ -127,7 +127,7 @@ class _Pool:
         os.close(theirs)
 
     def run(self) -> None:
-        """Until all have answered or the time is over."""
+        """Run the children until all have answered or the time is over."""
         while (self._waiting or self._running) and (now := time.monotonic()) < self._end:
             new = sum(child.is_new for child in self._running.values())
             while len(self._waiting) > new and len(self._running) < self._most:
@@ -287,7 +287,7 @@ class _Child:
         is_cut: bool = False,
         died: bool = False,
     ) -> dict[str, CallResult]:
-        """The answer to the task under way; none where there is no such task."""
+        """Return the answer to the task under way; none where there is no such task."""
         if not self._name:
             return {}
         name, self._name = self._name, ""
@@ -322,7 +322,7 @@ def _reap() -> None:
 def _serve(
     tasks: Sequence[tuple[str, Callable[[], bytes], float]], tickets: int, answers: int, *, shared: bool
 ) -> NoReturn:
-    """The child's life."""
+    """Run the tasks of a child to its end."""
     try:
         _detach(tickets, answers)
         while ticket := os.read(_TICKETS_FD, _TICKET):
@@ -388,7 +388,7 @@ def _close(fd: int) -> None:
 
 
 def _message(error: BaseException) -> str:
-    """Errors that a check raises on purpose are reasons already; of any other the kind is named too."""
+    """Return the reason; of an error that no check raises on purpose, its kind too."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError | RuntimeError) and text:
         return text

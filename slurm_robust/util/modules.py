@@ -18,7 +18,7 @@ _MAX_NAME = 120
 
 
 def clean_names(names: Iterable[object]) -> tuple[str, ...]:
-    """Those of ``names`` that an import statement could name, in their order, each once, bounded.
+    """Keep the ``names`` that an import statement could name, in their order, each once, bounded.
 
     Those of packages come before those of their modules, and stay where there are too many.
     """
@@ -44,7 +44,7 @@ def _is_name(name: str) -> bool:
 
 
 def is_installed(spec: ModuleSpec | None) -> bool:
-    """Whether a module is of the standard library or of an installed package, not of the user's own folders.
+    """Tell a module of the standard library or of an installed package from one of the user's own folders.
 
     A package that is installed in place (``pip install -e``) is the user's own.
     """
@@ -52,7 +52,7 @@ def is_installed(spec: ModuleSpec | None) -> bool:
 
 
 def is_installed_file(path: str) -> bool:
-    """The same by the file that a module comes from."""
+    """Return the same by the file that a module comes from."""
     return os.path.isabs(path) and path.startswith(_folders())
 
 

@@ -58,13 +58,13 @@ def open_plain(path: Path | str, flags: int = 0) -> int:
 
 
 def only_we_write(file: int) -> bool:
-    """Whether an open file is this user's own, and nobody else may change it."""
+    """Return whether an open file is this user's own, and nobody else may change it."""
     info = os.fstat(file)
     return info.st_uid == os.geteuid() and not info.st_mode & _OTHERS_WRITE
 
 
 def read_ours(path: Path | str, limit: int = -1) -> bytes:
-    """What :func:`open_ours` opens, up to ``limit`` bytes."""
+    """Read what :func:`open_ours` opens, up to ``limit`` bytes."""
     with os.fdopen(open_ours(path), "rb") as file:
         return file.read(limit)
 
@@ -101,7 +101,7 @@ def make_own_folder(path: Path | str) -> None:
 
 
 def stands_for_many(uid: int) -> str:
-    """What to add for people where ``uid`` is shown for all owners that this node cannot tell; else ""."""
+    """Return what to tell people if ``uid`` stands for all owners that this node does not know; else ""."""
     if uid != _overflow():
         return ""
     return (

@@ -38,7 +38,7 @@ class _Output:
         self._pid = 0  # of the process that has the thread
 
     def print(self, text: str) -> None:
-        """Have ``text`` written in one piece."""
+        """Write ``text`` in one piece."""
         with self._changed:
             is_behind = bool(self._waiting)
             self._waiting.append(text.encode(errors="replace"))

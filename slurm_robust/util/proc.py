@@ -40,13 +40,13 @@ class _ProcessLine(NamedTuple):
 
 
 def process_table() -> dict[int, _ProcessLine]:
-    """All processes that can be seen, by pid."""
+    """Read all processes that can be seen, by pid."""
     found = (read_process(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())
     return {process.pid: process for process in found if process is not None}
 
 
 def read_process(pid: int) -> _ProcessLine | None:
-    """One process; None when there is none."""
+    """Read one process; None if there is none."""
     try:
         text = (PROC / str(pid) / "stat").read_bytes().decode(errors="replace")
     except OSError:
@@ -62,7 +62,7 @@ def read_process(pid: int) -> _ProcessLine | None:
 
 
 def waited_s(pid: int) -> float:
-    """For how long its main thread could have run, but all processors were busy; 0 where that is unknown."""
+    """Return how long its main thread has waited for a processor, in seconds; 0 if that is unknown."""
     try:
         fields = (PROC / str(pid) / "schedstat").read_text().split()
     except OSError:
@@ -71,7 +71,7 @@ def waited_s(pid: int) -> float:
 
 
 def descendants(table: Mapping[int, _ProcessLine], ancestor: int) -> tuple[_ProcessLine, ...]:
-    """Children of ``ancestor``, then their children, and so on."""
+    """Return the children of ``ancestor``, then their children, and so on."""
     children: dict[int, list[_ProcessLine]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process)
@@ -84,7 +84,7 @@ def descendants(table: Mapping[int, _ProcessLine], ancestor: int) -> tuple[_Proc
 
 
 def read_counters(path: Path) -> dict[str, int]:
-    """A file with a name and a number in each line, such as ``meminfo`` (in bytes); {} if it is not there."""
+    """Read a file with a name and a number in each line, as ``meminfo`` (in bytes); {} if it is absent."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -104,16 +104,16 @@ class MemoryCgroup(NamedTuple):
     is_v1: bool
 
     def limit(self) -> int | None:
-        """In bytes; None without a limit, or where this process does not see it."""
+        """Return the limit in bytes; None if there is none, or this process does not see it."""
         limit = self._read("memory.limit_in_bytes" if self.is_v1 else "memory.max")
         return limit if limit is not None and limit < _UNLIMITED else None
 
     def stat(self, name: str) -> int:
-        """A number of ``memory.stat`` for this cgroup and those below it, in bytes; 0 if it is not there."""
+        """Return a number of ``memory.stat`` for this cgroup and those below, in bytes; 0 if absent."""
         return read_counters(self.folder / "memory.stat").get(f"{'total_' if self.is_v1 else ''}{name}", 0)
 
     def free(self) -> int | None:
-        """Bytes below the limit, if there is one; the kernel takes the cache of files back as needed."""
+        """Return the bytes below the limit, if any; the kernel takes the cache of files back as needed."""
         limit, usage = self.limit(), self._read("memory.usage_in_bytes" if self.is_v1 else "memory.current")
         if limit is None or usage is None:
             return None

@@ -44,7 +44,7 @@ def raise_file_limit() -> None:
 
 
 def file_shortage(connections: int, of_what: str) -> str:
-    """The message, with the fix, if the limit is too low for ``connections``; "" if it is not."""
+    """Return the message, with the fix, if the limit is too low for ``connections``; "" if it is not."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + OTHER_FILES
     if _number(soft) >= needed:
@@ -57,7 +57,7 @@ def file_shortage(connections: int, of_what: str) -> str:
 
 
 def spare_files(connections: int) -> int:
-    """How many more files this process may open beside ``connections``; at least 0."""
+    """Return how many more files this process may open beside ``connections``; at least 0."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(0, _number(soft) - connections - OTHER_FILES)
 

@@ -125,7 +125,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> None:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the process's whole group, then reap the process (bounded, KILL cannot be refused)."""
+    """Send SIGKILL to the process's whole group, then reap the process (bounded, KILL cannot be refused)."""
     _send(os.killpg, process.pid, signal.SIGKILL)
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
@@ -139,7 +139,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_tree(pid: int, stop_s: float = _KILL_S) -> None:
-    """SIGKILL to a process that is not reaped yet, to its descendants and to its process group.
+    """Send SIGKILL to a process that is not reaped yet, to its descendants and to its process group.
 
     Descendants may have sessions of their own. Waits ``stop_s`` seconds at most for them to stop.
     """
@@ -149,7 +149,7 @@ def kill_tree(pid: int, stop_s: float = _KILL_S) -> None:
 
 
 def _stopped_tree(pid: int, until: float) -> frozenset[int]:
-    """A process and its descendants, all stopped where that is quick: a running one could fork another."""
+    """Stop a process and its descendants, if that is quick, since a running one could fork another."""
     stopped: frozenset[int] | None = None
     while True:
         table = proc.process_table()

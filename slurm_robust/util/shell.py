@@ -98,19 +98,19 @@ def parse(text: str) -> Script:
 
 
 def _quotes(token: str) -> frozenset[str]:
-    """The quotes in it that do not end there."""
+    """Return the quotes in it that do not end there."""
     return frozenset(re.sub(_QUOTED, "", token)) & {'"', "'"} if '"' in token or "'" in token else frozenset()
 
 
 def _behind(text: str, start: int, delimiter: str, *, tabs: bool) -> int:
-    """Where the lines end that belong to a here-document; ``start`` where its delimiter never comes."""
+    """Return where the lines of a here-document end; ``start`` if its delimiter never comes."""
     lead = r"\t*" if tabs else ""
     end = re.compile(rf"^{lead}{re.escape(delimiter)}$\n?", re.MULTILINE).search(text, start)
     return end.end() if end else start
 
 
 def assigned(words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The variables that a command sets, with their values as they are written."""
+    """Return the variables that a command sets, with their values as they are written."""
     for word in words:
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"\w+", name):

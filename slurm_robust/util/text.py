@@ -37,17 +37,17 @@ _QUOTES = str.maketrans(dict.fromkeys("\"'`|\\$", " "))
 
 
 def without_escapes(text: str) -> str:
-    """``text`` without a terminal's control sequences; single control characters stay."""
+    """Return ``text`` without a terminal's control sequences; single control characters stay."""
     return re.sub(_ESCAPES, "", text)
 
 
 def without_controls(text: str) -> str:
-    """``text`` without anything that a terminal acts on; tabs and ends of lines stay."""
+    """Return ``text`` without anything that a terminal acts on; tabs and ends of lines stay."""
     return without_escapes(text).translate(_CONTROLS)
 
 
 def visible(text: str) -> str:
-    """``text`` as a terminal may get it: lines stay lines, escape sequences go, ``?`` stands for the rest.
+    """Make ``text`` fit for a terminal: lines stay lines, escape sequences go, ``?`` stands for the rest.
 
     What turns the direction of writing, and bytes that were no text, count among the rest.
     """
@@ -64,7 +64,7 @@ def _visible_line(line: str) -> str:
 
 
 def one_line(text: str, most: int | None = MAX_TEXT) -> str:
-    """The words of ``text``, visible, in one line of at most ``most`` characters; ``…`` marks a cut.
+    """Return the words of ``text``, visible, in one line of at most ``most`` characters; ``…`` marks a cut.
 
     None: no limit, for what must be whole, such as a command or its arguments.
     """
@@ -73,7 +73,7 @@ def one_line(text: str, most: int | None = MAX_TEXT) -> str:
 
 
 def first_sentence(text: str, about: str = "", most: int = 120) -> str:
-    """Of a reason the first sentence, or the first that names ``about``; ``…`` stands for the rest.
+    """Return the first sentence of a reason, or the first that names ``about``; ``…`` stands for the rest.
 
     Sentences are lines and what semicolons and full stops part; a node's reason may hold those of others and
     whole outputs of commands, which the report of its incident has.
@@ -90,34 +90,34 @@ def first_sentence(text: str, about: str = "", most: int = 120) -> str:
 
 
 def ascii_line(text: str, most: int) -> str:
-    """One line of printable ASCII without quotes, at most ``most`` long: safe in any of Slurm's outputs."""
+    """Make one line of printable ASCII without quotes, at most ``most`` long: safe in Slurm's outputs."""
     plain = "".join(letter if " " <= letter <= "~" else "?" for letter in " ".join(text.split()))
     plain = " ".join(plain.translate(_QUOTES).split())
     return plain if len(plain) <= most else plain[: most - 3].rstrip() + "..."
 
 
 def message(text: str) -> str:
-    """``text``, visible, with every line after the first indented: none can be taken for one of ours."""
+    """Indent every line of ``text`` after the first, so that none can be taken for one of ours."""
     return re.sub(r"\n(?=\S)", "\n  ", visible(text))
 
 
 def without_urls(text: str) -> str:
-    """``text`` in which each URL ends behind its host, since the rest may be a secret."""
+    """Return ``text`` in which each URL ends behind its host, since the rest may be a secret."""
     return re.sub(r"(\w+://)(?:[^\s/@'\"]*@)?([^\s/?#'\"]*)[^\s'\",]*", r"\1\2/…", text)
 
 
 def settled(log: str) -> str:
-    """A log without what was written over: of each line of a progress bar its last state."""
+    """Return a log without what was written over: of each line of a progress bar its last state."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in log.split("\n"))
 
 
 def clean_log(log: str) -> str:
-    """A log as a terminal may get it: lines stay lines, a progress bar shows its last state."""
+    """Return a log as a terminal may get it: lines stay lines, a progress bar shows its last state."""
     return visible(settled(log))
 
 
 def as_json(value: object, indent: int | None = 2) -> str:
-    """``value`` as JSON in ASCII, which says the same and holds nothing that a terminal obeys.
+    """Return ``value`` as JSON in ASCII, which says the same and holds nothing that a terminal obeys.
 
     Half a character (a byte that was no UTF-8 is read as one), which JSON cannot say, is a ``?``.
     """
@@ -131,17 +131,17 @@ def as_json(value: object, indent: int | None = 2) -> str:
 
 
 def clock(t: float) -> str:
-    """Local time of day of ``t`` (seconds since 1970): ``10:50:00``."""
+    """Format the local time of day of ``t`` (seconds since 1970): ``10:50:00``."""
     return time.strftime("%H:%M:%S", time.localtime(t))
 
 
 def date_and_time(t: float) -> str:
-    """Local date and time of ``t`` (seconds since 1970): ``2026-01-01 10:50:00``."""
+    """Format the local date and time of ``t`` (seconds since 1970): ``2026-01-01 10:50:00``."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
 
 
 def duration(seconds: float) -> str:
-    """``4.4 s``, ``103 s``, ``12 min``, ``3 h 20 min``, ``5 d 4 h``: two units at most."""
+    """Format seconds: ``4.4 s``, ``103 s``, ``12 min``, ``3 h 20 min``, ``5 d 4 h``: two units at most."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 180:
@@ -156,23 +156,23 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """``1 rank``, ``2 ranks``."""
+    """Format a number of things: ``1 rank``, ``2 ranks``."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def some_of(names: Collection[str], most: int = _MAX_NAMES) -> str:
-    """``n1, n2``; of more than ``most`` names the first ones and how many more: ``n1, n2 and 7 more``."""
+    """Join names: ``n1, n2``; if there are more than ``most``, ``n1, n2 and 7 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(itertools.islice(names, most)) + more
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """``0-11,16``, of ranks or other numbers."""
+    """Fold ranks or other numbers: ``0-11,16``."""
     return _folded(_runs(ranks))
 
 
 def named_ranks(ranks: Collection[int]) -> str:
-    """``rank 3``, ``ranks 0-3,8``; of more than eight runs the first ones: ``ranks 0,2,… and 56 more``."""
+    """Name ranks: ``rank 3``, ``ranks 0-3,8``; with more than eight runs ``ranks 0,2,… and 56 more``."""
     runs = _runs(ranks)
     left = sum(last - first + 1 for first, last in runs[_MAX_NAMES:])
     more = f" and {left} more" if left else ""
@@ -180,7 +180,7 @@ def named_ranks(ranks: Collection[int]) -> str:
 
 
 def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """First and last of each run of consecutive ranks, in order."""
+    """Return the first and the last of each run of consecutive ranks, in order."""
     groups = itertools.groupby(enumerate(sorted(set(ranks))), lambda pair: pair[1] - pair[0])
     runs = [[rank for _, rank in group] for _, group in groups]
     return [(run[0], run[-1]) for run in runs]
@@ -191,12 +191,12 @@ def _folded(runs: Iterable[tuple[int, int]]) -> str:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """Major and minor version as numbers, which compare: (2, 13) of ``2.13.0+cpu``."""
+    """Return the major and minor version as numbers, which compare: (2, 13) of ``2.13.0+cpu``."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def size_text(nbytes: float) -> str:
-    """``12.3 GB``."""
+    """Format bytes: ``12.3 GB``."""
     for unit in ("kB", "MB", "GB"):
         nbytes /= 1000
         if nbytes < 999.5:

@@ -101,7 +101,7 @@ class Executor(Generic[T]):
         self._thread = None if grows else start_thread(name, self._run)
 
     def fileno(self) -> int:
-        """Readable when :meth:`results` has something."""
+        """Return a descriptor that is readable when :meth:`results` has something."""
         return self._results.fileno()
 
     def submit(

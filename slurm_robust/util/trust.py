@@ -17,7 +17,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def distrust(path: str, owners: Collection[int] = ROOT) -> str:
-    """Why others than ``owners`` could decide what is found at the absolute ``path``; "" where they cannot.
+    """Return why others than ``owners`` decide what is found at the absolute ``path``; "" if they do not.
 
     Every folder is checked, and every link with every folder on the way to where it leads: whoever owns a
     link in the middle can turn it, however well what it leads to now is kept.
@@ -45,7 +45,7 @@ def distrust(path: str, owners: Collection[int] = ROOT) -> str:
 
 
 def distrust_folder(folder: str) -> str:
-    """The same for all that a folder holds; "" also where there is no such folder.
+    """Return the same for all that a folder holds; "" also if there is no such folder.
 
     Python's own folder holds those of installed packages, of which a virtual environment uses none: a folder
     of packages counts where it is named itself.
@@ -81,7 +81,7 @@ def _open_to_others(path: str, found: os.stat_result, owners: Collection[int]) -
 
 
 def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]) -> bool:
-    """Whether what the mode of ``path`` lets its group do, it lets nobody do but ``owners``.
+    """Return whether what the mode of ``path`` lets its group do, it lets nobody do but ``owners``.
 
     So it is where the group has the name of one of them and nobody else in it: many sites give each user such
     a group, and an umask of 002. Where there is an access list, the group's bits are a limit for whoever is

@@ -35,7 +35,7 @@ class WakeUp:
         return signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def clear(self) -> bytes:
-        """The numbers of the signals that came since the last call; 0 for a :meth:`wake`. At most 4,096."""
+        """Return the numbers of the signals since the last call; 0 for a :meth:`wake`. At most 4,096."""
         try:
             return os.read(self._read, 4096)
         except BlockingIOError:
@@ -65,7 +65,7 @@ class Inbox(Generic[T]):
         self._wakeup.wake()
 
     def take(self) -> list[T]:
-        """What was put since the last call, in that order. From the loop's thread only."""
+        """Take what was put since the last call, in that order. From the loop's thread only."""
         self._wakeup.clear()
         found = []
         while not self._items.empty():
