@@ -88,7 +88,7 @@ def _port_range(text: str) -> tuple[int, ...]:
 
 
 def spare_ports(ports: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the ports to use, those that copies may have: the rendezvous needs two, the last and the next."""
+    """Return the ports to use that copies may have: the rendezvous needs two, the last and the next."""
     return ports if ports == (0,) else ports[2:]
 
 
@@ -147,7 +147,7 @@ _OTHER_VERSION = "use the same slurm_robust on all nodes, and a new job director
 
 
 def read_spec(job: JobDirectory, run_id: str = "") -> JobSpec:
-    """The job's description, of this run unless ``run_id`` is "". Raises :class:`CannotBegin`.
+    """Return the job's description, of this run unless ``run_id`` is "". Raises :class:`CannotBegin`.
 
     What it says is run as this user, so nobody else may have put it there.
     """

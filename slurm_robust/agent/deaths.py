@@ -24,7 +24,7 @@ class Remaining(Record):
     """Pages that device drivers have let go of."""
 
     def follows(self, before: Remaining) -> bool:
-        """Whether something has moved since ``before``."""
+        """Return whether something has moved since ``before``."""
         return (
             self.workers < before.workers
             or self.resident < before.resident
@@ -41,7 +41,7 @@ class DeathWatch:
         self._moved = 0.0
 
     def still_s(self, pids: Collection[int], now: float) -> float | None:
-        """Seconds since something moved at the killed workers ``pids``.
+        """Return the seconds since something moved at the killed workers ``pids``.
 
         None without any, and where the kernel does not count what drivers give back: then nobody knows.
         """
@@ -83,11 +83,11 @@ class OomKills:
         self._before: dict[Path, _Counts] = {}
 
     def begin(self) -> None:
-        """What is counted already does not count."""
+        """Count from now on: what was counted before does not count."""
         self._before = dict(self._counts())
 
     def reason(self) -> str:
-        """What ran out of memory since :meth:`begin`; "" if nothing was killed for want of it."""
+        """Return what ran out of memory since :meth:`begin`; "" if nothing was killed for want of it."""
         now = [(self._before[path], counts) for path, counts in self._counts() if path in self._before]
         if not any(counts.kills > before.kills for before, counts in now):
             return ""
@@ -104,7 +104,7 @@ class OomKills:
 
 
 def _read(group: MemoryCgroup) -> _Counts | None:
-    """None for a cgroup that does not count kills, or that this process does not see."""
+    """Read the counter; None for a cgroup that does not count kills, or that this process does not see."""
     events = read_counters(group.folder / ("memory.oom_control" if group.is_v1 else "memory.events"))
     if not events:
         return None

@@ -35,7 +35,7 @@ class RuntimeFolder:
         beside.rename(self.path / "alive")
 
     def generation(self, generation: int) -> Path:
-        """The folder of one generation, made if it is not there; older ones are removed."""
+        """Make the folder of one generation if it is not there, and remove older ones."""
         folder = self.path / f"gen-{generation:03d}"
         for other in self.path.glob("gen-*"):
             if other != folder:
@@ -81,7 +81,7 @@ def make_log_folders(job: JobDirectory, generation: int, ranks: tuple[int, ...])
 
 
 def read_epoch(epochs: Path) -> EpochRead:
-    """The epoch of the controller to obey. Never raises."""
+    """Return the epoch of the controller to obey. Never raises."""
     try:
         return EpochRead(newest=newest_epoch(epochs))
     except Exception:  # noqa: BLE001 - without an answer the agent would not read again

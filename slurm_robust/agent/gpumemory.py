@@ -71,7 +71,7 @@ class GpuWait:
                 pass  # it has ended already, and has said why
 
     def read(self) -> str | None:
-        """What is still held, :data:`FREE` when nothing is; None without news."""
+        """Return what is still held, :data:`FREE` when nothing is; None without news."""
         if not self._is_asked:
             return None
         line = FREE.encode()
@@ -103,7 +103,7 @@ class GpuWait:
 
 
 def _has_library() -> bool:
-    """Whether the driver's library is here. Loading it asks the driver nothing."""
+    """Return whether the driver's library is here. Loading it asks the driver nothing."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -131,7 +131,7 @@ class Leftovers:
         self._moved = 0.0
 
     def held(self, gpus: Sequence[Use], now: float) -> str:
-        """What they still hold, "" when nothing is left or none is given back; ``now``: monotonic seconds."""
+        """Return what they still hold, "" if nothing is left or given back; ``now``: monotonic seconds."""
         held = {gpu.label: gpu for gpu in gpus if self._mine(gpu) or self._is_nobodys(gpu)}
         seen = tuple((gpu.memory_mb or 0, len(self._mine(gpu))) for gpu in held.values())
         if seen != self._seen:

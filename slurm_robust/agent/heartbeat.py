@@ -36,16 +36,16 @@ class HeartbeatState:
         self.port = self.probe_port = 0
 
     def note(self, text: str) -> None:
-        """A fact for the journal; it goes with every heartbeat until one is answered."""
+        """Keep a fact for the journal; it goes with every heartbeat until one is answered."""
         if len(self._notes) < _NOTES and all(text != known for _, known in self._notes):
             self._notes.append((self._seq + 1, text))
 
     def learn(self, modules: tuple[str, ...]) -> None:
-        """What rank 0 has imported; it goes with every heartbeat until one is answered."""
+        """Keep what rank 0 has imported; it goes with every heartbeat until one is answered."""
         self._learned = (self._seq + 1, modules)
 
     def on_ack(self, seq: int) -> None:
-        """The heartbeat or Pulse ``seq`` has arrived, and with it all notes until then."""
+        """Drop what has arrived with the heartbeat or Pulse ``seq``: all notes until then."""
         self._answered = max(self._answered, seq)
         self._notes = [(first, text) for first, text in self._notes if first > seq]
         if self._learned[0] <= seq:
@@ -63,7 +63,7 @@ class HeartbeatState:
         started: Mapping[str, float] = MappingProxyType({}),
         spent: Mapping[str, float] = MappingProxyType({}),
     ) -> Heartbeat | Pulse:
-        """The next heartbeat, or a Pulse where the last heartbeat says it all.
+        """Make the next heartbeat, or a Pulse if the last heartbeat says it all.
 
         ``started``: seconds of the phases of the workers' start. ``spent``: of their phases since then. When
         workers have ended, the heartbeat holds what they have left: they change no copy now.
@@ -116,7 +116,7 @@ class HeartbeatState:
         self._base = None
 
     def _still_holds(self, base: Heartbeat, made: float, heartbeat: Heartbeat, now: float) -> bool:
-        """Whether the controller has ``base``, and ``heartbeat`` differs only by the time that has passed."""
+        """Return whether the controller has ``base``, and ``heartbeat`` differs by the time alone."""
         if self._answered < base.seq or self._seq - self._answered > _UNANSWERED:
             return False
         if len(heartbeat.progress) != len(base.progress):

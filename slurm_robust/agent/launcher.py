@@ -74,7 +74,7 @@ class Launcher(Protocol):
         """Descriptor that is readable when :meth:`read` has something; -1 while there is none."""
 
     def read(self) -> list[LauncherMessage]:
-        """All messages that came, oldest first."""
+        """Return all messages that came, oldest first."""
 
     def spawn(self, order: Spawn, listener: socket.socket | None = None) -> None:
         """Start workers; only after Ready. ``listener`` becomes rank 0's, a duplicate of it."""
@@ -89,7 +89,7 @@ class Launcher(Protocol):
         """
 
     def fork_writer(self) -> socket.socket | None:
-        """A channel to a new storage writer; None while nothing can fork one. In any thread."""
+        """Return a channel to a new storage writer; None while nothing can fork one. In any thread."""
 
     def sweep(self) -> None:
         """Kill what ended workers left in their groups and release their ids."""
@@ -115,7 +115,7 @@ class _Zygote:
         self.channel = channel
 
     def recv(self) -> bytes | None:
-        """A packet; b"" at the end of the channel, None while there is nothing."""
+        """Return a packet; b"" at the end of the channel, None while there is nothing."""
         try:
             return self.channel.recv(spawning.MAX_PACKET_BYTES)
         except BlockingIOError:
@@ -207,7 +207,7 @@ class ZygoteLauncher:
         )
 
     def fileno(self) -> int:
-        """One for the sockets of both zygotes."""
+        """Return one for the sockets of both zygotes."""
         return self._news.fileno() if self._zygote else -1
 
     def read(self) -> list[LauncherMessage]:
@@ -285,7 +285,7 @@ class ZygoteLauncher:
         return []
 
     def _keep(self, why: str) -> list[LauncherMessage]:
-        """The present zygote stays."""
+        """Let the present zygote stay."""
         number = self._successor.number if self._successor is not None else 0
         self._drop_successor()
         return [_kept(number, why)]
@@ -306,7 +306,7 @@ class ZygoteLauncher:
             self._successor = None
 
     def _end(self, zygote: _Zygote) -> None:
-        """Without waiting for it."""
+        """Close it without waiting for its end."""
         zygote.close()
         self._ending.append((zygote.process, time.monotonic() + _END_S))
 
@@ -347,7 +347,7 @@ class ZygoteLauncher:
         _signal_group(pid, signal.SIGKILL)
 
     def inject(self, pid: int, number: int) -> None:
-        """A signal to the worker alone."""
+        """Send a signal to the worker alone."""
         try:
             os.kill(pid, number)
         except ProcessLookupError:
@@ -382,7 +382,7 @@ _END_S = 2.0
 
 
 def _is_below(name: str, modules: Iterable[str]) -> bool:
-    """Whether ``name`` is one of ``modules``, or in one that is a package."""
+    """Return whether ``name`` is one of ``modules``, or in one that is a package."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
@@ -392,7 +392,7 @@ def _kept(number: int, why: str) -> LoadOver:
 
 
 def _await_end(process: subprocess.Popen[bytes], patience_s: float) -> int | None:
-    """The exit code; killed after ``patience_s`` seconds, None if even that does not end it.
+    """Return the exit code; kill after ``patience_s`` seconds, None if even that does not end it.
 
     Its workers die with it in any case, by the kernel's doing.
     """

@@ -28,13 +28,13 @@ class ControllerLink:
         self._silent_since: float | None = None
 
     def silence(self, now: float) -> float:
-        """Seconds since any controller answered, or since this was first asked."""
+        """Return the seconds since any controller answered, or since this was first asked."""
         if self._silent_since is None:
             self._silent_since = now
         return now - self._silent_since
 
     def wants_epoch(self, now: float) -> bool:
-        """Whether the newest epoch should be read now (True once until :meth:`on_epoch`)."""
+        """Return whether the newest epoch should be read now (True once until :meth:`on_epoch`)."""
         if self._reading:
             return False
         silent = self._heard is None or now - self._heard > SILENCE_S
@@ -44,7 +44,7 @@ class ControllerLink:
         return True
 
     def on_epoch(self, newest: EpochRecord | None, now: float) -> bool:
-        """The newest epoch was read; True when the loop should connect to ``controller`` anew."""
+        """Take in the newest epoch; True if the loop should connect to ``controller`` anew."""
         self._reading = False
         known = self.controller.epoch if self.controller else 0
         if newest is not None and newest.epoch > known:
@@ -58,10 +58,10 @@ class ControllerLink:
         return False
 
     def on_epoch_failed(self) -> None:
-        """The job directory could not be read; ask again later."""
+        """Ask again later: the job directory could not be read."""
         self._reading = False
 
     def on_answer(self, epoch: int, now: float) -> None:
-        """A controller of ``epoch`` spoke."""
+        """Take in that a controller of ``epoch`` spoke."""
         if self.controller is not None and epoch >= self.controller.epoch:
             self._heard = self._silent_since = now

@@ -240,7 +240,7 @@ class Agent:
         self._heartbeat(now)
 
     def _heard(self, message: LauncherMessage) -> LauncherReported:
-        """With what this node knows of a worker's end."""
+        """Add what this node knows of a worker's end."""
         if not isinstance(message, Exited) or message.code == 0:
             return LauncherReported(message=message)
         # Also where it was killed is a child, say a data loader's worker, which the rank cannot know.
@@ -259,7 +259,7 @@ class Agent:
         self._wakeup.clear()
 
     def _patience(self, now: float) -> float:
-        """Seconds until something is due without any news."""
+        """Return the seconds until something is due without any news."""
         due = [self._heartbeat_due - now, 1.0]
         if self._state.deadline is not None:
             due.append(self._state.deadline - now)

@@ -39,13 +39,13 @@ ASK_S = 20.0
 
 
 def is_rescuer(node: str, allocation: Allocation) -> bool:
-    """Whether ``node`` is one of the few that rescue the job when its batch host is gone."""
+    """Return whether ``node`` is one of the few that rescue the job when its batch host is gone."""
     others = [n for n in allocation.nodes if n != allocation.batch_host]
     return node in others[:RESCUERS]
 
 
 def is_orphan(job: SlurmJob, hosts: Sequence[SlurmNode], restart_count: int) -> bool:
-    """Whether this very run of the job goes on in Slurm's books without any of ``hosts``, which led it."""
+    """Return whether this run of the job goes on in Slurm's books without any of ``hosts``, which led it."""
     return job.is_in_run(restart_count) and bool(hosts) and all(host.is_down for host in hosts)
 
 
@@ -109,7 +109,7 @@ def rescue(
 
 
 def _need(job: JobDirectory) -> Need | None:
-    """With how many nodes the job can go on, by its journal; None where that cannot be read."""
+    """Return with how many nodes the job can go on, by its journal; None where that cannot be read."""
     try:
         state = fold(read(job.journal))
     except (OSError, JournalDamaged):

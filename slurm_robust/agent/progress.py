@@ -35,7 +35,7 @@ class StepWatch:
         self.set_stride(stride)
 
     def forget(self) -> None:
-        """The generation is over."""
+        """Forget the records: the generation is over."""
         for record in self._records:
             record.close()
         self._records, self._reported, self._requested = [], [], -1
@@ -59,7 +59,7 @@ class StepWatch:
             record.set_flush(step)
 
     def read(self, now: float) -> tuple[Progress, ...]:
-        """What all ranks have done; a damaged record's rank is left out."""
+        """Return what all ranks have done; a damaged record's rank is left out."""
         found = []
         for record in self._records:
             try:
@@ -79,7 +79,7 @@ class StepWatch:
         return most(record.spent for record in self._records)
 
     def has_news(self, now: float) -> bool:
-        """Whether a rank has, since the last call, done what the controller waits for.
+        """Return whether a rank has, since the last call, done what the controller waits for.
 
         That is its first step, the step to be announced, or the requested checkpoint.
         """

@@ -29,7 +29,7 @@ _NOBODYS_PORT = 29500
 
 
 def build_spawn(spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path, memory: str = "") -> Spawn:
-    """The order to start the workers of ``launch``; ``folder`` is the generation's runtime folder.
+    """Return the order to start the workers of ``launch``; ``folder`` is the generation's runtime folder.
 
     ``memory``: the folder of copies in this node's memory, "" for none.
     """
@@ -49,7 +49,7 @@ def build_spawn(spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path, 
 
 
 def rehearsal_env(spec: JobSpec, slots: int) -> dict[str, str]:
-    """What the first rank of the last of ``slots`` nodes gets that do not exist.
+    """Return what the first rank of the last of ``slots`` nodes gets that do not exist.
 
     Not rank 0 where there is another: that one writes what all ranks have in common.
     """
@@ -77,17 +77,17 @@ def rehearsal_env(spec: JobSpec, slots: int) -> dict[str, str]:
 
 
 def record_path(folder: Path, rank: int) -> Path:
-    """The step record of ``rank`` in a generation's runtime folder."""
+    """Return the step record of ``rank`` in a generation's runtime folder."""
     return folder / f"rank-{rank:05d}.rec"
 
 
 def modules_path(folder: Path) -> Path:
-    """Where rank 0 leaves the names of the modules that it has imported."""
+    """Return where rank 0 leaves the names of the modules that it has imported."""
     return folder / "modules.json"
 
 
 def restore_tier(launch: Launch, rank: int) -> Tier:
-    """Where a worker finds the parts that it restores.
+    """Return where a worker finds the parts that it restores.
 
     A copy in this node's memory is found there, whichever agent wrote it; one that comes from another node
     appears there.
@@ -197,7 +197,7 @@ NOWHERE = Binding()
 def bindings(
     count: int, environ: Mapping[str, str], allowed: Collection[int], host: Host | None = None
 ) -> tuple[Binding, ...]:
-    """By sysfs: for each of ``count`` local ranks the CPUs of its GPU's NUMA node that are ``allowed``.
+    """Read for each of ``count`` local ranks by sysfs the CPUs of its GPU's NUMA node that are ``allowed``.
 
     Rank i has the i-th GPU, as under torchrun. :data:`NOWHERE` where that says nothing: another number of
     GPUs than ranks, GPUs whose node is not known (a virtual machine), none of whose CPUs are the job's; and
@@ -224,7 +224,7 @@ def _gpus(host: Host) -> list[str]:
 
 
 def _order(visible: str | None, count: int) -> tuple[int, ...]:
-    """The GPUs that a process sees, first to last; none where names do not say which these are."""
+    """Return the GPUs that a process sees, first to last; none where names do not say which these are."""
     if visible is None:
         return tuple(range(count))
     names = [name.strip() for name in visible.split(",")]
@@ -255,7 +255,7 @@ def _cpus(text: str) -> frozenset[int]:
 
 
 def find_shortage(environ: Mapping[str, str], usable_cpus: int, all_cpus: int) -> list[str]:
-    """What this step lacks of all that the job holds on the node, as notes for the journal. Pure.
+    """Return what this step lacks of all that the job holds on the node, as notes for the journal. Pure.
 
     Newer Slurm gives a task less by default. ``usable_cpus`` is what the kernel lets this process use,
     ``all_cpus`` what the node has: a Slurm whose configuration has more CPUs than there are (a test cluster)

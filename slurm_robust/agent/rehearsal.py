@@ -41,7 +41,7 @@ _NO_PROGRAMS = "only Python scripts and modules are rehearsed, not programs"
 
 
 def free_share() -> float:
-    """Of the node's memory and of each limit of the job's cgroups, the smallest share that is free."""
+    """Return the smallest share that is free of the node's memory and of each limit of the job's cgroups."""
     memory = proc.read_counters(proc.PROC / "meminfo")
     shares = [1.0]
     if memory.get("MemTotal") and "MemAvailable" in memory:
@@ -105,7 +105,7 @@ class Rehearsals:
         return process.pid
 
     def read(self, now: float) -> RehearsalOver | None:
-        """How it ended, when it has."""
+        """Say how it ended, when it has."""
         self._ending = [process for process in self._ending if process.poll() is None]
         error = self._take_started()
         order, process = self._order, self._process

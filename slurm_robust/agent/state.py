@@ -79,7 +79,7 @@ class Worker:
     exit: WorkerExit | None = None
 
     def bury_unstarted(self, reason: str, now: float) -> None:
-        """It could not be started."""
+        """Record that it could not be started."""
         error = WorkerError(type="LaunchError", message=reason)
         self.ended, self.exit = now, WorkerExit(rank=self.rank, code=1, error=error)
 
@@ -89,7 +89,7 @@ class Workers(dict[int, Worker]):
 
     @classmethod
     def ordered(cls, ranks: Iterable[int]) -> Workers:
-        """Of a launch that was just ordered."""
+        """Make those of a launch that was just ordered."""
         return cls({rank: Worker(rank) for rank in ranks})
 
     @property
@@ -113,7 +113,7 @@ class Workers(dict[int, Worker]):
         return max(worker.ended for worker in self.values())
 
     def exits(self, now: float) -> tuple[WorkerExit, ...]:
-        """How they ended, with their age at ``now``."""
+        """Return how they ended, with their age at ``now``."""
         return tuple(
             structs.replace(worker.exit, age_s=max(0.0, now - worker.ended))
             for worker in self.values()
@@ -141,7 +141,7 @@ class Freeing:
         return None if self._since is None else self._since + GPUS_S
 
     def begin(self, now: float) -> None:
-        """The workers have ended."""
+        """Begin to wait: the workers have ended."""
         self._since, self._held = now, "the driver does not answer"
 
     def hold(self, held: str) -> None:
@@ -149,12 +149,12 @@ class Freeing:
         self._held = held
 
     def end(self, now: float) -> float:
-        """Nothing is waited for any more; how long it took."""
+        """End the wait and return how long it took."""
         since, self._since = self._since, None
         return 0.0 if since is None else now - since
 
     def complaint(self) -> str:
-        """What to say when waiting ends at its bound."""
+        """Say that waiting ends at its bound."""
         return f"GPUs are not free {GPUS_S:.0f} s after their workers ended: {self._held}"
 
 
@@ -398,7 +398,7 @@ class AgentState:
         return [StartRehearsal(order=order), SendHeartbeat()]
 
     def _end_rehearsal(self, now: float) -> list[Instruction]:
-        """The node is needed for something else."""
+        """End the rehearsal: the node is needed for something else."""
         if self.rehearsal is None or not self.rehearses:
             return []
         self.rehearsal = Rehearsal(number=self.rehearsal.number, state=RehearsalState.ENDED)

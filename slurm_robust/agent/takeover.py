@@ -183,7 +183,7 @@ class TakeoverWatch:
         return self._job.votes / f"{epoch:06d}-{node}.json"
 
     def _agreeing(self, epoch: int, voters: tuple[str, ...]) -> tuple[str, ...]:
-        """This node and those whose vote is as new and whose kernel answers here, in the order of voters."""
+        """Return this node and those whose vote is as new and whose kernel answers, as voters are ordered."""
         places: dict[str, ProbeTarget] = {}
         # By the clock of storage, as those of the others are.
         own = self._path(epoch, self._node).stat().st_mtime
@@ -202,7 +202,7 @@ class TakeoverWatch:
         return tuple(node for node in voters if node == self._node or node in answering)
 
     def _is_down(self, host: str) -> bool:
-        """Whether Slurm, asked now and then, has given up a host that answers."""
+        """Return whether Slurm, asked now and then, has given up a host that answers."""
         now = self._clock()
         if now < self._ask_at:
             return self._was_down
@@ -222,7 +222,7 @@ class TakeoverWatch:
         return f"{host} is {'+'.join(sorted(node.states))}"
 
     def _has_turn(self, epoch: int) -> bool:
-        """Whether no other node has begun to start a controller a moment ago; then it is this one's turn.
+        """Return whether no other node begins to start a controller; then it is this one's turn.
 
         Nodes see each other's votes at different times, so that several may take themselves for the first.
         """

@@ -33,7 +33,7 @@ class CheckpointId(Record, order=True, gc=False):
 
     @classmethod
     def parse(cls, text: str) -> CheckpointId:
-        """The inverse of ``str``. Raises ``ValueError`` for anything else."""
+        """Parse what ``str`` gives. Raises ``ValueError`` for anything else."""
         if match := _ID.fullmatch(text):
             found = cls(generation=int(match[1]), step=int(match[2]))
             if str(found) == text:
@@ -113,5 +113,5 @@ _TRANSFER_S = 60.0
 
 
 def transfer_s(nbytes: int) -> float:
-    """Seconds that fetching an image of ``nbytes`` may take in all, as long as bytes arrive."""
+    """Return the seconds that fetching an image of ``nbytes`` may take in all, as long as bytes arrive."""
     return _TRANSFER_S + nbytes / WORK_BYTES_S

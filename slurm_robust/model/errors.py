@@ -114,7 +114,7 @@ class SrobustError(Exception):
             self.exit_code = code
 
     def in_full(self) -> str:
-        """The message, and the fix where the message does not hold it."""
+        """Return the message, and the fix if the message does not hold it."""
         return f"{self}\n  fix: {self.fix}" if self.fix and self.fix not in str(self) else str(self)
 
 

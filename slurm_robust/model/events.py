@@ -657,12 +657,12 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
 def encode_event(event: AnyEvent) -> bytes:
-    """One event as one line of JSON, without the newline."""
+    """Encode one event as one line of JSON, without the newline."""
     return msgspec.json.encode(event)
 
 
 def decode_events(lines: bytes) -> list[AnyEvent]:
-    """The events of whole lines. Raises ``msgspec.DecodeError`` if one of them is anything else."""
+    """Decode the events of whole lines. Raises ``msgspec.DecodeError`` if one of them is anything else."""
     try:
         found = _decoder.decode_lines(lines)
     except UNREADABLE as reason:
@@ -673,5 +673,5 @@ def decode_events(lines: bytes) -> list[AnyEvent]:
 
 
 def decode_event(line: bytes) -> AnyEvent:
-    """The event of one line. Raises ``msgspec.DecodeError`` for whatever else it is."""
+    """Decode the event of one line. Raises ``msgspec.DecodeError`` for whatever else it is."""
     return decoded(_decoder, line, msgspec.DecodeError)

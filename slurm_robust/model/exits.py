@@ -54,7 +54,7 @@ class WorkerExit(Record):
         return self.code != 0
 
     def describe(self) -> str:
-        """One short line: ``rank 2: SIGKILL``, ``rank 0: ValueError at train.py:12``."""
+        """Return one short line: ``rank 2: SIGKILL``, ``rank 0: ValueError at train.py:12``."""
         if self.signal is not None:
             return f"rank {self.rank}: {signal_name(self.signal)}" + (f", {self.oom}" if self.oom else "")
         if self.error is not None:

@@ -381,10 +381,10 @@ Action: TypeAlias = (
 
 
 def finds_out_more(actions: Sequence[Action]) -> bool:
-    """Whether these actions only ask for more evidence, so that another decision follows."""
+    """Return whether these actions only ask for more evidence, so that another decision follows."""
     return any(isinstance(action, Diagnose | Replay) for action in actions)
 
 
 def is_final(actions: Sequence[Action]) -> bool:
-    """Whether no other decision on the same fault follows."""
+    """Return whether no other decision on the same fault follows."""
     return not any(isinstance(action, Diagnose | Replay | QuickTest | Borrow) for action in actions)

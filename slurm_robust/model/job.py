@@ -89,7 +89,7 @@ class JobSpec(Record):
     """Rank 0 reports what it has imported, for zygotes to import it before."""
 
     def tier_places(self, directory: JobDirectory) -> dict[Tier, str]:
-        """Where the tiers beyond the nodes' memory are."""
+        """Return where the tiers beyond the nodes' memory are."""
         return {**self.copies.places, Tier.STORAGE: self.checkpoint_dir or str(directory.checkpoints)}
 
 

@@ -148,17 +148,17 @@ T = TypeVar("T")
 
 
 def decode_summary(data: bytes) -> JobSummary:
-    """The summary in a file of a user. Raises :class:`SummaryRefused`."""
+    """Decode the summary in a file of a user. Raises :class:`SummaryRefused`."""
     return _decoded(_summaries.decode, data)
 
 
 def decode_spooled(data: bytes) -> SpooledSummary:
-    """A file of the spool. Raises :class:`SummaryRefused`."""
+    """Decode a file of the spool. Raises :class:`SummaryRefused`."""
     return _decoded(_spooled.decode, data)
 
 
 def encode(record: JobSummary | SpooledSummary) -> bytes:
-    """As a line of JSON."""
+    """Encode as a line of JSON."""
     return msgspec.json.encode(record) + b"\n"
 
 

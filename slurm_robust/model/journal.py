@@ -97,7 +97,7 @@ class Events:
 def _by_line(
     data: bytes, name: str, unread: Counter[str] | None, before: int, *, is_last: bool
 ) -> tuple[list[ev.AnyEvent], int]:
-    """The event of each line up to a torn last one of the file, and where that begins.
+    """Decode the event of each line up to a torn last one of the file, and where that begins.
 
     ``before``: lines ahead of these. Raises :class:`JournalDamaged`.
     """
@@ -138,7 +138,7 @@ _foreign = msgspec.json.Decoder(_Foreign)
 
 
 def _unread_note(line: bytes, unread: Counter[str]) -> ev.Noted | None:
-    """What stands for a whole line of an event that this release does not know; None for anything else."""
+    """Return what stands for a whole line of an event of another release; None for anything else."""
     try:
         found = decoded(_foreign, line, msgspec.DecodeError) if line.endswith(b"\n") else None
     except msgspec.DecodeError:
@@ -150,12 +150,12 @@ def _unread_note(line: bytes, unread: Counter[str]) -> ev.Noted | None:
 
 
 def fold(events: Iterable[ev.AnyEvent]) -> JobState:
-    """The state after ``events``."""
+    """Return the state after ``events``."""
     return reduce(lambda state, event: apply(event, state), events, JobState())
 
 
 def read(path: Path, unread: Counter[str] | None = None) -> list[ev.AnyEvent]:
-    """All whole events of a journal that another process may be writing; ``[]`` without a journal.
+    """Read all whole events of a journal that another process may be writing; ``[]`` without a journal.
 
     ``unread``: as of :func:`parse`. Raises :class:`JournalDamaged`, ``OSError``.
     """
@@ -163,7 +163,7 @@ def read(path: Path, unread: Counter[str] | None = None) -> list[ev.AnyEvent]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What the journal holds; b"" only where storage says that there is none. Raises ``OSError``.
+    """Read what the journal holds; b"" only if storage says that there is none. Raises ``OSError``.
 
     Not by ``exists()``, which says no where storage refuses (Python 3.14): the job would begin anew.
     """
@@ -176,7 +176,7 @@ def read_bytes(path: Path) -> bytes:
 def another_job(
     events: Sequence[ev.AnyEvent], cluster: str, restart_count: int, submitted: float | None
 ) -> str:
-    """How the job of this journal differs from that of the arguments; "" if it is the same. Pure.
+    """Say how the job of this journal differs from that of the arguments; "" if it is the same. Pure.
 
     The restart count of a job only grows, and each of its runs has one submit time. What is unknown on
     either side is ignored.
@@ -194,5 +194,5 @@ def another_job(
 
 
 def minute(t: float) -> str:
-    """The local time ``t`` (seconds since 1970) to the minute, as Slurm writes it."""
+    """Format the local time ``t`` (seconds since 1970) to the minute, as Slurm writes it."""
     return time.strftime("%Y-%m-%dT%H:%M", time.localtime(t))

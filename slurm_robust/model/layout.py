@@ -32,7 +32,7 @@ class ParallelLayout(Record):
     def fit(
         cls, world_size: int, nproc_per_node: int, sizes: Mapping[str, int], order: str
     ) -> ParallelLayout:
-        """The layout of ``world_size`` ranks; data parallelism (``dp``) takes what ``sizes`` leave.
+        """Return the layout of ``world_size`` ranks; data parallelism (``dp``) takes what ``sizes`` leave.
 
         Raises :class:`DoesNotDivide`.
         """
@@ -47,7 +47,7 @@ class ParallelLayout(Record):
 
     @classmethod
     def from_identity(cls, identity: str) -> ParallelLayout:
-        """The layout of which :meth:`identity` is ``identity``. Raises ``ValueError`` for any other text."""
+        """Parse what :meth:`identity` gives. Raises ``ValueError`` for any other text."""
         match = _IDENTITY.fullmatch(identity)
         if match is None:
             raise ValueError(f"{identity!r} is not a layout, such as 16x2:tp2-cp1-ep1-dp2-pp4")
@@ -70,7 +70,7 @@ class ParallelLayout(Record):
         return found
 
     def rank_at(self, place: Mapping[str, int]) -> int:
-        """The rank at ``place``, the inverse of :meth:`coordinates`."""
+        """Return the rank at ``place``, the inverse of :meth:`coordinates`."""
         rank, stride = 0, 1
         for name, size in self.sizes:
             rank += place.get(name, 0) * stride
@@ -95,7 +95,7 @@ class ParallelLayout(Record):
         return tuple(found)
 
     def groups(self, name: str) -> list[tuple[int, ...]]:
-        """All groups of one dimension, each with its ranks in order."""
+        """Return all groups of one dimension, each with its ranks in order."""
         stride = 1
         for other, size in self.sizes:
             if other == name:
@@ -118,7 +118,7 @@ def replicated(world_size: int) -> str:
 
 
 def source_rank(rank: int, old: ParallelLayout, new: ParallelLayout) -> int | None:
-    """The rank of ``old`` with the place of ``rank`` of ``new`` in every dimension; None for one that is new.
+    """Return the rank of ``old`` with the place of ``rank`` of ``new`` in every dimension; None if it is new.
 
     Raises :class:`DoesNotDivide` if the layouts differ in more than data parallelism.
     """
@@ -129,7 +129,7 @@ def source_rank(rank: int, old: ParallelLayout, new: ParallelLayout) -> int | No
 
 
 def replicas(rank: int, old: ParallelLayout, new: ParallelLayout) -> tuple[int, ...]:
-    """The ranks of ``old`` that differ from ``rank`` of ``new`` in data parallelism alone, in order."""
+    """Return the ranks of ``old`` that differ from ``rank`` of ``new`` in data parallelism alone."""
     place = new.coordinates(rank)
     return tuple(old.rank_at({**place, DATA: number}) for number in range(dict(old.sizes).get(DATA, 1)))
 
@@ -155,7 +155,7 @@ class Placement(Record, dict=True):
         return tuple(range(first, first + self.nproc_per_node))
 
     def holds(self, node: str) -> bool:
-        """Whether ``node`` has a slot."""
+        """Return whether ``node`` has a slot."""
         return node in self._numbers
 
     @cached_property

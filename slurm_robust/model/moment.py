@@ -243,12 +243,12 @@ _formats = msgspec.json.Decoder(_Format)
 
 
 def encode(moment: JobMoment) -> bytes:
-    """One JSON object in a line."""
+    """Encode as one JSON object in a line."""
     return msgspec.json.encode(moment) + b"\n"
 
 
 def decode(data: bytes) -> JobMoment:
-    """The inverse of :func:`encode`. Raises :class:`NotAMoment`."""
+    """Decode what :func:`encode` gives. Raises :class:`NotAMoment`."""
     found = decoded(_formats, data, NotAMoment).format
     if found > FORMAT:
         raise NotAMoment(f"format {found} is of a newer release of slurm_robust; this one knows {FORMAT}")
@@ -256,5 +256,5 @@ def decode(data: bytes) -> JobMoment:
 
 
 def read(path: Path) -> JobMoment:
-    """The moment of a job. Raises ``OSError``, :class:`NotAMoment`."""
+    """Read the moment of a job. Raises ``OSError``, :class:`NotAMoment`."""
     return decode(read_regular(path, MAX_BYTES))

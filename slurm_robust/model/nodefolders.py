@@ -31,12 +31,12 @@ class JobFolder(Record):
 
 
 def folder_name(run_id: str, what: str = "") -> str:
-    """The name of this user's folder for a run; ``what`` follows it, as :data:`COPIES`."""
+    """Return the name of this user's folder for a run; ``what`` follows it, as :data:`COPIES`."""
     return f"{PREFIX}{os.getuid()}-{run_id}{what}"
 
 
 def parse_folder_name(name: str) -> JobFolder | None:
-    """The inverse of :func:`folder_name`; None for any other name."""
+    """Parse what :func:`folder_name` gives; None for any other name."""
     match = re.fullmatch(_NAME, name)
     if match is None:
         return None

@@ -74,7 +74,7 @@ class NodeSeen(Record):
 
 
 def grown(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> Counters:
-    """What rose on devices that both readings have; a counter that began anew has not risen. Pure."""
+    """Return what rose on devices that both readings have; a counter that began anew has not risen. Pure."""
     rises = {
         device: {
             name: count - before[device].get(name, 0)

@@ -49,7 +49,7 @@ class Progress(Record, array_like=True, gc=False):
         return structs.replace(self, step=min(self.step, self.bad_step - 1), loss=None, grad_norm=None)
 
     def is_aged(self, before: Progress, seconds: float) -> bool:
-        """Whether nothing was done in the ``seconds`` since ``before``."""
+        """Return whether nothing was done in the ``seconds`` since ``before``."""
         aged = before.aged(seconds)
         ages = zip((self.age_s, self.phase_s), (aged.age_s, aged.phase_s), strict=True)
         if not all(math.isclose(mine, his, abs_tol=_SAME_S) for mine, his in ages):
@@ -57,17 +57,17 @@ class Progress(Record, array_like=True, gc=False):
         return structs.replace(self, age_s=aged.age_s, phase_s=aged.phase_s) == aged
 
     def aged(self, seconds: float) -> Progress:
-        """The same, ``seconds`` later, if nothing was done meanwhile."""
+        """Return the same, ``seconds`` later, if nothing was done meanwhile."""
         return structs.replace(self, age_s=self.age_s + seconds, phase_s=self.phase_s + seconds)
 
 
 def slowest(records: Iterable[Progress]) -> Progress:
-    """The rank that was the last to complete the newest step that all ranks have completed."""
+    """Return the rank that was the last to complete the newest step that all ranks have completed."""
     return min(records, key=lambda p: (p.step, p.age_s))
 
 
 def most(every: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """For each name the most that any of ``every`` has."""
+    """Return for each name the most that any of ``every`` has."""
     found: dict[str, float] = {}
     for values in every:
         for name, value in values.items():

@@ -39,11 +39,11 @@ class Decoder(Protocol[_T_co]):
     """A decoder of msgspec, of JSON or MessagePack."""
 
     def decode(self, buf: bytes | memoryview, /) -> _T_co:
-        """The object that these bytes stand for."""
+        """Return the object that these bytes stand for."""
 
 
 def decoded(decoder: Decoder[T], data: bytes | memoryview, error: Callable[[str], Exception]) -> T:
-    """What ``data`` stands for; for whatever else it is ``error``, made of the reason, is raised."""
+    """Decode ``data``. Raises what ``error`` makes of the reason for whatever else it is."""
     try:
         return decoder.decode(data)
     except UNREADABLE as reason:

@@ -45,7 +45,7 @@ class PhaseTimes(Record):
 
 
 def phase_times(nodes: Mapping[str, Mapping[str, float]]) -> tuple[PhaseTimes, ...]:
-    """Of the times of each node, by phase; phases in their order."""
+    """Return the times of all nodes by phase; phases in their order."""
     found = []
     for phase in START_PHASES:
         times = {node: round(known[phase], 3) for node, known in nodes.items() if phase in known}

@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def is_name(text: str) -> bool:
-    """Whether a training may have this name: it is a part of its folder's."""
+    """Return whether a training may have this name: it is a part of its folder's."""
     return _NAME.fullmatch(text) is not None and len(text) <= MAX_LETTERS and ASIDE not in text
 
 
@@ -74,7 +74,7 @@ class TrainingDirectory:
 
     @classmethod
     def of(cls, root: Path, name: str) -> TrainingDirectory:
-        """That of the training ``name`` beside the jobs' folders in ``root``."""
+        """Return that of the training ``name`` beside the jobs' folders in ``root``."""
         return cls(root / f"{PREFIX}{name}")
 
     @property
@@ -93,21 +93,21 @@ class TrainingDirectory:
         return self.path / "checkpoints"
 
     def claim(self, number: int) -> Path:
-        """A :class:`Chapter`: the job that took the training as its chapter ``number``, counted from 1."""
+        """Return the file of the :class:`Chapter` ``number``, counted from 1: its job took the training."""
         return self.path / f"chapter-{number:04d}.json"
 
     def claims(self) -> list[int]:
-        """The numbers of those that are there, in order. Raises ``OSError``."""
+        """Return the numbers of those that are there, in order. Raises ``OSError``."""
         found = (_CLAIM.fullmatch(name) for name in names_in(self.path))
         return sorted(int(match[1]) for match in found if match)
 
     def unreadable(self) -> Path | None:
-        """The newest claim, if it is there and cannot be understood: some job has the training, or had it."""
+        """Return the newest claim, if it cannot be understood: some job has the training, or had it."""
         newest = next((self.claim(number) for number in reversed(self.claims())), None)
         return newest if newest is not None and not any(_read(newest)) and newest.exists() else None
 
     def read(self) -> tuple[Chapter, ...]:
-        """Its jobs, oldest first; none where there is no such training. Raises ``OSError``.
+        """Read its jobs, oldest first; none if there is no such training. Raises ``OSError``.
 
         Also one that took it and died before it had written its line: the numbers of the claims are the
         order. A line that was torn, or that another release wrote, is left out.
@@ -117,11 +117,11 @@ class TrainingDirectory:
         return (*lines.values(), *claimed.values())
 
     def is_kept(self, chapter: Chapter) -> bool:
-        """Whether its line is there: a job that has only claimed the training may still give it back."""
+        """Return whether its line is there: a job that only claims the training may still give it back."""
         return any(each.run_id == chapter.run_id for each in _read(self.chapters))
 
     def job(self, chapter: Chapter) -> JobDirectory:
-        """The folder of one of its jobs."""
+        """Return the folder of one of its jobs."""
         return JobDirectory(self.path.parent / chapter.folder)
 
 
@@ -138,12 +138,12 @@ def _read(path: Path) -> Iterator[Chapter]:
 
 
 def encoded(chapter: Chapter) -> bytes:
-    """The line of a chapter."""
+    """Encode the line of a chapter."""
     return msgspec.json.encode(chapter) + b"\n"
 
 
 def trainings(root: Path) -> tuple[TrainingDirectory, ...]:
-    """All below ``root``, by name, also those that were moved aside. Raises ``OSError``."""
+    """Return all below ``root``, by name, also those that were moved aside. Raises ``OSError``."""
     try:
         found = sorted(path for path in root.iterdir() if path.name.startswith(PREFIX))
     except (FileNotFoundError, NotADirectoryError):
@@ -152,7 +152,7 @@ def trainings(root: Path) -> tuple[TrainingDirectory, ...]:
 
 
 def storage_of(job: JobDirectory, spec: JobSpec, training: str) -> Path:
-    """Where the checkpoints of a job on shared storage are now, also where its training was moved aside.
+    """Return where the checkpoints of a job on shared storage are, also if its training was moved aside.
 
     ``training``: its name, "" for none. Raises ``OSError``.
     """
@@ -166,13 +166,13 @@ def storage_of(job: JobDirectory, spec: JobSpec, training: str) -> Path:
 
 
 def is_shared(storage: Path, job: JobDirectory) -> bool:
-    """Whether others may have checkpoints there, too: the folder is no training's and not that of ``job``."""
+    """Return whether others may have checkpoints there: it is no folder of a training, nor of ``job``."""
     folder = storage.absolute().parent
     return not folder.name.startswith(PREFIX) and folder != job.path.absolute()
 
 
 def training_of(job: JobDirectory, name: str, run_id: str) -> TrainingDirectory | None:
-    """Where the training ``name`` is now, one of whose jobs is ``job`` with this run; None where it is gone.
+    """Return where the training ``name`` of ``job`` with this run is now; None if it is gone.
 
     One that was moved aside is known by its chapters. Raises ``OSError``.
     """

@@ -16,18 +16,18 @@ _FIRM = 3
 
 
 def is_firm(verdict: Verdict) -> bool:
-    """Whether it blames somebody by more than suspicion."""
+    """Return whether it blames somebody by more than suspicion."""
     return verdict.blame is not Blame.NOBODY and verdict.rung <= _FIRM and not verdict.unproven
 
 
 def is_of_another(first: Verdict, later: Verdict) -> bool:
-    """Whether ``later`` is on another fault than ``first``, on which no more is to be found out."""
+    """Return whether ``later`` is on another fault than ``first``, on which no more is to be found out."""
     is_same = later.signature == first.signature or set(later.suspects) & set(first.suspects)
     return is_firm(first) and not is_same
 
 
 def leading(verdicts: Sequence[Verdict]) -> tuple[Verdict | None, tuple[Verdict, ...]]:
-    """The one on the fault that began the incident, and those on others, in order."""
+    """Return the one on the fault that began the incident, and those on others, in order."""
     lead: Verdict | None = None
     others: list[Verdict] = []
     for verdict in verdicts:

@@ -70,7 +70,7 @@ def judge(
 def _certain(
     alerts: Mapping[str, Sequence[Alert]], nodes: int, together_s: float
 ) -> tuple[dict[str, str], list[str]]:
-    """Nodes to evict at once, and lines about faults that too many have at once."""
+    """Return the nodes to evict at once, and lines about faults that too many have at once."""
     by_check: dict[str, list[tuple[str, Alert]]] = {}
     for node in sorted(alerts):
         for alert in filter(_is_certain, alerts[node]):
@@ -99,7 +99,7 @@ def _is_certain(alert: Alert) -> bool:
 
 
 def _others(node: str, alerts: Iterable[Alert]) -> Iterator[str]:
-    """Why the other alerts that stand do not evict the node."""
+    """Say why the other alerts that stand do not evict the node."""
     for alert in alerts:
         if alert.ended_s is not None or alert.is_link or not alert.suggestion.keeps_jobs_away:
             continue
@@ -143,7 +143,7 @@ def _shared(events: Sequence[_Event], nodes: int, together_s: float) -> dict[_Ev
 
 
 def _count(events: Iterable[_Event], rules: Rules) -> tuple[dict[str, str], dict[str, str]]:
-    """Nodes whose links have failed often enough, and lines about those that have not, by node."""
+    """Return the nodes whose links have failed often enough, and lines about those that have not, by node."""
     by_node: dict[str, list[_Event]] = {}
     for event in events:
         by_node.setdefault(event.node, []).append(event)
@@ -185,7 +185,7 @@ def _switch_lines(shared: Mapping[_Event, str]) -> list[str]:
 
 
 def _at_once(items: Iterable[T], age_s: Callable[[T], float], within_s: float) -> Iterator[list[T]]:
-    """The items in groups between which there is a longer pause than ``within_s``."""
+    """Return the items in groups between which there is a longer pause than ``within_s``."""
     group: list[T] = []
     for item in sorted(items, key=age_s):
         if group and age_s(item) - age_s(group[-1]) > within_s:

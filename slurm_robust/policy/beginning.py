@@ -78,7 +78,7 @@ def beginning(
     place: str,
     in_memory: Collection[CheckpointId] = (),
 ) -> Beginning:
-    """What a generation of ``layout`` may do of which no checkpoint can be restored.
+    """Decide what a generation of ``layout`` does if no checkpoint can be restored for it.
 
     ``sealed``: the newest step that counts, by generation; ``stored``: the newest checkpoint that is known to
     have been complete on storage, None for none; ``listed``: what is complete there now; ``layouts``:

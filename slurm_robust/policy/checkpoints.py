@@ -15,7 +15,7 @@ SLACK = 1.5
 
 
 def next_stride(stride: int, seconds_per_step: float, lag_s: float) -> int:
-    """The stride that should follow ``stride``: the same, double or half.
+    """Return the stride that should follow ``stride``: the same, double or half.
 
     It tends to the smallest power of two (up to 1024) with ``stride * seconds_per_step >= 2 * lag_s``.
     ``lag_s``: worst time in seconds from a snapshot's completion until its peer has it. Without a
@@ -35,7 +35,7 @@ LEAD_S = 2.0
 
 
 def agreed_step(newest: int, seconds_per_step: float, lead_s: float = LEAD_S) -> int:
-    """A step that no rank has reached when the order arrives, as near as that allows.
+    """Return a step that no rank has reached when the order arrives, as near as that allows.
 
     ``newest``: the newest step that any rank has reported; ``lead_s``: how old that may be and how long the
     order may take, together.
@@ -45,7 +45,7 @@ def agreed_step(newest: int, seconds_per_step: float, lead_s: float = LEAD_S) ->
 
 
 def step_to_store(newest: int, agreed: int, stored_s: float, rules: Rules) -> int | None:
-    """The step that is to go to storage next, None while none is due.
+    """Return the step that is to go to storage next, None while none is due.
 
     ``newest`` and ``agreed``: as in :func:`agreed_step`; ``stored_s``: seconds since one last went there.
     """
@@ -71,7 +71,7 @@ WRITE_S = 60.0
 
 
 def is_late(since_s: float | None, rules: Rules, *, refused: bool = False) -> bool:
-    """Whether a step that all ranks completed ``since_s`` seconds ago is waited for on storage no longer.
+    """Return whether to stop waiting for a step on storage that all ranks completed ``since_s`` seconds ago.
 
     ``refused``: a node cannot put it there.
     """

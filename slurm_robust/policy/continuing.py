@@ -15,12 +15,12 @@ MAX_STEPS = 12
 
 
 def tells(state: JobState) -> bool:
-    """Whether a job can be gone on from: it has run, or has itself gone on from another one."""
+    """Return whether a job can be gone on from: it has run, or has itself gone on from another one."""
     return state.world.generation > 0 or state.continued is not None
 
 
 def lineage(state: JobState, folder: str, t: float) -> ev.Continued:
-    """What counts after the job of ``state``, whose folder is ``folder``. ``t``: now."""
+    """Return what counts after the job of ``state``, whose folder is ``folder``. ``t``: now."""
     before = state.continued
     first = before.generation + 1 if before is not None else 1
     writers = dict(before.writers) if before is not None else {}
@@ -56,7 +56,7 @@ def of_folder(
     t: float,
     layouts: Mapping[int, str] | None = None,
 ) -> ev.Continued:
-    """The same for a folder of checkpoints without a job: all that are complete count.
+    """Return the same for a folder of checkpoints without a job: all that are complete count.
 
     ``stored``: how many ranks wrote each; ``runs``: which runs; ``layouts``: identity of each generation's
     layout, as far as that is known.
@@ -79,7 +79,7 @@ def of_folder(
 
 
 def counted(event: ev.Continued, stored: Iterable[CheckpointId]) -> list[CheckpointId]:
-    """Those of ``stored`` (complete on storage) that count, newest first: the first is gone on from.
+    """Return those of ``stored`` (complete on storage) that count, newest first: the first is gone on from.
 
     Also those that the earlier job had given up: its code may have been mended since.
     """
@@ -87,7 +87,7 @@ def counted(event: ev.Continued, stored: Iterable[CheckpointId]) -> list[Checkpo
 
 
 def newest_unknown(event: ev.Continued, stored: Iterable[CheckpointId]) -> CheckpointId | None:
-    """The newest of ``stored`` of which no journal tells, if it is newer than all that count."""
+    """Return the newest of ``stored`` of which no journal tells, if it is newer than all that count."""
     newest = max(
         (ref for ref in stored if ref.generation not in {*event.sealed, *event.unsealed}), default=None
     )
@@ -117,7 +117,7 @@ def until(event: ev.Continued, step: int) -> ev.Continued:
 
 
 def undone(event: ev.Continued, best_step: int) -> str:
-    """Of a training that had done ``best_step`` the steps that do not count any more, "" for none."""
+    """Say which steps of a training that had done ``best_step`` do not count any more, "" for none."""
     first = event.best_step + 1
     if best_step < first:
         return ""
@@ -126,14 +126,14 @@ def undone(event: ev.Continued, best_step: int) -> str:
 
 
 def unheard(asked: Sequence[str], job: str) -> str:
-    """Which of the options that choose a beginning, ``asked``, do nothing in a later start; "" for none."""
+    """Say which of the options ``asked``, which choose a beginning, do nothing in a later start."""
     if not asked:
         return ""
     return f"{' and '.join(asked)} had a say in the first start of job {job} only: it goes on where it was"
 
 
 def other_training(asked: str, own: str, job: str) -> str:
-    """That a later start of ``job`` names another training than its ``own``; "" where it does not."""
+    """Say that a later start of ``job`` names another training than its ``own``; "" if it does not."""
     if asked == own:
         return ""
     return f"job {job} {f'belongs to training {own}' if own else 'has no training'}, as it began"

@@ -32,7 +32,7 @@ TESTS = 5  # the rung
 
 
 def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
-    """What to do about ``fault``, as the event that changes ``state``; ``now``: the clock of the journal."""
+    """Decide about ``fault``: the event that changes ``state``; ``now``: by the clock of the journal."""
     root = fault.root
     final = [code for code in rules.config.final_exit_codes if code]
     if root is not None and not fault.lost and root.exit.code in final:
@@ -64,7 +64,7 @@ def decide(state: JobState, fault: Fault, now: float, rules: Rules) -> Decided:
 def at_the_end(
     state: JobState, reason: str, now: float, rules: Rules, *, warned: bool = False
 ) -> Requeue | GiveUp:
-    """What to do where this run of the Slurm job ends for ``reason`` and the training is not done.
+    """Decide what to do if this run of the Slurm job ends for ``reason`` and the training is not done.
 
     ``warned``: Slurm says so, because the time limit or a preemption is near (``--signal=B:USR1@...``).
     """

@@ -40,7 +40,7 @@ def end_of(ended: ev.RunEnded | None) -> ev.RunEnded | None:
 
 
 def judge(chapter: Chapter, ended: ev.RunEnded | None, job: SlurmJob | None, *, answers: bool) -> Hold:
-    """Whether the job of ``chapter`` holds the training.
+    """Return whether the job of ``chapter`` holds the training.
 
     ``ended``: the end in its journal (:func:`end_of`); ``job``: Slurm's word, None if it knows no such job;
     ``answers``: whether Slurm gave one. An end that the training itself came to is final. One that was
@@ -61,7 +61,7 @@ def judge(chapter: Chapter, ended: ev.RunEnded | None, job: SlurmJob | None, *, 
 
 
 def judge_elsewhere(ended: ev.RunEnded | None, newest: float, now: float) -> Hold:
-    """The same for a job of another cluster, whose Slurm cannot be asked.
+    """Judge the same for a job of another cluster, whose Slurm cannot be asked.
 
     ``newest``: when the last event of its journal was written, and ``now``, in seconds since 1970.
     """
@@ -69,7 +69,7 @@ def judge_elsewhere(ended: ev.RunEnded | None, newest: float, now: float) -> Hol
 
 
 def _is_another(chapter: Chapter, job: SlurmJob) -> bool:
-    """Whether ``job`` only has the same id.
+    """Return whether ``job`` only has the same id.
 
     A requeue sets the submit time of a job again, never back; one that was never requeued keeps its own.
     """

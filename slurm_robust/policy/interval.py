@@ -11,7 +11,7 @@ from slurm_robust.model.record import Record
 
 
 def young(write_s: float, mtbf_s: float) -> float:
-    """Seconds between two checkpoints that lose the least time, to first order.
+    """Return the seconds between two checkpoints that lose the least time, to first order.
 
     ``sqrt(2 * write_s * mtbf_s)``: J. W. Young, "A first order approximation to the optimum checkpoint
     interval", Communications of the ACM 17(9), 1974. ``write_s``: what writing one costs; ``mtbf_s``: mean
@@ -23,7 +23,7 @@ def young(write_s: float, mtbf_s: float) -> float:
 
 
 def daly(write_s: float, mtbf_s: float) -> float:
-    """Seconds of training between two checkpoints that lose the least time, to higher order.
+    """Return the seconds of training between two checkpoints that lose the least time, to higher order.
 
     J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
     Generation Computer Systems 22(3), 2006: Young's interval corrected for failures during writing and
@@ -52,7 +52,7 @@ class IntervalAdvice(Record):
 
 
 def advise(events: Sequence[ev.AnyEvent], now: float) -> IntervalAdvice | None:
-    """The advice that a journal supports; None without a measured write or without an incident.
+    """Give the advice that a journal supports; None without a measured write or without an incident.
 
     ``now``: seconds since 1970, for a run that goes on.
     """
@@ -67,6 +67,6 @@ def advise(events: Sequence[ev.AnyEvent], now: float) -> IntervalAdvice | None:
 
 
 def _end_of(events: Sequence[ev.AnyEvent], now: float) -> float:
-    """When the run ended, or ``now`` while it goes on. A run that was ended may have been started again."""
+    """Return when the run ended, or ``now`` while it goes on. A run that ended may go on again."""
     last = next((e for e in reversed(events) if isinstance(e, ev.RunEnded | ev.ControllerStarted)), None)
     return last.t if isinstance(last, ev.RunEnded) else now

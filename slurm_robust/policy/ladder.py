@@ -50,7 +50,7 @@ class Unexplained(Record):
 
 
 def unexplained(fault: Fault) -> Unexplained:
-    """The outward sign, where the cause is unknown."""
+    """Return a verdict by the outward sign: the cause is unknown."""
     if fault.symptom in (*_NUMBERS_WRONG, *_BY_STACKS):
         found = fault.localisation
         why = f"; {found.reason}" if found is not None and found.reason else ""
@@ -71,7 +71,7 @@ def _by_symptom(symptom: Symptom) -> Signature:
 
 
 def against(fault: Fault, node: str) -> tuple[str, ...]:
-    """What was seen and found out about one node, a line each, for the person who repairs it."""
+    """Return what was seen and found out about one node, a line each, for the person who repairs it."""
     lines = [fault.named[node]] if node in fault.named else []
     lines += [f"unable: {fault.unable[node]}"] if node in fault.unable else []
     lines += [STUCK] if node in fault.stuck else []
@@ -92,7 +92,7 @@ def _format_result(result: TestResult) -> str:
 
 
 def no_answer(found: Diagnosis) -> str:
-    """Why tests or a replay that were asked for have shown nothing; "" if they have shown something."""
+    """Say why tests or a replay that were asked for have shown nothing; "" if they have shown something."""
     if found.results or found.suspects:
         return ""
     parts = (f"{test}: {why}" for test, why in found.left_out.items() if why != found.reason)
@@ -319,7 +319,7 @@ def stacks_named(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def _stays_with(place: StackLocation, state: JobState) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The nodes with which the fault stays, and the ranks that had it there before; empty for none.
+    """Return the nodes with which the fault stays, and the ranks that had it there before; empty for none.
 
     Of two groups that have no rank in common, these are the nodes that both have.
     """
@@ -335,14 +335,14 @@ def _stays_with(place: StackLocation, state: JobState) -> tuple[tuple[str, ...],
 
 
 def _most_suspect_first(nodes: Iterable[str], found: Localisation, state: JobState) -> list[str]:
-    """Of a group first the nodes whose own ranks differ from most, then those that were suspected before."""
+    """Sort a group: first nodes whose own ranks differ from most, then those that were suspected before."""
     odd = {state.world.placement.node_of(rank) for rank in found.outliers}
     before = [node for place in state.world.places for node in place.nodes]
     return sorted(nodes, key=lambda node: (node not in odd, -before.count(node)))
 
 
 def place_of(fault: Fault, state: JobState) -> StackLocation | None:
-    """Where the stacks place what ended the generation; None where they do not."""
+    """Return where the stacks place what ended the generation; None if they do not."""
     found, symptom = fault.localisation, fault.symptom
     if found is None or symptom is None or not found.ranks:
         return None
@@ -350,14 +350,14 @@ def place_of(fault: Fault, state: JobState) -> StackLocation | None:
 
 
 def place(symptom: Symptom, found: Localisation, state: JobState) -> StackLocation:
-    """The place of a fault that stacks name ranks for; the step is the newest that is done."""
+    """Return the place of a fault that stacks name ranks for; the step is the newest that is done."""
     nodes = dict.fromkeys(state.world.placement.node_of(rank) for rank in found.ranks)
     step = max(state.world.steps_here, state.world.restored_step)
     return StackLocation(symptom=symptom, step=step, ranks=found.ranks, nodes=tuple(nodes), stack=found.stack)
 
 
 def moved_with_ranks(place: StackLocation, state: JobState) -> StackLocation | None:
-    """The same fault on other nodes before; None if there was none. A hang is the same at the same step."""
+    """Return the same fault on other nodes before, None if none was. A hang is the same at the same step."""
     for before in state.world.places:
         is_alike = before.ranks == place.ranks or before.stack == place.stack != ""
         is_here = place.symptom is Symptom.SLOW or abs(before.step - place.step) <= SAME_STEP
@@ -371,7 +371,7 @@ def moved_with_ranks(place: StackLocation, state: JobState) -> StackLocation | N
 
 
 def worth_tests(samples: int, rules: Rules, state: JobState) -> bool:
-    """Whether a slowdown for which ``samples`` found no culprit is to be ended by tests: once in a job.
+    """Return whether tests end a slowdown for which ``samples`` found no straggler: once in a job.
 
     It takes minutes, and training that is slow by its own work or by what all share goes on as before.
     """
@@ -403,7 +403,7 @@ def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
 
 
 def agents_gone(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """The silent agents ended with their step; or all of several fell silent at once, which is the same.
+    """Judge that silent agents ended with their step, or that all of several fell silent at once.
 
     One cause that takes all nodes is not the nodes' fault, so none of them is evicted.
     """
@@ -470,7 +470,7 @@ def unreachable(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 
 
 def nobody_can_start(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
-    """No node at all can start a worker, so it is not the nodes: the environment or the code."""
+    """Judge that no node can start a worker, so it is not the nodes: the environment or the code."""
     if not fault.unable:
         return None
     node, text = next(iter(fault.unable.items()))

@@ -58,12 +58,12 @@ class Orders:
 
 
 def leave_s(kill_wait_s: float) -> float:
-    """Seconds after SIGTERM in which everything is to be saved, with this ``KillWait``."""
+    """Return the seconds after SIGTERM in which everything is to be saved, with this ``KillWait``."""
     return max(MIN_S, kill_wait_s - MARGIN_S)
 
 
 def newer_s(left_s: float | None, checkpoint_s: float) -> float:
-    """How long to wait for a step that is newer than what is there, at most half of the time that is left.
+    """Return how long to wait for a step that is newer than what is there, at most half of the time left.
 
     ``left_s``: until the run's end, None where nobody knows it; ``checkpoint_s``: ``timings.checkpoint_s``.
     """
@@ -73,7 +73,7 @@ def newer_s(left_s: float | None, checkpoint_s: float) -> float:
 
 
 def store_s(left_s: float | None, least_s: float, checkpoint_s: float) -> float:
-    """How long storage is waited for at the end of a run's time.
+    """Return how long storage is waited for at the end of a run's time.
 
     ``least_s``: where nobody knows how much time is left.
     """
@@ -107,7 +107,7 @@ class UnsavedSteps(Record):
         return f"step {first}" if first == self.newest else f"steps {first} to {self.newest}"
 
     def describe(self, kill_wait_s: float | None, *, again: bool) -> str:
-        """A line for people. ``kill_wait_s``: where Slurm's KillWait set the limit; ``again``: the job is
+        """Describe it in a line. ``kill_wait_s``: where Slurm's KillWait set the limit; ``again``: the job is
         requeued."""
         has = f"storage has step {self.stored}" if self.stored >= 0 else "storage has no step"
         are = "is" if self.stored + 1 == self.newest else "are"
@@ -144,14 +144,14 @@ class Sentence(Record):
 
 
 def explain(order: str, *, preempted: bool, requeued: bool) -> str:
-    """Why the run ends to which ``order`` came, by Slurm's word on it."""
+    """Say why the run ends to which ``order`` came, by Slurm's word on it."""
     if preempted:
         return f"preempted by Slurm, which {'requeues' if requeued else 'cancels'} the job"
     return f"the job is requeued ({order})" if requeued else order
 
 
 def approaching(said: Sentence | None, warning_s: float) -> str:
-    """Why the run is near its end, "" where it is not: then the agents' step alone was cancelled.
+    """Say why the run is near its end, "" if it is not: then the agents' step alone was cancelled.
 
     ``said``: None where Slurm gives no answer; then it is safer to save. ``warning_s``: how long before the
     end Slurm was asked to signal.

@@ -40,17 +40,17 @@ _ROUND_TRIPS, _SLACK_S = 3.0, 0.2
 
 
 def beacon_interval(verdict_s: float, agents: int) -> float:
-    """Seconds between two beacons of an agent, 0 for none."""
+    """Return the seconds between two beacons of an agent, 0 for none."""
     return max(verdict_s / BEACONS_IN_VERDICT, agents / AGENTS_PER_SECOND) if verdict_s else 0.0
 
 
 def overdue_s(interval_s: float) -> float:
-    """Seconds without a beacon after which an agent is overdue."""
+    """Return the seconds without a beacon after which an agent is overdue."""
     return MISSED * interval_s
 
 
 def verdict_s(interval_s: float) -> float:
-    """Seconds without a beacon after which a node may be called dead."""
+    """Return the seconds without a beacon after which a node may be called dead."""
     return BEACONS_IN_VERDICT * interval_s
 
 
@@ -86,7 +86,7 @@ class Probing(Record):
 def choose_observers(
     node: str, others: Collection[str], own: str, leaves: Mapping[str, str]
 ) -> dict[str, str]:
-    """Of ``others``, which are all heard, those that probe ``node`` too, each with its control.
+    """Choose those of ``others``, which are all heard, that probe ``node`` too, each with its control.
 
     Behind other switches than ``node`` and the controller first. The agent on ``own``, the controller's node,
     sees what the controller sees. A control is a node that lives: who does not reach it proves nothing.
@@ -99,7 +99,7 @@ def choose_observers(
 
 
 def describe(node: str, silent_s: float, interval_s: float, probing: Probing, kinds: str) -> str:
-    """Why ``node`` is called dead, with the numbers. ``kinds``: of probes that its kernel answered before."""
+    """Say why ``node`` is called dead, with the numbers. ``kinds``: of probes that it answered before."""
     text = (
         f"{node} is dead: no beacon for {silent_s:.2f} s (one is sent every {interval_s:.2f} s), and its "
         f"kernel answered no probe ({kinds}) for {probing.for_s:.2f} s"

@@ -60,7 +60,7 @@ def missing_parts(
     newest: int | None = None,
     gone: Collection[str] = (),
 ) -> MissingParts | None:
-    """The newest step of ``generation`` that all nodes in reach have and that needs others; None for none.
+    """Return the newest step of ``generation`` that nodes in reach have and that needs others, None for none.
 
     ``holdings``: nodes in reach; ``gone``: nodes out of reach; ``after``: only later steps, since that one
     can be restored; ``newest``: no later step counts. A step counts if each rank of a node in reach has its
@@ -91,7 +91,7 @@ def missing_parts(
 
 
 def _source(step: int, generation: int, holdings: Iterable[Holding]) -> int:
-    """The lowest rank whose part a node has beside the shared one, which is written with rank 0's."""
+    """Return the lowest rank whose part a node has beside the shared one, which is written with rank 0's."""
     found: list[int] = []
     for holder in holdings:
         ranks = {c.rank for c in holder.copies if (c.step, c.generation) == (step, generation)}
@@ -100,7 +100,7 @@ def _source(step: int, generation: int, holdings: Iterable[Holding]) -> int:
 
 
 def are_worth_making(missing: MissingParts, whole: int, step_s: float) -> bool:
-    """Whether training rather goes on with parts made anew than from ``whole``.
+    """Return whether training rather goes on with parts made anew than from ``whole``.
 
     ``whole``: the newest step of which memory has every part, -1 for none: it changes no bit and costs the
     steps after it, of ``step_s`` seconds each.

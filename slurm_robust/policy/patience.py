@@ -23,7 +23,7 @@ GROWS_S = 60.0
 
 
 def patience_s(limit_s: float, least_s: float, grown_s: float | None) -> float:
-    """How long the missing nodes have since the beginning.
+    """Return how long the missing nodes have since the beginning.
 
     ``limit_s`` while not one node is there. Once some are, until none has come for a minute, and ``least_s``
     at least. ``grown_s``: seconds since the newest one came, None while there is none.
@@ -41,7 +41,7 @@ class Growth:
         self._at: float | None = None
 
     def see(self, count: int, now: float) -> float | None:
-        """Seconds since the number last grew, now that ``count`` are there; None while none ever was."""
+        """Return the seconds since the number last grew, now that it is ``count``; None before the first."""
         if count > self._most:
             self._most, self._at = count, now
         return None if self._at is None else now - self._at
@@ -69,7 +69,7 @@ STILL_S = 30.0
 
 
 def is_stuck(killed_s: float, still_s: float | None, most_s: float) -> bool:
-    """Whether to wait no longer for a worker that got SIGKILL ``killed_s`` seconds ago.
+    """Return whether to wait no longer for a worker that got SIGKILL ``killed_s`` seconds ago.
 
     ``still_s``: seconds since it last got further; None where that cannot be seen. ``most_s``: however much
     it moves.
@@ -100,12 +100,12 @@ GIVE_UP_S = 86400.0
 
 
 def next_pause_s(pause_s: float) -> float:
-    """The pause after the next attempt without an answer."""
+    """Return the pause after the next attempt without an answer."""
     return min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def requeue_patience_s(*, taken: bool, done: bool, ordered_to_end: bool, asked: bool) -> float:
-    """How long a requeue may stay as it is.
+    """Return how long a requeue may stay as it is.
 
     ``taken``: Slurm has requeued the job; ``done``: and a watcher finishes the rest; ``ordered_to_end``: the
     controller was, by Slurm or by the owner; ``asked``: Slurm's answer is awaited.

@@ -20,7 +20,7 @@ from slurm_robust.model.layout import ParallelLayout
 
 
 def peer_slots(layout: ParallelLayout, switches: Sequence[str] = ()) -> tuple[int, ...]:
-    """For each slot the slot whose node keeps the copies of its ranks; empty for a single slot.
+    """Return for each slot the slot whose node keeps the copies of its ranks; empty for a single slot.
 
     ``switches``: name of the leaf switch of each slot's node, empty if not known; among equally good
     peers one at another switch is better. Each slot gets a peer with the fewest links that any has for
@@ -83,7 +83,7 @@ class _Candidates:
         return (other for other in self._others() if self._cost(other) == self._least)
 
     def _others(self) -> Iterator[int]:
-        """From half the world away on: neighbours tend to share a switch, a rack, a power supply."""
+        """Yield from half the world away on: neighbours tend to share a switch, a rack, a power supply."""
         slots = self._links.slots
         around = ((self._slot + slots // 2 + i) % slots for i in range(slots))
         return (other for other in around if other != self._slot)
@@ -102,7 +102,7 @@ class _Candidates:
 
 
 def _match(candidates: Sequence[Iterable[int]], load: int) -> tuple[int, ...] | None:
-    """One of its candidates for each slot, none taken more than ``load`` times; None if impossible.
+    """Match each slot with one of its candidates, none more than ``load`` times; None if impossible.
 
     Augmenting paths (Kuhn's algorithm), breadth first.
     """

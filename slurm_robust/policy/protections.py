@@ -19,7 +19,7 @@ class Protection(NamedTuple):
 
 
 def protections(config: JobConfig, slots: int, spares: int) -> tuple[Protection, ...]:
-    """All that there are, for a job that trains on ``slots`` nodes and has ``spares`` more."""
+    """List all that there are, for a job that trains on ``slots`` nodes and has ``spares`` more."""
     checkpoint, detect, companions = config.checkpoint, config.detect, config.companions
     observe = "mode is observe" if config.mode == "observe" else ""
     no_restart = "limits allow none" if 0 in (config.limits.total, config.limits.per_hour) else ""
@@ -49,7 +49,7 @@ def protections(config: JobConfig, slots: int, spares: int) -> tuple[Protection,
 
 
 def told(found: tuple[Protection, ...]) -> str:
-    """The line for the job's log: ``protected: restarts, hangs; not: spare nodes (spares is 0)``."""
+    """Return the line for the job's log: ``protected: restarts, hangs; not: spare nodes (spares is 0)``."""
     protected = ", ".join(one.name for one in found if not one.lacking)
     lacking = ", ".join(f"{one.name} ({one.lacking})" for one in found if one.lacking)
     return f"protected: {protected or 'nothing'}" + (f"; not: {lacking}" if lacking else "")

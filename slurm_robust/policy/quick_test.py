@@ -27,7 +27,7 @@ class QuickAnswer(Record):
 
 
 def quick_answers(nodes: Sequence[str], results: Iterable[TestResult]) -> tuple[QuickAnswer, ...]:
-    """What ``results`` of :data:`TESTS` say of each of ``nodes``. Pure."""
+    """Judge what ``results`` of :data:`TESTS` say of each of ``nodes``. Pure."""
     results = tuple(results)
     return tuple(_answer(node, [result for result in results if result.node == node]) for node in nodes)
 
@@ -46,7 +46,7 @@ def _answer(node: str, results: Sequence[TestResult]) -> QuickAnswer:
 
 
 def format_quick(event: ev.QuickTested) -> str:
-    """What became of each node, worst first."""
+    """Return what became of each node, worst first."""
     parts = [f"{node} failed: {why}" for node, why in event.failed.items()]
     parts += [f"{node} gave no answer ({why}) and is not used" for node, why in event.silent.items()]
     parts += [f"{fold(event.passed)} passed and may be used"] if event.passed else []

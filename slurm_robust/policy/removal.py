@@ -54,7 +54,7 @@ class Removal(Record):
 
 
 def needed(stock: Stock, keep: int | None = None) -> dict[CheckpointId, str]:
-    """Which of the complete ones a running or later job needs, and why.
+    """Return which of the complete ones a running or later job needs, and why.
 
     ``keep``: in place of that of the configuration.
     """
@@ -83,7 +83,7 @@ def needed(stock: Stock, keep: int | None = None) -> dict[CheckpointId, str]:
 
 
 def removal(stock: Stock, wanted: Collection[CheckpointId], *, force: bool) -> Removal:
-    """Which of ``wanted`` go. ``force``: also those that somebody needs.
+    """Return which of ``wanted`` go. ``force``: also those that somebody needs.
 
     What the running job is still writing never goes: its ranks would find their folder gone.
     """
@@ -98,7 +98,7 @@ def removal(stock: Stock, wanted: Collection[CheckpointId], *, force: bool) -> R
 
 
 def prunable(stock: Stock, keep: int) -> tuple[CheckpointId, ...]:
-    """What goes if the newest ``keep`` stay, oldest first, with incomplete ones that nobody will complete.
+    """Return what goes if the newest ``keep`` stay, oldest first, with incomplete ones that stay incomplete.
 
     Those that are passed over do not count among the ``keep``, and stay while they are newer than these.
     """
@@ -117,5 +117,5 @@ def prunable(stock: Stock, keep: int) -> tuple[CheckpointId, ...]:
 
 
 def _is_over(stock: Stock, ref: CheckpointId) -> bool:
-    """Whether no rank writes an incomplete one any more."""
+    """Return whether no rank writes an incomplete one any more."""
     return not stock.waiting and (not stock.holder or ref.generation < stock.generation)

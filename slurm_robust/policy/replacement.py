@@ -103,7 +103,7 @@ def leave_drained(
 def go_on_without(
     state: JobState, nodes: tuple[str, ...], fault: Fault, rules: Rules
 ) -> tuple[tuple[Action, ...], str]:
-    """The same for ``nodes`` that cannot be reached: none is evicted; they stand by once they are heard."""
+    """Go on without nodes that cannot be reached: none is evicted; they stand by once they are heard."""
     # A node that was lent or cleared just now has no agent yet.
     new = (*state.lenders, *(fault.cleared or ()))
     fresh = [node for node in fit_spares(state) if node in new and node not in nodes]
@@ -152,7 +152,7 @@ def _unfit(state: JobState) -> str:
 def _find_nodes(
     state: JobState, unproven: tuple[str, ...], missing: int, short: str, fault: Fault, rules: Rules
 ) -> tuple[tuple[Action, ...], str] | None:
-    """What is tried next to get ``missing`` nodes; None where all was tried.
+    """Return what is tried next to get ``missing`` nodes; None if all was tried.
 
     The reservation, then a quick test of nodes that suspicion alone speaks against, then the partition.
     """
@@ -171,7 +171,7 @@ def _find_nodes(
 
 
 def _to_test(state: JobState, unproven: tuple[str, ...], fault: Fault) -> tuple[str, ...]:
-    """Nodes that may pass a quick test: suspects of now, and those evicted before that the job still holds.
+    """Return nodes that may pass a quick test: suspects, and those evicted before that the job still holds.
 
     None against which more speaks than suspicion, and none a second time.
     """

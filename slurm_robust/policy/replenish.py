@@ -15,14 +15,14 @@ MAX_IN_A_RUN = 100
 
 
 def missing_standbys(state: JobState) -> int:
-    """How many fewer there are, or come, than the job was submitted with."""
+    """Return how many fewer there are, or come, than the job was submitted with."""
     there = [node for node in state.spares if node not in state.aside or state.aside[node].usable]
     coming = [companion for companion in state.companions.values() if not companion.node]
     return max(0, state.wanted_spares - len(there) - len(coming))
 
 
 def next_attempt(state: JobState, now: float) -> int:
-    """The number of the attempt that is due ``now`` (wall clock), 0 for none."""
+    """Return the number of the attempt that is due ``now`` (wall clock), 0 for none."""
     missing, last = missing_standbys(state), state.replenish
     if not missing or state.replenished >= MAX_IN_A_RUN:
         return 0

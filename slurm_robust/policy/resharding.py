@@ -74,7 +74,7 @@ class Way(str, Enum):
 
 
 def way(old: str, new: ParallelLayout) -> Way:
-    """From the layout with identity ``old`` ("": not known, taken to be the same) to ``new``."""
+    """Return the way from the layout with identity ``old`` ("": not known, taken as the same) to ``new``."""
     if old in ("", new.identity()):
         return Way.SAME
     try:
@@ -85,7 +85,7 @@ def way(old: str, new: ParallelLayout) -> Way:
 
 
 def refusal(old: str, new: ParallelLayout) -> tuple[str, str]:
-    """Why :func:`way` refuses, and the fix."""
+    """Say why :func:`way` refuses, and the fix."""
     try:
         layout = ParallelLayout.from_identity(old)
     except ValueError:

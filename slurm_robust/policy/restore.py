@@ -74,7 +74,7 @@ def seal(
     shared: bool,
     newest: int | None = None,
 ) -> int:
-    """The newest step of ``generation`` of which every part is in reach in any tier, -1 for none.
+    """Return the newest step of ``generation`` of which each part is in reach in any tier, -1 for none.
 
     ``shared``: copies of a part that is equal on all ranks were seen in this generation, so that part
     is needed too. ``storage`` lists what is complete there. ``newest``: no later step counts.
@@ -95,7 +95,7 @@ def choose(
     shared: Collection[int] = (),
     banned: Collection[CheckpointId] = (),
 ) -> RestorePlan | None:
-    """The newest sealed checkpoint that is within reach, each part from the nearest copy; None for none.
+    """Choose the newest sealed checkpoint within reach, each part from the nearest copy; None for none.
 
     ``sealed``: newest step that counts, by generation; ``holdings``: nodes in reach, those that others
     should rather ask first; ``storage``: what is complete on a shared tier, and on which; ``shared``:
@@ -121,12 +121,12 @@ def choose(
 
 
 def from_shared_tier(tiers: Mapping[str, int]) -> bool:
-    """Whether a checkpoint with these tiers (:class:`RestorePlan`) is taken from where all nodes reach it."""
+    """Return whether a checkpoint with these tiers (:class:`RestorePlan`) comes from a shared one."""
     return any(Tier(tier).is_shared for tier in tiers)
 
 
 def retained(sealed: Mapping[int, int], storage: Iterable[CheckpointId], keep: int) -> list[CheckpointId]:
-    """The newest ``keep`` checkpoints on storage that could be restored, newest first."""
+    """Return the newest ``keep`` checkpoints on storage that could be restored, newest first."""
     good = [ref for ref in storage if ref.step <= sealed.get(ref.generation, -1)]
     return sorted(good, reverse=True)[:keep]
 
@@ -139,7 +139,7 @@ def writers(
     shared: bool,
     anew: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, tuple[int, ...]] | None:
-    """Which node puts the parts of which ranks of ``ref`` on storage; None where they cannot all be.
+    """Return which node puts the parts of which ranks of ``ref`` on storage; None where they cannot all be.
 
     ``shared``: the generation has a part that is equal on all ranks. It is written with rank 0's, so the node
     that writes rank 0's has to hold it, too. ``anew``: ranks whose parts are made from those of others.
@@ -166,12 +166,12 @@ def held_steps(generation: int, holdings: Sequence[Holding], newest: int) -> lis
 
 
 def cannot_reshard(exit: WorkerExit) -> bool:
-    """Whether this worker ended because nobody can cut the checkpoint up for this number of ranks."""
+    """Return whether this worker ended because nobody can cut the checkpoint up for this number of ranks."""
     return exit.error is not None and exit.error.type == "slurm_robust.checkpoint.errors.CannotReshard"
 
 
 def failed_to_restore(exit: WorkerExit) -> bool:
-    """Whether this worker ended because a copy that it was to restore was missing or damaged.
+    """Return whether this worker ended because a copy that it was to restore was missing or damaged.
 
     A script that exits with the same number leaves no error.
     """
@@ -179,7 +179,7 @@ def failed_to_restore(exit: WorkerExit) -> bool:
 
 
 def against(state: JobState, exits: Iterable[WorkerExit], *, good_step: int | None) -> str:
-    """Why the checkpoint that a generation began with is not to be used again, "" if it may be.
+    """Say why the checkpoint that a generation began with is not to be used again, "" if it may be.
 
     ``exits``: of the generation that ended; ``good_step``: as in
     :class:`~slurm_robust.model.events.GenerationEnded`.
@@ -195,7 +195,7 @@ def against(state: JobState, exits: Iterable[WorkerExit], *, good_step: int | No
 
 
 def spoils(fault: Fault, verdict: Verdict, state: JobState) -> bool:
-    """Whether what the ladder made of ``fault`` speaks against the (undamaged) state that it began with.
+    """Return whether the verdict on ``fault`` speaks against the (undamaged) state that it began with.
 
     ``state``: as it was before the decision. It does when training ends before the first new step, again in
     the same way, although every rank had restored, and nothing else explains it: no node, no place in code,
@@ -230,7 +230,7 @@ of memory, Slurm's, a person's."""
 
 
 def restore_failure(checkpoint: CheckpointId) -> Signature:
-    """The signature of a checkpoint that could not be restored."""
+    """Return the signature of a checkpoint that could not be restored."""
     return Signature(kind=FaultKind.RESTORE, key=str(checkpoint))
 
 
@@ -275,7 +275,7 @@ def _from_nodes(
 def _nearest(
     rank: int, node: str, copies: Sequence[_Where], asked: Counter[str]
 ) -> tuple[RestoreSource, str] | None:
-    """The copy of ``rank`` that ``node`` should take, with the tier as people call it."""
+    """Return the copy of ``rank`` that ``node`` should take, with the tier as people call it."""
     reach = [c for c in copies if c.holder.port or c.holder.node == node]
     if not reach:
         return None

@@ -55,7 +55,7 @@ def convict(
     kind: FaultKind = FaultKind.NODE,
     unproven: bool = False,
 ) -> Verdict:
-    """A verdict that blames ``nodes``; ``unproven``: by suspicion alone."""
+    """Return a verdict that blames ``nodes``; ``unproven``: by suspicion alone."""
     suspects = tuple(nodes)
     return Verdict(
         rung=rung,
@@ -75,7 +75,7 @@ MAX_RUNS_IN_VAIN = 3
 
 
 def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> str | None:
-    """Why this verdict may not be answered once more, or None if it may.
+    """Say why this verdict may not be answered once more, or None if it may.
 
     ``now`` is wall-clock time, as in the journal, because the bounds outlive controllers and
     requeues. A clock that jumped back makes old attempts look recent, which errs on the safe side.
@@ -98,7 +98,7 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
 
 
 def in_vain(state: JobState, reason: str, now: float, *, warned: bool) -> str:
-    """Why the job may not be requeued at the end of this run, "" if it may: too many made no new step."""
+    """Say why the job may not be requeued after this run, "" if it may: too many made no new step."""
     runs = state.runs_in_vain + state.is_in_vain(now)
     if runs < MAX_RUNS_IN_VAIN or not state.is_in_vain(now):
         return ""

@@ -72,7 +72,7 @@ class Sampling:
         begun: float,
         now: float,
     ) -> Localisation | float:
-        """A sample that began at ``begun`` is complete: where the fault lies, or when to take the next.
+        """Take in the sample that began at ``begun``: say where the fault lies, or when to take the next.
 
         ``silent``: ranks of which no stacks came.
         """
@@ -99,7 +99,7 @@ class Sampling:
         return Localisation(reason=reason, healthy=found.healthy)
 
     def _may_go_on(self, ranks: Sequence[int], now: float) -> float | None:
-        """When to sample again those for whom the others wait, while they get on with something."""
+        """Return when to sample those again for whom the others wait, while they get on with something."""
         samples = self._samples
         if len(samples) < 2 or not is_busy(samples, ranks) or now - self._since > self._phase_s:
             return None
@@ -115,14 +115,14 @@ class Sampling:
         return now + PATIENCE_EVERY_S
 
     def is_confirmed(self, found: Localisation) -> bool:
-        """Whether it was a hang without doubt: those that were found did nothing at all."""
+        """Return whether it was a hang without doubt: those that were found did nothing at all."""
         if not self._is_hang or not found.ranks:
             return False
         return found.halted or is_idle(self._samples, found.ranks)
 
 
 def reason_to_go_on(fault: Fault, found: Localisation, rules: Rules, state: JobState) -> str:
-    """Why training that hangs, or is slow, as ``found`` is not stopped; "" if it is to be stopped.
+    """Say why training that hangs, or is slow, as ``found`` is not stopped; "" if it is to be stopped.
 
     What is only slow may still train: without a culprit nothing is gained by stopping it, unless it is to be
     tested for. A slowdown that has moved with the rank to another node is the code's own pace.
@@ -170,7 +170,7 @@ def awaited(round_: SampleRound, layout: ParallelLayout) -> tuple[int, ...]:
 
 
 def is_busy(rounds: Sequence[SampleRound], ranks: Collection[int]) -> bool:
-    """Whether each of these ranks has used processor time of late."""
+    """Return whether each of these ranks has used processor time of late."""
     newest = rounds[-1]
     since = next((r for r in reversed(rounds) if newest.at - r.at >= BUSY_S), rounds[0])
     shares = [_shares((since, newest), rank) for rank in ranks]
@@ -178,13 +178,13 @@ def is_busy(rounds: Sequence[SampleRound], ranks: Collection[int]) -> bool:
 
 
 def is_moving(rounds: Sequence[SampleRound], ranks: Collection[int]) -> bool:
-    """Whether each of these ranks is busy, and was not found at the same place every time."""
+    """Return whether each of these ranks is busy, and was not found at the same place every time."""
     places = [{place for round_ in rounds if (place := _place(round_, rank))} for rank in ranks]
     return is_busy(rounds, ranks) and all(len(found) > 1 for found in places)
 
 
 def is_idle(rounds: Sequence[SampleRound], ranks: Collection[int]) -> bool:
-    """Whether each of these ranks was seen to use next to no processor time: it computes nothing."""
+    """Return whether each of these ranks was seen to use next to no processor time: it computes nothing."""
     shares = [_shares(rounds, rank) for rank in ranks]
     return bool(shares) and all(found and max(found) <= IDLE_SHARE for found in shares)
 
@@ -207,7 +207,7 @@ def _cpu_s(round_: SampleRound, rank: int) -> float | None:
 
 
 def _place(round_: SampleRound, rank: int) -> tuple[Frame, ...]:
-    """The calls of the main thread and of its helpers, without libraries: not all rounds have those."""
+    """Return the calls of the main thread and its helpers, without libraries: not all rounds have those."""
     stack = round_.stacks.get(rank)
     threads = [t for p in stack.processes for t in p.threads if t.is_main] if stack else []
     return tuple(frame for thread in threads for frame in thread.frames if not is_native(frame.file))

@@ -31,7 +31,7 @@ _CROWD_SHARE = 1 / 3
 
 
 def counted(silent_s: float, sign_s: float) -> float:
-    """Seconds of silence that count, of an agent that is silent for ``silent_s``.
+    """Return the seconds of silence that count, of an agent that is silent for ``silent_s``.
 
     ``sign_s``: since its node gave any other sign of life.
     """
@@ -44,7 +44,7 @@ training resumes some time after they do."""
 
 
 def excused_s(cut_s: float) -> float:
-    """For how long no hang is reported after a cut network, or silent storage, of ``cut_s`` seconds."""
+    """Return how long no hang is reported after a cut network, or silent storage, of ``cut_s`` seconds."""
     return min(max(2 * cut_s, EXCUSED_S), MAX_EXCUSED_S)
 
 
@@ -65,7 +65,7 @@ class HeldUp:
         self._moved_at = self._until = self._newest_until = -math.inf
 
     def add(self, seconds: float, now: float, *, passed_s: float) -> None:
-        """For ``seconds`` until ``now``, of which the clock has counted ``passed_s``."""
+        """Excuse ``seconds`` until ``now``, of which the clock has counted ``passed_s``."""
         before_s = sum(lasted for _, lasted in self._times)
         more_s = excused_s(before_s + seconds)
         is_new = not self._times
@@ -75,7 +75,7 @@ class HeldUp:
         self._times.append((now, seconds))
 
     def see(self, moved_at: float) -> None:
-        """The newest step, or the newest begin or end of a phase, was at ``moved_at``."""
+        """Take in that the newest step, or begin or end of a phase, was at ``moved_at``."""
         self._moved_at = moved_at
         if self._times and moved_at > self._times[0][0]:
             self._times = [(ended, lasted) for ended, lasted in self._times if ended >= moved_at]
@@ -86,11 +86,11 @@ class HeldUp:
         return sum(min(max(0.0, ended - self._moved_at), lasted) for ended, lasted in self._times)
 
     def is_excused(self, now: float) -> bool:
-        """Whether no hang is reported yet."""
+        """Return whether no hang is reported yet."""
         return now < self._until
 
     def excuses_links(self, now: float) -> bool:
-        """Whether silent links say nothing yet: where no step is shown nobody knows whether it has moved."""
+        """Return whether silent links say nothing yet: without a step it is unknown if training moved."""
         return now < self._newest_until
 
 
@@ -103,7 +103,7 @@ def enough_waited(
     given_up: bool,
     repeated_s: float = 0.0,
 ) -> str:
-    """Why nodes that fell silent together are waited for no longer, "" while they are.
+    """Say why nodes that fell silent together are waited for no longer, "" while they are.
 
     ``standbys``: that are heard; ``given_up``: Slurm itself has given up all of ``silent``; ``repeated_s``:
     seconds of training that going on without them repeats, since the newest copies are on them. To wait as
@@ -117,7 +117,7 @@ def enough_waited(
 
 
 def is_settled(since_s: float | None, dead_s: float) -> bool:
-    """Whether nodes that were cut off have had the time to come back: they do not all in the same second.
+    """Return whether nodes that were cut off had the time to come back: not all do in the same second.
 
     ``since_s``: since the last of them was heard again, None where none was.
     """
@@ -141,7 +141,7 @@ def judge(
     switches: Mapping[str, str],
     slurm_answers: bool | None,
 ) -> Silence | None:
-    """Nodes that are silent, and whether that has one cause; None while no node is.
+    """Return the nodes that are silent, and whether that has one cause; None while no node is.
 
     ``silent_s``: seconds since each node of the job was heard, also of standbys; ``own``: the node on which
     this is judged; ``dead_s``: the silence that counts; ``apart_s``: how far apart nodes that fall silent
@@ -176,7 +176,7 @@ def judge(
 
 
 def _common_leaf(silent: set[str], others: set[str], switches: Mapping[str, str]) -> str:
-    """The leaf switch that all silent nodes, and no other node, are behind."""
+    """Return the leaf switch that all silent nodes, and no other node, are behind."""
     leaves = {switches.get(node, "") for node in silent}
     behind = {node for node in others if switches.get(node, "") in leaves}
     return leaves.pop() if len(leaves) == 1 and behind == silent else ""

@@ -97,7 +97,7 @@ def plan(
     replenish_days: float = REPLENISH_DAYS,
     group: int = 0,
 ) -> SparePlan:
-    """The spares for ``nodes`` that fail at ``rate``; never fewer than ``group``."""
+    """Plan the spares for ``nodes`` that fail at ``rate``; never fewer than ``group``."""
 
     def needed(per_day: float) -> int:
         return max(group, at_once(nodes, failing(per_day, replenish_days), quantile))
@@ -137,7 +137,7 @@ def days_text(days: float) -> str:
 
 
 def rate_to_use(given: float | None, measured: Measured | None, missing: str = "") -> FailureRate:
-    """The rate that somebody gave, else the measured one where it says enough, else the paper's.
+    """Choose the rate that was given, else the measured one if it says enough, else the paper's.
 
     ``missing``: why nothing was measured.
     """
@@ -158,7 +158,7 @@ def rate_to_use(given: float | None, measured: Measured | None, missing: str = "
 
 
 def measure(failures: int, node_days: float) -> Measured | None:
-    """The rate, with the exact interval of Garwood (1936); None where no node has worked."""
+    """Measure the rate, with the exact interval of Garwood (1936); None if no node has worked."""
     if node_days <= 0:
         return None
     low, high = interval(failures)
@@ -172,7 +172,7 @@ def measure(failures: int, node_days: float) -> Measured | None:
 
 
 def failing(per_day: float, days: float) -> float:
-    """The probability that a node fails within so many days. Where it is small, ``per_day`` x ``days``.
+    """Return the probability that a node fails within so many days. If it is small, ``per_day`` x ``days``.
 
     One that has failed is replaced, and its successor may fail as well: hence not ``1 - exp(-x)``.
     """
@@ -183,7 +183,7 @@ def failing(per_day: float, days: float) -> float:
 
 
 def at_once(nodes: int, p: float, quantile: float) -> int:
-    """The least number that at most as many of ``nodes`` exceed with probability ``1 - quantile``."""
+    """Return the least number that at most as many of ``nodes`` exceed with probability ``1 - quantile``."""
     first, weights = _binomial(nodes, p)
     allowed = (1 - quantile) * math.fsum(weights) * (1 + _TIE)
     more = 0.0
@@ -195,7 +195,7 @@ def at_once(nodes: int, p: float, quantile: float) -> int:
 
 
 def enough(nodes: int, p: float, spares: int) -> float:
-    """The probability that at most ``spares`` of ``nodes`` fail."""
+    """Return the probability that at most ``spares`` of ``nodes`` fail."""
     return _at_most(spares, *_binomial(nodes, p))
 
 
@@ -219,7 +219,7 @@ def _cube_root(count: int, quantile: float) -> float:
 
 
 def _falling(f: Callable[[float], float], value: float, high: float) -> float:
-    """Where ``f``, which falls from 1 at 0 to nothing at ``high``, takes ``value``."""
+    """Find where ``f``, which falls from 1 at 0 to nothing at ``high``, takes ``value``."""
     low = 0.0
     while high - low > 1e-9 * high:
         middle = (low + high) / 2

@@ -64,7 +64,7 @@ def _preference(state: JobState) -> Callable[[str], tuple[bool, int, int]]:
 
 
 def tests_fail_alike(state: JobState) -> str:
-    """Why all quick tests of standbys failed lately, if that is one reason on two nodes or more; else ""."""
+    """Say why all quick tests of standbys failed lately, if it is one reason on several nodes; else ""."""
     tests = [test for test in state.standby_tests.values() if test.outcome is not Outcome.UNKNOWN]
     newest = max((test.t for test in tests), default=0.0)
     lately = [test for test in tests if newest - test.t <= ALIKE_S]
@@ -94,7 +94,7 @@ def failed_tests(state: JobState, now: float) -> dict[str, str]:
 
 
 def failed_alike(state: JobState) -> str:
-    """Why all rehearsals of this run have failed, if that is one reason on two nodes or more; else ""."""
+    """Say why all rehearsals of this run failed, if it is one reason on several nodes; else ""."""
     ended = [s for s in state.standbys.values() if s.stage in (_ORDER[0], _ORDER[-1])]
     reasons = {_words(s.reason, s.node) for s in ended}
     failed = all(s.stage is StandbyStage.REHEARSAL_FAILED for s in ended)
@@ -102,5 +102,5 @@ def failed_alike(state: JobState) -> str:
 
 
 def _words(reason: str, node: str) -> str:
-    """The reason without what differs from node to node."""
+    """Return the reason without what differs from node to node."""
     return re.sub(r"\d+(\.\d+)?", "#", reason.replace(node, ""))

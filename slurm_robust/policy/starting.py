@@ -41,12 +41,12 @@ def silence_s(agent_start_s: float, dead_s: float, *, first: bool) -> float:
 
 
 def is_everywhere(refused: int, fit_spares: int, *, first: bool) -> bool:
-    """Whether too many nodes refuse an agent (they do not see the job directory): no fault of single ones."""
+    """Return whether too many nodes refuse an agent (they lack the job directory) to blame single ones."""
     return first and refused > fit_spares
 
 
 def went_with_step(end: StepEnd | None, node: str, heard_s: float) -> bool:
-    """Whether the silence of ``node`` is due to the ``end`` of the srun that its agent was a task of.
+    """Return whether ``node`` is silent due to the ``end`` of the srun of which its agent was a task.
 
     ``heard_s``: seconds from that end to the agent's newest sign of life. It is not where the agent lived on,
     ended alone, or where srun names the node as the reason.
@@ -55,7 +55,7 @@ def went_with_step(end: StepEnd | None, node: str, heard_s: float) -> bool:
 
 
 def may_yet_end(end: StepEnd, node: str, heard_s: float) -> bool:
-    """Whether the agent of ``node`` may follow the ``end`` of its srun: they end one after the other.
+    """Return whether the agent of ``node`` may follow the ``end`` of its srun: they end one after the other.
 
     ``heard_s``: as in :func:`went_with_step`. Where srun names a node as the reason, others live on.
     """
@@ -111,7 +111,7 @@ class Start(Record):
 
 
 def apart(ends: Mapping[str, StepEnd | None]) -> tuple[str, ...]:
-    """Of nodes that are started again those that get steps without the others, by the ``ends`` of the last.
+    """Return which nodes that are started again get steps of their own, by the ``ends`` of the last ones.
 
     Where srun cannot start a task on one node, it ends the step on all of its nodes, whatever ``--no-kill``
     says (22.05), and it would do so again.
@@ -120,7 +120,7 @@ def apart(ends: Mapping[str, StepEnd | None]) -> tuple[str, ...]:
 
 
 def judge(start: Start, patience_s: float) -> StartAdvice:
-    """The answer for one node; ``patience_s``: how long an agent may take to join."""
+    """Give the answer for one node; ``patience_s``: how long an agent may take to join."""
     end, witness = start.end, start.witness
     if start.missed and end is None:
         if witness is not None and witness.against:
@@ -151,7 +151,7 @@ def judge(start: Start, patience_s: float) -> StartAdvice:
 
 
 def format_start(start: Start) -> str:
-    """Why there is no agent, as far as it is known."""
+    """Say why there is no agent, as far as it is known."""
     seconds = f"{start.tried_s:.0f} s" if start.tried_s >= 1 else ""
     parts = [", ".join(filter(None, (f"no agent has joined in {count(start.times, 'start')}", seconds)))]
     if start.missed:

@@ -62,12 +62,12 @@ def voters(
 
 
 def quorum(voting: int) -> int:
-    """How many of the ``voting`` nodes must agree: a majority, and at least two."""
+    """Return how many of the ``voting`` nodes must agree: a majority, and at least two."""
     return max(2, voting // 2 + 1)
 
 
 def suffices(agreeing: int, living: int) -> bool:
-    """Whether Slurm's word and the votes of ``agreeing`` nodes are enough.
+    """Return whether Slurm's word and the votes of ``agreeing`` nodes are enough.
 
     Slurm is one witness beside the voters that live by its own word, ``living`` of them.
     """
@@ -75,7 +75,7 @@ def suffices(agreeing: int, living: int) -> bool:
 
 
 def is_lost(silent_s: float, *, answers: bool, is_down: bool = False) -> bool:
-    """Whether a host counts as lost whose controller is silent.
+    """Return whether a host counts as lost whose controller is silent.
 
     ``answers``: its kernel does; ``is_down``: Slurm has given it up, since it has rebooted, say.
     """
@@ -83,12 +83,12 @@ def is_lost(silent_s: float, *, answers: bool, is_down: bool = False) -> bool:
 
 
 def patience_s(own: str, agreeing: Sequence[str]) -> float:
-    """How long ``own`` leaves it to those before it; ``agreeing``: all that agree, in the order of voters."""
+    """Return how long ``own`` leaves it to those before it; ``agreeing``: in the order of voters."""
     return TURN_S * agreeing.index(own)
 
 
 def describe(host: str, silent_s: float, *, answers: bool, agreeing: Sequence[str], slurm: str) -> str:
-    """Why another controller is started, with the numbers."""
+    """Say why another controller is started, with the numbers."""
     kernel = "though its kernel answers" if answers else "nor does its kernel answer any probe"
     found = f"{kernel}, as {fold(agreeing)} found"
     text = f"the controller on {host} has not answered for {silent_s:.0f} s, {found}"

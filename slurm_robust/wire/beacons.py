@@ -39,7 +39,7 @@ def encode(key: bytes, agent: str, seq: int) -> bytes:
 
 
 def decode(key: bytes, datagram: bytes) -> tuple[str, int] | None:
-    """The agent and the number of a beacon; None for anything that no process of this job has sent."""
+    """Decode the agent and the number of a beacon; None for what no process of this job has sent."""
     content, signature = datagram[:-_SIGNATURE_BYTES], datagram[-_SIGNATURE_BYTES:]
     if len(content) <= _HEAD.size or not hmac.compare_digest(signature, _sign(key, content)):
         return None
@@ -147,7 +147,7 @@ class BeaconReceiver:
         return self._news.fileno()
 
     def ages(self) -> Mapping[str, float]:
-        """Seconds without a beacon of each agent of which one has come.
+        """Return the seconds without a beacon of each agent of which one has come.
 
         They end when this object last looked: what came later may wait to be read.
         """
@@ -191,7 +191,7 @@ class BeaconReceiver:
         return False
 
     def _look(self, now: float) -> None:
-        """All that had come by ``now`` was read."""
+        """Look for overdue agents: all that had come by ``now`` was read."""
         with self._lock:
             stalled_s = now - self._looked - self._interval_s
             self._looked = now

@@ -107,21 +107,21 @@ _answers: msgspec.msgpack.Decoder[CopyAnswer] = msgspec.msgpack.Decoder(CopyAnsw
 
 
 def request_in(frame: bytes) -> Request:
-    """The request of a frame. Raises :class:`ChannelError`."""
+    """Decode the request of a frame. Raises :class:`ChannelError`."""
     return decoded(
         _requests, frame, lambda why: ChannelError(f"it sends something else than a request: {why}")
     )
 
 
 def answer_in(frame: bytes) -> CopyAnswer:
-    """The answer of a frame. Raises :class:`ChannelError`."""
+    """Decode the answer of a frame. Raises :class:`ChannelError`."""
     return decoded(
         _answers, frame, lambda why: ChannelError(f"it sends something else than an answer: {why}")
     )
 
 
 def derive_key(secret: str) -> bytes:
-    """The channel's key from the secret that all agents of the job share."""
+    """Derive the channel's key from the secret that all agents of the job share."""
     return hmac.new(secret.encode(), b"slurm_robust copies of checkpoints 1", hashlib.sha256).digest()
 
 
@@ -204,7 +204,7 @@ class CopyChannel:
 
     @classmethod
     def proven(cls, connection: socket.socket) -> CopyChannel:
-        """The end of a connection whose :class:`Handshake` is over. Raises ``OSError``."""
+        """Return the end of a connection whose :class:`Handshake` is over. Raises ``OSError``."""
         channel = cls(connection)
         channel._prepare()
         return channel
@@ -215,7 +215,7 @@ class CopyChannel:
         self._send(_LENGTH.pack(len(content)) + content, time.monotonic() + PROGRESS_S)
 
     def request(self) -> Request | None:
-        """The next request, whenever it comes; None when the other side is done. Raises ``OSError``."""
+        """Receive the next request, however late; None when the other side is done. Raises ``OSError``."""
         self._socket.settimeout(IDLE_S)
         first = self._socket.recv(1)
         if not first:
@@ -223,7 +223,7 @@ class CopyChannel:
         return request_in(self._frame(PROGRESS_S, first))
 
     def answer(self, work_bytes: int = 0) -> CopyAnswer:
-        """The answer, for which the other side may have to go over ``work_bytes``. Raises ``OSError``."""
+        """Return the answer, for which the other side may have to read ``work_bytes``. Raises ``OSError``."""
         return answer_in(self._frame(PROGRESS_S + work_bytes / WORK_BYTES_S))
 
     def send_file(self, file: int, total: int, pace: Callable[[int], None] | None, piece: int = 0) -> None:
@@ -323,7 +323,7 @@ class CopyChannel:
 
 
 def _reached(address: str, port: int, deadline: float) -> socket.socket:
-    """A connection. Where the other side's queue is full, TCP alone would try again after 1 s and 3 s."""
+    """Connect. If the other side's queue is full, TCP alone would try again after 1 s and 3 s."""
     while True:
         left = deadline - time.monotonic()
         try:

@@ -55,13 +55,13 @@ def take_epoch(
 
 
 def is_overtaken(folder: Path, epoch: int) -> bool:
-    """Whether a controller with a higher epoch has taken the job. Raises ``OSError``."""
+    """Return whether a controller with a higher epoch has taken the job. Raises ``OSError``."""
     newest = newest_epoch(folder)
     return newest is not None and newest.epoch > epoch
 
 
 def newest_epoch(folder: Path) -> EpochRecord | None:
-    """The highest epoch that was taken; None when there is none (yet).
+    """Return the highest epoch that was taken; None when there is none (yet).
 
     Files that are no epoch's (torn by a broken file system, or put there by somebody) are passed
     over. Raises ``OSError`` other than a missing folder.

@@ -74,7 +74,7 @@ class Strangers(Generic[S]):
         self._banned: dict[S, float] = {}  # until when
 
     def came(self, source: S, now: float) -> bool:
-        """A connection came from ``source``; whether that is to be kept out from now on."""
+        """Take in a connection from ``source``; True if that is kept out from now on."""
         if now - self._window > WINDOW_S:
             self._window = now
             self._unproven.clear()
@@ -94,7 +94,7 @@ class Strangers(Generic[S]):
         return frozenset(self._banned)
 
     def next_change(self, now: float) -> float | None:
-        """Seconds until some source is let in again; None while none is kept out."""
+        """Return the seconds until some source is let in again; None while none is kept out."""
         return max(0.0, min(self._banned.values()) - now) if self._banned else None
 
 
@@ -106,7 +106,7 @@ _MIN_UNPROVEN, _MAX_UNPROVEN = 64, 4000
 
 
 def listen(port: int) -> socket.socket:
-    """A socket that listens on ``port`` of all addresses of this host. Raises ``OSError``."""
+    """Open a socket that listens on ``port`` of all addresses of this host. Raises ``OSError``."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=_BACKLOG)
@@ -147,7 +147,7 @@ class Gate(Attendant):
             self._strangers.proved(found)
 
     def attend(self) -> None:
-        """One connection that came, or the end of a time in which a source was kept out."""
+        """Handle one connection that came, or the end of a time in which a source was kept out."""
         with self._lock:
             left_s = self._strangers.next_change(time.monotonic())
         if left_s == 0:

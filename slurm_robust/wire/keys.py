@@ -66,12 +66,12 @@ def create_keys(folder: Path) -> None:
 
 
 def load_server(folder: Path) -> ServerKeys:
-    """The controller's keys. Raises :class:`KeysError`."""
+    """Load the controller's keys. Raises :class:`KeysError`."""
     return ServerKeys(server=_load(folder / _SERVER), client_public=_load(folder / _CLIENT).public)
 
 
 def load_client(folder: Path) -> ClientKeys:
-    """The keys of agents and clients. Raises :class:`KeysError`."""
+    """Load the keys of agents and clients. Raises :class:`KeysError`."""
     return ClientKeys(client=_load(folder / _CLIENT), server_public=_load(folder / _SERVER).public)
 
 

@@ -40,12 +40,12 @@ def address_in(network: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has ``address``, "" for none."""
+    """Return the interface that has ``address``, "" for none."""
     return next((interface for interface, known in _addresses() if known == address), "")
 
 
 def speed_of(interface: str, interfaces: Path = INTERFACES) -> float:
-    """What it can carry in bytes per second, by the kernel; 0 where it does not say.
+    """Return what it can carry in bytes per second, by the kernel; 0 if it does not say.
 
     The number of a virtual interface that has no other one below it means nothing.
     """
@@ -60,7 +60,7 @@ def speed_of(interface: str, interfaces: Path = INTERFACES) -> float:
 
 
 def speeds() -> dict[str, tuple[str, float]]:
-    """By address of this node its interface, and what that carries in bytes per second, where known."""
+    """Return by address of this node its interface, and what that carries in bytes per second, if known."""
     found = {address: (interface, speed_of(interface)) for interface, address in _addresses()}
     return {address: (interface, speed) for address, (interface, speed) in found.items() if speed}
 
@@ -117,7 +117,7 @@ class PortHolder:
         return None
 
     def renew(self) -> None:
-        """The held port is being used now; hold another. Raises ``OSError``."""
+        """Hold another port: the held one is being used now. Raises ``OSError``."""
         if self._used is not None:
             self._used.close()
         self._used = self._held
@@ -163,7 +163,7 @@ class PortHolder:
 
 
 def bind_free(ports: Iterable[int] = (0,)) -> socket.socket:
-    """A socket bound to a port of these for all addresses of the node, IPv6 too. Raises ``OSError``.
+    """Bind a socket to a port of these for all addresses of the node, IPv6 too. Raises ``OSError``.
 
     From the last to the first, while :class:`PortHolder` begins with the first.
     """
@@ -194,7 +194,7 @@ def _bound(port: int, reuse: bool) -> socket.socket:
 
 
 def taken_by(port: int) -> str:
-    """Which other user's process listens on ``port`` of this node, for people; "" if none is seen to."""
+    """Say which other user's process listens on ``port`` of this node, for people; "" for none."""
     for name in ("tcp6", "tcp"):
         try:
             with open(f"/proc/net/{name}") as table:
@@ -217,7 +217,7 @@ def _listeners(table: Iterable[str], port: int) -> Iterator[int]:
 
 
 def local_address(peer: str, port: int) -> str:
-    """The address under which this node reaches ``peer``. Raises ``OSError`` without a route."""
+    """Return the address under which this node reaches ``peer``. Raises ``OSError`` without a route."""
     family, kind, protocol, _, target = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)  # UDP: only asks the routing table, sends nothing

@@ -32,7 +32,7 @@ SINCE: Mapping[type[FromController], int] = MappingProxyType({Load: 1, Rehearse:
 
 
 def knows(protocol: int, message: type[FromController]) -> bool:
-    """Whether a peer of version ``protocol`` knows this kind of message."""
+    """Return whether a peer of version ``protocol`` knows this kind of message."""
     return protocol >= SINCE.get(message, 0)
 
 

@@ -35,12 +35,12 @@ PIECE_BYTES = 64 * 1024
 
 
 def pieces(data: bytes) -> list[bytes]:
-    """The frames in which ``data`` goes."""
+    """Cut ``data`` into the frames in which it goes."""
     return [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
 
 
 def joined(frames: Sequence[bytes]) -> bytes:
-    """What :func:`pieces` made the frames of. Raises :class:`MalformedMessage` for more than 16 MiB."""
+    """Join what :func:`pieces` cut. Raises :class:`MalformedMessage` for more than 16 MiB."""
     if sum(map(len, frames)) > MAX_MESSAGE_BYTES:
         raise MalformedMessage(f"more than {MAX_MESSAGE_BYTES} bytes")
     return b"".join(frames)
@@ -93,7 +93,7 @@ class AgentSocket:
         self._candidates = {endpoint: self._open(endpoint) for endpoint in endpoints}
 
     def pollers(self, *, writing: bool) -> list[tuple[zmq.Socket[bytes], int]]:
-        """What to give to a ``zmq.Poller`` now. ``writing``: wake also when sending is possible."""
+        """Return what to give to a ``zmq.Poller`` now. ``writing``: wake also when sending is possible."""
         if self._chosen is not None:
             return [(self._chosen, zmq.POLLIN | zmq.POLLOUT if writing else zmq.POLLIN)]
         return [(candidate, zmq.POLLOUT) for candidate in self._candidates.values()]
@@ -345,7 +345,7 @@ class _Doorkeeper(Attendant):
         self.source.bind("inproc://zeromq.zap.01")
 
     def attend(self) -> None:
-        """One question."""
+        """Answer one question."""
         request = self.source.recv_multipart()
         # version, request id, domain, address, routing id, mechanism, client key (32 bytes raw)
         known = len(request) == 7 and request[5] == b"CURVE" and request[6] == self._client

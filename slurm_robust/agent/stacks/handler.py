@@ -30,7 +30,7 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 def take(pid: int, known: Path | None, deadline: float) -> tuple[ThreadStack, ...]:
-    """All threads of process ``pid``, at the latest at ``deadline`` (monotonic seconds).
+    """Take the stacks of all threads of process ``pid``, at the latest at ``deadline`` (monotonic seconds).
 
     ``known`` is the file that it writes to, for when the kernel does not show which one it has open. It is
     the same one for a worker and its forks, so these are asked one after the other. Raises
@@ -43,7 +43,7 @@ def take(pid: int, known: Path | None, deadline: float) -> tuple[ThreadStack, ..
 
 
 def parse(text: str) -> tuple[ThreadStack, ...]:
-    """The threads in what faulthandler has written; lines of others are left out."""
+    """Parse the threads in what faulthandler has written; lines of others are left out."""
     threads: list[tuple[str, list[Frame]]] = []
     cut = False
     for line in text.splitlines():
@@ -85,7 +85,7 @@ def _unescaped(text: str) -> str:
 
 
 def stacks_file(pid: int, known: Path | None) -> Path | None:
-    """The file that the handler of ``DUMP_SIGNAL`` in ``pid`` writes to; None where there is no handler.
+    """Return the file to which the handler of ``DUMP_SIGNAL`` in ``pid`` writes; None if there is none.
 
     A process that has the file open has the handler, unless it has called exec, which closes it. Where the
     kernel hides its files, ``known`` is believed. Raises ``OSError`` when it has ended.
@@ -101,7 +101,7 @@ def stacks_file(pid: int, known: Path | None) -> Path | None:
 
 
 def _is_pending(pid: int) -> bool:
-    """Whether ``DUMP_SIGNAL`` waits for a thread of ``pid`` to take it. Raises ``OSError``."""
+    """Return whether ``DUMP_SIGNAL`` waits for a thread of ``pid`` to take it. Raises ``OSError``."""
     return _signals(f"/proc/{pid}/status", "ShdPnd")
 
 

@@ -48,13 +48,13 @@ _output = msgspec.json.Decoder(tuple[_Thread, ...])
 
 
 def find_pyspy() -> str:
-    """The program, of this environment if it has one; "" when it is not installed."""
+    """Find the program, that of this environment if it has one; "" when it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.exists() else shutil.which("py-spy") or ""
 
 
 def take(program: str, pid: int, deadline: float, *, native: bool = False) -> tuple[ThreadStack, ...]:
-    """All threads of process ``pid``, at the latest at ``deadline`` (monotonic seconds).
+    """Take the stacks of all threads of process ``pid``, at the latest at ``deadline`` (monotonic seconds).
 
     With ``native`` also the calls in libraries, for which py-spy stops the process a few tenths of a second.
     Raises :class:`CannotTake`.
@@ -71,7 +71,7 @@ def take(program: str, pid: int, deadline: float, *, native: bool = False) -> tu
 
 
 def parse(output: bytes, pid: int) -> tuple[ThreadStack, ...]:
-    """The threads in the output of ``py-spy dump --json``. Raises :class:`CannotTake` when it is not that."""
+    """Parse the threads in the output of ``py-spy dump --json``. Raises :class:`CannotTake`."""
     try:
         threads = _output.decode(output)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -111,6 +111,6 @@ def _run(command: tuple[str, ...], deadline: float) -> bytes:
 
 
 def _reason(message: str) -> str:
-    """The causes in an error of py-spy, without its backtrace and its advice to use sudo."""
+    """Return the causes in an error of py-spy, without its backtrace and its advice to use sudo."""
     lines = [line.strip() for line in re.split("Stack backtrace:|: Try running", message)[0].splitlines()]
     return "; ".join(line for line in lines if line and line != "Caused by:")[:_ERROR_CHARS]

@@ -62,7 +62,7 @@ def take(environ: Mapping[str, str], deadline: float) -> tuple[Absent, ...]:
 
 
 def parse(answer: bytes) -> tuple[Absent, ...]:
-    """The processes that are missing in each communicator; nothing from anything but RAS's JSON."""
+    """Parse the processes that are missing in each communicator; nothing from anything but RAS's JSON."""
     try:
         found = _answers.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -47,7 +47,7 @@ _dumps = msgspec.json.Decoder(_Dump)
 
 
 def take(address: Path, deadline: float) -> tuple[Collective, ...]:
-    """What the worker's process groups did last, at the latest at ``deadline`` (monotonic seconds).
+    """Take what the worker's process groups did last, at the latest at ``deadline`` (monotonic seconds).
 
     Nothing where nobody answers.
     """
@@ -56,7 +56,7 @@ def take(address: Path, deadline: float) -> tuple[Collective, ...]:
 
 
 def ask(address: Path, handler: str, deadline: float) -> bytes:
-    """The answer of one handler of PyTorch's server at socket ``address``, empty when there is none."""
+    """Ask one handler of PyTorch's server at socket ``address``, empty when there is none."""
     chunks: list[bytes] = []
     try:
         with socket.socket(socket.AF_UNIX) as server:
@@ -73,7 +73,7 @@ def ask(address: Path, handler: str, deadline: float) -> bytes:
 
 
 def parse(dump: bytes) -> tuple[Collective, ...]:
-    """Where each process group stands by a flight recorder's JSON; nothing from anything else.
+    """Parse where each process group stands by a flight recorder's JSON; nothing from anything else.
 
     The result holds the oldest collective that has not completed (the newest where all have) with the newest
     number, and under the group's name with ``:p2p`` the oldest send or receive that has not completed: these

@@ -45,7 +45,7 @@ class StackTaking(Protocol):
     def take(
         self, workers: Mapping[int, int], *, node: str, budget_s: float, native: Collection[int] = ()
     ) -> tuple[RankStacks, ...]:
-        """What each worker (rank to pid) and its helpers do, within ``budget_s``. Changes nothing.
+        """Take what each worker (rank to pid) and its helpers do, within ``budget_s``. Changes nothing.
 
         Of the ranks ``native`` with the calls in libraries.
         """
@@ -68,7 +68,7 @@ class StackTaker:
     def take(
         self, workers: Mapping[int, int], *, node: str, budget_s: float, native: Collection[int] = ()
     ) -> tuple[RankStacks, ...]:
-        """What each worker (rank to pid) does, within ``budget_s`` seconds whatever the processes do.
+        """Take what each worker (rank to pid) does, within ``budget_s`` seconds whatever the processes do.
 
         Of the ranks ``native`` the calls in libraries are read too, for which py-spy stops their processes
         some tenths of a second. No other is stopped, and no signal is sent where none is handled.
@@ -241,7 +241,7 @@ def _candidates(workers: Mapping[int, int]) -> Iterator[_Sample]:
 
 
 def _settled(sample: _Sample) -> _Sample:
-    """With its state of now where it was in the kernel: that may have been for a page of its program."""
+    """Add its state of now if it was in the kernel: that may have been for a page of its program."""
     if sample.stacks.state != _UNINTERRUPTIBLE:
         return sample
     process = proc.read_process(sample.stacks.pid)
@@ -263,12 +263,12 @@ _WRITER_WORD = "checkpoint"
 
 
 def kind_by_name(name: str) -> ProcessKind:
-    """The kind by the process's name; OTHER may still be anything."""
+    """Return the kind by the process's name; OTHER may still be anything."""
     return ProcessKind.LOADER if name == _LOADER_NAME else ProcessKind.OTHER
 
 
 def kind_by_stack(threads: Iterable[ThreadStack]) -> ProcessKind:
-    """The kind by the first function of a process of ``multiprocessing``.
+    """Return the kind by the first function of a process of ``multiprocessing``.
 
     A writer's is in a file of torch.distributed.checkpoint, of a library's ``checkpointing`` or of ours.
     """
