@@ -27,7 +27,9 @@ def pretend_world() -> None:
     """
     try:
         importlib.import_module(_MODULE)
+        import torch
         from torch.distributed import distributed_c10d
+        from torch.nn.parallel import DistributedDataParallel
     except ImportError as error:
         raise NoFakeGroup(f"this release of torch has no fake process group ({error})") from error
     c10d: Any = distributed_c10d
@@ -44,30 +46,18 @@ def pretend_world() -> None:
                 bound.arguments[name] = None
         return helper(*bound.args, **bound.kwargs)
 
+    def meet_nobody(
+        url: str, rank: int = -1, world_size: int = -1, **_: object
+    ) -> Iterator[tuple[object, int, int]]:
+        own = rank if rank >= 0 else int(os.environ["RANK"])
+        store: Any = torch.distributed.HashStore()  # type: ignore[attr-defined]
+        yield store, own, world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
+
     c10d._new_process_group_helper = make_fake
-    c10d.rendezvous = _meet_nobody
+    c10d.rendezvous = meet_nobody
     c10d._store_based_barrier = lambda *args, **kwargs: None
-    _keep_gradients()
-    # Nobody sends, so only the sender has something: what the others would unpickle is whatever memory held.
-    _replace(c10d.broadcast_object_list, lambda object_list, *args, **kwargs: None)
 
-
-def _meet_nobody(
-    url: str, rank: int = -1, world_size: int = -1, **_: object
-) -> Iterator[tuple[object, int, int]]:
-    """Stands for the rendezvous, whatever its URL."""
-    import torch.distributed as dist
-
-    own = rank if rank >= 0 else int(os.environ["RANK"])
-    store: Any = dist.HashStore()  # type: ignore[attr-defined]
-    yield store, own, world_size if world_size >= 0 else int(os.environ["WORLD_SIZE"])
-
-
-def _keep_gradients() -> None:
-    """Have DDP take each bucket as it is: it asks what came of a collective, and a fake one does not say."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
+    # DDP takes each bucket as it is: it asks what came of a collective, and a fake one does not say.
     def done(tensor: torch.Tensor) -> Any:
         future: Any = torch.futures.Future()
         future.set_result(tensor)
@@ -83,6 +73,8 @@ def _keep_gradients() -> None:
 
     ddp.__init__ = init_fake
     ddp.register_comm_hook = ddp._register_builtin_comm_hook = lambda *args, **kwargs: None
+    # Nobody sends, so only the sender has something: what the others would unpickle is whatever memory held.
+    _replace(c10d.broadcast_object_list, lambda object_list, *args, **kwargs: None)
 
 
 def _replace(old: Any, new: Any) -> None:

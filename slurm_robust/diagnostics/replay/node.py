@@ -127,7 +127,7 @@ def _start(task: ReplayTask, place: tuple[str, int], rank: int) -> subprocess.Po
     )
     own[REPLAY], own[REPLAY_STEPS] = str(trace_path(Path(task.folder), rank)), str(task.steps)
     own[PARENT] = str(os.getpid())
-    command = [sys.executable, "-m", "slurm_robust.worker.replay", task.kind.value, *task.command]
+    command = [sys.executable, "-m", "slurm_robust.worker.replay_rank", task.kind.value, *task.command]
     with output_path(Path(task.folder), rank).open("ab") as output:
         return subprocess.Popen(
             command,

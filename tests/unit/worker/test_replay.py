@@ -26,7 +26,7 @@ from tests.forked_python import run_python
 SCRIPT = """
     import atexit, os
     import torch
-    from slurm_robust.worker.replay import record_steps
+    from slurm_robust.worker.replay_recorder import record_steps
 
     record_steps(os.environ)
     atexit.register(print, "exit handler")
