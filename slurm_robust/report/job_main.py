@@ -9,7 +9,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -26,7 +26,6 @@ from slurm_robust.report.curves import progress
 from slurm_robust.report.hookseen import clique_notes, seen_of
 from slurm_robust.report.job_report import Evidence, JobReport, SlurmFacts, books_of, job_report
 from slurm_robust.report.job_text import CsvTable, csv_text, render
-from slurm_robust.report.page.page import page_of
 from slurm_robust.report.together import ReportedJob, together, waiting
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset
@@ -60,6 +59,13 @@ class CannotWrite(SrobustError):
     exit_code = ExitCode.JOB_DIR
 
 
+class NoJinja(SrobustError):
+    """The page needs jinja2, which is an extra."""
+
+    exit_code = ExitCode.REFUSED
+    fix = "pip install 'slurm_robust[report]'"
+
+
 class ReportFormat(Record):
     """What was asked for."""
 
@@ -79,10 +85,11 @@ def main(name: str, wanted: ReportFormat, *, job_dir: str | None) -> int:
             report = of_job(found, slurm, every_step=wanted.csv == CsvTable.STEPS)
         if wanted.csv is not None:
             print(csv_text(report, wanted.csv), end="")
+    page = _page(report) if wanted.html is not None else ""
     if wanted.html == STDOUT:
-        print(page_of(report), end="")
+        print(page, end="")
     elif wanted.html is not None:
-        written, size = write_page(wanted.html, page_of(report))
+        written, size = write_page(wanted.html, page)
         if not wanted.json and wanted.csv is None:
             print(f"wrote {written} ({size / 1e6:.1f} MB): open it in a browser, or send it as one file")
     if wanted.json or (wanted.csv is None and wanted.html is None):
@@ -207,8 +214,9 @@ def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
     view = view_of(events, slurm)
     runs: tuple[AccountedRun, ...] = ()
     notes = []
+    job_id = next((event.job_id for event in events if isinstance(event, ev.RunStarted)), 0)
     try:
-        found = accounted(slurm.accounting(_job_id(events)), events)
+        found = accounted(slurm.accounting(job_id), events)
     except SlurmError as error:
         if view.job is not None or view.away:
             notes.append(f"no answer from sacct ({error}): queues and requeues are as the journal has them")
@@ -224,7 +232,11 @@ def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
         why = f"Slurm {view.silent}" if view.silent else "Slurm does not know the job"
         notes.append(f"{why}: the report goes as far as the journal does")
         return SlurmFacts(runs=runs, notes=tuple(notes))
-    now = time.time() - (_ahead(slurm) or 0.0) if view.goes_on else None
+    now = None
+    if view.goes_on:
+        now = time.time()
+        with suppress(SlurmError):
+            now -= clock_offset(slurm) or 0.0
     return SlurmFacts(
         state="" if view.silent else view.describe(),
         now=now,
@@ -233,17 +245,6 @@ def ask(slurm: SlurmClient, events: Sequence[ev.AnyEvent]) -> SlurmFacts:
         notes=tuple(notes),
         silent=view.away,
     )
-
-
-def _ahead(slurm: SlurmClient) -> float | None:
-    try:
-        return clock_offset(slurm)
-    except SlurmError:
-        return None
-
-
-def _job_id(events: Sequence[ev.AnyEvent]) -> int:
-    return next((event.job_id for event in events if isinstance(event, ev.RunStarted)), 0)
 
 
 # -- evidence --------------------------------------------------------------------------------------
@@ -301,6 +302,16 @@ def _head(path: Path, most: int) -> str:
 
 
 # -- the page --------------------------------------------------------------------------------------
+
+
+def _page(report: JobReport) -> str:
+    try:
+        from slurm_robust.report.page.page import page_of
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("jinja2", "markupsafe"):
+            raise
+        raise NoJinja("the page needs jinja2, which is not installed") from error
+    return page_of(report)
 
 
 def write_page(path: Path, page: str) -> tuple[Path, int]:

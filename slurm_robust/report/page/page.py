@@ -2,7 +2,7 @@
 
 The page loads nothing and sends nothing: its Content-Security-Policy lets a browser run the scripts of this
 package, by their hashes, and refuse everything else. All text of the job is escaped by the template, and is
-data to the scripts.
+data to the scripts. Jinja2 is in the extra ``report``: what needs no page does not import this.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup  # part of jinja2
 
 from slurm_robust.ledger.classes import EFFECTIVE, NAMES, TimeClass
-from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.startup import START_PHASES
 from slurm_robust.report.chapters import step_text
 from slurm_robust.report.hookseen import after, before, meanwhile
@@ -27,9 +28,6 @@ from slurm_robust.report.job_text import facts, headline, names_of
 from slurm_robust.report.page.charts import chart_data, chart_views
 from slurm_robust.util.text import as_json, clock, count, date_and_time, duration, one_line, visible
 from slurm_robust.version import __version__
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 MAX_SEEN, MAX_SEEN_LINES = 300, 20
 """Nodes that the hooks told something of, the newest; and lines of each cell. ``--json`` has all."""
@@ -54,23 +52,13 @@ _ASSETS = Path(__file__).parent / "assets"
 _DAY_S = 86_400.0
 
 
-class NoJinja(SrobustError):
-    """The page needs jinja2, which is an extra."""
-
-    exit_code = ExitCode.REFUSED
-    fix = "pip install 'slurm_robust[report]'"
-
-
 def page_of(report: JobReport) -> str:
-    """Return the whole page. Raises :class:`NoJinja`."""
-    template = _template()
-    from markupsafe import Markup  # part of jinja2
-
+    """Return the whole page."""
     style, script, license = _asset("page.css"), _asset("page.js"), _asset("uplot/LICENSE")
     uplot_style, uplot = _asset("uplot/uPlot.min.css"), _asset("uplot/uPlot.iife.min.js")
     is_training = len(report.chapters) > 1
     shown = report.incidents[-_BOUNDS["incidents"] :]
-    return template.render(
+    return _template().render(
         report=report,
         title=f"Training {one_line(report.training)}" if is_training else f"Job {report.job_id}",
         # The title names the job; of a training the newest one is a fact.
@@ -106,10 +94,6 @@ def page_of(report: JobReport) -> str:
 
 @cache
 def _template() -> Template:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise NoJinja("the page needs jinja2, which is not installed") from error
     loader = FileSystemLoader(_ASSETS)
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_finalize, loader=loader)
     environment.filters |= {
