@@ -66,7 +66,7 @@ LONGEST = (
     "tests/unit/benchmarks/test_drain_storm.py",
     "tests/unit/engine/test_detection.py",
     "tests/unit/agent/test_launcher.py",
-    "tests/unit/report/test_live.py",
+    "tests/unit/diagnostics/test_live.py",
     "tests/unit/worker/test_dump.py",
 )
 

@@ -10,8 +10,8 @@ from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.find import NoSuchJob, NotBegun, chapter_folder, find, find_training, newest_job
-from tests.unit.report.test_find import started
 from tests.unit.report.trainings import make_training, started_run
+from tests.unit.trainings.test_find import started
 from tests.users import as_another_user
 
 
