@@ -130,7 +130,11 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
     raise_file_limit()
     slurm = make_client(plan.config.slurm.backend, plan.config.slurm.timeout_s)
     with ExitStack() as stack:
-        server = stack.enter_context(closing(_listen(directory, plan)))
+        server = stack.enter_context(
+            closing(
+                ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
+            )
+        )
         epoch = _take(directory, plan, server.port, slurm)
         journal = Journal(directory.journal)
         journal.epoch = epoch.epoch
@@ -295,10 +299,6 @@ def _write_start(journal: Journal, plan: RunPlan, epoch: EpochRecord, taken: Pre
     if short := file_shortage(len(plan.nodes), "agents"):
         say(short)
         journal.append(ev.Noted(t=time.time(), text=short))
-
-
-def _listen(directory: JobDirectory, plan: RunPlan) -> ControllerSocket:
-    return ControllerSocket(load_server(directory.keys), plan.config.wire.port, agents=len(plan.nodes))
 
 
 def _listen_for_beacons(

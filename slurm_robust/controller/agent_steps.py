@@ -283,7 +283,11 @@ class AgentSteps:
 
     def drains(self, nodes: tuple[str, ...]) -> dict[str, str]:
         """Return the drained ones of ``nodes``, each with who did it and why. Raises ``SlurmError``."""
-        return {node.name: _drain(node) for node in self._slurm.nodes(nodes) if node.is_drained}
+        return {
+            node.name: f"{node.reason_user or 'somebody'}: {node.reason or 'no reason given'}"
+            for node in self._slurm.nodes(nodes)
+            if node.is_drained
+        }
 
     def _held_by(self, job_id: int) -> tuple[str, ...]:
         try:
@@ -311,10 +315,6 @@ def _refusal(line: str) -> Refusal | None:
         return msgspec.json.decode(line[line.index("{") :], type=Refusal)
     except (ValueError, RecursionError):
         return None  # srun may tear or mix lines of many tasks; the agent repeats nothing
-
-
-def _drain(node: SlurmNode) -> str:
-    return f"{node.reason_user or 'somebody'}: {node.reason or 'no reason given'}"
 
 
 def _witness(node: SlurmNode, held: bool) -> Witness:

@@ -27,7 +27,9 @@ HURRY_S = 1.0
 
 def save_summary(directory: JobDirectory, events: Sequence[ev.AnyEvent], node: str) -> str:
     """Write ``summary.json``; what to write into the job's comment, "" for nothing. Raises ``OSError``."""
-    summary = summary_of_job(events, time.time() - _ahead_s(events), node)
+    compared = (event for event in reversed(events) if isinstance(event, ev.ClockCompared))
+    ahead_s = next((event.ahead_s for event in compared), 0.0)  # of slurmctld's clock
+    summary = summary_of_job(events, time.time() - ahead_s, node)
     if summary is None:
         return ""
     save(directory, summary)
@@ -67,8 +69,3 @@ def comment(slurm: SlurmClient, job_id: int, text: str) -> None:
     except SlurmError as error:
         if os.environ.get("SROBUST_DEBUG") == "1":
             say(f"the job's comment was not set: {error}")
-
-
-def _ahead_s(events: Sequence[ev.AnyEvent]) -> float:
-    """Return by how much this node's clock is ahead of slurmctld's."""
-    return next((e.ahead_s for e in reversed(events) if isinstance(e, ev.ClockCompared)), 0.0)

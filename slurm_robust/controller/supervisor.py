@@ -7,7 +7,6 @@ the supervisor starts none and waits for the end of the job.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import math
 import os
@@ -34,10 +33,10 @@ from slurm_robust.model.state import JobState
 from slurm_robust.policy.leaving import Orders
 from slurm_robust.util import proc
 from slurm_robust.util.output import say
-from slurm_robust.util.process import raise_file_limit
+from slurm_robust.util.process import adopt_orphans, raise_file_limit
 from slurm_robust.util.threads import BackgroundCall
 from slurm_robust.util.wakeup import WakeUp
-from slurm_robust.wire.epochs import EpochRecord, newest_epoch
+from slurm_robust.wire.epochs import newest_epoch
 from slurm_robust.wire.keys import KeysError
 
 T = TypeVar("T")
@@ -111,7 +110,6 @@ _OTHERS = (signal.SIGUSR2, signal.SIGHUP)  # would end us, and mean nothing to a
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _GIVEN = (signal.SIGUSR1, *_ENDING)  # to each controller
 _KILLED = range(-signal.NSIG, 0)
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def storage_error(error: BaseException) -> OSError | None:
@@ -178,7 +176,7 @@ class Others:
 
         ``ours``: process ids of those that were started here.
         """
-        newest = self._newest()
+        newest = self._ask(lambda: newest_epoch(self._job.epochs))
         if newest is None or newest.epoch <= self._before:
             return ""
         return "" if newest.host == self._host and newest.pid in ours else newest.host
@@ -205,9 +203,6 @@ class Others:
     def state(self) -> JobState | None:
         """Read the journal; None if storage does not answer, or refuses."""
         return self._ask(lambda: fold(read(self._job.journal)))
-
-    def _newest(self) -> EpochRecord | None:
-        return self._ask(lambda: newest_epoch(self._job.epochs))
 
     def _ask(self, question: Callable[[], T]) -> T | None:
         """Return what storage answers within :data:`STORAGE_ANSWERS_S`; None if it does not, or refuses."""
@@ -254,7 +249,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until the job is over, or another start is of no use; the exit code."""
-        _adopt_orphans()
+        adopt_orphans()  # the sruns of a controller that dies; each lives as long as its step's agents
         self._wakeup = WakeUp()  # by signals for a controller, and by ends of children
         woken_before = self._wakeup.on_signals()
         numbers = (*_GIVEN, *_OTHERS, signal.SIGCHLD)
@@ -454,11 +449,6 @@ def _read(descriptor: int) -> bytes:
         return os.read(descriptor, 4096)
     except BlockingIOError:
         return b""
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of the sruns of a controller that dies; each lives as long as its step's agents."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end_sruns() -> None:

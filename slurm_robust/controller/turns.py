@@ -45,7 +45,9 @@ class Turns:
     def wait(self) -> None:
         """Return when it is time for the next turn."""
         self._measure(self._clock())
-        self._wait()
+        self._news.poll(int(1000 * LONGEST_S))
+        if (rest_s := self.rest_s) > 0:
+            self._urgent.poll(int(1000 * rest_s) + 1)
         self._turned = self._clock()
 
     @property
@@ -57,11 +59,6 @@ class Turns:
         self._longest_s = max(self._longest_s, now - self._turned)
         if now - self._since >= LONGEST_OF_S / 2:
             self._since, self._before_s, self._longest_s = now, self._longest_s, 0.0
-
-    def _wait(self) -> None:
-        self._news.poll(int(1000 * LONGEST_S))
-        if (rest_s := self.rest_s) > 0:
-            self._urgent.poll(int(1000 * rest_s) + 1)
 
     @property
     def rest_s(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from slurm_robust.sandbox.control import Control
 from slurm_robust.sandbox.errors import ExecFailed, NotThere, NotUp, SandboxError
 from slurm_robust.sandbox.folder import StateFolder
 from slurm_robust.sandbox.services import SLURM_CONF, user_path
+from slurm_robust.util.program import kill_group
 
 EXEC_TIMEOUT_S = 60.0
 
@@ -149,21 +149,6 @@ class SandboxView:
         paths = (self.folder.log(daemon), self.folder.logs / f"{daemon}.out")
         text = "\n".join(filter(None, (_tail(path, 15) for path in paths)))
         return text or f"(no log in {self.folder.logs})"
-
-
-def kill_group(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to the process's whole group, then reap it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # It ended by itself.
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            try:
-                stream.close()
-            except BrokenPipeError:
-                pass  # Input that nobody reads any more.
-    process.wait(timeout=5)
 
 
 def _tail(path: Path, lines: int) -> str:

@@ -36,7 +36,8 @@ def families(moment: JobMoment) -> Iterator[Family]:
     """Return all metrics of a job, in the order of the table; what is not known has no sample."""
     yield from _of_the_job(moment)
     yield from _of_the_training(moment)
-    yield from _of_incidents(moment)
+    yield _one(JobMetric.INCIDENT_OPEN, moment.incident is not None)
+    yield _one(JobMetric.INCIDENT_AGE, moment.incident.age_s if moment.incident is not None else None)
     if moment.totals is not None:
         yield from _of_the_past(moment.totals)
     yield from _of_checkpoints(moment)
@@ -79,11 +80,6 @@ def _of_the_training(moment: JobMoment) -> Iterator[Family]:
     yield _one(JobMetric.NON_FINITE, moment.non_finite)
     yield _one(JobMetric.ETTR, moment.ettr)
     yield _one(JobMetric.ETTR_HOUR, moment.ettr_hour)
-
-
-def _of_incidents(moment: JobMoment) -> Iterator[Family]:
-    yield _one(JobMetric.INCIDENT_OPEN, moment.incident is not None)
-    yield _one(JobMetric.INCIDENT_AGE, moment.incident.age_s if moment.incident is not None else None)
 
 
 def _of_the_past(totals: JobTotals) -> Iterator[Family]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slurm_robust.util import proc
 
@@ -117,14 +117,14 @@ def _read_to_the_end(
     return code
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> None:
+def _wait(process: subprocess.Popen[Any], limit_s: float) -> None:
     try:
         process.wait(limit_s)
     except subprocess.TimeoutExpired:
         pass
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[Any]) -> None:
     """Send SIGKILL to the process's whole group, then reap the process (bounded, KILL cannot be refused)."""
     _send(os.killpg, process.pid, signal.SIGKILL)
     for stream in (process.stdin, process.stdout, process.stderr):
