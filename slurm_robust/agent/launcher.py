@@ -60,7 +60,7 @@ MAX_UNFIT = 5
 
 
 class Launcher(Protocol):
-    """Starts workers and reports at once how they end. No call blocks.
+    """Starts workers and reports immediately how they end. No call blocks.
 
     After :meth:`start` comes Ready or Fatal. After :meth:`spawn` comes Spawned or SpawnFailed for each
     worker, and after Spawned, once, Exited. A worker leads a process group whose id is its pid; that
@@ -95,7 +95,7 @@ class Launcher(Protocol):
         """Kill what ended workers left in their groups and release their ids."""
 
     def terminate(self, pid: int) -> None:
-        """TERM to the worker's group; KILL at once when the worker is stopped and could not react."""
+        """TERM to the worker's group; KILL if the worker is stopped and could not react."""
 
     def kill(self, pid: int) -> None:
         """KILL to the worker's group."""

@@ -386,7 +386,7 @@ class Agent:
             return
         self._heartbeat_due = now + self._setup.spec.heartbeat_s
         if not self._socket.connected:
-            self._heartbeat_wanted = True  # at once when there is a connection
+            self._heartbeat_wanted = True  # as soon as there is a connection
             return
         progress, seen = self._steps.read(now), self._inspection
         heartbeat = self._book.make(

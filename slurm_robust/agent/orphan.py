@@ -62,7 +62,7 @@ class OrphanWatch:
         self._next = ORPHAN_S + random.uniform(0, ASK_EVERY_S)
 
     def tick(self, silence_s: float) -> None:
-        """Ask when it is time; no controller has answered for ``silence_s``. Returns at once."""
+        """Ask when it is time; no controller has answered for ``silence_s``. Does not block."""
         if silence_s < ORPHAN_S:
             self._next = ORPHAN_S + random.uniform(0, ASK_EVERY_S)
             return
@@ -88,8 +88,8 @@ def rescue(
 ) -> bool:
     """Requeue the job if it is an orphan; whether that was done. Raises ``SlurmError``, ``OSError``.
 
-    ``controller``: the node of the newest one, "" where it is not known; ``need``: with how many nodes the
-    job can go on, None where that is not known.
+    ``controller``: the node of the newest one, "" if it is not known; ``need``: with how many nodes the
+    job can go on, None if that is not known.
     """
     job = client.job(allocation.job_id)
     hosts = tuple(dict.fromkeys(filter(None, (job.batch_host or allocation.batch_host, controller))))
@@ -109,7 +109,7 @@ def rescue(
 
 
 def _need(job: JobDirectory) -> Need | None:
-    """Return with how many nodes the job can go on, by its journal; None where that cannot be read."""
+    """Return with how many nodes the job can go on, by its journal; None if that cannot be read."""
     try:
         state = fold(read(job.journal))
     except (OSError, JournalDamaged):

@@ -51,7 +51,7 @@ def build_spawn(spec: JobSpec, job: JobDirectory, launch: Launch, folder: Path, 
 def rehearsal_env(spec: JobSpec, slots: int) -> dict[str, str]:
     """Return what the first rank of the last of ``slots`` nodes gets that do not exist.
 
-    Not rank 0 where there is another: that one writes what all ranks have in common.
+    Not rank 0 if there is another: that one writes what all ranks have in common.
     """
     slot, nproc = slots - 1, spec.nproc_per_node
     launch = Launch(
@@ -224,7 +224,7 @@ def _gpus(host: Host) -> list[str]:
 
 
 def _order(visible: str | None, count: int) -> tuple[int, ...]:
-    """Return the GPUs that a process sees, first to last; none where names do not say which these are."""
+    """Return the GPUs that a process sees, first to last; none if names do not say which these are."""
     if visible is None:
         return tuple(range(count))
     names = [name.strip() for name in visible.split(",")]

@@ -50,7 +50,7 @@ class RehearsalOver(Record):
     """The rehearsal has ended by itself, or at one of its bounds."""
 
     rehearsal: Rehearsal
-    pid: int  # also its process group; 0 where it never was there
+    pid: int  # also its process group; 0 if it never was there
 
 
 class TermCame(Record):

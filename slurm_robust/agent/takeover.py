@@ -90,7 +90,7 @@ class TakeoverWatch:
         self._child: subprocess.Popen[bytes] | None = None
 
     def tick(self, silence_s: float, controller: EpochRecord | None, place: ProbeTarget) -> None:
-        """Vote and act when it is due; ``place``: where this node's kernel is probed. Returns at once."""
+        """Vote and act when it is due; ``place``: where this node's kernel is probed. Does not block."""
         if not self._spec.takeover_s or not self._is_candidate or controller is None:
             return
         silent = silence_s >= self._spec.takeover_s
@@ -212,7 +212,7 @@ class TakeoverWatch:
         return self._was_down
 
     def _ask_slurm(self, host: str, agreeing: tuple[str, ...], voters: tuple[str, ...]) -> str:
-        """Slurm's word on a host that it does not reach either, "" where the votes are too few for that."""
+        """Slurm's word on a host that it does not reach either, "" if the votes are too few for that."""
         node, *others = self._make().nodes([host, *voters])
         if node.responding and not node.is_down:
             return ""

@@ -241,7 +241,7 @@ def _action(action: inc.Action) -> str:
     match action:
         case inc.Swap(first=first, second=second):
             return f"{first} and {second} exchange their slots"
-        case inc.StartAgents(nodes=nodes):
+        case inc.RestartAgents(nodes=nodes):
             return f"start agents again on {fold(nodes)}"
         case inc.Restart():
             return "restart"

@@ -31,7 +31,7 @@ class Event(Record, tag_field="event", tag=_snake, kw_only=True):
     t: float
     """Seconds since 1970 by the controller's wall clock."""
     epoch: int = 0
-    """Of the controller that wrote it; 0 where that is not known."""
+    """Of the controller that wrote it; 0 if that is not known."""
 
 
 TRAIN = "train"
@@ -57,7 +57,7 @@ class RunStarted(Event):
     nproc_per_node: int
     version: str
     cluster: str = ""
-    """"" where it is not known."""
+    """"" if it is not known."""
     array_task: str = ""
     """The id that squeue shows where the job is a task of an array (``38_1``), else ""."""
     training: str = ""
@@ -122,14 +122,14 @@ class ControllerStarted(Event):
     node: str = ""
     """Slurm's name of ``host``."""
     known: int = -1
-    """How many events it had read, -1 where that is not known: what an earlier controller wrote after them
+    """How many events it had read, -1 if that is not known: what an earlier controller wrote after them
     does not count."""
     taken_from: str = ""
-    """The node of the controller from which this one took over, "" where it did not."""
+    """The node of the controller from which this one took over, "" if it did not."""
     reason: str = ""
     """Why it took over."""
     silent_since: float = 0.0
-    """When that controller was last heard, by the clock of this host; 0 where that is not known."""
+    """When that controller was last heard, by the clock of this host; 0 if that is not known."""
     start: str = ""
     """The start of ``srobust run`` that it serves, which controllers of other hosts share; "" if unknown."""
 
@@ -259,7 +259,7 @@ class StopStarted(WorldEvent):
     generation: int
     reason: str
     symptom: Symptom | None = None
-    """Of the fault for which they are; None where nothing is wrong with them."""
+    """Of the fault for which they are; None if nothing is wrong with them."""
 
 
 class GenerationEnded(WorldEvent):
@@ -275,10 +275,10 @@ class GenerationEnded(WorldEvent):
     shared: bool = False
     """The generation has a part that is equal on all ranks."""
     root: int = -1
-    """The rank whose exit explains the others, -1 where none does."""
+    """The rank whose exit explains the others, -1 if none does."""
     good_step: int | None = None
     """Later steps may hold numbers that are not finite, so no later checkpoint counts (-1: none of this
-    generation); None where nothing speaks against them."""
+    generation); None if nothing speaks against them."""
     stored: bool = False
     """The sealed checkpoint is on storage."""
 
@@ -341,7 +341,7 @@ class Decided(WorldEvent):
     actions: tuple[Action, ...]
     reason: str
     verdict: Verdict | None = None
-    """None where the exit code of the training decides by itself (``final_exit_codes``)."""
+    """None if the exit code of the training decides by itself (``final_exit_codes``)."""
     place: StackLocation | None = None
     """Where stacks placed the fault."""
     localise_s: float = 0.0
@@ -377,7 +377,7 @@ class Unanswered(Event):
     """``nodes`` were asked for evidence in vain: the decision that follows lacks it."""
 
     incident: int
-    """0 where none is open."""
+    """0 if none is open."""
     asked: str
     """``stacks``, ``tests`` or ``a replay``."""
     nodes: tuple[str, ...]
@@ -520,9 +520,9 @@ class IncidentClosed(WorldEvent):
     generation: int
     step: int
     recover_s: float | None
-    """From the verdict until that step; None where training went on by itself, or where it is not known."""
+    """From the verdict until that step; None if training went on by itself, or where it is not known."""
     stages: dict[str, float] = {}
-    """Seconds from the fault until that step, by stage, in order; none where another controller began."""
+    """Seconds from the fault until that step, by stage, in order; none if another controller began."""
 
 
 class CheckpointRequested(WorldEvent):

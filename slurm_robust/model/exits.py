@@ -80,7 +80,7 @@ class StepEnd(Record):
     message: str = ""
     outlook: Outlook = Outlook.UNKNOWN
     fix: str = ""
-    """What the reader can do, "" where the message does not say enough."""
+    """What the reader can do, "" if the message does not say enough."""
     named: dict[str, str] = {}
     """Nodes that the message itself holds responsible, with the message."""
     is_task: bool = False

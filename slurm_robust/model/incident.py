@@ -130,7 +130,7 @@ class Fault(Record):
 
     # -- as detected
     symptom: Symptom | None = None
-    """What was seen first; None where the generation ended before anything was detected."""
+    """What was seen first; None if the generation ended before anything was detected."""
     detail: str = ""
     """A text of what was seen."""
     detect_s: float = 0.0
@@ -160,7 +160,7 @@ class Fault(Record):
     lost: tuple[str, ...] = ()
     """Nodes without a sign of life."""
     unreachable: str = ""
-    """One cause of all that are lost; "" where each speaks for itself."""
+    """One cause of all that are lost; "" if each speaks for itself."""
     ended: dict[str, str] = {}
     """Of ``lost``, those whose agent ended, with Slurm's message."""
     step_ended: dict[str, str] = {}
@@ -314,7 +314,7 @@ class Swap(Record, tag_field="action", tag="swap"):
     second: str
 
 
-class StartAgents(Record, tag_field="action", tag="start agents"):
+class RestartAgents(Record, tag_field="action", tag="start agents"):
     """Start agents again on ``nodes``; theirs are gone though nothing speaks against the nodes."""
 
     nodes: tuple[str, ...]
@@ -376,7 +376,17 @@ class GiveUp(Record, tag_field="action", tag="give up"):
 
 
 Action: TypeAlias = (
-    Evict | Replace | Swap | StartAgents | Restart | Diagnose | Replay | QuickTest | Borrow | Requeue | GiveUp
+    Evict
+    | Replace
+    | Swap
+    | RestartAgents
+    | Restart
+    | Diagnose
+    | Replay
+    | QuickTest
+    | Borrow
+    | Requeue
+    | GiveUp
 )
 
 

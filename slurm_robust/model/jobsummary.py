@@ -50,7 +50,7 @@ class IncidentSummary(Record):
 
     number: int
     t: float
-    """When it was seen, in seconds since 1970 by slurmctld's clock as far as that is known."""
+    """When it was seen, in seconds since 1970 by slurmctld's clock if that is known."""
     symptom: str
     cause: str
     """``node``, ``network``, ``code``, ``nobody`` or ``undecided``."""
@@ -115,15 +115,15 @@ class SpooledSummary(Record):
     uid: int
     user: str
     cluster: str
-    """"" where Slurm does not tell."""
+    """"" if Slurm does not tell."""
     node: str
     """Whose epilog it was."""
     t: float
     """When, by that node's clock."""
     started: float | None
-    """Of the run that ended; None where Slurm does not tell."""
+    """Of the run that ended; None if Slurm does not tell."""
     nodes: str
-    """A hostlist of the nodes of the run, "" where Slurm does not tell."""
+    """A hostlist of the nodes of the run, "" if Slurm does not tell."""
     summary: JobSummary
 
 

@@ -163,7 +163,7 @@ class JobMoment(Record, kw_only=True):
     stage: str = ""
     """What the controller does: ``running``, ``stopping``, ``deciding`` …"""
     stage_why: str = ""
-    """What brought it there, "" where that is plain."""
+    """What brought it there, "" if that is plain."""
     stage_s: float = 0.0
     """Since it came there."""
     world: int = 0

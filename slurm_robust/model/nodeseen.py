@@ -60,7 +60,7 @@ class NodeSeen(Record):
     node: str
     epilog: HookSeen
     prolog: HookSeen | None = None
-    """None where the node does not know any more what its prolog saw."""
+    """None if the node does not know any more what its prolog saw."""
 
     errors: tuple[DriverError, ...] = ()
     grown: Counters = {}

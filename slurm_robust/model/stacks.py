@@ -29,7 +29,7 @@ class Frame(Record):
     file: str = ""
     """As the interpreter names it, or a native frame's library."""
     line: int = 0
-    """0 where it is not known."""
+    """0 if it is not known."""
 
 
 class ThreadStack(Record):
@@ -53,7 +53,7 @@ class ProcessStacks(Record):
     """Why there are no threads."""
     cpu_s: float | None = None
     """Processor time that a worker and its descendants have used, with the time for which its main thread had
-    to wait since all processors were busy; None where that is not known."""
+    to wait since all processors were busy; None if that is not known."""
 
 
 class Collective(Record):

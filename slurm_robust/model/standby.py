@@ -34,7 +34,7 @@ class StandbyStage(str, Enum):
     PROVISIONING = "provisioning"  # a companion is to lend its node
     STARTING = "starting"  # its agent has not reported yet
     LOADING = "loading"  # its agent is up, its zygote imports
-    LOADED = "loaded"  # it can start workers at once
+    LOADED = "loaded"  # it can start workers immediately
     TESTING = "testing"  # the quick test runs on it
     TEST_FAILED = "test failed"
     TEST_UNANSWERED = "test unanswered"  # says nothing of the node

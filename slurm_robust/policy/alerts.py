@@ -70,7 +70,7 @@ def judge(
 def _certain(
     alerts: Mapping[str, Sequence[Alert]], nodes: int, together_s: float
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the nodes to evict at once, and lines about faults that too many have at once."""
+    """Return the nodes to evict now, and lines about faults that too many have at once."""
     by_check: dict[str, list[tuple[str, Alert]]] = {}
     for node in sorted(alerts):
         for alert in filter(_is_certain, alerts[node]):

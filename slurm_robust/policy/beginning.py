@@ -41,7 +41,7 @@ class Beginning(Record):
     reasons: tuple[str, ...] = ()
     """Why each checkpoint cannot be restored, the newest first."""
     mend: str = ""
-    """What makes one usable for this run, as an order; "" where nothing does."""
+    """What makes one usable for this run, as an order; "" if nothing does."""
     fix: str = ""
 
     @property
@@ -82,7 +82,7 @@ def beginning(
 
     ``sealed``: the newest step that counts, by generation; ``stored``: the newest checkpoint that is known to
     have been complete on storage, None for none; ``listed``: what is complete there now; ``layouts``:
-    identity of each generation's layout; ``place``: the folder on storage, "" where it is not known;
+    identity of each generation's layout; ``place``: the folder on storage, "" if it is not known;
     ``in_memory``: those of other layouts of which the nodes of the run hold every part.
     """
     reasons, fix = [], ""

@@ -59,7 +59,7 @@ def of_folder(
     """Return the same for a folder of checkpoints without a job: all that are complete count.
 
     ``stored``: how many ranks wrote each; ``runs``: which runs; ``layouts``: identity of each generation's
-    layout, as far as that is known.
+    layout, if that is known.
     """
     sealed: dict[int, int] = {}
     for ref in stored:
@@ -158,7 +158,7 @@ def first_lines(
 ) -> Iterator[str]:
     """Yield what a job says first that goes on.
 
-    ``stored``: what is complete on storage, None where that is not known; ``reasons``: why the earlier job
+    ``stored``: what is complete on storage, None if that is not known; ``reasons``: why the earlier job
     had given checkpoints up; ``jobs``: the ids of jobs as squeue shows them, where those are tasks of an
     array.
     """

@@ -17,8 +17,8 @@ from slurm_robust.model.incident import (
     Replay,
     Requeue,
     Restart,
+    RestartAgents,
     Signature,
-    StartAgents,
     Symptom,
     Verdict,
 )
@@ -93,7 +93,7 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
     if kind is FaultKind.AGENTS_LOST:
         silent = {*fault.lost, *fault.step_ended}
         nodes = tuple(n for n in (*state.world.slots, *state.spares) if n in silent or not fault.step_ended)
-        return (StartAgents(nodes=nodes), Restart()), "start the agents again and restart"
+        return (RestartAgents(nodes=nodes), Restart()), "start the agents again and restart"
     if kind is FaultKind.AGENT_ENDED:
         return (Restart(),), "start the agent again and restart"
     if kind is FaultKind.PORT_TAKEN:

@@ -54,7 +54,7 @@ class LastExits(Record):
 
 
 def judge(exits: Iterable[NodeExit], records: Iterable[Progress], world_size: int) -> LastExits:
-    """``records``: the step records of the ranks, as far as they are known, also of those that ended."""
+    """``records``: the step records of the ranks, if they are known, also of those that ended."""
     by_rank = {record.rank: record for record in records}
     known = {each.exit.rank: each for each in exits}
     failed = [each for each in known.values() if each.exit.failed]

@@ -262,7 +262,7 @@ def wrong_code(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
 # question is whether the fault stays with the node or moves with the rank. So a restart in place answers the
 # first hang, a move of the ranks to another node the second one, and only what is seen then convicts: the
 # same on another node is the code's, other ranks on the same node are the node's. A process that is stopped,
-# dead or held in the kernel speaks against its node at once.
+# dead or held in the kernel speaks against its node immediately.
 
 SAME_STEP = 1
 """Ranks that hang at the same step may differ in whether they have reported the one before."""

@@ -65,7 +65,7 @@ def leave_s(kill_wait_s: float) -> float:
 def newer_s(left_s: float | None, checkpoint_s: float) -> float:
     """Return how long to wait for a step that is newer than what is there, at most half of the time left.
 
-    ``left_s``: until the run's end, None where nobody knows it; ``checkpoint_s``: ``timings.checkpoint_s``.
+    ``left_s``: until the run's end, None if nobody knows it; ``checkpoint_s``: ``timings.checkpoint_s``.
     """
     if left_s is None:
         return checkpoint_s
@@ -136,7 +136,7 @@ class Sentence(Record):
     preempted: bool = False
     """Slurm takes its nodes for another job."""
     left_s: float | None = None
-    """Until the end of the run, None where Slurm does not say."""
+    """Until the end of the run, None if Slurm does not say."""
     requeued: bool = False
     """The job is queued again: a next run follows."""
     certain: bool = True
@@ -153,7 +153,7 @@ def explain(order: str, *, preempted: bool, requeued: bool) -> str:
 def approaching(said: Sentence | None, warning_s: float) -> str:
     """Say why the run is near its end, "" if it is not: then the agents' step alone was cancelled.
 
-    ``said``: None where Slurm gives no answer; then it is safer to save. ``warning_s``: how long before the
+    ``said``: None if Slurm gives no answer; then it is safer to save. ``warning_s``: how long before the
     end Slurm was asked to signal.
     """
     if said is None:

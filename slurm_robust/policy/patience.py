@@ -71,7 +71,7 @@ STILL_S = 30.0
 def is_stuck(killed_s: float, still_s: float | None, most_s: float) -> bool:
     """Return whether to wait no longer for a worker that got SIGKILL ``killed_s`` seconds ago.
 
-    ``still_s``: seconds since it last got further; None where that cannot be seen. ``most_s``: however much
+    ``still_s``: seconds since it last got further; None if that cannot be seen. ``most_s``: however much
     it moves.
     """
     return killed_s > most_s or (still_s is not None and still_s > STILL_S)
@@ -80,7 +80,7 @@ def is_stuck(killed_s: float, still_s: float | None, most_s: float) -> bool:
 # -- a requeue and its effects -----------------------------------------------------------------------
 
 TERM_COMES_S = 10.0
-"""Slurm sends TERM to the batch script at once when it takes a requeue."""
+"""Slurm sends TERM to the batch script immediately when it takes a requeue."""
 
 ANSWER_COMES_S = 10.0
 """A TERM may be that of the requeue whose answer is on its way; Slurm's command may have died of it, too.

@@ -12,7 +12,7 @@ from slurm_robust.config.job import JobConfig
 
 
 class Protection(NamedTuple):
-    """One protection by its name; ``lacking``: why the job does not have it, "" where it does."""
+    """One protection by its name; ``lacking``: why the job does not have it, "" if it does."""
 
     name: str
     lacking: str = ""

@@ -139,7 +139,7 @@ def writers(
     shared: bool,
     anew: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, tuple[int, ...]] | None:
-    """Return which node puts the parts of which ranks of ``ref`` on storage; None where they cannot all be.
+    """Return which node puts the parts of which ranks of ``ref`` on storage; None if they cannot all be.
 
     ``shared``: the generation has a part that is equal on all ranks. It is written with rank 0's, so the node
     that writes rank 0's has to hold it, too. ``anew``: ranks whose parts are made from those of others.

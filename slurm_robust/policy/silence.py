@@ -119,7 +119,7 @@ def enough_waited(
 def is_settled(since_s: float | None, dead_s: float) -> bool:
     """Return whether nodes that were cut off had the time to come back: not all do in the same second.
 
-    ``since_s``: since the last of them was heard again, None where none was.
+    ``since_s``: since the last of them was heard again, None if none was.
     """
     return since_s is None or since_s > 2 * dead_s
 
@@ -129,7 +129,7 @@ class Silence(Record):
 
     nodes: tuple[str, ...]
     cause: str = ""
-    """Of all of them together; "" where each speaks for itself."""
+    """Of all of them together; "" if each speaks for itself."""
 
 
 def judge(
@@ -145,7 +145,7 @@ def judge(
 
     ``silent_s``: seconds since each node of the job was heard, also of standbys; ``own``: the node on which
     this is judged; ``dead_s``: the silence that counts; ``apart_s``: how far apart nodes that fall silent
-    together may have been heard last; ``switches``: leaf switch by node, as far as it is known;
+    together may have been heard last; ``switches``: leaf switch by node, if it is known;
     ``slurm_answers``: whether slurmctld answers us, None while that is not known.
     """
     if all(silence <= dead_s for silence in silent_s.values()):

@@ -10,7 +10,7 @@ from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.state import JobState
 
 SETTLED_S = 30.0
-"""Training has made steps for this long before standbys rehearse: a job that fails at once needs none."""
+"""Training has made steps for this long before standbys rehearse: a job that fails immediately needs none."""
 
 ALIKE_S = 3600.0
 """Quick tests within this time that all fail for one reason say nothing of the nodes."""
@@ -34,7 +34,7 @@ def pair(
     """Each of ``nodes`` with the standby that takes its slot, as far as there are standbys.
 
     ``standbys`` are in the order in which they are to be taken. Of those that are equal, one behind the leaf
-    switch of the node comes first: ``leaves`` has the leaf switch of each node, as far as it is known.
+    switch of the node comes first: ``leaves`` has the leaf switch of each node, if it is known.
     """
     preference, left, pairs = _preference(state), list(standbys), []
     for node in nodes[: len(standbys)]:

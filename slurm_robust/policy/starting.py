@@ -87,7 +87,7 @@ class Start(Record):
     end_s: float = 0.0
     """Since ``end``, if there is one."""
     asked_s: float | None = None
-    """Since Slurm was asked about the node, None where it was not."""
+    """Since Slurm was asked about the node, None if it was not."""
     witness: Witness | None = None
     """Slurm's answer."""
     unsettled: bool = False
@@ -151,7 +151,7 @@ def judge(start: Start, patience_s: float) -> StartAdvice:
 
 
 def format_start(start: Start) -> str:
-    """Say why there is no agent, as far as it is known."""
+    """Say why there is no agent, if it is known."""
     seconds = f"{start.tried_s:.0f} s" if start.tried_s >= 1 else ""
     parts = [", ".join(filter(None, (f"no agent has joined in {count(start.times, 'start')}", seconds)))]
     if start.missed:

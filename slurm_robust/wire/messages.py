@@ -43,7 +43,7 @@ class Phase(str, Enum):
 
 
 class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
-    """Everything an agent knows. Sent every ``heartbeat_s`` and at once when something changes."""
+    """Everything an agent knows. Sent every ``heartbeat_s`` and immediately when something changes."""
 
     node: str
     agent: str  # unique for each start of an agent process, to distinguish a reboot from a silence
@@ -66,7 +66,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     flushed: int = -1  # newest step of this generation that this node has put on storage for Flush
     saved: CheckpointId | None = None  # checkpoint of the newest Save that was carried out
     alerts: tuple[Alert, ...] = ()  # what the inspection of the node has seen during this generation
-    traffic: Traffic | None = None  # of the links between nodes; None where there are none, or nothing came
+    traffic: Traffic | None = None  # of the links between nodes; None if there are none, or nothing came
     probe_port: int = 0  # TCP port on which this node's kernel refuses every connection, 0 for none
     still_s: float | None = None  # since killed workers that are still there last got further, if it is known
     fatal: str = ""  # why this agent can start no worker at all (say, a preload that cannot be imported)
@@ -75,7 +75,7 @@ class Heartbeat(Record, tag_field="kind", tag="heartbeat"):
     loaded: int = 0  # the newest Load that is over, whatever came of it
     termed: bool = False  # Slurm has told this agent to end (SIGTERM)
     warned: bool = False  # Slurm has warned this agent of the end of the run (USR1: --signal without B:)
-    unsaved: str = ""  # why the newest Save could not be carried out, as far as it could not
+    unsaved: str = ""  # why the newest Save could not be carried out, if it could not
     unflushed: str = ""  # why a checkpoint of the generation did not get onto storage: step N: …
     saved_ranks: tuple[int, ...] = ()  # whose parts of ``saved`` that Save has put on storage
     save_begun: float = 0.0  # ``begun`` of the Save that saved and unsaved answer
@@ -144,7 +144,7 @@ class Launch(Record, tag_field="kind", tag="launch"):
     ] = ()  # where this node finds the parts of ``restore``; none: on storage
     peers: tuple[Peer, ...] = ()  # where copies of this node's ranks go
     stride: int = 1  # steps that are multiples of it are copied to peers
-    announce_step: int = 0  # the agent sends a heartbeat at once when a rank has completed this step
+    announce_step: int = 0  # the agent sends a heartbeat immediately when a rank has completed this step
 
 
 class Stop(Record, tag_field="kind", tag="stop"):
@@ -226,7 +226,7 @@ class ProbeNodes(Record, tag_field="kind", tag="probe_nodes"):
 class Rehearse(Record, tag_field="kind", tag="rehearse"):
     """Run the job's script for ``steps`` steps as the first rank of the last of ``slots`` pretended nodes.
 
-    Answered by :attr:`Heartbeat.rehearsal` with the same ``number``. A launch ends it at once.
+    Answered by :attr:`Heartbeat.rehearsal` with the same ``number``. A launch ends it immediately.
     """
 
     epoch: int

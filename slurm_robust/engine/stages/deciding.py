@@ -49,7 +49,7 @@ class Deciding:
         for action in decided.actions:
             self._next = self._carry_out(core, action, decided, now) or self._next
         kinds = {type(action) for action in decided.actions}
-        if inc.Restart in kinds and inc.StartAgents not in kinds:
+        if inc.Restart in kinds and inc.RestartAgents not in kinds:
             wanted = (*core.world.slots, *core.state.spares)
             core.starts.begin(tuple(node for node in self._fault.step_ended if node in wanted), now)
         core.emit(SaveEvidence(number=decided.incident))
@@ -73,7 +73,7 @@ class Deciding:
                 evidence = against(self._fault, node)
                 unproven = decided.verdict.unproven
                 core.evict(node, decided.verdict.reason, now, decided.incident, evidence, unproven=unproven)
-            case inc.StartAgents(nodes=nodes):
+            case inc.RestartAgents(nodes=nodes):
                 if not self._fault.alive:
                     core.fleet.forget_silent(now.mono, core.config.timings.node_dead_s)
                 core.starts.begin(nodes, now)

@@ -201,7 +201,7 @@ def test_many_nodes_are_folded_in_what_was_done() -> None:
 @pytest.mark.parametrize(
     ("action", "text"),
     [
-        (inc.StartAgents(nodes=("n1", "n2")), "start agents again on n[1-2]"),
+        (inc.RestartAgents(nodes=("n1", "n2")), "start agents again on n[1-2]"),
         (inc.Replay(reason=""), "replay the training in small groups"),
         (inc.Diagnose(reason=""), "test the nodes"),
         (inc.Requeue(exclude=(), reason=""), "requeue"),
