@@ -28,11 +28,11 @@ from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.hooks.drain import untouchable
 from slurm_robust.hooks.log import EventLog, Log
 from slurm_robust.hooks.record import DrainCause, causes_of, has_passed
+from slurm_robust.kernel.host import node_name
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.findings import Finding
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.reasons import TAG, has_ours, of_others
-from slurm_robust.nodes.runner import node_name
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ReservationExists, SlurmCommandError

@@ -25,10 +25,10 @@ from slurm_robust.admin.repair_hands import SlurmHands
 from slurm_robust.config.node import NodeConfig, Repair
 from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.hooks.log import EventLog, Log
+from slurm_robust.kernel.host import node_name
 from slurm_robust.model.findings import Finding, Outcome, Suggestion
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.nodes.reasons import has_ours, is_ours, of_others, parts
-from slurm_robust.nodes.runner import node_name
 from slurm_robust.slurm.cli_client import CliSlurmClient
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import SlurmCommandError

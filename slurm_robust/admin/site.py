@@ -12,7 +12,7 @@ from slurm_robust.admin import items, slurmconf
 from slurm_robust.admin.files import InstallError, Tree, write_whole
 from slurm_robust.config import nodefile
 from slurm_robust.config.node import NodeConfig
-from slurm_robust.hooks.drainer import slurm_environment
+from slurm_robust.hooks.environment import slurm_environment
 from slurm_robust.kernel import mountinfo
 from slurm_robust.kernel.host import Host
 from slurm_robust.slurm.cli_client import CliSlurmClient

@@ -28,10 +28,9 @@ from slurm_robust.hooks.times import (
     said,
 )
 from slurm_robust.hooks.turn import try_turn
-from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.host import Host, node_name
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.registry import CHECKS
-from slurm_robust.nodes.runner import node_name
 from slurm_robust.nodes.site import checks
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.configuration import ConfigurationRefused

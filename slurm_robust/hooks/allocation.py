@@ -15,8 +15,9 @@ import msgspec
 from slurm_robust.config.node import NodeConfig, Paths
 from slurm_robust.hooks.log import EventLog
 from slurm_robust.hooks.sweep import number
+from slurm_robust.kernel.host import node_name
 from slurm_robust.nodes.reasons import has_ours
-from slurm_robust.nodes.runner import node_name
+from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 _TEXTS = ("SLURM_JOB_NODELIST", "SLURM_JOB_USER", "SLURM_JOB_PARTITION", "SLURM_JOB_NAME")
 _CODES = ("SLURM_JOB_EXIT_CODE2", "SLURM_JOB_DERIVED_EC")
@@ -45,9 +46,8 @@ def record(hook: str, config: NodeConfig, environ: Mapping[str, str]) -> None:
 
 def _drained_by_us(config: NodeConfig, hostlist: str) -> dict[str, str]:
     """Reasons by node; empty also without an answer of Slurm."""
-    from slurm_robust.hooks.drainer import slurm_client
+    from slurm_robust.hooks.client import slurm_client
     from slurm_robust.slurm.errors import SlurmError
-    from slurm_robust.util.hostlist import InvalidHostlist, expand
 
     try:
         client = slurm_client(config, time.monotonic() + config.hooks.slurm_s)

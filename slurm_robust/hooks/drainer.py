@@ -33,12 +33,12 @@ from slurm_robust.hooks.record import (
     causes_of,
     has_passed,
 )
-from slurm_robust.hooks.turn import LASTS_S, NoTurn, Turn, turn
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.verdict import Report
 
 if TYPE_CHECKING:
     # The Slurm layer is imported when a Slurm command is needed, which on a healthy node is never.
+    from slurm_robust.hooks.turn import Turn
     from slurm_robust.slurm.client import SlurmClient
     from slurm_robust.slurm.errors import SlurmCommandError
     from slurm_robust.slurm.records import SlurmNode
@@ -69,8 +69,6 @@ _UNSURE = (
     "Slurm took the order, but the turn to drain may have been another node's by then; a later run compares "
     "it with the caps"
 )
-_MAX_PARENTS = 10
-_USUAL_BINS = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/usr/sbin", "/bin")
 
 
 def _chance() -> float:
@@ -181,7 +179,8 @@ class _Drainer:
             self._save()
             return done
 
-        from slurm_robust.slurm.errors import SlurmCommandError
+        from slurm_robust.hooks.client import slurm_client
+        from slurm_robust.slurm.errors import ControllerUnreachable, SlurmCommandError, SlurmTimeout
 
         try:
             done = self._act(slurm or slurm_client(self._config, self._around.deadline))
@@ -189,7 +188,8 @@ class _Drainer:
             # Whether an order took effect is unknown now; a later run sees it in Slurm.
             self._wait(NO_ANSWER_S)
             self._keep()
-            self._log_error(error)
+            is_silent = isinstance(error, SlurmTimeout | ControllerUnreachable)
+            self._log_error(error, is_silent=is_silent)
             done = DrainResult(action=DrainAction.NOTHING, why="Slurm has not done it", error=str(error))
         self._save()
         return done
@@ -331,6 +331,8 @@ class _Drainer:
 
     def _drain_in_turn(self, node: SlurmNode, slurm: SlurmClient) -> DrainResult:
         """Drain if there is room, which only the node sees truly whose turn it is."""
+        from slurm_robust.hooks.turn import NoTurn, turn
+
         if self._now < self._record.waits_until:
             return DrainResult(action=DrainAction.NOTHING, why=_WAITS)
         self._wait(NO_ANSWER_S)
@@ -400,6 +402,7 @@ class _Drainer:
 
         Whoever cannot find out takes it back.
         """
+        from slurm_robust.hooks.turn import LASTS_S
         from slurm_robust.slurm.errors import SlurmCommandError
 
         try:
@@ -464,12 +467,10 @@ class _Drainer:
         self._log.write(event, **facts, causes=causes)
         self._put(said="")
 
-    def _log_error(self, error: SlurmCommandError) -> None:
+    def _log_error(self, error: SlurmCommandError, *, is_silent: bool) -> None:
         """Who gets no answer waits; what Slurm refuses somebody has to mend."""
-        from slurm_robust.slurm.errors import ControllerUnreachable, SlurmTimeout
-
         facts = {"error": str(error)[:500], "reason": self._report.reason}
-        if isinstance(error, SlurmTimeout | ControllerUnreachable):
+        if is_silent:
             self._log_change("slurm_unreachable", **facts)
         else:
             self._log_change("slurm_refused", **facts, fix=error.fix)
@@ -485,48 +486,3 @@ class _Drainer:
 
 def _not_now(why: str) -> drain.DrainDecision:
     return drain.DrainDecision(action=DrainAction.NOTHING, why=why, later=True)
-
-
-# -- Slurm's commands from a hook ----------------------------------------------------------------------
-
-
-def slurm_client(config: NodeConfig, deadline: float) -> SlurmClient:
-    """A client for hooks: no environment assumed, each command bounded, all of them by ``deadline``.
-
-    ``deadline`` is a time of ``time.monotonic()``.
-    """
-    from slurm_robust.slurm.cli_client import CliSlurmClient
-    from slurm_robust.slurm.process import CommandTimeout, CompletedCommand, run_command
-
-    def run(command: Sequence[str], *, timeout_s: float, **more: object) -> CompletedCommand:
-        left = min(timeout_s, deadline - time.monotonic())
-        if left <= 0:
-            raise CommandTimeout(command, 0.0)
-        return run_command(command, timeout_s=left, **more)  # type: ignore[arg-type]  # passed through
-
-    return CliSlurmClient(config.hooks.slurm_s, environ=slurm_environment(config, os.environ.get), run=run)
-
-
-def slurm_environment(config: NodeConfig, given: Callable[[str], str | None]) -> dict[str, str]:
-    """PATH and SLURM_CONF for Slurm's commands; Slurm gives hooks neither."""
-    folders = (config.hooks.slurm_bin, *beside_slurmd(), *_USUAL_BINS)
-    environ = {"PATH": ":".join(dict.fromkeys(filter(None, folders))), "LC_ALL": "C.UTF-8"}
-    conf = config.hooks.slurm_conf or given("SLURM_CONF")
-    return {**environ, "SLURM_CONF": conf} if conf else environ
-
-
-def beside_slurmd() -> tuple[str, ...]:
-    """Folders of Slurm's commands, from the slurmd that started this hook; empty below none."""
-    pid = os.getppid()
-    for _ in range(_MAX_PARENTS):
-        try:
-            program = Path(os.readlink(f"/proc/{pid}/exe"))
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return ()
-        if program.name.startswith("slurm"):
-            return (str(program.parent.parent / "bin"), str(program.parent))
-        pid = int(stat.rpartition(")")[2].split()[1])
-        if pid <= 1:
-            return ()
-    return ()

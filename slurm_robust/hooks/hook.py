@@ -18,7 +18,7 @@ from slurm_robust.hooks.log import EventLog
 from slurm_robust.hooks.record import DrainAction, DrainFile
 from slurm_robust.hooks.sweep import Swept, number, sweep_gone, sweep_job
 from slurm_robust.hooks.undertest import under_test, wait_for_test
-from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.host import Host, node_name
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.nodefolders import SHARED_MEMORY
 from slurm_robust.model.nodeseen import HookSeen
@@ -26,7 +26,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import CheckContext
 from slurm_robust.nodes.gpus.leftovers import LEFTOVERS, STANDS_S, is_being_freed
 from slurm_robust.nodes.memory import Memory
-from slurm_robust.nodes.runner import failing_runs, inspect, node_name
+from slurm_robust.nodes.runner import failing_runs, inspect
 from slurm_robust.nodes.verdict import Report, conclude, subject_key
 
 if TYPE_CHECKING:
@@ -167,14 +167,13 @@ class _HookRun:
 
     def _tell_owner(self, report: Report) -> None:
         from slurm_robust.hooks import owner  # in epilogs only
-        from slurm_robust.hooks.suspects import Ignored
 
         limit_s = max(0.1, min(owner.WRITE_S, self.left_s()))
         told = owner.tell(self._config, self._environ, report, self._memory, limit_s)
-        if isinstance(told, Ignored):
-            self.log.note("owner_not_told", job=self.job, why=told.why)
-        elif told is not None:
+        if isinstance(told, owner.FileFound):
             self.log.note("owner_told", job=self.job, file=told.file)
+        elif told is not None:
+            self.log.note("owner_not_told", job=self.job, why=told.why)
 
     def periodic(self, only: Sequence[str] = (), known: str | None = None) -> HookResult:
         """Check the node, drain it or return it. Never fails.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import re
 import stat
 from collections.abc import Mapping
@@ -164,8 +165,6 @@ def become(job: EndedJob) -> None:
 
 def _groups(job: EndedJob) -> list[int]:
     """The user's own groups, for project folders; never root's."""
-    import pwd  # asks the directory service, which may hang: in the child only
-
     try:
         return [g for g in os.getgrouplist(pwd.getpwuid(job.uid).pw_name, job.gid) if g != 0]
     except KeyError:
@@ -173,8 +172,6 @@ def _groups(job: EndedJob) -> list[int]:
 
 
 def _home(uid: int) -> str:
-    import pwd  # only where a site's template asks for it
-
     try:
         return pwd.getpwuid(uid).pw_dir
     except KeyError:

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from slurm_robust.config.node import NodeConfig
+from slurm_robust.hooks.environment import slurm_environment
 from slurm_robust.model.nodefolders import PREFIX, SHARED_MEMORY, parse_folder_name
 from slurm_robust.model.record import Record
 from slurm_robust.util.isolate import call
@@ -170,7 +171,6 @@ def _not_needed(
 ) -> list[AgentFolder]:
     """Those of jobs that Slurm says need them no more."""
     # Here, because on most nodes there is nothing to ask about.
-    from slurm_robust.hooks.drainer import slurm_environment
     from slurm_robust.slurm.squeue import QueuedJob, queued_job
 
     end = time.monotonic() + limit_s
@@ -213,7 +213,6 @@ def _comes_back(
     if environ.get("SLURM_JOB_RESTART_COUNT", "").isdigit():
         count = int(environ["SLURM_JOB_RESTART_COUNT"])
     else:
-        from slurm_robust.hooks.drainer import slurm_environment
         from slurm_robust.slurm.squeue import restart_count
 
         slurm = slurm_environment(config, os.environ.get)

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from slurm_robust.slurm.client import SlurmClient
-    from slurm_robust.slurm.requests import ReservationRequest
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.errors import ReservationExists, SlurmCommandError
+from slurm_robust.slurm.requests import ReservationRequest
 
 PREFIX = "srobust-turn-"
 FLAGS = ("IGNORE_JOBS", "OVERLAP")
@@ -74,8 +74,6 @@ class Turn:
 
     def is_sole(self, slurm: SlurmClient) -> bool:
         """Whether for certain no other node has had it so far. What is not its own now is not given back."""
-        from slurm_robust.slurm.errors import SlurmCommandError
-
         try:
             own = {r.name for r in slurm.reservations() if r.nodes == (self._node,)}
         except SlurmCommandError:
@@ -145,8 +143,6 @@ def turn(
 
 def try_turn(slurm: SlurmClient, node: str) -> None:
     """Take the turn of no partition and give it back. Raises SlurmCommandError types where that fails."""
-    from slurm_robust.slurm.errors import ReservationExists
-
     name = f"{PREFIX}verify-{node}"
     request = _request(name, node, slurm.now())
     try:
@@ -163,8 +159,6 @@ def _take(
     slurm: SlurmClient, node: str, names: Sequence[str], start: float, in_time: Callable[[], bool]
 ) -> list[str]:
     """Those that the node got, up to the first that another has, or that it could not get ``in_time``."""
-    from slurm_robust.slurm.errors import ReservationExists
-
     taken: list[str] = []
     for name in names:
         if not in_time():
@@ -178,8 +172,6 @@ def _take(
 
 
 def _request(name: str, node: str, start: float) -> ReservationRequest:
-    from slurm_robust.slurm.requests import ReservationRequest
-
     return ReservationRequest(
         name=name, nodes=(node,), users=("root",), flags=FLAGS, start_time=start, duration_s=LASTS_S
     )
@@ -187,8 +179,6 @@ def _request(name: str, node: str, start: float) -> ReservationRequest:
 
 def _give_back(slurm: SlurmClient, names: Sequence[str]) -> bool:
     """False if they are left to their end from the first on that Slurm did not delete."""
-    from slurm_robust.slurm.errors import SlurmCommandError
-
     try:
         for name in reversed(names):
             slurm.delete_reservation(name)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_robust.config.node import Watch
+from slurm_robust.kernel.host import Host
 from slurm_robust.kernel.kmsg import KernelLog
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import AnyCheck, Probe
@@ -157,8 +158,6 @@ class _EndSignals:
 
 def _kernel_log() -> KernelLog | None:
     """From now on; None where it cannot be read, so that only intervals are left."""
-    from slurm_robust.kernel.host import Host
-
     try:
         log = KernelLog(Host())
         log.read()

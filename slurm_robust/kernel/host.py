@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -69,3 +70,8 @@ class Host:
         """Seconds since the boot."""
         fields = self.read_or("/proc/uptime").split()
         return float(fields[0]) if fields else time.monotonic()
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """Return this node as Slurm calls it, or the host's short name outside of Slurm."""
+    return environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 
 from slurm_robust.config.node import CheckRule, NodeConfig
-from slurm_robust.kernel.host import Host
+from slurm_robust.kernel.host import Host, node_name
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.check import AnyCheck, AnySource, CheckContext, View
+from slurm_robust.nodes.gpus.links import together
 from slurm_robust.nodes.memory import Memory
-from slurm_robust.nodes.together import together
+from slurm_robust.nodes.registry import CHECKS
 from slurm_robust.nodes.verdict import OUT_OF_TIME, Report, overridden, rule_of, subject_key
 from slurm_robust.util.isolate import CallResult, call
 
 
-def node_name(environ: Mapping[str, str]) -> str:
-    """This node as Slurm calls it, or the host's short name outside of Slurm."""
-    return environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-
-
 def all_checks(config: NodeConfig, host: Host) -> tuple[AnyCheck, ...]:
     """Ours and the site's."""
-    # Reading all modules of checks takes longer than the rest: only who runs them should.
-    from slurm_robust.nodes.registry import CHECKS
-
     if not config.site_checks and not (config.site_checks_dir and host.names(config.site_checks_dir)):
         return CHECKS
     from slurm_robust.nodes.site import checks

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from slurm_robust.config.node import GpuLimits, NodeConfig
+from slurm_robust.kernel.shapes import POST_RX, SHAPES
 from slurm_robust.model.findings import Finding, Outcome, Party, Suggestion
 from slurm_robust.nodes.check import SETTLED_S, judged
 from slurm_robust.nodes.gpus.facts import Gpu
@@ -215,3 +218,27 @@ def _replays(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
         limits.max_pcie_replays_per_hour,
         source="PCIe replay counter",
     )
+
+
+def together(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the same findings, some of them graver for what others say.
+
+    Links that are down while the driver fails to detect peers stay down: only a reboot helps, no reset.
+    """
+    failed = [found for found in findings if found.outcome is Outcome.FAIL]
+    undetected = SHAPES[POST_RX]
+    stuck = any(found.check == undetected.check and found.text == undetected.text for found in failed)
+    down = [found for found in failed if found.check == NVLINK and found.source.startswith(LINK_STATE)]
+    if not (stuck and down):
+        return list(findings)
+    graver = {id(found) for found in down if found.suggestion.weight < Suggestion.REBOOT.weight}
+    return [
+        replace(
+            found,
+            text=f"{found.text}; the driver cannot detect them (post-RX-detect), reboot",
+            suggestion=Suggestion.REBOOT,
+        )
+        if id(found) in graver
+        else found
+        for found in findings
+    ]

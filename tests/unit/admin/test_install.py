@@ -15,7 +15,7 @@ from slurm_robust.admin.files import MANIFEST, FileAction, InstallError, Item, M
 from slurm_robust.admin.site import Site
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import CheckRule, NodeConfig
-from slurm_robust.nodes.runner import node_name
+from slurm_robust.kernel.host import node_name
 from slurm_robust.slurm.configuration import ConfigurationRefused, LiveConfiguration
 from slurm_robust.slurm.process import CompletedCommand
 from slurm_robust.testing.fake_cluster import FakeCluster

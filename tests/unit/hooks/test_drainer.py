@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.config.node import Hooks, NodeConfig
-from slurm_robust.hooks.drainer import BACK_OFF_S, slurm_client, slurm_environment
+from slurm_robust.hooks.client import slurm_client
+from slurm_robust.hooks.drainer import BACK_OFF_S
+from slurm_robust.hooks.environment import slurm_environment
 from slurm_robust.hooks.record import DrainAction
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.slurm.errors import SlurmTimeout

@@ -301,13 +301,13 @@ def test_a_configuration_that_does_not_answer_holds_no_prolog_beyond_its_budget(
 SLOW_STORAGE = """
 import time
 from importlib.abc import MetaPathFinder
-from slurm_robust.hooks import command
+from slurm_robust.hooks import stages
 class Storage(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name == "{module}":
             time.sleep({takes_s})
 sys.meta_path.insert(0, Storage())
-command.CONFIGURATION_S, command.START_S = 0.4, {start_s}
+stages.CONFIGURATION_S, stages.START_S = 0.4, {start_s}
 """
 
 

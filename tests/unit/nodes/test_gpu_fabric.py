@@ -8,7 +8,7 @@ import pytest
 from slurm_robust.model.findings import Suggestion
 from slurm_robust.nodes.check import View
 from slurm_robust.nodes.gpus.facts import GpuFacts
-from slurm_robust.nodes.together import together
+from slurm_robust.nodes.gpus.links import together
 from tests.unit.nodes.kernel_logs import judged
 from tests.unit.nodes.kernel_logs import view as log_view
 from tests.unit.nodes.sample_gpus import (
