@@ -51,7 +51,7 @@ class MemoryPlan(Record):
 
 
 def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ...]) -> MemoryPlan:
-    """The most that fits, for images of ``own`` bytes per rank and ``shared`` bytes per node.
+    """Return the most that fits, for images of ``own`` bytes per rank and ``shared`` bytes per node.
 
     ``ranks`` is the number of ranks on this node; it holds as many copies of other nodes' ranks.
     """
@@ -74,7 +74,7 @@ def plan(*, own: int, shared: int, ranks: int, nodes: int, rooms: tuple[Room, ..
 
 
 def gather(copies: Path, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Room, ...]:
-    """The limits that hold for files in ``copies``, where those that are there count as free.
+    """Return the limits that hold for files in ``copies``, where those that are there count as free.
 
     Raises ``OSError`` if ``copies`` is not there.
     """
@@ -83,7 +83,7 @@ def gather(copies: Path, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Ro
 
 
 def limits(folder: Path, ours: int = 0, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Room, ...]:
-    """The limits on memory: the file system of ``folder``, the machine, the cgroups.
+    """Return the limits on memory: the file system of ``folder``, the machine, the cgroups.
 
     ``ours`` bytes that are in use there count as free. Raises ``OSError`` if ``folder`` is not there.
     """
@@ -108,7 +108,7 @@ def write_plan(folder: Path, rank: int, made: MemoryPlan) -> None:
 
 
 def _cgroup_rooms(proc: Path, cgroups: Path, ours: int) -> Iterator[Room]:
-    """Every cgroup with a limit from this process's own up to the root."""
+    """Yield every cgroup with a limit from this process's own up to the root."""
     for group in memory_cgroups(proc, cgroups):
         limit, free = group.limit(), group.free()
         if limit is None or free is None:

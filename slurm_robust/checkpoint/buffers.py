@@ -253,7 +253,7 @@ class RankBuffers:
                     buffer.discard()
 
     def wanted(self, sizes: Sequence[int], *, stride: int = 1, flush: int = -1) -> list[Reserve]:
-        """What to reserve before images of these sizes are begun, of the own part first."""
+        """Return what to reserve before images of these sizes are begun, the own part's first."""
         found: list[Reserve] = []
         for part, size in zip(self._parts, sizes, strict=False):
             number = next(iter(self._order(part, stride, flush)), None)
@@ -289,7 +289,7 @@ class RankBuffers:
         )
 
     def _reserve(self, part: _Part, number: int, total: int) -> None:
-        """The kernel clears that memory, and a GPU's driver registers it, which takes longer than copying."""
+        """Have the kernel clear the memory and a GPU's driver register it; both take longer than copying."""
         try:
             self._buffer(part, number).reserve(total)
         except BufferInUse:

@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
 
 def sums_of(data: memoryview) -> bytes:
-    """The XXH3 of every chunk of ``data``, little-endian."""
+    """Return the XXH3 of every chunk of ``data``, little-endian."""
     chunks = range(0, len(data), CHUNK_BYTES)
     sums = (xxhash.xxh3_64_intdigest(data[at : at + CHUNK_BYTES]) for at in chunks)
     return b"".join(struct.pack("<Q", one) for one in sums)
@@ -45,7 +45,7 @@ def filled_sums(file: int, begin: int, pieces: Iterable[Piece], threads: int) ->
 
 
 def _cut(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:
-    """The pieces of every ``size`` bytes; those that straddle the end of such a stretch are cut."""
+    """Yield the pieces of every ``size`` bytes; those that straddle the end of such a stretch are cut."""
     stretch, room = [], size
     for view, read in pieces:
         while view:

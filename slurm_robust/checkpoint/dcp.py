@@ -67,12 +67,12 @@ def write_items(file: IO[bytes], tree: Any, prefix: _Path = (), *, shared: bool 
 
 
 def loads_safely(release: str) -> bool:
-    """Whether ``torch.load(weights_only=True)`` of that release may read what others can have written."""
+    """Return whether that release's ``torch.load(weights_only=True)`` may read what others have written."""
     return version_numbers(release) >= _LOADS_SAFELY_FROM
 
 
 def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[PartItem]) -> list[torch.Tensor]:
-    """The tensors among ``items``, whose sums were compared; they are in the mapped data file.
+    """Return the tensors among ``items``, whose sums were compared; they are in the mapped data file.
 
     The mapping is private: writing to a tensor changes nothing in the file. Raises :class:`CorruptPart`
     or ``OSError``.
@@ -105,7 +105,7 @@ def read_tensors(path: Path, sidecar: Sidecar, items: Iterable[PartItem]) -> lis
 
 
 def skeleton(value: Any) -> bytes:
-    """A tree of plain data without its tensors, which ``unflatten`` puts in again."""
+    """Return a tree of plain data without its tensors, which ``unflatten`` puts in again."""
     count = 0
 
     def number(_: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ def _without_crc32() -> Iterator[None]:
 
 
 def _leaves(path: _Path, value: Any) -> Iterator[tuple[_Path, Any]]:
-    """The values to which DCP gives keys of their own (its ``flatten_state_dict``)."""
+    """Yield the values to which DCP gives keys of their own (its ``flatten_state_dict``)."""
     if isinstance(value, dict) and not shards.is_shard(value):
         for key, item in value.items():
             yield from _leaves((*path, str(key)), item)
@@ -294,7 +294,7 @@ class _Index:
         self._nodes: dict[_Path, type] = {}  # type of the keys of each container
 
     def add(self, sidecar: Sidecar, item: PartItem) -> None:
-        """One item of the next rank."""
+        """Add an item of the next rank."""
         if item.whole is not None and 0 in item.shape and 0 not in item.whole:
             return  # a rank that got nothing of an unevenly sharded tensor
         key = name_of(item)
@@ -310,7 +310,7 @@ class _Index:
             self._put(sidecar, item, item.path, item.whole)
 
     def metadata(self) -> Metadata:
-        """What DCP pickles."""
+        """Return what DCP pickles."""
         return Metadata(
             state_dict_metadata=self._values,
             planner_data=self._paths,
@@ -319,7 +319,7 @@ class _Index:
         )
 
     def _fits(self, path: _Path) -> bool:
-        """Whether nothing is at this place yet, and it is where DCP can put something."""
+        """Return whether nothing is at this place yet, and it is where DCP can put something."""
         if path in self._nodes or ".".join(map(str, path)) in self._values:
             return False
         for depth in range(1, len(path)):
@@ -331,7 +331,7 @@ class _Index:
         return True
 
     def _continues(self, key: str, item: PartItem) -> bool:
-        """Whether this is one more shard of a tensor of which others are there."""
+        """Return whether this is one more shard of a tensor of which others are there."""
         known = self._values.get(key)
         return (
             item.whole is not None

@@ -45,7 +45,7 @@ class SourceTensor:
         self._parts: Sequence[torch.Tensor] = ()
 
     def like(self, target: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """As many pieces as ``target`` has, each of the same size as there."""
+        """Return as many pieces as ``target`` has, each of the same size as there."""
         if not self._parts:
             parts = pieces(self.tensor) if len(target) > 1 else (self.tensor,)
             if (len(parts), parts[0].dtype) != (len(target), target[0].dtype):  # at an odd address, with gaps
@@ -82,7 +82,7 @@ class GpuCopies:
         self._stream = gpus.stream(device)
 
     def follow_training(self) -> None:
-        """What is copied from now on is what the training has computed so far."""
+        """Copy from now on what the training has computed so far."""
         self._stream.follow(self._gpus.training(self._device).record())
 
     def copy(self, pairs: Pairs) -> None:
@@ -90,11 +90,11 @@ class GpuCopies:
         self._stream.copy(pairs)
 
     def copied(self) -> GpuEvent:
-        """The moment when all copies that were begun are done."""
+        """Record the moment when all copies that were begun are done."""
         return self._stream.record()
 
     def hold_training(self, event: GpuEvent) -> None:
-        """What the training enqueues from now on comes after the copies."""
+        """Put what the training enqueues from now on after the copies."""
         self._gpus.training(self._device).follow(event)
 
 
@@ -142,7 +142,7 @@ class Pinned:
         return unpin
 
     def pairs(self, target: torch.Tensor, source: torch.Tensor) -> Pairs:
-        """The copy of ``source`` into ``target``, cut where a piece ends: each part is in one."""
+        """Return the copy of ``source`` into ``target``, cut where a piece ends: each part is in one."""
         begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
         cuts = self._borders[bisect_right(self._borders, begin) : bisect_left(self._borders, end)]
         if not cuts:

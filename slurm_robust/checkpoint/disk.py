@@ -78,7 +78,7 @@ class DiskTier:
             _log.warning("checkpoint %s is whole, but %s was not updated: %s", checkpoint, METADATA, error)
 
     def load(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
-        """This rank's state at ``checkpoint``, verified. Tensors are in mapped files.
+        """Return this rank's state at ``checkpoint``, verified. Tensors are in mapped files.
 
         Raises a :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do, or
         ``OSError`` if the storage does not answer.
@@ -91,7 +91,7 @@ class DiskTier:
         return Snapshot(own=snapshot.own, shared=shared, rng=snapshot.rng)
 
     def load_resharded(self, checkpoint: CheckpointId, training: Training, old: str, new: str) -> Snapshot:
-        """As :meth:`load`, of a checkpoint that ranks of the layout ``old`` wrote; ``new``: that of these.
+        """Load a checkpoint that ranks of the layout ``old`` wrote, as :meth:`load`; ``new``: that of these.
 
         Raises :class:`~slurm_robust.checkpoint.errors.CannotReshard`, too.
         """
@@ -111,7 +111,7 @@ class DiskTier:
         )
 
     def _is_published(self, checkpoint: CheckpointId, header: PartHeader, entries: tuple[str, ...]) -> bool:
-        """Whether the same part is there: an order may come twice, and the state of a step is one."""
+        """Return whether the same part is there: an order may come twice, and the state of a step is one."""
         try:
             found = read_sidecar(self.store.part_path(checkpoint, self._rank, self._world_size))
         except CheckpointError:
@@ -189,7 +189,7 @@ def write_part(
 
 
 def read_part(path: Path, sidecar: Sidecar, what: str = ALL) -> Snapshot:
-    """What a part holds (OWN, SHARED or ALL of it), verified. Its tensors are in the mapped file.
+    """Return what a part holds (OWN, SHARED or ALL of it), verified. Its tensors are in the mapped file.
 
     Raises :class:`CorruptPart`, :class:`MissingCheckpoint` or ``OSError``.
     """

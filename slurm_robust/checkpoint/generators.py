@@ -14,7 +14,7 @@ from slurm_robust.checkpoint.errors import EntryMismatch
 
 
 def capture_rng() -> dict[str, Any]:
-    """All global generators as plain data. NumPy and CUDA only if this process uses them.
+    """Return all global generators as plain data. NumPy and CUDA only if this process uses them.
 
     Generators that the script makes for itself (``torch.Generator``, ``numpy.random.Generator``) are
     its own state and belong into an entry.
@@ -55,7 +55,7 @@ def restore_rng(state: dict[str, Any]) -> None:
 def new_generators(
     first: dict[str, Any], step: int, rank: int, layout: str, *, devices: int
 ) -> dict[str, Any]:
-    """The state of generators that no rank has used yet, always the same for the same arguments.
+    """Return the state of generators that no rank has used yet, always the same for the same arguments.
 
     ``first``: those of another rank at ``step``; ``layout``: identity of the parallel layout; ``devices``:
     how many CUDA devices there are. No CUDA is needed for it.

@@ -19,7 +19,7 @@ class GpuEvent(Protocol):
     """A moment in a stream."""
 
     def query(self) -> bool:
-        """Whether the device has got there. Never waits."""
+        """Return whether the device has got there. Never waits."""
 
     def wait(self) -> None:
         """Sleep until the device has got there; from any thread. Raises ``RuntimeError`` if it failed."""
@@ -35,29 +35,29 @@ class Stream(Protocol):
         """
 
     def record(self) -> GpuEvent:
-        """The moment when all that is enqueued so far is done."""
+        """Record the moment when all that is enqueued so far is done."""
 
     def follow(self, event: GpuEvent) -> None:
-        """What is enqueued from now on comes after ``event``, of any stream. The host does not wait."""
+        """Put what is enqueued from now on after ``event``, of any stream. The host does not wait."""
 
 
 class Gpus(Protocol):
     """The GPUs of this process."""
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies on one."""
+        """Return whether ``tensor`` lies on one."""
 
     def stream(self, device: torch.device) -> Stream:
-        """A new stream."""
+        """Make a new stream."""
 
     def training(self, device: torch.device) -> Stream:
-        """The stream in which this thread's operations on tensors of ``device`` are enqueued."""
+        """Return the stream in which this thread's operations on tensors of ``device`` are enqueued."""
 
     def is_capturing(self) -> bool:
-        """Whether this thread's operations go into a graph instead of being done."""
+        """Return whether this thread's operations go into a graph instead of being done."""
 
     def scalar(self, dtype: torch.dtype) -> torch.Tensor:
-        """A registered tensor of this machine's memory for one number."""
+        """Return a registered tensor of this machine's memory for one number."""
 
     def register(self, address: int, nbytes: int, device: torch.device) -> int:
         """Register whole pages of this machine's memory, for seconds; from any thread.

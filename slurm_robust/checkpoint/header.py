@@ -29,7 +29,7 @@ class PartHeader(Record):
     def of(
         cls, checkpoint: CheckpointId, rank: int, *, run_id: str, layout: str, world_size: int
     ) -> PartHeader:
-        """The header that a part of ``checkpoint`` should have."""
+        """Return the header that a part of ``checkpoint`` should have."""
         return cls(
             run_id=run_id,
             layout=layout,
@@ -45,7 +45,7 @@ class PartHeader(Record):
         return CheckpointId(step=self.step, generation=self.generation)
 
     def matches(self, expected: PartHeader, *, any_layout: bool = False) -> bool:
-        """Whether it is the part that is expected; versions may differ."""
+        """Return whether it is the part that is expected; versions may differ."""
         layout = self.layout if any_layout else expected.layout
         return msgspec.structs.replace(self, library="") == msgspec.structs.replace(
             expected, library="", layout=layout

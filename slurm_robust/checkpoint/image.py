@@ -162,7 +162,7 @@ class Buffer:
         return views
 
     def replace_tree(self, tree: bytes) -> bool:
-        """Another tree for the image that was begun; False, and the old one stays, if it needs more room."""
+        """Put another tree into the image that was begun; False, and the old one stays, without room."""
         layout, meta = _lay_out(self._meta.tensors, tree)
         fits = PAGE + layout.meta_bytes <= self._layout.data_at
         if fits:
@@ -324,11 +324,11 @@ class Image:
         return self._file
 
     def front(self) -> bytes:
-        """All that is in front of the data, as :func:`read_front` reads it."""
+        """Return all that is in front of the data, as :func:`read_front` reads it."""
         return self._map[: PAGE + self._layout.meta_bytes]
 
     def data(self) -> list[memoryview]:
-        """The bytes of each tensor of the table."""
+        """Return the bytes of each tensor of the table."""
         whole, views, at = memoryview(self._map), [], self._layout.data_at
         for tensor in self.tensors:
             views.append(whole[at : at + tensor.nbytes])
@@ -354,7 +354,7 @@ class Image:
             )
 
     def _pieces(self, targets: Sequence[memoryview | None]) -> Iterator[Piece]:
-        """The data in their order: targets with the gaps behind them, and what stays in the mapping."""
+        """Yield the data in their order: targets with the gaps behind them, and what stays in the mapping."""
         whole, total = memoryview(self._map), self._layout.total
         begin = at = self._layout.data_at
         for tensor, target in zip(self.tensors, targets, strict=True):
@@ -401,7 +401,7 @@ def open_image(path: Path) -> Image:
 
 
 def read_header(path: Path) -> PartHeader | None:
-    """The header of the whole image in ``path``; None for anything else.
+    """Return the header of the whole image in ``path``; None for anything else.
 
     Raises ``OSError``, :class:`~slurm_robust.util.ours.NotOurs` for what somebody else has put there.
     """
@@ -417,7 +417,7 @@ class Front(NamedTuple):
 
 
 def read_front(file: IO[bytes]) -> Front | None:
-    """The front of the image that begins where ``file`` stands, without the room behind the meta block.
+    """Read the front of the image that begins where ``file`` stands, without the room behind the meta block.
 
     None for anything else. Raises ``OSError``.
     """
@@ -445,7 +445,7 @@ def _data_bytes(tensors: Sequence[TensorSpec]) -> int:
 
 
 def _agrees(meta: Meta, layout: _Layout) -> bool:
-    """Whether the table is of data that are laid out so."""
+    """Return whether the table is of data that are laid out so."""
     return (
         all(tensor.nbytes >= 0 for tensor in meta.tensors)
         and _data_bytes(meta.tensors) == layout.data_bytes
@@ -473,7 +473,7 @@ def _parse_page(page: bytes) -> tuple[int, PartHeader, _Layout, int] | None:
 
 
 def _parsed(page: bytes) -> tuple[int, PartHeader, _Layout, int] | None:
-    """The first page of a whole image of this version; None for anything else."""
+    """Return the first page of a whole image of this version; None for anything else."""
     if len(page) < PAGE or page[:8] != MAGIC:
         return None
     parsed = _parse_page(page)

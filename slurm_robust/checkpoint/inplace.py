@@ -19,7 +19,7 @@ Places = Mapping[int, torch.Tensor]
 
 
 def places_for(stored: Snapshot, training: Training, gpus: Gpus) -> Places:
-    """The tensors that take the bytes of stored ones, by the address of these (``data_ptr``).
+    """Return the tensors that take the bytes of stored ones, by the address of these (``data_ptr``).
 
     That is the live tensor at the same place of the tree if it is in memory, or on a GPU, as the stored one
     does, and shares none with another that takes bytes (of tied weights the first does). An optimizer on the
@@ -56,7 +56,7 @@ def fill(image: Image, tensors: Sequence[torch.Tensor], places: Places, gpus: Gp
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a tensor without gaps, in its own order."""
+    """Return the memory of a tensor without gaps, in its own order."""
     flat = tensor.as_strided((tensor.numel(),), (1,))
     view: memoryview = flat.view(torch.uint8).numpy().data
     return view
@@ -85,7 +85,7 @@ def _pairs_of(stored: Snapshot, live: Snapshot) -> Iterator[tuple[torch.Tensor, 
 
 
 def _pairs(stored: Any, live: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The tensors that are at the same place in both trees."""
+    """Yield the tensors that are at the same place in both trees."""
     if isinstance(stored, torch.Tensor):
         if isinstance(live, torch.Tensor):
             yield stored, live
@@ -98,7 +98,7 @@ def _pairs(stored: Any, live: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]
 
 
 def _lie_alike(stored: torch.Tensor, live: torch.Tensor, gpus: Gpus) -> bool:
-    """Whether the same bytes in the same order mean the same in both; a stored tensor has no gaps."""
+    """Return whether the same bytes in the same order mean the same in both; a stored tensor has no gaps."""
     if not (live.device.type == "cpu" or gpus.has(live)):
         return False
     if live.layout != torch.strided or live.is_conj() or live.is_neg():

@@ -37,7 +37,7 @@ _PIECE = 64 * 2**20
 
 
 def seal_key(secret: str) -> bytes:
-    """The key of a job's seals from the secret that all its agents share."""
+    """Return the key of a job's seals from the secret that all its agents share."""
     return hmac.new(secret.encode(), b"slurm_robust copies on disks 1", hashlib.sha256).digest()
 
 
@@ -51,12 +51,12 @@ class LocalCopies:
         self._key = key
 
     def part_path(self, rank: int, checkpoint: CheckpointId) -> Path:
-        """Where the copy of a part is, or would be."""
+        """Return where the copy of a part is, or would be."""
         part = "shared" if rank == SHARED else f"own-{rank:05d}"
         return self.path / part / f"{checkpoint}{_IMAGE}"
 
     def find(self, rank: int, checkpoint: CheckpointId) -> Path | None:
-        """The copy of one part, if there is a whole one of this run. Raises ``OSError``."""
+        """Return the copy of one part, if there is a whole one of this run. Raises ``OSError``."""
         path = self.part_path(rank, checkpoint)
         return path if self._is_ours() and self._copy(path, rank, checkpoint) else None
 
@@ -78,7 +78,7 @@ class LocalCopies:
         return final
 
     def inventory(self) -> tuple[Copy, ...]:
-        """The whole copies here. Raises ``OSError`` when the disk does not answer."""
+        """Return the whole copies here. Raises ``OSError`` when the disk does not answer."""
         found: list[Copy] = []
         if not self._is_ours():
             return ()
@@ -107,7 +107,7 @@ class LocalCopies:
         )
 
     def _is_ours(self) -> bool:
-        """Whether there is a folder; somebody else's is an ``OSError``, :class:`NotOurs`."""
+        """Return whether there is a folder; somebody else's is an ``OSError``, :class:`NotOurs`."""
         try:
             check_own_folder(self.path)
         except (FileNotFoundError, NotADirectoryError):

@@ -67,7 +67,7 @@ class MemoryFolder:
 
     @classmethod
     def of(cls, run_id: str, base: Path = SHARED_MEMORY) -> MemoryFolder:
-        """The folder of a run, whether it is there or not."""
+        """Return the folder of a run, whether it is there or not."""
         return cls(base / folder_name(run_id, COPIES), run_id)
 
     @property
@@ -84,21 +84,21 @@ class MemoryFolder:
         return self.path / f"peer-{rank:05d}.{number}"
 
     def fetched(self, rank: int) -> Path:
-        """Where the part of ``rank`` appears that was fetched for a restore."""
+        """Return where the part of ``rank`` appears that was fetched for a restore."""
         return self.path / ("fetched-shared" if rank == SHARED else f"fetched-{rank:05d}")
 
     def fetch_error(self, rank: int) -> Path:
-        """Where the reason appears if it could not be fetched."""
+        """Return where the reason appears if it could not be fetched."""
         path = self.fetched(rank)
         return path.with_name(f"{path.name}.error")
 
     def fetch_size(self, rank: int) -> Path:
-        """Where the fetching agent writes how many bytes are on their way."""
+        """Return where the fetching agent writes how many bytes are on their way."""
         path = self.fetched(rank)
         return path.with_name(f"{path.name}.size")
 
     def inventory(self) -> tuple[Copy, ...]:
-        """The whole copies here, of all tiers that are in memory; what was fetched is not among them."""
+        """Return the whole copies here, of all tiers in memory; what was fetched is not among them."""
         return tuple(
             Copy(
                 rank=image.header.rank,
@@ -111,7 +111,7 @@ class MemoryFolder:
         )
 
     def find(self, rank: int, checkpoint: CheckpointId) -> Path | None:
-        """A whole copy of one part, own before fetched before a peer's; None if there is none."""
+        """Return a whole copy of one part, own before fetched before a peer's; None if there is none."""
         found = [
             (_ORDER[image.kind], image.path)
             for image in self.images()
@@ -120,7 +120,7 @@ class MemoryFolder:
         return min(found)[1] if found else None
 
     def images(self, kinds: Collection[str] = _ORDER) -> Iterator[FoundImage]:
-        """Every file here of one of these kinds that holds a whole image of this run."""
+        """Yield every file here of one of these kinds that holds a whole image of this run."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
@@ -139,7 +139,7 @@ class MemoryFolder:
 
 
 def kind_of(name: str) -> str:
-    """The part of a file's name before its number in such a folder, "" for a name of something else."""
+    """Return what stands before the number in the name of an image's file, "" for another name."""
     match = _NAME.fullmatch(name)
     return str(match[1] or match[4]) if match else ""
 

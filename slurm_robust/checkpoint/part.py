@@ -72,13 +72,13 @@ _sidecars = msgspec.msgpack.Decoder(Sidecar)
 
 
 def encode_sidecar(sidecar: Sidecar) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     content = msgspec.msgpack.encode(sidecar)
     return _HEAD.pack(MAGIC, VERSION, 0, xxhash.xxh3_64_intdigest(content)) + content
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    """A sidecar that was verified to its last byte; the data were not read.
+    """Return a sidecar that was verified to its last byte; the data were not read.
 
     Raises :class:`CorruptPart`, :class:`MissingCheckpoint`, :class:`ForeignPart` for another format, or
     ``OSError``.
@@ -142,19 +142,19 @@ def verify_items(path: Path, sidecar: Sidecar, items: Iterable[PartItem]) -> int
 
 
 def data_of(path: Path, sidecar: Sidecar) -> Path:
-    """The data file of the sidecar ``path``. Raises :class:`CorruptPart` if it names another folder's."""
+    """Return the data file of the sidecar ``path``. Raises :class:`CorruptPart` if it is elsewhere."""
     if Path(sidecar.data).name != sidecar.data or sidecar.data in ("", "..") or "\0" in sidecar.data:
         raise corrupt(path, f"it names {sidecar.data!r} as its data")
     return path.with_name(sidecar.data)
 
 
 def name_of(item: PartItem) -> str:
-    """The item's key in ``torch.distributed.checkpoint``."""
+    """Return the item's key in ``torch.distributed.checkpoint``."""
     return ".".join(map(str, item.path)) or f"the item at {item.offset}"
 
 
 def corrupt(path: Path, what: str) -> CorruptPart:
-    """The error for a damaged file of a part."""
+    """Return the error for a damaged file of a part."""
     return CorruptPart(
         f"{path} is damaged ({what}): remove its folder {path.parent}, then an older checkpoint is "
         "restored; if this repeats, the storage loses data"

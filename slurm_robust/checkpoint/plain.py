@@ -73,7 +73,7 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
 
 
 def merge(first: Any, second: Any) -> Any:
-    """The union of two trees of dicts; where both hold something else, ``second`` counts."""
+    """Return the union of two trees of dicts; where both hold something else, ``second`` counts."""
     if not (isinstance(first, dict) and isinstance(second, dict)):
         return second
     made = map_tensors(lambda tensor: tensor, second)

@@ -94,7 +94,7 @@ def load_resharded(
     old: ParallelLayout,
     new: ParallelLayout,
 ) -> Snapshot:
-    """The state of ``rank`` of the layout ``new`` from a checkpoint that the ranks of ``old`` wrote.
+    """Return the state of ``rank`` of the layout ``new`` from a checkpoint that the ranks of ``old`` wrote.
 
     ``runs``: the ids of the run and of those whose checkpoints it may read.
 
@@ -134,7 +134,7 @@ class _Resharding:
         self._new_here: list[str] = []
 
     def snapshot(self, first: _Part, checkpoint: CheckpointId, rank: int, *, same_ranks: bool) -> Snapshot:
-        """All of it."""
+        """Return all of it."""
         names = set(first.own)
         if names != set(self._training.entries):
             raise EntryMismatch(
@@ -173,7 +173,7 @@ class _Resharding:
         )
 
     def _cannot(self, why: str, or_else: str = "") -> CannotReshard:
-        """The error, with what to do about it; ``or_else``: another way, with its "or"."""
+        """Return the error with what to do about it; ``or_else``: another way, with its "or"."""
         nodes, rest = divmod(self._old.world_size, self._new.nproc_per_node)
         option = "--nodes and --nproc-per-node" if rest else f"--nodes {nodes}"
         return CannotReshard(
@@ -261,7 +261,7 @@ class _Resharding:
         )
 
     def _pieces(self, stored: Sequence[Any], like: Any) -> Iterator[_Piece]:
-        """Where the blocks of a tensor are; none where it is stored as something else."""
+        """Return where the blocks of a tensor are; none if it is stored as something else."""
         seen = set()
         for part, value in zip(self._among, stored, strict=True):
             item = shards.local(value) if shards.is_shard(value) else value
@@ -350,7 +350,7 @@ def _part(
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two trees are equal, their tensors by their sums."""
+    """Return whether two trees are equal, their tensors by their sums."""
     if isinstance(one, _Marked) and isinstance(other, _Marked):
         a, b = one.item, other.item
         return (a.sum, a.length, a.dtype, a.shape) == (b.sum, b.length, b.dtype, b.shape)

@@ -54,7 +54,7 @@ def localised(target: object, state: Any) -> Any:
 
 
 def globalised(target: object, tree: Any, placed: Set[int] = frozenset()) -> Any:
-    """The inverse of :func:`localised`, for the modules and optimizers of the restored program.
+    """Return the inverse of :func:`localised`, for the modules and optimizers of the restored program.
 
     Shards are copied, once, but for those whose storage's address is in ``placed``.
     Raises :class:`EntryMismatch` if they are sharded in another way.
@@ -75,24 +75,24 @@ def globalised(target: object, tree: Any, placed: Set[int] = frozenset()) -> Any
 
 
 def is_shard(value: Any) -> bool:
-    """Whether ``value`` is a shard as :func:`localised` stores it."""
+    """Return whether ``value`` is a shard as :func:`localised` stores it."""
     return isinstance(value, dict) and _SHARD in value
 
 
 def placed(value: Any) -> Placed:
-    """What :func:`localised` stored."""
+    """Return what :func:`localised` stored."""
     at = tuple(value["offsets"])
     whole = tuple(value["shape"])
     return Placed(local=value[_SHARD], whole=whole, at=at if len(at) == len(whole) else None)
 
 
 def local(value: Any) -> Any:
-    """This rank's block of what :func:`localised` stored."""
+    """Return this rank's block of what :func:`localised` stored."""
     return value[_SHARD]
 
 
 def region(like: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where this rank's block of a live tensor begins in the whole, and its sizes; all of an ordinary one."""
+    """Return where this rank's block of a live tensor begins, and its sizes; all of an ordinary one."""
     kind = dtensor()
     if kind is None or not isinstance(like, kind):
         return tuple(0 for _ in like.shape), tuple(like.shape)
@@ -116,7 +116,7 @@ def numbered(optimizer: Optimizer, state: Any) -> Iterator[tuple[int, torch.Tens
 
 
 def dtensor() -> type[Any] | None:
-    """The class of DTensors; None in a process that has none."""
+    """Return the class of DTensors; None in a process that has none."""
     package = _package()
     return None if package is None else package.DTensor
 

@@ -89,15 +89,15 @@ class Late:
     owners: Owners = field(default_factory=dict)
 
     def versions(self) -> list[int]:
-        """How often each was changed in place."""
+        """Return how often each was changed in place."""
         return [tensor._version for tensor in self.live]
 
     def is_in_place(self) -> bool:
-        """No tensor's memory was given up or replaced (``resize_``); the tensors keep it otherwise."""
+        """Return whether no tensor's memory was given up (``resize_``); the tensors keep it otherwise."""
         return [entry.source.tensor.data_ptr() for entry in self.entries] == self.addresses
 
     def is_of(self, tensors: list[list[torch.Tensor]], owners: Owners) -> bool:
-        """The same memory, of the same owners, is to be copied to the same places of these tensors."""
+        """Return whether the same memory, of the same owners, goes to the same places of these tensors."""
         return (
             self.sizes == [len(its) for its in tensors]
             and self.owners.keys() == owners.keys()
@@ -109,7 +109,7 @@ class Late:
 def sort_out(
     tensors: list[list[torch.Tensor]], owners: Owners, gpus: Gpus, before: Late | None = None
 ) -> tuple[list[PlacedTensor], Late]:
-    """What must be copied at once, and what may be copied late: that of which ``owners`` has the memory.
+    """Return what must be copied immediately, and what may be copied late: ``owners`` has its memory.
 
     Where the late ones are those of ``before``, it is returned itself: they are cut into pieces already.
     """
@@ -180,13 +180,13 @@ class PendingSnapshot:
     def cpu(
         self, entries: Iterable[PlacedTensor]
     ) -> Iterator[tuple[Sequence[torch.Tensor], devices.SourceTensor]]:
-        """Those in this machine's memory, with the pieces of the buffer where they belong."""
+        """Yield those in this machine's memory, with the pieces of the buffer where they belong."""
         for entry in entries:
             if not entry.on_gpu:
                 yield self.target(entry).parts, entry.source
 
     def target(self, entry: PlacedTensor) -> Target:
-        """Where it belongs."""
+        """Return where it belongs."""
         return self.buffers[entry.part].targets[entry.number]
 
     def turn_into(self, contents: Contents) -> bool:
@@ -211,7 +211,7 @@ class PendingSnapshot:
 
 
 def _is_block(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors, at least one of them alive, are the same memory read in the same way."""
+    """Return whether two tensors, at least one of them alive, are the same memory read in the same way."""
     return (
         a.data_ptr() == b.data_ptr()
         and a.dtype == b.dtype
@@ -430,7 +430,7 @@ class Snapshotter:
         self._reserved = BackgroundCall("reserve", work)
 
     def _is_reserved(self) -> bool:
-        """No memory is being reserved any more. Raises :class:`NotWritten` if there was none."""
+        """Return whether all memory is reserved. Raises :class:`NotWritten` if there was none."""
         if self._reserved is None:
             return True
         if not self._reserved.wait(RESERVE_S):

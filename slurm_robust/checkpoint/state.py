@@ -31,7 +31,7 @@ class Stateful(Protocol):
     """Anything that gives its state and takes it back: modules, optimizers, schedulers, own classes."""
 
     def state_dict(self) -> Any:
-        """The whole state as plain data; what it returns may share memory with the object."""
+        """Return the whole state as plain data; what it returns may share memory with the object."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
         """Take back what ``state_dict`` returned in another process."""
@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compact: bool = True) -> Snapshot:
-    """The state of all entries and of the random number generators.
+    """Return the state of all entries and of the random number generators.
 
     Shared are the parameters of modules under ``DistributedDataParallel`` and the optimizers' state for
     them, unless ``deduplicate`` is False. ``compact``: see :func:`~slurm_robust.checkpoint.plain.plain`.
@@ -98,7 +98,7 @@ def capture(entries: Mapping[str, Stateful], *, deduplicate: bool = True, compac
 
 
 def live_state(training: Training) -> Snapshot:
-    """The state of modules and optimizers as :func:`capture` takes it; its tensors are the live ones.
+    """Return the state of modules and optimizers as :func:`capture` takes it; its tensors are the live ones.
 
     Other entries are not asked, because giving their state may change them.
     """
@@ -115,7 +115,7 @@ def live_state(training: Training) -> Snapshot:
 
 
 def key_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """What is the same for two tensors that are the same memory."""
+    """Return what is the same for two tensors that are the same memory."""
     return tensor.data_ptr(), tensor.nbytes
 
 
@@ -137,7 +137,7 @@ def changed_by_optimizers(entries: Mapping[str, Stateful]) -> dict[tuple[int, in
 
 
 def gpu_of(training: Training, gpus: Gpus) -> torch.device | None:
-    """The GPU on which tensors of modules and optimizers lie; None if there is none."""
+    """Return the GPU on which tensors of modules and optimizers lie; None if there is none."""
     for entry in training.entries.values():
         tensors: list[torch.Tensor] = []
         if isinstance(entry, nn.Module):
@@ -172,7 +172,7 @@ def apply(entries: Mapping[str, Stateful], snapshot: Snapshot) -> None:
 
 
 def unwrapped(entry: Stateful) -> Stateful:
-    """The entry inside wrappers that only change how it runs, so that they may come and go."""
+    """Return the entry inside wrappers that only change how it runs, so that they may come and go."""
     inner: Stateful | None = None
     if isinstance(entry, DistributedDataParallel | DataParallel):
         inner = entry.module
@@ -197,7 +197,7 @@ def _replicated(entries: Mapping[str, Stateful]) -> set[int]:
 def _state_of(
     name: str, target: Stateful, replicated: set[int], *, compact: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is this rank's own and what is shared of the state of entry ``name``, unwrapped."""
+    """Return what is this rank's own and what is shared of the state of entry ``name``, unwrapped."""
     state = _scaler_state(target) if _is_scaler(target) else shards.localised(target, target.state_dict())
     return _split(target, plain(state, f"entry {name!r}: state_dict()", compact=compact), replicated)
 
@@ -219,7 +219,7 @@ def _split(target: Stateful, tree: Any, replicated: set[int]) -> tuple[Any, Any]
 
 
 def _is_bound(target: Stateful, own: Any, *, has_shared: bool) -> bool:
-    """Whether ``own``, what an entry holds beside the shared state, may differ from rank to rank.
+    """Return whether ``own``, what an entry holds beside the shared state, may differ from rank to rank.
 
     It does not, as far as that matters, for buffers of a module whose parameters are all shared (under
     DistributedDataParallel rank 0's go to all), an optimizer's settings, schedulers and gradient scalers. Any
@@ -302,12 +302,12 @@ def _out_of(mapped: set[int | None], value: Any, old: Any) -> Any:
 
 
 def _is_scaler(target: object) -> TypeGuard[GradScaler]:
-    """One whose ``state_dict()`` is torch's, which waits for the GPU."""
+    """Return whether its ``state_dict()`` is torch's, which waits for the GPU."""
     return isinstance(target, GradScaler) and type(target).state_dict is GradScaler.state_dict
 
 
 def _scaler_state(scaler: GradScaler) -> dict[str, Any]:
-    """As its ``state_dict()``, but what it keeps on a GPU as tensors instead of ``.item()``."""
+    """Return its ``state_dict()``, but what it keeps on a GPU as tensors instead of ``.item()``."""
     if not scaler.is_enabled():
         return {}
     scale, tracker = scaler._scale, scaler._growth_tracker
@@ -323,13 +323,13 @@ def _scaler_state(scaler: GradScaler) -> dict[str, Any]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The shard that a DTensor holds here."""
+    """Return the shard that a DTensor holds here."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 
 
 def _address(tensor: torch.Tensor) -> int | None:
-    """The address of an ordinary CPU tensor; None for others, which are never in a mapped file."""
+    """Return the address of an ordinary CPU tensor; None for others, which are never in a mapped file."""
     ordinary = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
     return tensor.untyped_storage().data_ptr() if ordinary else None
 
@@ -390,7 +390,7 @@ def _reasons_of_module(module: torch.nn.Module, kind: str) -> Iterator[str]:
 
 
 def _descends(value: object, package: str, name: str) -> bool:
-    """Whether ``value`` is of a class ``name`` in ``package`` or below ("": any), or of one made from it."""
+    """Return whether ``value`` is of a class ``name`` in ``package`` ("": any), or of one made from it."""
     return any(
         kind.__name__ == name and (not package or f"{kind.__module__}.".startswith(f"{package}."))
         for kind in type(value).__mro__

@@ -59,7 +59,7 @@ class CheckpointStore:
         self._ours: dict[CheckpointId, bool] = {}
 
     def present(self) -> list[CheckpointId]:
-        """All that have a folder here, complete or not, in no order. Raises ``OSError``."""
+        """Return all that have a folder here, complete or not, in no order. Raises ``OSError``."""
         found = []
         for generation in names_in(self.path):
             if _GENERATION.fullmatch(generation):
@@ -71,7 +71,7 @@ class CheckpointStore:
         return [checkpoint for checkpoint in found if self._is_ours(checkpoint)]
 
     def _is_ours(self, checkpoint: CheckpointId) -> bool:
-        """Whether one of the runs has written it; no where none of its parts says."""
+        """Return whether one of the runs has written it; no if none of its parts says."""
         if not self._runs or checkpoint in self._ours:
             return self._ours.get(checkpoint, True)
         for path in self.parts(checkpoint):
@@ -94,14 +94,14 @@ class CheckpointStore:
         return sorted(found, reverse=True)
 
     def world_size(self, checkpoint: CheckpointId) -> int:
-        """How many ranks wrote it. Raises :class:`MissingCheckpoint` if it is not complete."""
+        """Return how many ranks wrote it. Raises :class:`MissingCheckpoint` if it is not complete."""
         size = self._world_size(checkpoint)
         if size is None:
             raise MissingCheckpoint(f"{self.folder(checkpoint)} is not a complete checkpoint")
         return size
 
     def folder(self, checkpoint: CheckpointId) -> Path:
-        """Where the files of ``checkpoint`` are, or would be."""
+        """Return where the files of ``checkpoint`` are, or would be."""
         return self.path / str(checkpoint)
 
     def parts(self, checkpoint: CheckpointId) -> list[Path]:
@@ -110,15 +110,15 @@ class CheckpointStore:
         return [folder / name for name in sorted(names_in(folder)) if _PART.fullmatch(name)]
 
     def part_path(self, checkpoint: CheckpointId, rank: int, world_size: int) -> Path:
-        """Where the sidecar of ``rank`` is, or would be."""
+        """Return where the sidecar of ``rank`` is, or would be."""
         return self.folder(checkpoint) / f"rank-{rank:05d}-of-{world_size:05d}.part"
 
     def data_path(self, checkpoint: CheckpointId, rank: int) -> Path:
-        """Where the data of ``rank`` are, or would be, by the name that torch's own writer would give."""
+        """Return where the data of ``rank`` are, or would be; the name is that of torch's own writer."""
         return self.folder(checkpoint) / f"__{rank}_0.distcp"
 
     def newest_generation(self) -> int:
-        """The highest generation that has a folder here, whoever made it; 0 for none."""
+        """Return the highest generation that has a folder here, whoever made it; 0 for none."""
         return max((int(m[1]) for m in map(_GENERATION.fullmatch, names_in(self.path)) if m), default=0)
 
     def publishing(
@@ -141,7 +141,7 @@ class CheckpointStore:
             yield beside
 
     def latest(self) -> CheckpointId | None:
-        """What the pointer file names, None while there is none. Raises ``OSError``."""
+        """Return what the pointer file names, None while there is none. Raises ``OSError``."""
         try:
             return CheckpointId.parse((self.path / LATEST).read_text().strip())
         except (FileNotFoundError, ValueError):
@@ -278,7 +278,7 @@ class CheckpointStore:
 
 
 def _taken(lock: int) -> bool:
-    """Whether this process got the lock in time, or there are no locks on this storage."""
+    """Return whether this process got the lock in time, or there are no locks on this storage."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:

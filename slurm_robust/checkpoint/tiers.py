@@ -37,10 +37,10 @@ class NodeTier(Protocol):
     """The folder that holds them, and goes with the job."""
 
     def inventory(self) -> tuple[Copy, ...]:
-        """The whole copies here. Raises ``OSError`` when the node's disk does not answer."""
+        """Return the whole copies here. Raises ``OSError`` when the node's disk does not answer."""
 
     def find(self, rank: int, checkpoint: CheckpointId) -> Path | None:
-        """The image of one part if a whole one of this run is here. Raises ``OSError``."""
+        """Return the image of one part if a whole one of this run is here. Raises ``OSError``."""
 
 
 class KeptTier(NodeTier, Protocol):
@@ -57,7 +57,7 @@ class SharedTier(Protocol):
     """The checkpoints of one job on storage that all nodes reach. Imports no torch."""
 
     def complete(self, world_size: int | None = None) -> list[CheckpointId]:
-        """The complete checkpoints, newest first; with ``world_size`` only those that so many ranks wrote.
+        """Return the complete checkpoints, newest first; with ``world_size`` only those of so many ranks.
 
         Raises ``OSError``.
         """
@@ -82,20 +82,20 @@ class RankTier(Protocol):
         """
 
     def load(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot:
-        """This rank's state, verified to its last byte.
+        """Return this rank's state, verified to its last byte.
 
         Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
         """
 
     def load_resharded(self, checkpoint: CheckpointId, training: Training, old: str, new: str) -> Snapshot:
-        """This rank's state from a checkpoint of other ranks: from the layout ``old`` into ``new``.
+        """Return this rank's state from a checkpoint of other ranks: from the layout ``old`` into ``new``.
 
         Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
         """
 
 
 def kept_tiers(places: Places, run_id: str, key: bytes) -> tuple[KeptTier, ...]:
-    """The node tiers beyond memory, nearest first. ``key``: of the seals of this job's copies."""
+    """Return the node tiers beyond memory, nearest first. ``key``: of the seals of this job's copies."""
     found: list[KeptTier] = []
     if directory := places.get(Tier.LOCAL):
         found.append(LocalCopies(directory, run_id, key))
@@ -103,7 +103,7 @@ def kept_tiers(places: Places, run_id: str, key: bytes) -> tuple[KeptTier, ...]:
 
 
 def shared_tiers(places: Places, runs: Collection[str] = ()) -> dict[Tier, SharedTier]:
-    """The shared tiers, nearest first. ``runs``: of the job, where others write there, too; () for all."""
+    """Return the shared tiers, nearest first. ``runs``: the job's, if others write there, too; () for all."""
     return {Tier.STORAGE: CheckpointStore(places[Tier.STORAGE], runs=runs)}
 
 
@@ -117,7 +117,7 @@ def rank_tiers(
     layout: str,
     earlier: Collection[str] = (),
 ) -> dict[Tier, RankTier]:
-    """One rank's view of the shared tiers, nearest first. ``job_dir``: the job's folder. Imports torch.
+    """Return a rank's view of the shared tiers, nearest first. ``job_dir``: the job's. Imports torch.
 
     ``earlier``: runs of earlier jobs whose checkpoints are read, too.
     """
@@ -136,7 +136,7 @@ class SharedTiers:
         self._tiers = tiers
 
     def complete(self, world_size: int | None = None) -> dict[CheckpointId, Tier]:
-        """What is complete on any of them, with the nearest one that has it. Raises ``OSError``."""
+        """Return what is complete on any of them, with the nearest one that has it. Raises ``OSError``."""
         found: dict[CheckpointId, Tier] = {}
         for tier, shared in self._tiers.items():
             for checkpoint in shared.complete(world_size):
@@ -168,7 +168,7 @@ class NodeTiers:
         return (self.memory.path, *(tier.path for tier in self.kept))
 
     def open(self, rank: int, checkpoint: CheckpointId) -> Image:
-        """The nearest whole image of a part, held until it is closed.
+        """Return the nearest whole image of a part, held until it is closed.
 
         Raises :class:`MissingCheckpoint`, :class:`CorruptPart` or ``OSError``.
         """

@@ -49,7 +49,7 @@ def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def unflatten(tree: bytes, tensors: list[torch.Tensor], keys: Collection[str] = ()) -> Any:
-    """The inverse of :func:`flatten`; the result holds these tensors. Raises :class:`CorruptPart`.
+    """Return the inverse of :func:`flatten`; the result holds these tensors. Raises :class:`CorruptPart`.
 
     With ``keys`` it must be a dict that has these, which are dicts or say yes or no.
     """
@@ -67,12 +67,12 @@ def unflatten(tree: bytes, tensors: list[torch.Tensor], keys: Collection[str] = 
 
 
 def keys_of(rank: int) -> tuple[str, ...]:
-    """What the tree of a rank's part has, or, for SHARED, that of the shared part."""
+    """Return what the tree of a rank's part has, or, for SHARED, that of the shared part."""
     return ("shared",) if rank == SHARED else ("own", "rng", "has_shared")
 
 
 def path_of(value: Any, number: int) -> str:
-    """Where tensor ``number`` of :func:`flatten` is in ``value``, like ``['own']['model']['weight']``."""
+    """Return where tensor ``number`` of :func:`flatten` is, like ``['own']['model']['weight']``."""
     for index, path in enumerate(_paths(value, "")):
         if index == number:
             return path
@@ -80,7 +80,7 @@ def path_of(value: Any, number: int) -> str:
 
 
 def specs_of(tensors: list[torch.Tensor]) -> tuple[TensorSpec, ...]:
-    """The table of an image for these tensors."""
+    """Return the table of an image for these tensors."""
     return tuple(
         TensorSpec(dtype=_name(tensor.dtype), shape=tuple(tensor.shape), nbytes=tensor.nbytes)
         for tensor in tensors
@@ -88,7 +88,7 @@ def specs_of(tensors: list[torch.Tensor]) -> tuple[TensorSpec, ...]:
 
 
 def tensor_in(data: memoryview, spec: TensorSpec) -> torch.Tensor:
-    """The tensor of the table whose bytes are ``data``; it lies there. Raises :class:`CorruptPart`."""
+    """Return the tensor of the table whose bytes are ``data``; it lies there. Raises :class:`CorruptPart`."""
     dtype = _dtype(spec.dtype)
     try:
         if math.prod(spec.shape) * dtype.itemsize != spec.nbytes:
@@ -211,7 +211,7 @@ def _turned_back(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
 
 
 def _paths(value: Any, path: str) -> Iterator[str]:
-    """The place of every tensor, in the order in which :func:`flatten` meets them."""
+    """Yield the place of every tensor, in the order in which :func:`flatten` meets them."""
     if isinstance(value, torch.Tensor):
         yield path
     elif isinstance(value, dict):

@@ -35,14 +35,14 @@ class ResumableLoader(StatefulDataLoader[Any]):
         return self._begin(position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iteration is."""
+        """Return where the newest iteration is."""
         if self._position is not None:
             return self._position
         state: dict[str, Any] = super().state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next iteration goes on from there."""
+        """Have the next iteration go on from there."""
         self._position = state_dict
 
     def _begin(self, position: dict[str, Any] | None) -> Iterator[Any]:

@@ -60,7 +60,7 @@ class EngineState:
         self._engine = engine
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part, without communication. Raises ``WrongUse`` between two optimizer steps."""
+        """Return this rank's part, without communication. Raises ``WrongUse`` between two optimizer steps."""
         engine = self._engine
         passes = engine.gradient_accumulation_steps()
         if done := engine.micro_steps % passes:
@@ -107,7 +107,7 @@ class EngineState:
         return {id(parameter) for group in groups for parameter in group}
 
     def _frozen(self) -> dict[str, Any]:
-        """This rank's part of the parameters that stage 3 shards and nobody trains."""
+        """Return this rank's part of the parameters that stage 3 shards and nobody trains."""
         trained, named = self._trained(), self._engine.module.named_parameters()
         return {name: p for name, p in named if hasattr(p, "ds_tensor") and id(p) not in trained}
 

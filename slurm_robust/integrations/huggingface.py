@@ -82,7 +82,7 @@ class RobustCallback(TrainerCallback):
         self._phase = PhaseSwitch()
 
     def resume(self, trainer: Trainer) -> str | None:
-        """The folder to give to ``trainer.train(resume_from_checkpoint=...)``; None on a fresh start.
+        """Return the folder to give to ``trainer.train(resume_from_checkpoint=...)``; None on a fresh start.
 
         Called by all ranks, right before ``train()``. Raises a
         :class:`~slurm_robust.checkpoint.errors.CheckpointError` that says what to do.
@@ -136,7 +136,7 @@ class RobustCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The order of the data is drawn next: from the same state as when this epoch began first."""
+        """Draw the order of the data from the same state as when this epoch began first."""
         if self._rng is None:
             self._counters.epoch_rng = capture_rng()
         else:
@@ -145,7 +145,7 @@ class RobustCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The step before is over with all that belongs to it: report it, and take its snapshot."""
+        """Report the step before, which is over with all that belongs to it, and take its snapshot."""
         self._phase.end()
         if self._rng is not None:
             restore_rng(self._rng)
@@ -161,7 +161,7 @@ class RobustCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """An evaluation or a save takes longer than a step: say so."""
+        """Say that an evaluation or a save, which takes longer than a step, is next."""
         if control.should_evaluate:
             self._phase.begin(EVALUATION)
         elif control.should_save:
@@ -172,14 +172,14 @@ class RobustCallback(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """An evaluation that the script itself asked for."""
+        """Say that an evaluation goes on, which the script itself asked for."""
         if not self._phase:
             self._phase.begin(EVALUATION)
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The evaluation is over; the Trainer saves after it."""
+        """Say that the evaluation is over; the Trainer saves after it."""
         self._phase.end()
         if control.should_save:
             self._phase.begin(CHECKPOINT)
@@ -187,7 +187,7 @@ class RobustCallback(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The Trainer has saved."""
+        """Say that the Trainer has saved."""
         self._phase.end()
 
     def on_log(
@@ -249,16 +249,16 @@ class _Counters:
                 setattr(callback, name, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the state as plain data."""
         return {"state": self.trainer_state, "epoch_rng": self.epoch_rng}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse."""
+        """Take the state back."""
         self.trainer_state, self.epoch_rng = state_dict["state"], state_dict["epoch_rng"]
 
 
 def _entries(trainer: Trainer, counters: _Counters) -> dict[str, Stateful]:
-    """What belongs into a checkpoint. Before ``train()`` only the names mean something."""
+    """Return what belongs into a checkpoint. Before ``train()`` only the names mean something."""
     optimizer = trainer.optimizer
     entries: dict[str, Any] = {
         "model": trainer.model_wrapped,
@@ -278,7 +278,7 @@ def _stateful_callbacks(trainer: Trainer, own: TrainerCallback) -> list[Any]:
 
 
 def _stand_ins(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A tensor of zeros for every one of ``model``, of which a file holds one number.
+    """Return a tensor of zeros for every one of ``model``, of which a file holds one number.
 
     The Trainer refuses a checkpoint without weights, and warns of every name that is missing; what it loads
     from here is replaced in ``on_train_begin``.
@@ -291,7 +291,7 @@ def _stand_ins(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _load_nothing(*args: Any, **kwargs: Any) -> None:
-    """In place of the Trainer's own loading of weights, which ``on_train_begin`` restores."""
+    """Replace the Trainer's own loading of weights, which ``on_train_begin`` restores."""
 
 
 def _refuse(trainer: Trainer) -> None:

@@ -86,19 +86,19 @@ class RobustCallback(Callback):
         self._unsaved = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The loaders exist: they must be able to go on exactly."""
+        """Check the loaders, which exist now: they must be able to go on exactly."""
         for loader in CombinedLoader(trainer.train_dataloader).flattened:
             _refuse_loader(loader)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The data of this epoch are begun next: with the same random numbers when they are begun again."""
+        """Begin the data of this epoch with the same random numbers as when they were begun first."""
         if self._rng is None:
             self._loops.epoch_rng = capture_rng()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """The step before is over with all that belongs to it: report it, and take its snapshot."""
+        """Report the step before, which is over with all that belongs to it, and take its snapshot."""
         self._phase.end()
         if self._rng is not None:
             restore_rng(self._rng)
@@ -111,7 +111,7 @@ class RobustCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A step is over when an optimizer has stepped; batches in between only add to its gradients."""
+        """Count a step if an optimizer has stepped; batches in between only add to its gradients."""
         self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if trainer.global_step > self._global_step:
             self._global_step = trainer.global_step
@@ -119,7 +119,7 @@ class RobustCallback(Callback):
         self._note(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation takes longer than a step: say so."""
+        """Say that a validation, which takes longer than a step, begins."""
         self._phase.begin(EVALUATION)
 
     def on_save_checkpoint(
@@ -129,13 +129,13 @@ class RobustCallback(Callback):
         self._phase.begin(CHECKPOINT)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The validation of this step is done and not to be done again."""
+        """Note that the validation of this step is done."""
         self._phase.end()
         if not trainer.sanity_checking:
             self._note(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The epoch is done."""
+        """Note that the epoch is done."""
         self._note(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -170,11 +170,11 @@ class _Loops:
         loop.epoch_loop.max_steps = limit
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the state as plain data."""
         return {"fit_loop": self.fit_loop, "epoch_rng": self.epoch_rng}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse."""
+        """Take the state back."""
         self.fit_loop, self.epoch_rng = state_dict["fit_loop"], state_dict["epoch_rng"]
 
 
@@ -188,7 +188,7 @@ class _Hooks:
         self._callbacks = [one for one in trainer.callbacks if one is not own]
 
     def state_dict(self) -> dict[str, Any]:
-        """What the hooks return and add."""
+        """Return what the hooks return and add."""
         data = self._trainer.datamodule
         basics = self._basics()
         known = dict(basics)
@@ -215,7 +215,7 @@ class _Hooks:
                 callback.load_state_dict(saved)
 
     def _basics(self) -> dict[str, Any]:
-        """What such hooks may expect to find; not stored a second time."""
+        """Return what such hooks may expect to find; not stored a second time."""
         return {
             "epoch": self._trainer.current_epoch,
             "global_step": self._trainer.global_step,

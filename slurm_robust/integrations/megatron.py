@@ -51,7 +51,7 @@ class TrainingState:
             _refuse(one)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part. No communication."""
+        """Return this rank's part. No communication."""
         return {
             "model": [remainder(chunk, _trained(chunk)) for chunk in self._chunks],
             "optimizers": [_state_of(one) for one in self._optimizers],

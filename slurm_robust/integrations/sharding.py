@@ -17,7 +17,7 @@ from slurm_robust.checkpoint.errors import EntryMismatch
 
 
 def remainder(module: nn.Module, owned: Set[int]) -> dict[str, Any]:
-    """The state of ``module`` without parameters of these ids: buffers, extra state, what is not trained."""
+    """Return the state of ``module`` without these parameters: buffers, extra state, what is not trained."""
     state = module.state_dict(keep_vars=True)
     return {name: value for name, value in state.items() if id(value) not in owned}
 

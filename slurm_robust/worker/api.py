@@ -213,7 +213,7 @@ class ScalarReader:
         self._reported = False
 
     def read(self, value: Scalar | None) -> float | None:
-        """The float to show for ``value``. Raises :class:`WrongUse` for several values."""
+        """Return the float to show for ``value``. Raises :class:`WrongUse` for several values."""
         try:
             self._read(value)
         except WrongUse:
@@ -266,7 +266,7 @@ class ScalarReader:
 
 
 def _local(value: torch.Tensor) -> torch.Tensor | None:
-    """What this rank has of a value if that is all of it."""
+    """Return what this rank has of a value if that is all of it."""
     kind = dtensor()
     if kind is None or not isinstance(value, kind):
         return value

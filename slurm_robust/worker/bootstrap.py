@@ -210,7 +210,7 @@ def _finish(code: int, record: str) -> int:
 
 
 def _show_returned(record: str) -> None:
-    """From here on a library that aborts while it is taken down costs nothing."""
+    """Show that the script has returned: a library that aborts while it is taken down costs nothing then."""
     with contextlib.suppress(OSError, RecordError):
         steps = StepRecord.open(record)
         steps.set_phase(RankPhase(name=RETURNED, begin=time.monotonic()))

@@ -26,7 +26,7 @@ _errors = msgspec.json.Decoder(WorkerError)
 
 
 def own_traceback(error: BaseException, hidden: frozenset[str]) -> TracebackType | None:
-    """The traceback of ``error`` without the leading frames whose files are in ``hidden``."""
+    """Return the traceback of ``error`` without the leading frames whose files are in ``hidden``."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in hidden:
         trace = trace.tb_next
@@ -46,7 +46,7 @@ def show(error: BaseException, trace: TracebackType | None) -> None:
 
 
 def describe(error: BaseException, trace: TracebackType | None, cwd: str) -> WorkerError:
-    """The facts of ``error``; its place is the innermost frame of the user's own code.
+    """Return the facts of ``error``; its place is the innermost frame of the user's own code.
 
     A place below ``cwd`` is given relative to it.
     """
@@ -75,7 +75,7 @@ def leave(error: WorkerError, path: str) -> None:
 
 
 def collect(path: str) -> WorkerError | None:
-    """What a worker left by :func:`leave`; None when there is nothing whole."""
+    """Return what a worker left by :func:`leave`; None when there is nothing whole."""
     try:
         return _errors.decode(Path(path).read_bytes())
     except (OSError, *UNREADABLE):
@@ -83,7 +83,7 @@ def collect(path: str) -> WorkerError | None:
 
 
 def _full(error: BaseException, cwd: str) -> str:
-    """The node's own file system that a write found full; "" if it is another one, or another error."""
+    """Return the node's own file system that a write found full; "" for another one or another error."""
     for _ in range(_CAUSES):
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             break

@@ -23,7 +23,7 @@ class Diversion:
         self._beside = beside
 
     def begin(self) -> None:
-        """From now on, in this process and its forks."""
+        """Begin, in this process and its forks."""
         open_, rename, replace = io.open, os.rename, os.replace
 
         def divert_open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ class Diversion:
         os.rename, os.replace = divert_move(rename), divert_move(replace)
 
     def _place(self, file: Any) -> str | None:
-        """Where ``file`` is written instead; None where it may be written itself."""
+        """Return where ``file`` is written instead; None if it may be written itself."""
         if not isinstance(file, (str, bytes, os.PathLike)):
             return None  # a descriptor
         path = os.path.realpath(os.fsdecode(file))

@@ -48,7 +48,7 @@ class WorkerEnvironment(Record):
     earlier: tuple[str, ...] = ()  # runs of earlier jobs, whose checkpoints may be restored
 
     def to_env(self) -> dict[str, str]:
-        """The variables to set; :meth:`from_env` reads them back."""
+        """Return the variables to set; :meth:`from_env` reads them back."""
         return {
             JOB_DIR: self.job_dir,
             RUN_ID: self.run_id,
@@ -65,7 +65,7 @@ class WorkerEnvironment(Record):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> WorkerEnvironment | None:
-        """The place that ``environ`` describes; None outside of ``srobust run``.
+        """Return the place that ``environ`` describes; None outside of ``srobust run``.
 
         Raises :class:`BadWorkerEnvironment` when only a part of it is there.
         """

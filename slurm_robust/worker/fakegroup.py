@@ -21,7 +21,7 @@ class NoFakeGroup(Exception):
 
 
 def pretend_world() -> None:
-    """From now on ``torch.distributed`` in this process meets nobody. Imports torch.
+    """Have ``torch.distributed`` meet nobody in this process from now on. Imports torch.
 
     Raises :class:`NoFakeGroup`.
     """
@@ -78,7 +78,7 @@ def pretend_world() -> None:
 
 
 def _replace(old: Any, new: Any) -> None:
-    """In all modules of torch that have a name for ``old``."""
+    """Replace it in all modules of torch that have a name for ``old``."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "torch":
             for attribute, value in list(getattr(module, "__dict__", {}).items()):

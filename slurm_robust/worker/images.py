@@ -71,7 +71,7 @@ class ImageReader:
         training: Training,
         found: Callable[[list[Image]], None] = lambda _: None,
     ) -> Snapshot:
-        """The state at ``checkpoint``, verified: in the live tensors as far as it fits, else in the images.
+        """Return the verified state at ``checkpoint``, in the live tensors if it fits there, else in images.
 
         ``found`` is called before that with its images, the own part's first, since reading takes seconds.
 
@@ -97,7 +97,7 @@ class ImageReader:
         return moved(stored, places)
 
     def close(self) -> None:
-        """The state is in place: let go of the images."""
+        """Let go of the images: the state is in place."""
         for image in self._images:
             image.close()
         self._images.clear()
@@ -111,7 +111,7 @@ class ImageReader:
             return _Part(image, tensors, tree=unflatten(image.tree, tensors, keys_of(rank)))
 
     def _open(self, rank: int, checkpoint: CheckpointId, *, wait: bool) -> Image:
-        """The nearest whole copy, as soon as there is one."""
+        """Return the nearest whole copy, as soon as there is one."""
         pause, began = threading.Event(), time.monotonic()
         while True:
             for tier in self._tiers:
@@ -154,7 +154,7 @@ class ImageReader:
         )
 
     def _on_its_way(self, rank: int) -> int:
-        """Bytes of the part of ``rank`` that is being fetched, 0 while that is not known."""
+        """Return bytes of the part of ``rank`` that is being fetched, 0 while that is not known."""
         try:
             return int(self._folder.fetch_size(rank).read_text()) if self._folder else 0
         except FileNotFoundError:

@@ -34,7 +34,7 @@ class ImportRecorder:
         self._names: list[str] = []
 
     def begin(self) -> None:
-        """From now on, in this process."""
+        """Begin, in this process."""
         sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -67,7 +67,7 @@ class ImportRecorder:
             beside.rename(self._path)
 
     def names(self) -> tuple[str, ...]:
-        """What was imported and is fit to be imported earlier."""
+        """Return what was imported and is fit to be imported earlier."""
         loaded = ((name, sys.modules.get(name)) for name in self._names)
         return clean_names(
             name
@@ -77,12 +77,12 @@ class ImportRecorder:
 
 
 def _environment() -> dict[object, object]:
-    """The environment as it is kept: to decode it for each import would take a while."""
+    """Return the environment as it is kept: to decode it for each import would take a while."""
     return dict(vars(os.environ).get("_data", os.environ))
 
 
 def _is_within_package(frame: FrameType | None) -> bool:
-    """Whether the body of an installed module is being executed in ``frame`` or above."""
+    """Return whether the body of an installed module is being executed in ``frame`` or above."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "<module>" and is_installed_file(code.co_filename):
@@ -92,7 +92,7 @@ def _is_within_package(frame: FrameType | None) -> bool:
 
 
 def read_names(path: Path) -> tuple[str, ...] | None:
-    """What a worker has left there; None where nothing is yet. Whatever else it is counts as nothing."""
+    """Return what a worker has left there; None if nothing is yet. Whatever else it is counts as nothing."""
     try:
         with path.open("rb") as file:
             content = file.read(1 << 16)

@@ -32,7 +32,7 @@ class Missing(Record):
 
 
 def missing(kind: CommandKind, command: tuple[str, ...], cwd: str) -> Missing | None:
-    """Why this node cannot run ``command``; None where nothing speaks against it.
+    """Return why this node cannot run ``command``; None if nothing speaks against it.
 
     Imports nothing, so of module ``a.b`` only ``a`` is searched for, in ``cwd`` and ``sys.path``.
     """
@@ -45,7 +45,7 @@ def missing(kind: CommandKind, command: tuple[str, ...], cwd: str) -> Missing | 
 
 
 def mode_of(path: Path) -> int | None:
-    """The kind and mode of a file: 0 where it surely is not there, None where storage gives no answer."""
+    """Return kind and mode of a file: 0 if it surely is not there, None if storage gives no answer."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -55,7 +55,7 @@ def mode_of(path: Path) -> int | None:
 
 
 def missing_module(name: str, cwd: str) -> Missing | None:
-    """As :func:`missing` for a module, with all packages around it; takes as long as importing these."""
+    """Do as :func:`missing` for a module, with all packages around it; takes as long as importing these."""
     command = [sys.executable, "-m", __name__, name]
     try:
         done = run_program(command, cwd=cwd, limit_s=_MODULE_S, max_bytes=1)

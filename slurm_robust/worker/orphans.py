@@ -43,7 +43,7 @@ def end_orphans(kept: Collection[int] = (), most_s: float = MAX_S) -> tuple[int,
 
 
 def children() -> frozenset[int]:
-    """The process ids of this process's children, of adopted ones, too."""
+    """Return the process ids of this process's children, of adopted ones, too."""
     mine = os.getpid()
     return frozenset(process.pid for process in process_table().values() if process.parent == mine)
 

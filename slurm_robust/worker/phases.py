@@ -51,7 +51,7 @@ class PhaseSwitch:
         self._is_on = True
 
     def end(self) -> None:
-        """No phase goes on."""
+        """End the phase."""
         self._stack.close()
         self._is_on = False
 
@@ -61,7 +61,7 @@ class PhaseSwitch:
 
 @contextmanager
 def announced(record: StepRecord, name: str) -> Iterator[None]:
-    """The same with an open record. The time of a phase within counts to that one alone."""
+    """Do the same with an open record. The time of a phase within counts to that one alone."""
     before, within = record.phase, sum(record.spent.values())
     begin(record, name)
     begun = time.monotonic()
@@ -77,7 +77,7 @@ def announced(record: StepRecord, name: str) -> Iterator[None]:
 
 
 def begin(record: StepRecord, name: str) -> None:
-    """From now on it is ``name``."""
+    """Begin phase ``name``."""
     record.set_phase(RankPhase(name=name, begin=time.monotonic()))
 
 

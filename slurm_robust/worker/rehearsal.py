@@ -81,7 +81,7 @@ class DryRunTask(Record):
 
 
 def folders(task: DryRunTask, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Where files may be changed, beside what every process needs; they are made where they are not there."""
+    """Return the folders in which files may be changed, beside what every process needs."""
     return (task.scratch, *(environ[name] for name in _CACHES if environ.get(name)), *task.writes)
 
 
@@ -133,7 +133,7 @@ def _prepare_files(task: DryRunTask, environ: MutableMapping[str, str]) -> None:
 
 
 def _user() -> str:
-    """As torch names the folder."""
+    """Return the user as torch names the folder."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

@@ -67,7 +67,7 @@ Line = Machine | Gradients | Loss | ReplayEnd
 
 
 def read_lines(path: Path) -> tuple[Line, ...]:
-    """The lines of one rank up to a torn one; none where there is no file. Raises ``OSError``."""
+    """Return the lines of one rank up to a torn one; none if there is no file. Raises ``OSError``."""
     decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
     found: list[Line] = []
     try:

@@ -56,26 +56,26 @@ class TrainingRun(Protocol):
     """What a ``Checkpointer`` asks of the run around it."""
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
-        """The step and state to go on from, None for a fresh start. Called once, first.
+        """Return the step and state to go on from, None for a fresh start. Called once, first.
 
         Tensors of the state may be the training's own, which hold it then already, also after an error.
         Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
         """
 
     def restored(self) -> None:
-        """The state is in place."""
+        """Note that the state is in place."""
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """``step`` was completed."""
 
     def due(self, step: int) -> bool:
-        """A checkpoint of some kind is due after ``step``."""
+        """Return whether a checkpoint of some kind is due after ``step``."""
 
     def save(self, step: int, training: Training) -> None:
         """Take it. Raises :class:`~slurm_robust.checkpoint.errors.NotWritten` or ``UnsupportedState``."""
 
     def cost(self) -> SnapshotCost:
-        """What snapshots in memory have cost."""
+        """Return what snapshots in memory have cost."""
 
     def close(self) -> None:
         """Let go of what is held open."""
@@ -150,11 +150,11 @@ class ManagedRun:
         self._record.report(step, loss, grad_norm)
 
     def due(self, step: int) -> bool:
-        """In memory or on storage."""
+        """Return whether one is due in memory or on storage."""
         return self._due_in_memory(step) or self._due_on_storage(step)
 
     def save(self, step: int, training: Training) -> None:
-        """A snapshot in memory, and this rank's part on storage if the controller asks for this step."""
+        """Take a snapshot in memory, and write this rank's part to storage if the controller asks for it."""
         try:
             if self._due_in_memory(step):
                 self._take(step, training)
@@ -169,7 +169,7 @@ class ManagedRun:
                 self._record.set_checkpoint(step)
 
     def cost(self) -> SnapshotCost:
-        """Of the snapshots so far."""
+        """Return that of the snapshots so far."""
         if self._memory is None:
             return SnapshotCost()
         return SnapshotCost(blocked_s=self._memory.blocked_s, skipped=self._memory.skipped)
@@ -258,7 +258,7 @@ class OwnFolder:
         self._tier: DiskTier | None = None
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
-        """The newest complete checkpoint that every rank can read. A collective call."""
+        """Return the newest complete checkpoint that every rank can read. A collective call."""
         self._rank, world_size = _place(self._environ)
         if world_size > 1 and not _initialized():
             raise WrongUse(
@@ -303,10 +303,10 @@ class OwnFolder:
         return SnapshotCost()
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""
 
     def _try(self, checkpoint: CheckpointId, entries: tuple[str, ...]) -> Snapshot | None:
-        """The state at ``checkpoint``; None if this rank finds its files unusable, which all must know of."""
+        """Return the state at ``checkpoint``; None if this rank cannot use its files, as all must know."""
         assert self._tier is not None
         failure: Exception | None = None
         snapshot = None
@@ -331,7 +331,7 @@ class TrialRun:
         return None
 
     def restored(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to let go of."""
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """Nobody reads it."""
@@ -348,7 +348,7 @@ class TrialRun:
         return SnapshotCost()
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""
 
 
 class ReplayRun(TrialRun):
@@ -373,7 +373,7 @@ def _place(environ: Mapping[str, str]) -> tuple[int, int]:
 
 
 def run_of(environ: Mapping[str, str], path: Path, *, keep: int, every: int, overlap: bool) -> TrainingRun:
-    """The run that ``environ`` says this process belongs to."""
+    """Return the run that ``environ`` says this process belongs to."""
     if environ.get(REPLAY):
         return ReplayRun(environ[REPLAY])
     if environ.get(REHEARSAL):

@@ -23,7 +23,7 @@ RUNNER_FILES = frozenset({__file__, runpy.__file__, "<frozen runpy>", "<frozen i
 
 
 def first_path_entry(kind: CommandKind, command: tuple[str, ...], cwd: str) -> str | None:
-    """What Python puts first into ``sys.path`` for this command; None when it adds nothing."""
+    """Return what Python puts first into ``sys.path`` for this command; None if it adds nothing."""
     if getattr(sys.flags, "safe_path", False):
         return None
     if kind is CommandKind.MODULE:
@@ -75,5 +75,5 @@ def _run_as_main(name: str, *, alter_argv: bool) -> None:
 
 
 def _holds_main(path: str) -> bool:
-    """Whether ``path`` is a folder or zip file, which Python runs by the ``__main__.py`` in it."""
+    """Return whether ``path`` is a folder or zip file, which Python runs by the ``__main__.py`` in it."""
     return os.path.isdir(path) or (os.path.exists(path) and pkgutil.get_importer(path) is not None)

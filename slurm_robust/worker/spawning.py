@@ -130,7 +130,7 @@ _from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(From
 
 
 def encode(message: ToZygote | FromZygote) -> bytes:
-    """One message as one packet."""
+    """Return one message as one packet."""
     return msgspec.msgpack.encode(message)
 
 

@@ -215,7 +215,7 @@ class StepRecord:
     # -- the worker's side ------------------------------------------------------------------------
 
     def count_optimizer_step(self) -> None:
-        """One more optimizer step was done. Called in every step: about a microsecond."""
+        """Count one more optimizer step. Called in every step: about a microsecond."""
         self._count += 1
         if self._count == 1:
             self.mark(Mark.STEPPED)
@@ -223,7 +223,7 @@ class StepRecord:
         self._write(_COUNTS_AT[self._count & 1], content)
 
     def announce_reports(self) -> None:
-        """From now on the script numbers its steps itself: optimizer steps are not shown any more."""
+        """Let the script number its steps itself from now on: optimizer steps are not shown any more."""
         self._put(reports=True)
 
     def report(self, step: int, loss: float | None = None, grad_norm: float | None = None) -> None:
@@ -238,11 +238,11 @@ class StepRecord:
         )
 
     def set_checkpoint(self, step: int) -> None:
-        """This rank's part of the checkpoint of ``step`` is published."""
+        """Show that this rank's part of the checkpoint of ``step`` is published."""
         self._put(checkpoint=step)
 
     def mark(self, mark: Mark) -> None:
-        """The worker has come to ``mark`` just now; only the first time counts."""
+        """Note that the worker has come to ``mark`` just now; only the first time counts."""
         if not self._marks[mark]:
             self._marks[mark] = time.monotonic()
 
@@ -265,7 +265,7 @@ class StepRecord:
             self._show_reservation(-time.monotonic())
 
     def spend(self, name: str, seconds: float) -> None:
-        """Another ``seconds`` went into ``name``, in which no step was completed.
+        """Add ``seconds`` that went into ``name``, in which no step was completed.
 
         Of the name the first 24 bytes count. Where there are more names than room, the last one has the rest.
         """
@@ -330,7 +330,7 @@ class StepRecord:
         self._request[2] = step
 
     def progress(self, now_monotonic: float) -> Progress:
-        """What the worker has done until ``now_monotonic`` (``time.monotonic()`` of this node).
+        """Return what the worker has done until ``now_monotonic`` (``time.monotonic()`` of this node).
 
         Before the first step the age is that of the record. Raises :class:`RecordError` if both
         slots of an area are damaged, which no worker that only uses this class can cause.
@@ -425,5 +425,5 @@ class StepRecord:
 
 
 def _count_of(content: bytes | None) -> int:
-    """The sequence number that every slot begins with; 0 for no content."""
+    """Return the sequence number that every slot begins with; 0 for no content."""
     return int.from_bytes(content[:8], "little") if content else 0

@@ -33,7 +33,7 @@ def prepare_inherited(environ: MutableMapping[str, str], torch: tuple[int, ...] 
 
 
 def torch_release() -> tuple[int, ...] | None:
-    """The release of torch that this Python would import, as (2, 13), without importing it."""
+    """Return the release of torch that this Python would import, as (2, 13), without importing it."""
     try:
         return version_numbers(metadata.version("torch"))
     except metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def torch_release() -> tuple[int, ...] | None:
 def torchrun(
     rank: int, local: int, nproc: int, *, slot: int, slots: int, world_size: int, address: str, port: int
 ) -> dict[str, str]:
-    """What torchrun sets for any rank, which is the ``local``-th of ``nproc`` on the node of ``slot``."""
+    """Return what torchrun sets for a rank, the ``local``-th of ``nproc`` on the node of ``slot``."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),

@@ -187,7 +187,7 @@ class Zygote:
         self._send(Spawned(generation=spawn.generation, rank=worker.rank, pid=pid))
 
     def _fork_writer(self, passed: list[int]) -> None:
-        """Its end, or that there is none, shows at the socket."""
+        """Fork a storage writer. Its end, or that there is none, shows at the socket."""
         try:
             if passed and os.fork() == 0:
                 self._forget_parent()
@@ -327,7 +327,7 @@ def import_learned(names: Iterable[str]) -> None:
 
 
 def _traces() -> dict[str, object]:
-    """What an import may leave that a fork lacks, or shares with others."""
+    """Return what an import may leave that a fork lacks, or shares with others."""
     handlers = [str(signal.getsignal(number)) for number in signal.valid_signals()]
     return {
         "threads": _threads(),
@@ -348,7 +348,7 @@ def _children() -> str:
 
 
 def _descriptors() -> Iterator[str]:
-    """What this process has open."""
+    """Yield what this process has open."""
     folder = "/proc/self/fd"
     for entry in os.listdir(folder):
         try:
@@ -414,7 +414,7 @@ ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def has_started_driver() -> bool:
-    """Whether something in this process has called ``cuInit``, or uses a GPU otherwise: no fork could then.
+    """Return whether this process has called ``cuInit``, or uses a GPU otherwise: no fork could then.
 
     torch's own flag does not show it: ``torch.cuda.is_available()`` and libraries that search for a device
     while they are imported call ``cuInit`` and leave it false.

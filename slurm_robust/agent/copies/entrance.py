@@ -59,11 +59,11 @@ class WaitingConnections:
         return len(self._all)
 
     def oldest(self) -> _Stranger | None:
-        """The one that has stood there longest."""
+        """Return the one that has stood there longest."""
         return next(iter(self._all.values()), None)
 
     def get(self, descriptor: int) -> _Stranger | None:
-        """The connection of this descriptor."""
+        """Return the connection of this descriptor."""
         return self._all.get(descriptor)
 
     def add(self, stranger: _Stranger) -> _Stranger | None:
@@ -91,14 +91,14 @@ class WaitingConnections:
             self._by_address.pop(stranger.address, None)
 
     def surplus(self) -> _Stranger | None:
-        """The one that leaves first when there are too many in all."""
+        """Return the one that leaves first when there are too many in all."""
         if not self._all:
             return None
         address = max(self._by_address, key=lambda a: (a not in self.agents, len(self._by_address[a])))
         return _first(self._by_address[address])
 
     def overdue(self, now: float) -> list[_Stranger]:
-        """Those that stand there for too long."""
+        """Return those that stand there for too long."""
         found = []
         for stranger in self._all.values():
             if stranger.deadline > now:
@@ -107,7 +107,7 @@ class WaitingConnections:
         return found
 
     def everybody(self) -> list[_Stranger]:
-        """All that stand there."""
+        """Return all that stand there."""
         return list(self._all.values())
 
 
@@ -250,7 +250,7 @@ class Entrance:
 
 @lru_cache(1024)
 def group_of(address: str) -> str:
-    """Which addresses share their places: one of IPv4, or of IPv6 all that one host may choose from."""
+    """Return what addresses share their places: one of IPv4, or of IPv6 all that one host may choose from."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -263,5 +263,5 @@ def group_of(address: str) -> str:
 
 
 def _first(group: dict[int, _Stranger]) -> _Stranger:
-    """The oldest that has said nothing yet, else the oldest."""
+    """Return the oldest that has said nothing yet, else the oldest."""
     return next((s for s in group.values() if s.handshake.is_silent), None) or next(iter(group.values()))

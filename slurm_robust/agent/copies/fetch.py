@@ -60,7 +60,7 @@ class Fetches:
                 self._give_up(source, checkpoint, reason)
 
     def _try(self, source: RestoreSource, checkpoint: CheckpointId) -> str:
-        """Why the part could not be fetched, "" if it is here."""
+        """Return why the part could not be fetched, "" if it is here."""
         reason = ""
         for attempt in range(TRIES):
             if attempt and self._stopped.wait(_RETRY_S):
@@ -75,7 +75,7 @@ class Fetches:
         return reason
 
     def _give_up(self, source: RestoreSource, checkpoint: CheckpointId, reason: str) -> None:
-        """The worker that waits for the part reads why it does not come."""
+        """Leave the reason for the worker that waits for the part."""
         where = f"{source.address}:{source.port}"
         part = "the shared part" if source.rank == SHARED else f"the part of rank {source.rank}"
         text = f"{part} of {checkpoint} could not be fetched from {where}: {reason}"
@@ -111,7 +111,7 @@ class Fetches:
 
 @contextmanager
 def _reserved(channel: CopyChannel, path: Path, total: int) -> Iterator[tuple[Buffer, memoryview]]:
-    """A buffer, and where the image of ``total`` bytes belongs; empty at the end unless that was adopted.
+    """Yield a buffer and where the image of ``total`` bytes belongs; it ends empty unless that was adopted.
 
     Without room the sender gets REFUSED. Raises ``OSError``.
     """
@@ -129,7 +129,7 @@ def _reserved(channel: CopyChannel, path: Path, total: int) -> Iterator[tuple[Bu
 
 
 def _write(path: Path, text: str) -> None:
-    """The whole text or nothing: a worker waits for the file to appear."""
+    """Write the whole text or nothing: a worker waits for the file to appear."""
     try:
         write_atomically(path, text.encode(), durable=False)
     except OSError:

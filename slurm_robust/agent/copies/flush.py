@@ -80,7 +80,7 @@ class ForkedWriter:
         self._channel.sendall(line.encode() + b"\n")
 
     def receive(self, timeout_s: float) -> str:
-        """Its next answer. Raises ``TimeoutError``, or ``EOFError`` when it has ended."""
+        """Return its next answer. Raises ``TimeoutError``, or ``EOFError`` when it has ended."""
         deadline = time.monotonic() + timeout_s
         if not self.pid:
             self.pid = int(self._line(deadline))
@@ -199,7 +199,7 @@ class FlushRequest:
     """Of ``ranks`` those whose parts are lost, and from which rank's they are made."""
 
     def images(self, held: Sequence[Image]) -> dict[int, str]:
-        """The file from which each part is written, of those that are held."""
+        """Return the file from which each part is written, of those that are held."""
         paths = {image.header.rank: str(image.path) for image in held}
         found = {rank: paths[self.anew.get(rank, rank)] for rank in self.ranks}
         return found | {SHARED: paths[SHARED]} if SHARED in paths else found
@@ -247,7 +247,7 @@ class Flusher:
         return self.done.checkpoint if self.done is not None else None
 
     def ask(self, launch: Launch, step: int) -> None:
-        """The controller wants ``step``; repeated orders for the same change nothing."""
+        """Take the controller's order for ``step``; repeated orders for the same change nothing."""
         checkpoint = CheckpointId(generation=launch.generation, step=step)
         with self._lock:
             if self._asked == checkpoint:
@@ -276,7 +276,7 @@ class Flusher:
         return self._thread is not None
 
     def forget(self) -> None:
-        """The generation is over: what has not come will not come."""
+        """End the generation: what has not come will not come."""
         with self._lock:
             self._wanted = None
 
@@ -365,7 +365,7 @@ class Flusher:
 
 
 def choose(images: list[FoundImage], ranks: tuple[int, ...], step: int) -> list[FoundImage] | None:
-    """The images of ``step`` of all ``ranks`` and of the shared part, if training has one. Pure.
+    """Return the images of ``step`` of all ``ranks`` and of the shared part, if training has one. Pure.
 
     None while some are still to come; an empty list when one will never come, since its rank has a later
     one. A rank commits its snapshots in the order of their steps, and the shared part with or before its own.
@@ -385,7 +385,7 @@ def choose(images: list[FoundImage], ranks: tuple[int, ...], step: int) -> list[
 
 
 def _hold(chosen: list[FoundImage], wanted: FlushRequest) -> list[Image]:
-    """The images, locked; none if one was refilled meanwhile."""
+    """Return the images, locked; none if one was refilled meanwhile."""
     held: list[Image] = []
     try:
         for found in chosen:

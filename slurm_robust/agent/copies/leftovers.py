@@ -35,7 +35,7 @@ ASKING_PER_S = 500
 def job_is_over(
     environ: Mapping[str, str], make: Callable[[], SlurmClient] = lambda: make_client("cli", TIMEOUT_S)
 ) -> bool:
-    """Whether Slurm says that this run of the job is its last; False where it does not say.
+    """Return whether Slurm says that this run of the job is its last; False if it does not say.
 
     While its nodes are taken back a job that is requeued and one that has ended are both COMPLETING, but
     Slurm counts the restart at once (measured on 22.05).
@@ -54,7 +54,7 @@ def job_is_over(
 
 
 def spread_s(environ: Mapping[str, str], chance: float, questions: int = 1) -> float:
-    """How long one node waits before it asks, so that all nodes of the job do not ask at once.
+    """Return how long one node waits before it asks, so that all nodes of the job do not ask at once.
 
     ``chance`` is from 0 to 1. 0 outside of a job.
     """

@@ -34,7 +34,7 @@ class RateLimit:
         return int(min(2**20, max(2**14, self.bytes_s / 20))) if self.bytes_s else 0
 
     def reserve(self, count: int) -> float:
-        """Seconds to wait before ``count`` bytes may be sent."""
+        """Return seconds to wait before ``count`` bytes may be sent."""
         if not self.bytes_s:
             return 0.0
         now = time.monotonic()
@@ -78,7 +78,7 @@ class PeerSender:
         self._thread = notes.start_thread("peer", task, self._run, self._stopped)
 
     def offer(self, image: FoundImage) -> None:
-        """The newest image to copy; one that was offered before and not begun is passed over."""
+        """Have the newest image copied; what was offered before and has not begun is passed over."""
         with self._news:
             if image.checkpoint == self._offered:
                 return
@@ -128,7 +128,7 @@ class PeerSender:
         self._hang_up()
 
     def _take(self) -> tuple[FoundImage, float] | None:
-        """The next image and when it was first seen; None at the end."""
+        """Return the next image and when it was first seen; None at the end."""
         with self._news:
             while self._offer is None:
                 if self._finishing:
@@ -187,7 +187,7 @@ class PeerSender:
         return 0.0 if sent else _REFUSED_RETRY_S
 
     def _put(self, put: Put, file: int) -> tuple[CopyAnswer, bool]:
-        """The last answer, and whether the image was sent."""
+        """Return the last answer, and whether the image was sent."""
         channel = self._channel or self._connect()
         channel.send(put)
         answer = channel.answer(put.total)

@@ -49,7 +49,7 @@ class CopyServer:
         self._entrance = Entrance(listener, key, self._admit, notes)
 
     def expect(self, addresses: Iterable[str]) -> None:
-        """Where agents of this job are, for whom there is always room."""
+        """Take the addresses of this job's agents, for whom there is always room."""
         self._entrance.expect(addresses)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class CopyServer:
         channel.send(answer)
 
     def _welcome(self, put: Put) -> CopyAnswer | None:
-        """The refusal of what does not belong to the generation that runs here.
+        """Return the refusal of what does not belong to the generation that runs here.
 
         Once workers are being stopped nothing new is let in: it would cost an older copy of which the
         controller has heard already. What is coming in then comes to its end.
@@ -160,7 +160,7 @@ class PeerBuffers:
         self.number = 2  # buffers per rank; 0: nothing is taken in
 
     def answer(self, put: Put) -> CopyAnswer:
-        """What to say to the offer, before anything is done about it."""
+        """Return what to say to the offer, before anything is done about it."""
         if self.number == 0:
             return _refused("its memory has no room for copies of other nodes")
         if put.checkpoint in self._held(put.rank).values():
@@ -222,7 +222,7 @@ class PeerBuffers:
         return CopyAnswer(verdict=CopyVerdict.GO)
 
     def _victim(self, put: Put) -> Path:
-        """The buffer to refill: an empty one, else what the running generation cannot use, else the older."""
+        """Choose the buffer: an empty one, else what the running generation cannot use, else the older."""
         held = self._held(put.rank)
 
         def worth(path: Path) -> tuple[bool, bool, int]:
@@ -234,7 +234,7 @@ class PeerBuffers:
         return min(self._paths(put.rank), key=worth)
 
     def _held(self, rank: int) -> dict[Path, CheckpointId]:
-        """The checkpoints of the whole images in the buffers of ``rank``."""
+        """Return the checkpoints of the whole images in the buffers of ``rank``."""
         found = {}
         for path in self._paths(rank):
             try:
@@ -249,7 +249,7 @@ class PeerBuffers:
         return [self._folder.peer(rank, number) for number in range(max(1, self.number))]
 
     def _buffer(self, path: Path) -> Buffer:
-        """The buffer, mapped since its last use: mapping a gigabyte anew takes a tenth of a second."""
+        """Return the buffer, mapped since its last use: mapping a gigabyte anew takes a tenth of a second."""
         with self._lock:
             inode, known = self._open.get(path, (0, None))
             if known is not None and _inode(path) == inode:
@@ -269,7 +269,7 @@ def _inode(path: Path) -> int:
 
 
 def _has_room(buffer: Buffer, total: int) -> bool:
-    """Whether the folder's file system has the memory, asked before the image that is there is given up."""
+    """Return whether the folder's file system has the memory, before the image that is there is given up."""
     space = os.statvfs(buffer.path.parent)
     free = space.f_bavail * space.f_frsize - _RESERVE * space.f_blocks * space.f_frsize
     return total - buffer.capacity <= max(0.0, free)

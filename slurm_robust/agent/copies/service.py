@@ -151,13 +151,13 @@ class CopyService:
         return str(self._here.parts.memory.path) if self._here is not None else ""
 
     def inventory(self) -> tuple[Copy, ...]:
-        """The whole copies here, now in memory, and on the disk as of the last check."""
+        """Return the whole copies here, now in memory, and on the disk as of the last check."""
         if self._here is None:
             return ()
         return (*self._here.parts.memory.inventory(), *self._on_disk)
 
     def news(self) -> CopyNews:
-        """What a heartbeat reports of copies now."""
+        """Return what a heartbeat reports of copies now."""
         if self._here is None:
             return NO_COPIES
         self._read_plans(self._here)
@@ -182,11 +182,11 @@ class CopyService:
         return self._saved(), self._unsaved()
 
     def _saved(self) -> FlushRequest | None:
-        """What the newest :meth:`save` was for, once it is on storage."""
+        """Return what the newest :meth:`save` was for, once it is on storage."""
         return self._request if self._here is not None and self._here.flusher.done is self._request else None
 
     def _unsaved(self) -> str:
-        """Why the newest :meth:`save` failed, beginning with the checkpoint; "" as long as it may succeed."""
+        """Return why the newest :meth:`save` failed, its checkpoint first; "" while it may succeed."""
         if self._saving is None or self._here is None:
             return ""
         checkpoint = self._saving.checkpoint
@@ -196,7 +196,7 @@ class CopyService:
         return f"{checkpoint}: {failed[1]}" if failed is not None and failed[0] is self._request else ""
 
     def _unflushed(self, flusher: Flusher) -> str:
-        """Why a checkpoint of the running generation did not get onto storage, beginning with its step."""
+        """Return why a checkpoint of this generation did not get onto storage, beginning with its step."""
         if flusher.failed is None:
             return ""
         wanted, why = flusher.failed
@@ -233,7 +233,7 @@ class CopyService:
             self._pace.bytes_s = PEER_SHARE * speed_of(interface_of(address))
 
     def launched(self, launch: Launch) -> None:
-        """The workers of ``launch`` are about to start."""
+        """Prepare for the workers of ``launch``, which are about to start."""
         if self._here is None:
             return
         memory = self._here.parts.memory
@@ -274,7 +274,7 @@ class CopyService:
         self._check_disk_soon()
 
     def set_stride(self, stride: int) -> None:
-        """Which steps go to peers from now on."""
+        """Set which steps go to peers from now on."""
         if self._running is not None:
             self._running.watch.stride = stride
 
@@ -320,7 +320,7 @@ class CopyService:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _read_plans(self, here: _Here) -> None:
-        """What workers found out about the node's memory: how many copies of other nodes it can take."""
+        """Read what workers found out about the node's memory: how many copies of other nodes it can take."""
         plans = read_plans(here.parts.memory.path)
         if plans:
             here.buffers.number = min(plan.peer_buffers for plan in plans)
@@ -352,7 +352,7 @@ class CopyService:
 
 
 def read_plans(folder: Path) -> list[MemoryPlan]:
-    """The plans that this node's workers have left in the folder of copies."""
+    """Return the plans that this node's workers have left in the folder of copies."""
     plans = []
     for path in folder.glob("plan-*.json"):
         try:

@@ -40,7 +40,7 @@ class BufferScan:
         self._parsed: dict[str, tuple[bytes, FoundImage | None]] = {}
 
     def images(self) -> list[FoundImage]:
-        """The whole images in buffers of ranks that run, or once ran, on this node."""
+        """Return the whole images in buffers of ranks that run, or once ran, on this node."""
         found = []
         for name, file in self._buffers():
             prefix = os.pread(file, _PREFIX_BYTES, 0)
@@ -89,7 +89,7 @@ class BufferScan:
 
 
 def pause_s(step_s: float, since_s: float) -> float:
-    """Seconds until the next scan, by those between the last two snapshots and those since the last one."""
+    """Return seconds until the next scan, by those between the last two snapshots and since the last one."""
     return min(max(_PART * max(step_s, since_s), _SHORTEST_S), _LONGEST_S)
 
 
@@ -156,7 +156,7 @@ class SnapshotWatch:
             self._tidy(images, current)
 
     def _offer_restored(self, senders: dict[int, PeerSender], checkpoint: CheckpointId) -> None:
-        """What was restored is all that there is until the first snapshots, and a peer may be new."""
+        """Offer what was restored: it is all there is until the first snapshots, and a peer may be new."""
         now = time.monotonic()
         if now < self._next_search:
             return
@@ -173,7 +173,7 @@ class SnapshotWatch:
             self._step, self._step_seen = step, now
 
     def _tidy(self, images: list[FoundImage], current: list[FoundImage]) -> None:
-        """When two snapshots have replaced what was restored, free what lies around from before."""
+        """Free what lies around from before, once two snapshots have replaced what was restored."""
         for image in current:
             if image.header.rank in self._newer:
                 self._newer[image.header.rank].add(image.header.step)
