@@ -713,11 +713,9 @@ class Sim:
         state = core.state
         if self.disagreement():
             return False
-        rehearses = any(n.agent is not None and n.agent.state.rehearses for n in self.nodes.values())
+        is_busy = any(agent.is_busy for node in self.nodes.values() for agent in node.agents.values())
         whole = len(self.ranks) == state.world.placement.world_size
-        return (
-            core.trains and state.world.incident is None and core.ending is None and whole and not rehearses
-        )
+        return core.trains and state.world.incident is None and core.ending is None and whole and not is_busy
 
     def _leap(self, until: float) -> None:
         """Jump there, with all the steps that fit."""

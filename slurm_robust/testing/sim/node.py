@@ -224,9 +224,10 @@ class SimAgent:
         return self._env.now + self.node.clock_s
 
     @property
-    def epoch(self) -> int:
-        """The controller that it obeys."""
-        return self.state.epoch
+    def is_busy(self) -> bool:
+        """Whether it does more than to watch: it rehearses, or a step to come is to go to storage."""
+        stores = self._flush >= 0 or any(rank.wanted >= 0 for rank in self.ranks.values())
+        return self.state.rehearses or (self.state.phase is msg.Phase.RUNNING and stores)
 
     # -- what happens to it ------------------------------------------------------------------------
 
@@ -278,9 +279,10 @@ class SimAgent:
             self._book.learn(("numpy",))
         if first or step == launch.announce_step:
             self._wanted = True
-        if step == self._flush:
+        if 0 <= self._flush <= step:
+            if step == self._flush:  # else a leap has passed over it
+                self._after(self._env.pace.write_s, partial(self._write_flush, ref, launch))
             self._flush = -1
-            self._after(self._env.pace.write_s, partial(self._write_flush, ref, launch))
         for rank in self.ranks.values():
             if 0 <= rank.wanted <= step:
                 rank.wanted = -1

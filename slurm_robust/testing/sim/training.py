@@ -90,7 +90,7 @@ class Training:
         self._timeline, self._chance, self._reaches = timeline, chance, reaches
         self._on_step, self._on_done = on_step, on_done
         self._members: dict[int, dict[int, Rank]] = defaultdict(dict)
-        self._planned: set[int] = set()  # generations whose next step is under way
+        self._planned: dict[int, float] = {}  # when the step ends that a generation is at
 
     def enter(self, rank: Rank) -> None:
         """``rank`` has restored, and meets the others of its generation."""
@@ -109,11 +109,14 @@ class Training:
             return
         if self._next_step(self._members[generation]) >= self.steps:
             self._on_done(dict(self._members[generation]))
-        else:
-            self._planned.add(generation)
-            slowest = max((self.slow.get(rank, 1.0) for rank in self._members[generation]), default=1.0)
-            took_s = self.step_s * slowest * self._chance.uniform(0.97, 1.03)
-            self._timeline.after(took_s, lambda: self._complete(generation))
+            return
+        self._plan(generation, self._timeline.now)
+
+    def _plan(self, generation: int, begins: float) -> None:
+        slowest = max((self.slow.get(rank, 1.0) for rank in self._members[generation]), default=1.0)
+        ends = begins + self.step_s * slowest * self._chance.uniform(0.97, 1.03)
+        self._planned[generation] = ends
+        self._timeline.after(ends - self._timeline.now, lambda: self._complete(generation, ends))
 
     def nudge_all(self) -> None:
         """As :meth:`nudge`, for every generation."""
@@ -137,7 +140,9 @@ class Training:
         at = began + more * self.step_s
         for rank in members.values():
             rank.step, rank.at = first + more, at
+        self.newest = max(self.newest, first + more)
         self._on_step(members, first + more)
+        self._plan(generation, at)
         return at
 
     def _is_able(self, generation: int) -> bool:
@@ -153,8 +158,10 @@ class Training:
         done = next(iter(members.values())).step
         return (done if done >= 0 else _restored(members)) + 1
 
-    def _complete(self, generation: int) -> None:
-        self._planned.discard(generation)
+    def _complete(self, generation: int, planned: float) -> None:
+        if self._planned.get(generation) != planned:
+            return  # a leap has passed over it
+        del self._planned[generation]
         if not self._is_able(generation):
             return
         members = self._members[generation]
