@@ -1,4 +1,4 @@
-"""Nodes of a job, on folders in shared memory that are gone after the test."""
+"""Nodes of a job, on folders in shared memory, and real agents: gone after the test."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.agent.copy_nodes import MakeNode, Node, keys_in
+from tests.unit.agent.local_job import LocalJob, MakeJob
 
 
 @pytest.fixture
@@ -37,3 +38,16 @@ def make(shm: Path, job: Path) -> Iterator[MakeNode]:
     yield make
     for node in nodes:
         node.close()
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[MakeJob]:
+    jobs: list[LocalJob] = []
+
+    def make(script: str, **spec: object) -> LocalJob:
+        jobs.append(LocalJob(tmp_path, script, **spec))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.close()

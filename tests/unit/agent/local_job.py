@@ -252,3 +252,6 @@ def is_alive(pid: int) -> bool:
 def pause(seconds: float) -> None:
     """For proofs that something does not happen within ``seconds``."""
     threading.Event().wait(seconds)
+
+
+MakeJob = Callable[..., LocalJob]

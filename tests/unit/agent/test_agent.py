@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +22,11 @@ from slurm_robust.wire.messages import Heartbeat, Inject, Phase, Refused, Reques
 from slurm_robust.wire.sockets import knock
 from tests.builders import specs
 from tests.unit.agent.copy_nodes import MIB, fill
-from tests.unit.agent.local_job import LocalJob, ScriptedController, is_alive, pause, rival
+from tests.unit.agent.local_job import LocalJob, MakeJob, ScriptedController, is_alive, pause, rival
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
-MakeJob = Callable[..., LocalJob]
 
 SLEEPER = """
 import os, signal, time
@@ -58,19 +56,6 @@ for step in range(int(os.environ.get("STEPS", "1000000"))):
     optimizer.step()
 print("done", dist.get_world_size())
 """
-
-
-@pytest.fixture
-def make_job(tmp_path: Path) -> Iterator[MakeJob]:
-    jobs: list[LocalJob] = []
-
-    def make(script: str, **spec: object) -> LocalJob:
-        jobs.append(LocalJob(tmp_path, script, **spec))  # type: ignore[arg-type]
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
 
 
 def as_program(job_script: str) -> dict[str, object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,11 @@ from slurm_robust.util import proc
 from slurm_robust.wire.messages import Phase, Rehearse
 from slurm_robust.worker.rehearsal import NICENESS
 from tests.forked_python import run_python
-from tests.unit.agent.local_job import LocalJob, ScriptedController, is_alive
+from tests.unit.agent.local_job import LocalJob, MakeJob, ScriptedController, is_alive
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
-MakeJob = Callable[..., LocalJob]
 
 DDP = """
 import os, sys, torch, torch.distributed as dist
@@ -65,19 +63,6 @@ for _ in range(500):
         break
 time.sleep(1000)
 """
-
-
-@pytest.fixture
-def make_job(tmp_path: Path) -> Iterator[MakeJob]:
-    jobs: list[LocalJob] = []
-
-    def make(script: str, **spec: object) -> LocalJob:
-        jobs.append(LocalJob(tmp_path, script, **spec))  # type: ignore[arg-type]
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.close()
 
 
 def order(

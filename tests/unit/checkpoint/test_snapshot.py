@@ -5,10 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import resource
-import shutil
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +16,8 @@ from slurm_robust.checkpoint.errors import NotWritten, UnsupportedState
 from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.model.copies import CheckpointId
 from tests.forked_python import run_python
-from tests.unit.checkpoint.snapshot_training import RUN, UNUSUAL, Example, is_right, state_at, steps_in
+from tests.unit.checkpoint.snapshot_training import UNUSUAL, Example, is_right, state_at, steps_in
 from tests.waiting import wait_for
-
-
-@pytest.fixture
-def folder() -> Iterator[MemoryFolder]:
-    base = Path(tempfile.mkdtemp(prefix="test-snapshot-", dir="/dev/shm"))
-    yield MemoryFolder.create(RUN, base)
-    shutil.rmtree(base)
 
 
 def test_snapshots_hold_what_was_there_after_their_step(folder: MemoryFolder) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import fcntl
 import random
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +21,7 @@ from slurm_robust.checkpoint.snapshot import Snapshotter
 from slurm_robust.checkpoint.state import Training, capture
 from slurm_robust.checkpoint.tree import flatten
 from slurm_robust.model.copies import SHARED, CheckpointId
-from tests.unit.checkpoint.snapshot_training import RUN, UNUSUAL, Example, is_right, state_at, steps_in
+from tests.unit.checkpoint.snapshot_training import UNUSUAL, Example, is_right, state_at, steps_in
 from tests.waiting import wait_for
 
 
@@ -79,13 +76,6 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return len(a) == len(b) and all(
         x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
     )
-
-
-@pytest.fixture
-def folder() -> Iterator[MemoryFolder]:
-    base = Path(tempfile.mkdtemp(prefix="test-ahead-", dir="/dev/shm"))
-    yield MemoryFolder.create(RUN, base)
-    shutil.rmtree(base)
 
 
 @pytest.fixture

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +18,7 @@ from slurm_robust.checkpoint.memory import MemoryFolder
 from slurm_robust.checkpoint.state import Training
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.testing.lagging_gpus import PAGE, LaggingGpus
-from tests.unit.checkpoint.snapshot_training import RUN, Example, is_right, state_at
+from tests.unit.checkpoint.snapshot_training import Example, is_right, state_at
 from tests.waiting import wait_for
 
 
@@ -65,13 +62,6 @@ class OnGpu(Example):
 
 def plus_one(gpus: LaggingGpus, tensor: torch.Tensor) -> None:
     gpus.launch(lambda: tensor.data.add_(1), tensor)
-
-
-@pytest.fixture
-def folder() -> Iterator[MemoryFolder]:
-    base = Path(tempfile.mkdtemp(prefix="test-gpu-", dir="/dev/shm"))
-    yield MemoryFolder.create(RUN, base)
-    shutil.rmtree(base)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import JournalDamaged
 from slurm_robust.model.nodeseen import HookSeen, NodeSeen
 from slurm_robust.report import job_main
-from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.find import NoSuchJob
 from tests.unit.ledger.journals import Journal, at
@@ -156,13 +155,6 @@ def test_a_folder_that_disappears_meanwhile_is_missed(folder: Path) -> None:
 
 
 # -- what Slurm says -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def slurm() -> FakeSlurm:
-    slurm = FakeSlurm()
-    slurm.submit(SubmitRequest(command=("train.sh",)))
-    return slurm
 
 
 def journal_of(slurm: FakeSlurm) -> Journal:

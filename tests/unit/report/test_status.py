@@ -24,18 +24,10 @@ from slurm_robust.model.moment import encode
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import render, status_at, status_of, watch
-from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.trainings.phase import phase_of
 from tests.builders import incidents
 from tests.builders.events import run_started
-
-
-@pytest.fixture
-def slurm() -> FakeSlurm:
-    slurm = FakeSlurm()
-    slurm.submit(SubmitRequest(command=("train.sh",)))
-    return slurm
 
 
 @pytest.fixture

@@ -21,12 +21,6 @@ def started(folder: Path, array_task: str = "") -> Path:
     return folder
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "srobust-jobs"
-
-
 def test_a_job_by_its_id_its_name_its_folder_and_its_root(root: Path) -> None:
     slurm = FakeSlurm()
     job, named = started(root / "7"), started(root / "8.night")

@@ -15,12 +15,6 @@ from tests.unit.trainings.test_find import started
 from tests.users import as_another_user
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "srobust-jobs"
-
-
 def test_a_name_stands_for_its_newest_job(root: Path) -> None:
     make_training(root, "gpt", 7, 9, 8)
     slurm = FakeSlurm()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from slurm_robust.wire import gate, portfilter
 from slurm_robust.wire.gate import BAN_S, WINDOW_S, Strangers, listen
-from slurm_robust.wire.keys import ClientKeys, create_keys, load_client, load_server
+from slurm_robust.wire.keys import ClientKeys, load_server
 from slurm_robust.wire.messages import Heartbeat, Phase, Ping, Pong
 from slurm_robust.wire.sockets import (
     MAX_MESSAGE_BYTES,
@@ -158,12 +158,6 @@ def test_who_is_kept_out_may_try_again_later() -> None:
 
 
 # -- the controller's port ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> ClientKeys:
-    create_keys(tmp_path / "keys")
-    return load_client(tmp_path / "keys")
 
 
 @pytest.fixture

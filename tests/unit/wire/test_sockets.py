@@ -22,12 +22,6 @@ BEAT = Heartbeat(node="n1", agent="a1", seq=1, epoch=1, phase=Phase.IDLE)
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> ClientKeys:
-    create_keys(tmp_path / "keys")
-    return load_client(tmp_path / "keys")
-
-
-@pytest.fixture
 def controller(tmp_path: Path, keys: ClientKeys) -> Iterator[ControllerSocket]:
     socket = ControllerSocket(load_server(tmp_path / "keys"))
     yield socket
