@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec.structs import replace
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from slurm_robust.evidence.incidents import IncidentReport
@@ -17,7 +13,7 @@ from slurm_robust.model.record import Record
 from slurm_robust.model.startup import START_PHASES, PhaseTimes
 from slurm_robust.report.chapters import place_text
 from slurm_robust.report.job_view import JobView
-from slurm_robust.terminal.console import facts_table, section, show
+from slurm_robust.terminal.console import facts_table, plain_table, section, show
 from slurm_robust.trainings.find import find, load_events, place_of
 from slurm_robust.trainings.slurmview import make_slurm
 from slurm_robust.util.hostlist import fold as fold_nodes
@@ -144,35 +140,24 @@ def render(start: GenerationStart) -> RenderableType:
     if start.stages:
         clocks = ", by wall clocks, since another controller began" if start.by_wall_clocks else ""
         title = f"Recovery: incident {start.incident}, from the fault to the first new step (seconds{clocks})"
-        parts += section(title, _stages_table(start.stages))
-    if start.phases:
-        parts += section("Start of the nodes (seconds)", _phases_table(start.phases))
-    else:
+        names = [*map(one_line, start.stages), "all"]
+        stages = plain_table(*names, right=names)
+        stages.add_row(*(f"{spent:.2f}" for spent in (*start.stages.values(), sum(start.stages.values()))))
+        parts += section(title, stages)
+    if not start.phases:
         parts.append("\nIts phases are not known yet: they are recorded at its first step, or at its end.")
-    return Group(*parts)
-
-
-def _stages_table(stages: dict[str, float]) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
-    for stage in (*stages, "all"):
-        table.add_column(one_line(stage), justify="right")
-    table.add_row(*(f"{spent:.2f}" for spent in (*stages.values(), sum(stages.values()))))
-    return table
-
-
-def _phases_table(phases: Sequence[PhaseTimes]) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, expand=False, padding=(0, 1, 0, 0))
-    table.add_column("phase", no_wrap=True)
-    table.add_column("median", justify="right", no_wrap=True)
-    table.add_column("nodes, slowest first", overflow="fold")
-    table.add_column("what", style="dim", overflow="fold")
-    for times in phases:
+        return Group(*parts)
+    phases = plain_table("phase", "median", "nodes, slowest first", "what", right=("median",))
+    for column in phases.columns[:2]:
+        column.no_wrap = True
+    phases.columns[-1].style = "dim"
+    for times in start.phases:
         shown = list(times.nodes.items())[:MAX_SHOWN]
         more = f"; {times.measured - len(shown)} more" if times.measured > len(shown) else ""
-        table.add_row(
+        phases.add_row(
             one_line(times.phase),
             f"{times.median_s:.2f}",
             Text(", ".join(f"{one_line(node)} {spent:.2f}" for node, spent in shown) + more),
             START_PHASES.get(times.phase, ""),
         )
-    return table
+    return Group(*parts, *section("Start of the nodes (seconds)", phases))

@@ -62,7 +62,13 @@ def together(
     steps = max(0, max((span.step for span in books.spans), default=-1) - first + 1)
     summary = figures(books, costs, over, steps)
     end = books.begin + books.wall_ms / 1000
-    events, times = _one_after_the_other(jobs)
+    events, times = list[ev.AnyEvent](), list[float]()
+    for one in jobs:
+        events += one.events
+        times += one.books.times
+        if one is not jobs[-1]:  # each job gives its nodes back at its end, also if it did not say so
+            events.append(ev.RunEnded(t=one.report.end, code=0, reason=""))
+            times.append(one.report.end)
     marks = [mark for report in reports for mark in report.marks]
     for row in rows:
         if (t := row.started if row.started is not None else row.begin) is not None:
@@ -149,19 +155,3 @@ def all_incidents(jobs: Sequence[tuple[str, Sequence[IncidentRow]]]) -> tuple[In
         added = found[-1].number if found else 0
         found += (replace(row, number=row.number + added, job=job, of_job=row.number) for row in rows)
     return tuple(found)
-
-
-def _one_after_the_other(jobs: Sequence[ReportedJob]) -> tuple[list[ev.AnyEvent], list[float]]:
-    """Return all events with their times.
-
-    Each job gives its nodes back at its end, also if it did not say so.
-    """
-    events, times = list[ev.AnyEvent](), list[float]()
-    for place, one in enumerate(jobs):
-        events += one.events
-        times += one.books.times
-        if place < len(jobs) - 1:
-            end = one.report.end
-            events.append(ev.RunEnded(t=end, code=0, reason=""))
-            times.append(end)
-    return events, times

@@ -63,34 +63,29 @@ def main(name: str, *, otlp: str | None, json: bool, job_dir: str | None) -> int
     """
     slurm = make_slurm()
     found = named(name, job_dir, slurm)
+    shown: Trace | TrainingTraces
     if isinstance(found, TrainingDirectory):
-        every = traces_of(found, slurm)
-        if not _sent(tuple(every.jobs.values()), otlp, json=json):
-            show(every, render_all, json=json)
+        shown = traces_of(found, slurm)
+        traces = tuple(shown.jobs.values())
     else:
-        trace = trace_of(JobView(events=load_events(found)))
-        if not _sent((trace,), otlp, json=json):
-            show(trace, render, json=json)
-    return 0
-
-
-def _sent(traces: Sequence[Trace], otlp: str | None, *, json: bool) -> bool:
-    """Send them if that was asked for; return whether nothing is left to print. Raises :class:`NotSent`."""
-    if otlp is None:
-        return False
-    endpoint_of(otlp)
-    try:
-        from slurm_robust.telemetry.otlp import send
-    except ImportError as error:
-        raise NotSent(
-            f"OpenTelemetry is not installed ({error})", fix="pip install 'slurm_robust[otlp]'"
-        ) from error
-    for trace in traces:
-        send(trace, otlp)
-    if not json:
+        shown = trace_of(JobView(events=load_events(found)))
+        traces = (shown,)
+    if otlp is not None:
+        endpoint_of(otlp)
+        try:
+            from slurm_robust.telemetry.otlp import send
+        except ImportError as error:
+            raise NotSent(
+                f"OpenTelemetry is not installed ({error})", fix="pip install 'slurm_robust[otlp]'"
+            ) from error
+        for trace in traces:
+            send(trace, otlp)
+    if otlp is None or json:
+        show(shown, render, json=json)
+    else:
         of_jobs = f" of {len(traces)} jobs" if len(traces) > 1 else ""
         print(f"{count(sum(len(trace.spans) for trace in traces), 'span')}{of_jobs} sent to {one_line(otlp)}")
-    return not json
+    return 0
 
 
 def traces_of(training: TrainingDirectory, slurm: SlurmClient) -> TrainingTraces:
@@ -261,23 +256,20 @@ def _incident(report: IncidentReport) -> Iterator[TraceSpan]:
         begin += seconds
 
 
-def render_all(traces: TrainingTraces) -> RenderableType:
-    """Return the spans of each job below its name."""
-    parts: list[RenderableType] = []
-    for job, trace in traces.jobs.items():
-        parts += section(f"job {one_line(job)} of training {one_line(traces.training)}", render(trace))
-    parts += (Text(f"job {one_line(job)}: {one_line(how)}") for job, how in traces.left_out.items())
-    return Group(*parts)
-
-
-def render(trace: Trace) -> Table:
-    """Return one line for each span, children below their parents."""
+def render(shown: Trace | TrainingTraces) -> RenderableType:
+    """Return one line for each span, children below their parents; of a training below each job."""
+    if isinstance(shown, TrainingTraces):
+        parts: list[RenderableType] = []
+        for job, trace in shown.jobs.items():
+            parts += section(f"job {one_line(job)} of training {one_line(shown.training)}", render(trace))
+        parts += (Text(f"job {one_line(job)}: {one_line(how)}") for job, how in shown.left_out.items())
+        return Group(*parts)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name in ("begin", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("span", overflow="fold")
-    children = by_parent(trace.spans)
-    known = {span.key for span in trace.spans}
+    children = by_parent(shown.spans)
+    known = {span.key for span in shown.spans}
     tops = [span for parent, spans in children.items() if parent not in known for span in spans]
     _rows(table, sorted(tops, key=lambda span: span.begin), children, 0)
     return table
