@@ -65,7 +65,7 @@ class IncidentRow(Record):
     localise_s: float | None
     recover_s: float | None
     steps_repeated: int | None
-    """None where the script does not number its steps."""
+    """None if the script does not number its steps."""
     job: str = ""
     """Of which it is one among those of several jobs, else ""."""
     of_job: int = 0

@@ -76,13 +76,13 @@ class IncidentReport(Record):
     """The newest decision asks for more evidence."""
 
     carried_out: bool = True
-    """False where the policy only said what it would do."""
+    """False if the policy only said what it would do."""
 
     detect_s: float = 0.0
     localise_s: float | None = None
     recover_s: float | None = None
     steps_repeated: int | None = None
-    """Steps that were done again; None where the script does not number its steps."""
+    """Steps that were done again; None if the script does not number its steps."""
 
     @property
     def blame(self) -> Blame | None:

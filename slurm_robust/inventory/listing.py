@@ -142,7 +142,7 @@ class CheckpointListing(Record):
     nbytes: int = 0
     """Of all files of checkpoints on storage, incomplete ones too."""
     free: int | None = None
-    """Bytes that storage has free, None where it does not say."""
+    """Bytes that storage has free, None if it does not say."""
     moved_aside: tuple[str, ...] = ()
     """Folders of other trainings of this name, which have checkpoints of their own."""
 

@@ -39,11 +39,11 @@ class Needed(SrobustError):
 
 
 DECLINED = 1
-"""The exit code where a person answers no."""
+"""The exit code if a person answers no."""
 
 
 class NotSure(SrobustError):
-    """Nobody can be asked, or what was asked for is not so any more."""
+    """There is no terminal to ask at, or what was asked for has changed."""
 
     exit_code = ExitCode.USAGE
 
@@ -81,7 +81,7 @@ class Removed(Record):
     """Complete ones that stay, newest first."""
     left_nbytes: int
     free: int | None
-    """Bytes that storage has free now, None where it does not say."""
+    """Bytes that storage has free now, None if it does not say."""
     dry_run: bool
     warnings: tuple[str, ...] = ()
     """Who needed what is gone."""
@@ -245,7 +245,7 @@ class _Plan(Record):
 
 
 def _kept(directory: JobDirectory) -> tuple[int, int | None]:
-    """Return how many the job keeps, and after how many steps one for good; as far as its folder says."""
+    """Return how many the job keeps, and after how many steps one for good; else the defaults."""
     keep, keep_every = 2, None
     try:
         keep = msgspec.json.decode(directory.spec.read_bytes(), type=JobSpec).copies.keep
@@ -287,7 +287,7 @@ def chosen(shelf: Shelf, steps: Sequence[str]) -> tuple[CheckpointId, ...]:
 
 
 def _may(shelf: Shelf, refs: Collection[CheckpointId]) -> bool:
-    """Return whether a person says yes. Raises :class:`NotSure` if nobody can be asked."""
+    """Return whether a person says yes. Raises :class:`NotSure` without a terminal."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise NotSure(
             f"{_steps(refs)} of {shelf.whose} would be removed, and nobody can be asked here",

@@ -77,7 +77,7 @@ def _cells(row: ChapterRow) -> tuple[str | Text, ...]:
 def place_text(training: str, chapter: int, newest: str | None) -> str:
     """Return ``gpt, its newest job (chapter 3); all jobs: …``, or ``gpt, chapter 2; its newest job is 12``.
 
-    ``newest``: the newest job, "" for this one, None where that is not known.
+    ``newest``: the newest job, "" for this one, None if that is not known.
     """
     name, number = one_line(training), f"chapter {chapter}" if chapter else "one of its jobs"
     if newest == "":

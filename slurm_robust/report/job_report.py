@@ -30,7 +30,7 @@ class SlurmFacts(Record):
     """What Slurm says of the job; by default nothing."""
 
     state: str = ""
-    """For a person, "" where Slurm does not know the job."""
+    """For a person, "" if Slurm does not know the job."""
     now: float | None = None
     """The time by slurmctld's clock, of a job that may go on; None: the report ends with the journal."""
     runs: tuple[AccountedRun, ...] = ()
@@ -92,7 +92,7 @@ class IncidentEntry(Record):
     facts: dict[str, str]
     timeline: tuple[TimelineEntry, ...]
     root: str
-    """The exit that explains the others, "" where no worker failed."""
+    """The exit that explains the others, "" if no worker failed."""
     lines: tuple[str, ...]
     """The last ones that the worker of ``root`` wrote."""
     tests: tuple[ResultRow, ...]
@@ -114,7 +114,7 @@ class JobReport(Record):
     Of a training, what is of one job only (its command, its state) is of the newest; incidents are numbered
     anew, and have the numbers that they have in their job besides.
 
-    Times are seconds since 1970 by slurmctld's clock, as far as the journal knows that.
+    Times are seconds since 1970 by slurmctld's clock, if the journal knows that.
     """
 
     job_id: int
@@ -136,7 +136,7 @@ class JobReport(Record):
     phase: str
     reason: str
     slurm: str
-    """Slurm's own state of the job, "" where it does not know the job."""
+    """Slurm's own state of the job, "" if it does not know the job."""
     notes: tuple[str, ...]
     """What this report lacks, and why."""
     noted: tuple[TimelineEntry, ...]
@@ -153,7 +153,7 @@ class JobReport(Record):
     chapters: tuple[ChapterRow, ...] = ()
     """The jobs of the training in their order, or this one."""
     seen: tuple[NodeSeen, ...] = ()
-    """What prolog and epilog told of nodes around the job's runs, where that is more than nothing."""
+    """What prolog and epilog told of nodes around the job's runs, if that is more than nothing."""
 
 
 class Books(Record):
@@ -188,7 +188,7 @@ def job_report(
 
     ``evidence`` by incident, ``notes`` on how it was read.
 
-    ``known``: its ledger, where it is known. ``later`` is as in
+    ``known``: its ledger, if it is known. ``later`` is as in
     :func:`~slurm_robust.evidence.incidents.incident_reports`.
     """
     known = known or books_of(events, slurm)
@@ -250,7 +250,7 @@ def job_report(
 def _without_steps(
     events: Sequence[ev.AnyEvent], times: Sequence[float]
 ) -> tuple[list[ev.AnyEvent], list[float]]:
-    """Return the journal without lines of progress that another one of the same generation follows at once.
+    """Return the journal without lines of progress that another one of the same generation follows.
 
     Steps of a generation only grow, so whoever asks for the newest step finds the same.
     """

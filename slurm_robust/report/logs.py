@@ -227,11 +227,11 @@ class RunEnd:
         self._slurm = slurm
         self._job_id = job_id
         self._size = -1
-        self._asked = time.monotonic() - ASK_SLURM_S  # the first check asks at once
+        self._asked = time.monotonic() - ASK_SLURM_S  # the first check asks immediately
         self._reported = False
 
     def __call__(self) -> bool:
-        """Check once; reads the end of the journal only where it has grown."""
+        """Check once; reads the end of the journal only if it has grown."""
         try:
             size = self._journal.stat().st_size
             if size != self._size:

@@ -102,7 +102,7 @@ class Status(Record):
     reason: str
     exit_code: int | None
     slurm: str
-    """Slurm's own state of the job, "" where it does not know the job."""
+    """Slurm's own state of the job, "" if it does not know the job."""
 
     advice: str
     """What the job waits for in Slurm, and what ends the wait; "" for nothing."""
@@ -144,7 +144,7 @@ class Status(Record):
 
     notes: tuple[str, ...]
     controller_silent_s: float | None = None
-    """For how long the controller has written nothing, where that is longer than it should be. By the clock
+    """For how long the controller has written nothing, if that is longer than it should be. By the clock
     of this machine, so clocks that differ show here, too."""
     waiting: PendingJob | None = None
     """What a pending job waits for."""
@@ -153,9 +153,9 @@ class Status(Record):
     training: str = ""
     """The name of the training of which the job is a chapter, "" for none."""
     chapter: int = 0
-    """Which of its jobs this is, from 1; 0 where that is not known."""
+    """Which of its jobs this is, from 1; 0 if that is not known."""
     newest_job: str | None = None
-    """The newest of its jobs, "" if it is this one; None where that is not known."""
+    """The newest of its jobs, "" if it is this one; None if that is not known."""
     moved_aside: tuple[str, ...] = ()
     """Folders of other trainings of this name."""
     start: GenerationStart | None = None
@@ -206,7 +206,7 @@ def _standbys(state: JobState) -> dict[str, StandbyRow]:
     rows = {
         f"companion {job_id}": StandbyRow(stage=StandbyStage.PROVISIONING.value)
         for job_id, companion in state.companions.items()
-        if not companion.node  # it is to lend one
+        if not companion.node  # it will lend one
     }
     for node in state.spares:
         known, test = state.standbys.get(node), state.standby_tests.get(node)
@@ -242,7 +242,7 @@ def watch(
 ) -> int:
     """Show the status again every ``every_s`` seconds, until the job has ended or Ctrl-C.
 
-    In place where the cursor can be moved, else one below the other. ``pause`` waits for so many seconds.
+    In place if the cursor can be moved, else one below the other. ``pause`` waits for so many seconds.
     Raises ``NoSuchJob``, ``JournalDamaged``.
     """
     slurm, screen = slurm or make_slurm(), Screen()

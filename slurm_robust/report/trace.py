@@ -2,7 +2,7 @@
 
 Of a training each job has a trace of its own, with the ids that it has alone.
 
-Names and attributes are those of NVIDIA's one-logger where it has some (nv_one_logger 2.3: what Megatron-LM
+Names and attributes are those of NVIDIA's one-logger if it has some (nv_one_logger 2.3: what Megatron-LM
 and NeMo emit): ``application``, ``training_loop``, ``distributed_code_initialization``,
 ``model_initialization``, ``checkpoint_load``, ``checkpoint_save_async``; ``world_size``, ``session_tag``,
 ``train_iterations_start``, ``current_iteration``, ``latest_loss``. What it has no name for begins with

@@ -56,11 +56,11 @@ class _TrainingLine(Record):
     newest: str = ""
     """The id of its newest job, as squeue shows it."""
     state: ChapterState | None = None
-    """Of that; None where nothing is known."""
+    """Of that; None if nothing is known."""
     how: str = ""
     """What that does, or how it ended."""
     slurm: str = ""
-    """Slurm's own state of it, "" where Slurm does not know it."""
+    """Slurm's own state of it, "" if Slurm does not know it."""
     holder: str = ""
     """The id of the job that has the training now, "" for none."""
     step: int = -1
@@ -74,9 +74,9 @@ class _TrainingLine(Record):
     storage: str = ""
     """Where they are."""
     unlisted: str = ""
-    """Why storage does not say which checkpoints it has, "" where it does."""
+    """Why storage does not say which checkpoints it has, "" if it does."""
     trouble: str = ""
-    """Why it cannot be read, "" where it can."""
+    """Why it cannot be read, "" if it can."""
 
 
 class TrainingShown(Record):
@@ -85,13 +85,13 @@ class TrainingShown(Record):
     training: _TrainingLine
     jobs: tuple[ChapterRow, ...]
     ledger: Summary | None
-    """Of all jobs together; None where none of them has a journal."""
+    """Of all jobs together; None if none of them has a journal."""
     moved_aside: tuple[str, ...]
     """Folders of earlier trainings of this name."""
 
 
 def list_main(*, json: bool, job_dir: str | None) -> int:
-    """Print all trainings. Raises ``NoSuchJob`` where their folder cannot be read."""
+    """Print all trainings. Raises ``NoSuchJob`` if their folder cannot be read."""
     root, slurm = root_of(job_dir), make_slurm()
     try:
         found = trainings(root)

@@ -33,7 +33,7 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.util.text import as_json, one_line
 
 WIDTH = 160
-"""Columns where there is no terminal: rich would fold everything into 80."""
+"""Columns if there is no terminal: rich would fold everything into 80."""
 
 STYLES = {Outcome.FAIL: "bold red", Outcome.UNKNOWN: "yellow", Outcome.PASS: "green"}
 """The color of an outcome in every table."""
@@ -180,7 +180,7 @@ class Bar:
     """
 
     def __init__(self, what: str, total: float | None = None, unit: str = "", *, quiet: bool = False) -> None:
-        """``total``: of ``unit`` (a plural, or :data:`BYTES`); None where nobody knows how much there is."""
+        """``total``: of ``unit`` (a plural, or :data:`BYTES`); None if not known."""
         console = Screen(stderr=True)
         columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
         if total is None:

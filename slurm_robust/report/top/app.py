@@ -96,7 +96,7 @@ class Rows(ScrollView, can_focus=True):
         """Another row is selected."""
 
     class Opened(Message):
-        """The selected row is to be opened."""
+        """The user opens the selected row."""
 
     def __init__(self, *, id: str, selects: bool = True) -> None:
         super().__init__(id=id)

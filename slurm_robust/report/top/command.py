@@ -29,7 +29,7 @@ class NoScreen(SrobustError):
 
 
 def main(names: Sequence[str], *, json: bool, job_dir: str | None) -> int:
-    """Show jobs until the user quits; with ``json`` only once, and 65 where a journal cannot be read.
+    """Show jobs until the user quits; with ``json`` only once, and 65 if a journal cannot be read.
 
     Raises ``NoSuchJob``, :class:`NoScreen`.
     """
@@ -71,7 +71,7 @@ def show(feeds: Sequence[JobFeed]) -> None:
 
 
 def check_terminal(names: Sequence[str]) -> None:
-    """Raise :class:`NoScreen` where the cursor cannot be moved."""
+    """Raise :class:`NoScreen` if the cursor cannot be moved."""
     job = names[0] if names else "JOB"
     instead = f"srobust status {job} --watch"
     # Textual writes to standard error.

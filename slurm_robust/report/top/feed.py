@@ -44,7 +44,7 @@ MAX_INCIDENTS = 100
 """The newest; ``srobust incidents`` has all."""
 
 LEDGER_S, SLURM_S = 30.0, 30.0
-"""Between two computations of ETTR, and two questions to Slurm, where the moment does not tell."""
+"""Between two computations of ETTR, and two questions to Slurm, if the moment does not tell."""
 
 SHARE = 50.0
 """The ledger is computed for no more than this part of the time."""
@@ -59,14 +59,14 @@ class LiveView(Record):
     live: bool
     """``moment`` is the controller's own; else it was made from the journal."""
     source: str
-    """"" where it is live, else why not."""
+    """"" if it is live, else why not."""
     age_s: float
     """Since the controller wrote the moment, or anything into the journal."""
     state: str
     """``training``, ``recovering``, …, as ``srobust status`` says it."""
     reason: str
     slurm: str
-    """Slurm's own state of the job; "" where it is live, or has ended."""
+    """Slurm's own state of the job; "" if it is live, or has ended."""
     moment: JobMoment
     incidents: tuple[IncidentRow, ...]
     trouble: str = ""
@@ -89,7 +89,7 @@ class JournalTail:
         self.state = JobState()
         self.trouble = ""
         self.is_behind = False
-        """There is more to read at once."""
+        """There is more to read now."""
 
     @property
     def events(self) -> Sequence[ev.AnyEvent]:
@@ -148,7 +148,7 @@ class JobFeed:
         wall: Callable[[], float] = time.time,
         mono: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``slurm``: is asked for a job whose controller is silent; None: nobody is."""
+        """``slurm``: is asked for a job whose controller is silent; None: Slurm is not."""
         self.directory = directory
         self._slurm = slurm
         self._wall, self._mono = wall, mono
@@ -166,7 +166,7 @@ class JobFeed:
 
     @property
     def is_behind(self) -> bool:
-        """Whether another look should follow at once."""
+        """Whether another look should follow immediately."""
         return self._journal.is_behind
 
     def look(self) -> LiveView:

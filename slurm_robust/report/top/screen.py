@@ -76,7 +76,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def wrapped(text: str, width: int, most: int = _MAX_WRAPPED) -> list[str]:
-    """Return ``text`` in up to ``most`` lines of ``width`` columns, cut at spaces where there are some."""
+    """Return ``text`` in up to ``most`` lines of ``width`` columns, cut at spaces if there are some."""
     lines, words = [""], plain(text).split(" ")
     while words:
         word = words.pop(0)
