@@ -51,8 +51,9 @@ from slurm_robust.wire.sockets import ControllerSocket
 from tests.builders import specs
 from tests.builders.moments import job_moment
 from tests.contracts.replayer import run as replayed
+from tests.unit.diagnostics import test_live
 from tests.unit.engine.fake_job import Job, doing
-from tests.unit.report import incident_journal, test_live
+from tests.unit.report import incident_journal
 from tests.unit.report.test_logs import STARTED
 
 MARK = "FORGED"
