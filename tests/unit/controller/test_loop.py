@@ -441,6 +441,22 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm_robust.controller.loop.SLOW_TICK_S", 0.0)
 
 
+def test_what_agents_have_sent_is_read_before_threads_tell_of_their_ends(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an agent seems to be heard after its end, and its node, when it is silent then, to be dead."""
+    order: list[str] = []
+
+    def drain() -> None:
+        order.append("what threads tell")
+        hands.do(fx.Exit(code=0))
+
+    monkeypatch.setattr(hands.loop, "_take_messages", lambda until: order.append("messages") or True)
+    monkeypatch.setattr(hands.loop._background, "drain", drain)
+    assert hands.loop.run() == 0
+    assert order == ["messages", "what threads tell"]
+
+
 @pytest.mark.usefixtures("no_pause")
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE, errno.EIO, errno.EACCES])
 def test_one_refusal_of_storage_does_not_end_the_fence(

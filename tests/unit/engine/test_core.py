@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from slurm_robust.config.job import JobConfig, Limits, SlurmConfig
-from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus, Send
+from slurm_robust.config.job import JobConfig, Limits
+from slurm_robust.engine.effects import Send
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId
@@ -14,23 +14,10 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold
-from slurm_robust.wire.messages import Ack, Launch, Pulse, Shutdown, Stop
+from slurm_robust.wire.messages import Ack, Launch, Pulse
 from tests.unit.engine.fake_job import Job
 
 BUG = WorkerError(type="ValueError", message="bad shape", file="train.py", line=12, traceback="boom")
-
-
-def test_a_job_without_faults_starts_once_and_ends_with_code_0() -> None:
-    job = Job()
-    assert job.started == [("n1", "n2", "n3")]
-    assert job.stage == "Running"
-    job.train_to(5)
-    job.finish()
-    job.pass_time(20)
-    assert job.code == 0
-    assert job.core.world.generation == 1
-    assert [type(e) for e in job.journal if isinstance(e, (ev.IncidentOpened, ev.Decided))] == []
-    assert any(isinstance(m, Shutdown) for _, m in job.sent)
 
 
 def test_ranks_are_numbered_slot_by_slot_and_share_one_rendezvous() -> None:
@@ -77,16 +64,6 @@ def test_a_dead_node_is_replaced_by_the_spare_after_five_seconds() -> None:
     assert job.core.world.incident is None
 
 
-def test_a_stall_of_the_controller_itself_kills_nobody() -> None:
-    job = Job()
-    job.train_to(3)
-    job.mono += 30
-    job.core.on_stall(30, job.now())
-    for node in ("n1", "n2", "n3"):
-        job.change(node)
-    assert job.events(ev.IncidentOpened) == []
-
-
 def test_a_job_that_was_suspended_says_how_long() -> None:
     job = Job()
     job.train_to(3)
@@ -98,16 +75,6 @@ def test_a_job_that_was_suspended_says_how_long() -> None:
     assert "stood still for 30 s: the job was suspended (scontrol suspend)" in job.said[-1]
     noted = job.events(ev.Noted)[-1]
     assert (noted.text, noted.stood_still_s) == (job.said[-1], 30.0)
-
-
-def test_heartbeats_that_waited_are_all_read_before_anybody_is_judged() -> None:
-    job = Job()
-    job.train_to(3)
-    job.mono += 30
-    for node in ("n1", "n2", "n3"):
-        job.core.on_heartbeat(job.heartbeats[node], job.now())
-    job.act(job.core.on_tick(job.now()))
-    assert job.events(ev.IncidentOpened) == []
 
 
 def test_ranks_that_break_because_a_node_died_do_not_hide_the_node() -> None:
@@ -122,18 +89,6 @@ def test_ranks_that_break_because_a_node_died_do_not_hide_the_node() -> None:
     assert job.core.world.slots == ("n1", "n3")
     (decided,) = job.events(ev.Decided)
     assert decided.verdict.suspects == ("n2",)
-
-
-def test_without_a_spare_the_job_is_requeued_without_the_dead_node() -> None:
-    job = Job(spares=())
-    job.train_to(3)
-    job.power_cut("n2")
-    job.until(lambda: bool(job.requeued))
-    assert job.requeued == [("n2",)]
-    job.act(job.core.on_leave("TERM", job.now()))
-    job.pass_time(20)
-    assert job.code == ExitCode.REQUEUED
-    assert job.core.state.ended is None  # the run goes on later
 
 
 def test_the_requeued_run_continues_from_the_journal_and_avoids_evicted_nodes() -> None:
@@ -158,15 +113,6 @@ def test_the_requeued_run_continues_from_the_journal_and_avoids_evicted_nodes() 
     assert closed.recover_s >= 58.0
     assert any("recover_s is by wall clocks" in e.text for e in later.events(ev.Noted))
     assert any(f"(recovery took {closed.recover_s:.2f} s)" in text for text in later.said)
-
-
-def test_a_requeue_that_slurm_refuses_ends_with_do_not_requeue() -> None:
-    job = Job(spares=())
-    job.slurm_says = (RequeueAnswer(said=RequeueStatus.REFUSED, detail="Requeue is disabled"),)
-    job.power_cut("n2")
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert "Requeue is disabled" in job.core.state.ended.reason
 
 
 def test_the_same_fault_without_a_new_step_is_answered_twice_and_no_more() -> None:
@@ -216,30 +162,6 @@ def test_a_final_exit_code_is_the_jobs() -> None:
     job.kill_rank(0, signal=None, code=2)
     job.pass_time(20)
     assert job.code == 2
-
-
-def test_a_node_that_cannot_kill_its_workers_is_evicted() -> None:
-    job = Job()
-    job.train_to(3)
-    job.stubborn.add("n2")
-    job.kill_rank(0)
-    job.until(lambda: job.core.world.generation == 2)
-    assert job.core.world.slots == ("n1", "n3")
-    assert "cannot be killed" in job.core.state.evicted["n2"]
-
-
-def test_workers_that_live_on_beyond_a_cut_network_are_stopped_when_it_heals() -> None:
-    job = Job()
-    job.train_to(3)
-    old = job.heartbeats["n2"]
-    job.power_cut("n2")
-    job.until(lambda: job.core.world.generation == 2)
-    job.dead.clear()
-    job.heartbeats["n2"] = old
-    job.change("n2")
-    stops = [m for node, m in job.sent if node == "n2" and isinstance(m, Stop)]
-    assert stops[-1].generation == 1
-    assert job.core.world.slots == ("n1", "n3")
 
 
 def test_a_lost_spare_is_no_incident() -> None:
@@ -316,31 +238,6 @@ def test_a_script_without_checkpoints_is_requeued_at_once() -> None:
     assert job.requeued == [()]
 
 
-def test_requeue_switched_off_gives_up_instead() -> None:
-    config = JobConfig(slurm=SlurmConfig(requeue=False))
-    job = Job(spares=(), config=config)
-    job.power_cut("n2")
-    job.until(lambda: job.code is not None)
-    assert job.code == ExitCode.DO_NOT_REQUEUE
-    assert job.requeued == []
-
-
-def test_a_new_controller_finds_the_running_generation_and_training_goes_on() -> None:
-    job = Job()
-    job.train_to(3)
-    later = Job(history=tuple(job.journal), first=ToReconnecting())
-    later.heartbeats = dict(job.heartbeats)
-    for node in ("n1", "n2"):
-        later.change(node)
-    assert later.stage == "Running"
-    assert later.started == []
-    assert later.core.world.generation == 1
-    later.train_to(9)
-    later.finish()
-    later.pass_time(20)
-    assert later.code == 0
-
-
 def test_a_new_controller_that_misses_a_node_replaces_it() -> None:
     job = Job()
     job.train_to(3)
@@ -409,15 +306,6 @@ def test_term_ends_everything_without_an_incident() -> None:
     job.act(job.core.on_leave("TERM", job.now()))
     job.pass_time(20)
     assert job.code == ExitCode.TERMINATED
-    assert job.events(ev.IncidentOpened) == []
-
-
-def test_ctrl_c_ends_with_the_code_of_ctrl_c() -> None:
-    job = Job()
-    job.train_to(3)
-    job.act(job.core.on_leave("SIGINT", job.now(), ExitCode.INTERRUPTED))
-    job.pass_time(20)
-    assert job.code == 130
     assert job.events(ev.IncidentOpened) == []
 
 

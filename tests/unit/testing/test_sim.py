@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_robust.config.job import JobConfig, Timings
+from slurm_robust.config.job import JobConfig, SlurmConfig, Timings
 from slurm_robust.engine import effects as fx
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -70,7 +70,8 @@ def test_without_a_standby_the_job_is_requeued_and_goes_on_from_storage() -> Non
     sim.node_dies("n2")
     assert sim.run_to_end(600.0) == 0
     assert sim.runs == 2
-    assert [effect for effect in sim.effects if isinstance(effect, fx.BeginRequeue)]
+    (asked,) = (effect for effect in sim.effects if isinstance(effect, fx.BeginRequeue))
+    assert asked.exclude == ("n2",)
     resumed = sim.events(ev.GenerationLaunched)[1]
     assert set(resumed.slots) == {"n1", "n3"}
     assert resumed.tiers == {"storage": 2}
@@ -164,6 +165,7 @@ def test_workers_that_no_signal_ends_cost_their_node() -> None:
     sim.hang_rank(1, unkillable=True)
     trains(sim, 10)
     assert list(sim.state.evicted) == ["n2"]
+    assert "cannot be killed" in sim.state.evicted["n2"]
     assert sim.disagreement() == ""
 
 
@@ -172,6 +174,7 @@ def test_what_only_memory_has_is_saved_when_the_owner_ends_the_job() -> None:
     trains(sim, 5)
     sim.order_to_end()
     assert sim.run_to_end(60.0) == 130
+    assert opened(sim) == []
     assert max(sim.storage.complete()).step >= 5
 
 
@@ -181,6 +184,29 @@ def test_a_cancelled_job_is_over_and_saved() -> None:
     sim.cancel()
     assert sim.run_to_end(60.0) == ExitCode.TERMINATED
     assert max(sim.storage.complete()).step >= 5
+
+
+def test_workers_beyond_a_cut_network_are_stopped_when_it_heals() -> None:
+    sim = Sim(nodes=4, spares=1, seed=17, pace=SHORT)
+    trains(sim, 5)
+    sim.partition("n3")
+    sim.run_until(lambda: sim.state.world.generation == 2, within_s=60.0)
+    assert [rank.generation for rank in sim.nodes["n3"].workers.values()] == [1]
+    sim.heal()
+    sim.run(30.0)
+    assert sim.nodes["n3"].workers == {}
+    assert sim.disagreement() == ""
+
+
+@pytest.mark.parametrize("forbidden", ["by Slurm", "by the owner"])
+def test_without_a_requeue_the_job_ends_for_good(forbidden: str) -> None:
+    config = JobConfig(slurm=SlurmConfig(requeue=forbidden != "by the owner"))
+    sim = Sim(nodes=3, seed=18, pace=SHORT, config=config)
+    sim.refuses_requeue = forbidden == "by Slurm"
+    trains(sim, 5)
+    sim.node_dies("n2")
+    assert sim.run_to_end(300.0) == ExitCode.DO_NOT_REQUEUE
+    assert bool(sim.done(fx.BeginRequeue)) == (forbidden == "by Slurm")
 
 
 def test_a_requeue_waits_until_slurm_answers_again() -> None:
