@@ -110,7 +110,7 @@ def _explain(error: Exception, supervisor: int | None) -> int:
         say(f"error: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
         report_end(supervisor, error.exit_code)
         return int(error.exit_code)
-    say(f"the controller met an error of its own\n{''.join(traceback.format_exception(error))}")
+    say(f"internal error in the controller\n{''.join(traceback.format_exception(error))}")
     return int(ExitCode.INTERNAL)
 
 

@@ -24,7 +24,7 @@ def of_controller(
 ) -> tuple[str, ...]:
     """Return addresses in the order in which agents try them: those of the node's names, then the names.
 
-    ``node`` is Slurm's name for it, "" where Slurm has none, ``host`` its own. Where they resolve to nothing
+    ``node`` is Slurm's name for it, "" if Slurm has none, ``host`` its own. If they resolve to nothing
     that another node could use (Debian maps a host's own name to 127.0.1.1, and names of pods resolve
     nowhere), Slurm's NodeAddr comes first, which slurmctld itself uses (slurm.conf(5)).
     """

@@ -109,7 +109,7 @@ class _Output:
         self._rest = b""
 
     def let_go(self) -> None:
-        """Kill the srun, and let the agents of its step live; of their ends nobody tells any more."""
+        """Kill the srun, and let the agents of its step live; nothing tells of their ends any more."""
         self.is_let_go = True
         if self.poll() is None:
             kill_srun(self.pid)
@@ -233,7 +233,7 @@ class AgentSteps:
     def ended(self) -> bool:
         """Return whether there is any srun, started here or adopted, and all have ended.
 
-        False where one was let go: nobody says when the agents of its step end.
+        False if one was let go: nothing says when the agents of its step end.
         """
         return bool(self._outputs) and all(o.poll() is not None and not o.is_let_go for o in self._outputs)
 

@@ -43,7 +43,7 @@ FIND_TRIES, FIND_PAUSE_S = 3, 2.0
 """Looks for a companion that Slurm may have taken although its answer was lost, while training waits."""
 
 SETTLE_TRIES, SETTLE_PAUSE_S = 5, 30.0
-"""The same when nobody waits any more: what appears then is cancelled."""
+"""The same when nothing waits for them any more: what appears then is cancelled."""
 
 Submitted = Callable[[int, CompanionPool], None]
 
@@ -105,8 +105,8 @@ class Borrower:
     ) -> BorrowAnswer:
         """Borrow ``missing`` nodes from ``sources``, in their order, and wait ``wait_s`` at most for each.
 
-        Calls ``submitted`` for each companion at once. ``some``: fewer than all are of use, too. Raises no
-        error of Slurm.
+        Calls ``submitted`` for each companion immediately. ``some``: fewer than all are of use, too. Raises
+        no error of Slurm.
         """
         wish = _Wish(missing)
         try:
@@ -125,7 +125,7 @@ class Borrower:
     def end(self, jobs: Collection[int], report: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
         """Cancel these companions, again and again within minutes; why some could not be.
 
-        ``report`` gets the first failure of each at once.
+        ``report`` gets the first failure of each immediately.
         """
         failed = self._cancel(jobs)
         for job_id, why in failed.items():
@@ -151,7 +151,7 @@ class Borrower:
         return failed
 
     def sweep(self, known: Collection[int]) -> tuple[int, ...]:
-        """Cancel companions of this job that nobody knows: an earlier controller or run asked for them.
+        """Cancel unknown companions of this job: an earlier controller or run asked for them.
 
         Raises ``SlurmError``.
         """
@@ -162,7 +162,7 @@ class Borrower:
     def settle(self) -> tuple[int, ...]:
         """Cancel companions that appear although Slurm's answer to their submission was lost.
 
-        Returns at once where no answer was lost. Raises no error of Slurm.
+        Returns immediately if no answer was lost. Raises no error of Slurm.
         """
         found: tuple[int, ...] = ()
         tries = SETTLE_TRIES if self._unsure else 0

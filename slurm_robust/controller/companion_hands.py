@@ -14,7 +14,7 @@ from slurm_robust.slurm.process import CommandTimeout
 
 
 class CompanionHands(Errands):
-    """Carries out what concerns companions; ``borrower``: None where none are configured."""
+    """Carries out what concerns companions; ``borrower``: None if none are configured."""
 
     def __init__(self, errands: Errands, borrower: Borrower | None) -> None:
         super().__init__(errands.background, errands.core, errands.now, errands.do)

@@ -55,7 +55,7 @@ class FileSystem:
         os.close(fd)
 
 
-# A healthy storage takes what is written within this time, and what follows from it is done at once.
+# A healthy storage takes what is written within this time, and what follows from it is done immediately.
 PATIENCE_S = 0.2
 # A write without an answer for this long is reported as trouble.
 HANGS_S = 5.0

@@ -96,7 +96,7 @@ class Picture(NamedTuple):
     news: Sequence[ev.AnyEvent]
     """Events since the last picture."""
     turn_s: float | None = None
-    """The longest turn of the loop lately; None where nobody has measured it."""
+    """The longest turn of the loop lately; None if it was not measured."""
 
 
 def picture(
@@ -437,7 +437,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def why(came_by: to.Transition, ending: str) -> str:
-    """Return what brought the job to a stage: a fault, an order, an action; "" where that is plain."""
+    """Return what brought the job to a stage: a fault, an order, an action; "" if that is plain."""
     match came_by:
         case to.ToStopping(fault=None, reason=reason) | to.ToEnding(reason=reason):
             return reason

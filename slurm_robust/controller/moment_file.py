@@ -21,7 +21,7 @@ from slurm_robust.util.output import say
 from slurm_robust.util.threads import start_thread
 
 SHARE = 100.0
-"""The loop takes no picture, and nobody computes the ledger, for more than this part of the time."""
+"""The loop takes pictures, and the ledger is computed, for no more than this part of the time."""
 
 LEDGER_S = 10.0
 """Between two computations of ETTR; of a job of months they take seconds, and come less often."""
@@ -148,7 +148,7 @@ class MomentFile:
             self._missed += 1
             if not self._told:
                 self._told = True
-                say(f"an error of its own: no moment is written\n{traceback.format_exc()}")
+                say(f"internal error: no moment is written\n{traceback.format_exc()}")
 
     def _compute_ledger(self, seen: Picture) -> None:
         begun = time.monotonic()

@@ -28,7 +28,7 @@ Answer = Callable[[RequeueAnswer], None]
 
 
 ORDERS_S = 20.0
-"""How long Slurm is asked at once, before the controller looks after the rest and asks again."""
+"""How long Slurm is asked in one go, before the controller looks after the rest and asks again."""
 
 
 class Requeuer:

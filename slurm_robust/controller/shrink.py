@@ -35,7 +35,7 @@ MAX_REFUSALS = 5
 
 
 class Shrinker:
-    """Gives nodes of one job back, as far as that harms nobody."""
+    """Gives nodes of one job back if that harms no other job."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The process that the batch script becomes: it keeps a controller running and passes signals on.
 
-It holds no state of the job. A controller that was killed, or that met an error of its own, is started again
-and continues from the journal; training does not notice. Where a controller of another host has taken over,
-the supervisor starts none and waits for the end of the job.
+It holds no state of the job. A controller that was killed, or that failed with an internal error, is started
+again and continues from the journal; training does not notice. If a controller of another host has taken
+over, the supervisor starts none and waits for the end of the job.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ LIVED_S = 60.0
 """A controller that ran for this long did not end early."""
 
 STORAGE_S = 1800.0
-"""For storage, without agents: nothing trains then, and nobody makes room on storage any more."""
+"""For storage, without agents: nothing trains then, and no room is made on storage any more."""
 
 FOLLOW_S = 600.0
 """A journal that has not grown for this long has no controller any more, wherever that was."""
@@ -172,7 +172,7 @@ class Others:
         self._before = after
 
     def has_job(self, ours: Collection[int]) -> str:
-        """Return the host of the controller that has taken the job since, "" where none has.
+        """Return the host of the controller that has taken the job since, "" if none has.
 
         ``ours``: process ids of those that were started here.
         """
@@ -375,7 +375,7 @@ class Supervisor:
             self._early += 1
         if code not in (ExitCode.INTERNAL, *_KILLED) or code == -signal.SIGBUS:
             return self._wait_for_storage(now)
-        how = f"was killed by {signal_name(-code)}" if code < 0 else "met an error of its own"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else "failed with an internal error"
         self._ends.append(now)
         while self._ends[0] < now - WINDOW_S:
             self._ends.popleft()
@@ -455,8 +455,8 @@ def _end_sruns() -> None:
     """Kill the sruns of a job that another host has, as if this host had gone.
 
     An srun that lives on takes the ends of its agents for its own affair, and ends the step of that number,
-    which may be one of the job's next run by then. SIGKILL, since on another signal it would do so at once.
-    So would its child, the shepherd, at the end of its parent, and goes first.
+    which may be one of the job's next run by then. SIGKILL, since on another signal it would do so
+    immediately. So would its child, the shepherd, at the end of its parent, and goes first.
     """
     for process in reversed(proc.descendants(proc.process_table(), os.getpid())):
         if process.name == "srun":

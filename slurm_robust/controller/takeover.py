@@ -2,7 +2,7 @@
 
 It does what the batch script would have done: keeps a controller running, tells it of the time limit and of
 Slurm's end of the job, and ends the job. Slurm knows a job's exit code by its batch script only, so a job
-that is over is requeued, and the next run ends at once with the code that the journal holds.
+that is over is requeued, and the next run ends immediately with the code that the journal holds.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def revive(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, lost: str
     """Requeue the job without the node ``lost`` if Slurm has ended it for want of its batch script.
 
     So it does where that host was DOWN and comes back: slurmd kills what runs there (22.05.8: FAILED,
-    ``JobLaunchFailure``). False if nothing is to be done, or Slurm refuses.
+    ``JobLaunchFailure``). False if there is nothing to do, or Slurm refuses.
     """
     deadline = time.monotonic() + FINISH_S
     while time.monotonic() < deadline:

@@ -82,7 +82,7 @@ MIN_SET_S = 1.0
 """Less is a clock that is kept right."""
 
 LONGEST_HOLD_S = 1800.0
-"""Administrators make room within this time, or nobody does."""
+"""Administrators make room within this time, or not at all."""
 
 
 def read_clocks() -> Now:
@@ -97,7 +97,7 @@ class ClockWatch:
         self._clocks = clocks
         self._distance_s = self._measure()
         self.ahead_s = 0.0
-        """How far it is ahead of slurmctld's, as far as that is known."""
+        """How far it is ahead of slurmctld's, by what is known."""
 
     def compared(self, ahead_s: float) -> None:
         """Take in that the clock was ``ahead_s`` ahead of slurmctld's a moment ago."""
@@ -121,9 +121,9 @@ class StorageHold:
     """Whether decisions wait for storage, and the clocks by which they are made.
 
     What was decided is done when the journal holds it, so until then nothing more is decided. Time that
-    passes meanwhile is nobody's: no deadline comes nearer. A hold ends when storage has taken all, at once
-    when the end of the run is near, and after half an hour in any case. None begins again before the journal
-    is whole.
+    passes meanwhile does not count: no deadline comes nearer. A hold ends when storage has taken all,
+    immediately when the end of the run is near, and after half an hour in any case. None begins again before
+    the journal is whole.
     """
 
     def __init__(self, clocks: Callable[[], Now] = read_clocks) -> None:

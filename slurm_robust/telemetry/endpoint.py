@@ -167,7 +167,7 @@ class Endpoint:
         try:
             asyncio.run(self._main())
         except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on without the page
-            self._report(f"the metrics endpoint met an error of its own and ends: {error!r}")
+            self._report(f"internal error, the metrics endpoint ends: {error!r}")
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -213,7 +213,7 @@ class Endpoint:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(0)  # what is drained is gone
         if self.connections >= self._most:
-            # Whoever scrapes asks at once; who has not asked for longest, hardly ever will.
+            # A scraper asks immediately; the connection that has not asked for longest hardly ever will.
             if not self._asking:
                 writer.transport.abort()
                 return

@@ -32,7 +32,7 @@ def replacing(path: Path, *, durable: bool) -> Iterator[Path]:
 
     After an exception ``path`` is as before and the unfinished file is removed. Raises ``OSError``.
     """
-    # Two hosts may write the same file at once, so a process id would not do.
+    # Two hosts may write the same file at the same time, so a process id would not do.
     beside = path.with_name(f".{path.name.lstrip('.')}.{uuid.uuid4().hex[:12]}")
     try:
         yield beside
@@ -130,7 +130,7 @@ def publish_once(path: Path, content: bytes) -> bool:
 
 
 def disk_use(folder: Path) -> int:
-    """Return the bytes of all files below ``folder``, as far as they can be seen; links are not followed."""
+    """Return the bytes of all files that can be seen below ``folder``; links are not followed."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:

@@ -37,7 +37,7 @@ class CallResult(NamedTuple):
     """What became of one call."""
 
     value: bytes | None
-    """None where there is none; ``error`` says why."""
+    """None if there is none; ``error`` says why."""
     error: str = ""
     hung: bool = False
     """The call did not end within its own time limit."""
@@ -298,7 +298,7 @@ class _Child:
 
     def _kill(self) -> None:
         # The group, too, for what the call may have started. Before setsid() there is no such group, and
-        # while the child is not reaped nobody else can have its number.
+        # while the child is not reaped no other process has its number.
         for kill in (os.kill, os.killpg):
             try:
                 kill(self._pid, signal.SIGKILL)

@@ -58,7 +58,7 @@ def open_plain(path: Path | str, flags: int = 0) -> int:
 
 
 def only_we_write(file: int) -> bool:
-    """Return whether an open file is this user's own, and nobody else may change it."""
+    """Return whether an open file is this user's own and only this user may change it."""
     info = os.fstat(file)
     return info.st_uid == os.geteuid() and not info.st_mode & _OTHERS_WRITE
 
@@ -70,7 +70,7 @@ def read_ours(path: Path | str, limit: int = -1) -> bytes:
 
 
 def check_own_folder(path: Path | str) -> None:
-    """Raise :class:`NotOurs` unless this is a folder of this user that nobody else can write to.
+    """Raise :class:`NotOurs` unless this is a folder of this user that no other user can write to.
 
     Raises ``OSError`` if there is none.
     """

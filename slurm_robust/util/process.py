@@ -70,7 +70,7 @@ def _number(limit: int) -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` ends; ends at once if it already has."""
+    """Have the kernel kill this process when ``parent`` ends; end immediately if it already has."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -23,7 +23,7 @@ _TOKEN = re.compile(
 )
 
 _MAX_CHARS = 1 << 18
-"""Characters of a script that are read; Slurm takes more, and nobody writes as much by hand."""
+"""Characters of a script that are read; Slurm takes more, but no one writes as much by hand."""
 
 _MAX_DOCUMENTS = 200
 

@@ -72,7 +72,7 @@ def _open_to_others(path: str, found: os.stat_result, owners: Collection[int]) -
     if found.st_uid not in owners:
         return f"{path} does not belong to root, but to uid {found.st_uid}"
     if stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
-        return ""  # Links have no mode; in a folder like /tmp nobody can replace what is another's.
+        return ""  # Links have no mode; in a folder like /tmp no user can replace what is another's.
     if found.st_mode & stat.S_IWOTH:
         return f"{path} can be written by others"
     if found.st_mode & stat.S_IWGRP and not is_private(path, found.st_gid, owners):
@@ -81,7 +81,7 @@ def _open_to_others(path: str, found: os.stat_result, owners: Collection[int]) -
 
 
 def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]) -> bool:
-    """Return whether what the mode of ``path`` lets its group do, it lets nobody do but ``owners``.
+    """Return whether what the mode of ``path`` lets its group do, it lets only ``owners`` do.
 
     So it is where the group has the name of one of them and nobody else in it: many sites give each user such
     a group, and an umask of 002. Where there is an access list, the group's bits are a limit for whoever is

@@ -42,7 +42,7 @@ class WakeUp:
             return b""
 
     def close(self) -> None:
-        """Close both ends. A descriptor that signals write to is to be unset before."""
+        """Close both ends. Unset a descriptor that signals write to before."""
         os.close(self._read)
         write, self._write = self._write, -1
         os.close(write)
@@ -73,5 +73,5 @@ class Inbox(Generic[T]):
         return found
 
     def close(self) -> None:
-        """Close the descriptors; what is put later reaches nobody."""
+        """Close the descriptors; what is put later is lost."""
         self._wakeup.close()

@@ -61,7 +61,7 @@ def test_a_requeue_waits_for_a_slurmctld_that_is_away(sandbox: Sandbox) -> None:
     assert job.out.read_text() == expected
     assert lost not in job.state.world.slots, job.log
     assert job.log.count("Slurm has not taken the requeue") == 1
-    assert "an error of its own" not in job.log
+    assert "internal error" not in job.log
 
 
 def test_on_other_nodes_it_resumes_from_storage_and_nothing_stays_behind(sandbox: Sandbox) -> None:

@@ -90,7 +90,7 @@ def check_unharmed(job: ProtectedJob) -> None:
     blamed = ev.IncidentOpened | ev.NodeEvicted | ev.Decided
     assert not [e for e in job.events(object) if isinstance(e, blamed)], job.log
     assert not [e for e in job.events(ev.RequeueStarted) if e.exclude], job.log
-    assert "an error of its own" not in job.log
+    assert "internal error" not in job.log
 
 
 def check_goes_on(job: ProtectedJob, before: ProtectedJob) -> None:

@@ -200,7 +200,7 @@ def test_a_controller_that_closes_the_pipe_without_a_report_may_run_on(world: Wo
     script = f"fd=$2; [ $(wc -l < starts) -eq 1 ] || {{ {over(3)}; }}; exec {{fd}}>&-; sleep 2; exit 70"
     code, said = world.run(script)
     assert (code, world.starts) == (3, 2)
-    assert "met an error of its own" in said
+    assert "failed with an internal error" in said
 
 
 @pytest.mark.parametrize("end", ["exit 0", "exit 1", "exit 73", "exit 70", "kill -9 $$", "kill -BUS $$"])
