@@ -60,31 +60,24 @@ def refill_order(
     dead = sorted(
         (checkpoint, n)
         for n, checkpoint in held.items()
-        if checkpoint and _is_dead(checkpoint, generation, restored)
+        if checkpoint
+        and checkpoint.generation != generation
+        and (restored is None or checkpoint.step > restored.step)
     )
     empty = sorted(n for n, checkpoint in held.items() if checkpoint is None)
     gone = {n for _, n in dead}
     alive = sorted(
         ((checkpoint, n) for n, checkpoint in held.items() if checkpoint and n not in gone), reverse=True
     )
-    kept = _kept(alive, stride, flush)
+    multiples = [n for checkpoint, n in alive if checkpoint.step % stride == 0]
+    wanted = [n for checkpoint, n in alive if checkpoint.step == flush]
+    kept = list(dict.fromkeys([*(n for _, n in alive[:2]), *multiples[:2], *wanted]))  # most important first
     order = [*empty, *(n for _, n in dead), *(n for _, n in reversed(alive) if n not in kept)]
     if len(held) < cap:
         order.append(next(n for n in range(len(held) + 1) if n not in held))
     # The last resort costs protection, most important last. Without it a part whose buffers are locked would
     # fall behind the others until no step is left that all have.
     return [*order, *reversed(kept[0 if cap == 1 else 1 :])]
-
-
-def _is_dead(checkpoint: CheckpointId, generation: int, restored: CheckpointId | None) -> bool:
-    return checkpoint.generation != generation and (restored is None or checkpoint.step > restored.step)
-
-
-def _kept(alive: list[tuple[CheckpointId, int]], stride: int, flush: int) -> list[int]:
-    """Numbers of the buffers to keep, most important first; ``alive`` is sorted, newest first."""
-    multiples = [n for checkpoint, n in alive if checkpoint.step % stride == 0]
-    wanted = [n for checkpoint, n in alive if checkpoint.step == flush]
-    return list(dict.fromkeys([*(n for _, n in alive[:2]), *multiples[:2], *wanted]))
 
 
 _MAX_BUFFERS = 16  # buffers that can exist; a plan has five at most

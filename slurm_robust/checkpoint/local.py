@@ -21,7 +21,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from slurm_robust.checkpoint.image import Image, read_front
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
@@ -82,17 +81,22 @@ class LocalCopies:
         found: list[Copy] = []
         if not self._is_ours():
             return ()
-        for rank, checkpoint, path in self._named():
-            copy = self._copy(path, rank, checkpoint)
-            if copy is not None:
-                found.append(copy)
+        for part in names_in(self.path):
+            match = _PART.fullmatch(part)
+            if match is not None:
+                rank = SHARED if match[1] is None else int(match[1])
+                copies = (
+                    self._copy(path, rank, checkpoint) for checkpoint, path in _images(self.path / part)
+                )
+                found.extend(copy for copy in copies if copy is not None)
         return tuple(found)
 
     def _copy(self, path: Path, rank: int, checkpoint: CheckpointId) -> Copy | None:
         try:
             with os.fdopen(open_ours(path), "rb") as file:
                 found, nbytes = read_front(file), os.fstat(file.fileno()).st_size
-                seal = _seal_in(file, nbytes)
+                file.seek(max(0, nbytes - _SEAL_BYTES))
+                seal = file.read(_SEAL_BYTES)
         except (FileNotFoundError, NotOurs):
             return None
         if found is None or not hmac.compare_digest(seal, self._seal(found.content)):
@@ -131,13 +135,6 @@ class LocalCopies:
         finally:
             os.close(target)
 
-    def _named(self) -> Iterator[tuple[int, CheckpointId, Path]]:
-        for part in names_in(self.path):
-            match = _PART.fullmatch(part)
-            if match is not None:
-                rank = SHARED if match[1] is None else int(match[1])
-                yield from ((rank, checkpoint, path) for checkpoint, path in _images(self.path / part))
-
     def _prune(self, part: Path, keep: int) -> None:
         # By generation first: what a later generation wrote continues what was restored.
         found = sorted(_images(part), key=lambda item: (item[0].generation, item[0].step))
@@ -158,8 +155,3 @@ def _images(part: Path) -> Iterator[tuple[CheckpointId, Path]]:
                 continue
             if name.endswith(_IMAGE):
                 yield checkpoint, part / generation / name
-
-
-def _seal_in(file: IO[bytes], nbytes: int) -> bytes:
-    file.seek(max(0, nbytes - _SEAL_BYTES))
-    return file.read(_SEAL_BYTES)

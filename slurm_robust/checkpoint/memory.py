@@ -77,7 +77,7 @@ class MemoryFolder:
 
     def own(self, rank: int, number: int) -> Path:
         """Buffer ``number`` of a part that a worker of this node fills (``rank`` may be SHARED)."""
-        return self.path / f"{_part('own', rank)}.{number}"
+        return self.path / f"{'shared' if rank == SHARED else f'own-{rank:05d}'}.{number}"
 
     def peer(self, rank: int, number: int) -> Path:
         """Buffer ``number`` for copies of a rank of another node."""
@@ -142,7 +142,3 @@ def kind_of(name: str) -> str:
     """Return what stands before the number in the name of an image's file, "" for another name."""
     match = _NAME.fullmatch(name)
     return str(match[1] or match[4]) if match else ""
-
-
-def _part(kind: str, rank: int) -> str:
-    return "shared" if rank == SHARED else f"{kind}-{rank:05d}"

@@ -114,15 +114,11 @@ def _place(error: BaseException, trace: TracebackType | None) -> tuple[str, int]
 def _is_users(file: str) -> bool:
     if file.startswith("<"):
         return False
-    return not file.startswith(_foreign_folders())
-
-
-def _foreign_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]}
     folders |= {entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}
     folders.add(str(Path(__file__).parent.parent))
-    return tuple(folder.rstrip("/") + "/" for folder in folders)
+    return not file.startswith(tuple(folder.rstrip("/") + "/" for folder in folders))
 
 
 def _type_name(error: BaseException) -> str:

@@ -152,7 +152,9 @@ class Entrance:
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
-                for descriptor, _ in self._poll.poll(self._patience_s(), maxevents=_AT_ONCE):
+                oldest = self._waiting.oldest()
+                patience_s = -1.0 if oldest is None else max(0.0, oldest.deadline - time.monotonic())
+                for descriptor, _ in self._poll.poll(patience_s, maxevents=_AT_ONCE):
                     stranger = self._waiting.get(descriptor)
                     if stranger is not None:
                         self._hear(stranger)
@@ -163,10 +165,6 @@ class Entrance:
             # After an error too: copies are tried as long as they are wanted, so the job's agents come again.
             for stranger in self._waiting.everybody():
                 self._shut(stranger)
-
-    def _patience_s(self) -> float:
-        oldest = self._waiting.oldest()
-        return max(0.0, oldest.deadline - time.monotonic()) if oldest is not None else -1.0
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
