@@ -142,6 +142,8 @@ def render(start: GenerationStart) -> RenderableType:
         title = f"Recovery: incident {start.incident}, from the fault to the first new step (seconds{clocks})"
         names = [*map(one_line, start.stages), "all"]
         stages = plain_table(*names, right=names)
+        for column in stages.columns:
+            column.overflow = "ellipsis"
         stages.add_row(*(f"{spent:.2f}" for spent in (*start.stages.values(), sum(start.stages.values()))))
         parts += section(title, stages)
     if not start.phases:
