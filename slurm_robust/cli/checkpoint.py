@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slurm_robust.cli.commands import HELP
 from slurm_robust.cli.parsing import Commands, add_command, add_group, whole_number
-from slurm_robust.inventory import export, listing, removing
+from slurm_robust.inventory import listing, removing
 from slurm_robust.inventory.removing import RemovalOptions
 
 
@@ -75,6 +75,8 @@ def _verify_copies(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
+    from slurm_robust.inventory import export  # it writes with torch
+
     return export.main(args.job, args.step, args.to, json=args.json, job_dir=args.job_dir)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -86,8 +87,6 @@ class XidEvents:
 
 
 def _address(handle: Any) -> int:
-    import ctypes
-
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 

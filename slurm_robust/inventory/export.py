@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from slurm_robust.checkpoint.disk import write_metadata, write_part
 from slurm_robust.checkpoint.errors import CheckpointError, MissingCheckpoint
 from slurm_robust.checkpoint.image import Image, open_image
 from slurm_robust.checkpoint.part import read_sidecar, verify_part
+from slurm_robust.checkpoint.storage_writer import snapshot_of
 from slurm_robust.checkpoint.store import METADATA, CheckpointStore
-from slurm_robust.inventory.listing import JobHere, friendly, open_job, would_restore
+from slurm_robust.inventory.listing import JobHere, NoSuchCheckpoint, friendly, open_job, would_restore
 from slurm_robust.model.copies import SHARED, CheckpointId
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.record import Record
@@ -25,13 +27,6 @@ from slurm_robust.util.hostlist import fold
 from slurm_robust.util.text import named_ranks, one_line
 
 LATEST = "latest"
-
-
-class NoSuchCheckpoint(SrobustError):
-    """The job has no such checkpoint within reach."""
-
-    exit_code = ExitCode.NO_INPUT
-    fix = "choose one that 'srobust checkpoint ls' shows, or run this on another node of the job"
 
 
 class TargetInTheWay(SrobustError):
@@ -115,8 +110,6 @@ def export(job: JobHere, ref: CheckpointId, to: Path, *, quiet: bool) -> Exporte
             written.append(rank)
     missing = tuple(rank for rank in todo if rank not in written)
     if not missing:
-        from slurm_robust.checkpoint.disk import write_metadata
-
         write_metadata(target, ref)
     return Exported(
         token=str(ref),
@@ -186,9 +179,6 @@ def _copy_from_storage(
 
 def _write_images(ref: CheckpointId, own: Path, shared: Path | None, target: OneFolder) -> None:
     """Write the part that the storage writer would write."""
-    from slurm_robust.checkpoint.disk import write_part
-    from slurm_robust.checkpoint.storage_writer import snapshot_of
-
     opened: list[Image] = []
     try:
         opened += [open_image(path) for path in (own, shared) if path is not None]

@@ -45,6 +45,13 @@ from slurm_robust.wire.keys import load_client
 _FOR_EVER = 2**62
 
 
+class NoSuchCheckpoint(SrobustError):
+    """The job has no such checkpoint within reach."""
+
+    exit_code = ExitCode.NO_INPUT
+    fix = "choose one that 'srobust checkpoint ls' shows, or run this on another node of the job"
+
+
 class NoAccess(SrobustError):
     """A file or folder cannot be read or written."""
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from slurm_robust.checkpoint.store import CheckpointStore
-from slurm_robust.inventory.export import NoSuchCheckpoint
-from slurm_robust.inventory.listing import friendly
+from slurm_robust.inventory.listing import NoSuchCheckpoint, friendly
 from slurm_robust.model.copies import CheckpointId
 from slurm_robust.model.errors import ExitCode, SrobustError
 from slurm_robust.model.job import JobDirectory, JobSpec
