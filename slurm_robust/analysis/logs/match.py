@@ -27,7 +27,7 @@ MAX_TROUBLE = 5
 
 # What dmesg, journalctl and syslog write in front of the kernel's own text.
 _BEFORE_KERNEL = re.compile(
-    r"(?:.{0,60}?\bkernel: ?)?(?:<\d>)?(?:\[[^\]]{1,40}\] ?)?(?:T\d+\] )?", re.IGNORECASE
+    r"(?:.{0,60}?\bkernel: ?|kern *:\w+ *: *)?(?:<\d>)?(?:\[[^\]]{1,40}\] ?)?(?:T\d+\] )?", re.IGNORECASE
 )
 
 # Health checks, device plugins and people repeat the driver's codes in other forms.
