@@ -27,7 +27,7 @@ from benchmarks.checkpoint_stores import STORES
 GPU_TURNS, GPU_STEPS = 4, 5
 
 Result = dict[str, Any]
-Turn = list[dict[str, float]]
+DrainLock = list[dict[str, float]]
 
 
 def main() -> int:
@@ -65,8 +65,8 @@ def blocking(
 def _turns(loop: Loop, warm: int, turns: int, steps: int) -> Result:
     loop.turn(warm, save=True)
     loop.turn(1, save=False)
-    with_it: list[Turn] = []
-    without: list[Turn] = []
+    with_it: list[DrainLock] = []
+    without: list[DrainLock] = []
     for number in range(turns):
         for save in (True, False) if number % 2 else (False, True):
             (with_it if save else without).append(loop.turn(steps, save=save))
@@ -89,7 +89,7 @@ class Loop:
         self._batch = batch
         self._step = 0
 
-    def turn(self, steps: int, *, save: bool) -> Turn:
+    def turn(self, steps: int, *, save: bool) -> DrainLock:
         """So many steps, each with a checkpoint or none; at the end nothing goes on in the background.
 
         Of each step: its duration, that of the call which takes the checkpoint, that of the update.

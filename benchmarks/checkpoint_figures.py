@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.samples import Summary
 
-Turn = Sequence[Mapping[str, float]]
+DrainLock = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Blocking:
     plain: float
 
     @classmethod
-    def of(cls, with_it: Sequence[Turn], without: Sequence[Turn]) -> Blocking:
+    def of(cls, with_it: Sequence[DrainLock], without: Sequence[DrainLock]) -> Blocking:
         """From the turns of one process. Raises ``ValueError`` for turns of fewer than two steps."""
         if not with_it or not without or any(len(turn) < 2 for turn in with_it):
             raise ValueError("turns of two or more steps are needed, with checkpoints and without")

@@ -24,7 +24,7 @@ from benchmarks.controller_scale import SETTLE_S, SPARES, job_of
 from slurm_robust.config.job import Timings
 from slurm_robust.controller.metrics import ScrapeTarget
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.moment import read
+from slurm_robust.model.live_status import read
 from slurm_robust.policy.liveness import beacon_interval
 from slurm_robust.telemetry.job import page
 
@@ -68,7 +68,7 @@ def measure(nodes: int, scrapes: int) -> dict[str, float]:
             sent = scrape(place)
             took.append(1e3 * (time.perf_counter() - begun))
         plain = gzip.decompress(sent)
-        moment = read(directory.moment)
+        moment = read(directory.live_status)
     rendered, compressed = [], []
     for _ in range(RENDERED):
         begun = time.thread_time()

@@ -20,9 +20,9 @@ from slurm_robust.checkpoint.tiers import SharedTiers, shared_tiers
 from slurm_robust.config.job import JobConfig, MetricsConfig, ReplayConfig, Timings
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.live_status_file import LiveStatusFile
 from slurm_robust.controller.loop import Loop
 from slurm_robust.controller.metrics import About, MetricsServer
-from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.tester import Tester
@@ -121,7 +121,7 @@ def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
             stack.enter_context(closing(beacons))
         begin = ToGathering(start=True)
         core = TimedCore(config, fold(journal.events), marks.build, begin, read_clocks(), shipped())
-        moments = MomentFile(directory, journal, timings.moment_s)
+        live_status = LiveStatusFile(directory, journal, timings.moment_s)
         command = ReplayCommand(kind=CommandKind.SCRIPT, command=("train.py",), cwd="/")
         loop = Loop(
             core,
@@ -136,10 +136,10 @@ def main(folder: Path, nodes: int, spares: int, beacon_s: float) -> int:
             slurm=slurm,
             shrinker=Shrinker(slurm, job_id),
             tester=Tester(FakeDiagnoser(), FakeReplayer(), command, ReplayConfig(), "", FakeDiagnoser),
-            moments=moments,
+            live_status=live_status,
         )
         about = About(folder="7", cluster="", user="", name="")
-        metrics = MetricsServer(config.metrics, directory, lambda: moments.newest, about, loop.report)
+        metrics = MetricsServer(config.metrics, directory, lambda: live_status.newest, about, loop.report)
         stack.enter_context(closing(metrics))
         metrics.start()
         (folder / ".port").write_text(str(server.port))

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.samples import Summary
+from slurm_robust.hooks.drain_lock import USED_S
 from slurm_robust.hooks.drainer import SPREAD_S
-from slurm_robust.hooks.turn import USED_S
 from slurm_robust.sandbox import Sandbox, SandboxConfig
 from tests.cluster import checked_nodes
 from tests.cluster.checked_nodes import INTERVAL_S, CheckedNodes

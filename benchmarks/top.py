@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks import common
 from slurm_robust.config.job import JobConfig
-from slurm_robust.controller.moment import Moments, Storage, picture
+from slurm_robust.controller.live_status import LiveStatusMaker, Storage, picture
 from slurm_robust.engine import transitions as to
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Now
@@ -36,7 +36,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.events import TRAIN
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.moment import JobMoment, encode
+from slurm_robust.model.live_status import LiveStatus, encode
 from slurm_robust.model.state import JobState
 from slurm_robust.model.world import World
 from slurm_robust.util.files import write_atomically
@@ -80,9 +80,9 @@ def core_of(nodes: int) -> Core:
     return Core(JobConfig(), state, build, to.ToRunning(agents={node: f"{node}-1" for node in slots}), now)
 
 
-def controller_side(nodes: int, reps: int) -> tuple[dict[str, object], JobMoment]:
+def controller_side(nodes: int, reps: int) -> tuple[dict[str, object], LiveStatus]:
     """Milliseconds of CPU for one moment: of the loop, and of the thread beside it; and its size."""
-    core, moments = core_of(nodes), Moments()
+    core, moments = core_of(nodes), LiveStatusMaker()
     pictures, makes, encodes = [], [], []
     for step in range(100, 100 + reps):
         for slot, node in enumerate(core.world.slots):
@@ -160,10 +160,10 @@ class Terminal:
 
 
 def app_side(
-    folder: Path, moment: JobMoment, seconds: float, environ: Mapping[str, str]
+    folder: Path, moment: LiveStatus, seconds: float, environ: Mapping[str, str]
 ) -> dict[str, object]:
     """CPU of the app while the moment changes every two seconds."""
-    path = JobDirectory(folder).moment
+    path = JobDirectory(folder).live_status
     number = 0
 
     def write() -> None:

@@ -19,6 +19,7 @@ from slurm_robust.admin.site import Site, is_packaged
 from slurm_robust.config.errors import InvalidSettings
 from slurm_robust.config.node import HEALTH_CHECK_LIMIT_S, NodeConfig
 from slurm_robust.hooks.allocation import log_file
+from slurm_robust.hooks.drain_lock import try_drain_lock
 from slurm_robust.hooks.times import (
     HookTimes,
     is_near,
@@ -27,7 +28,6 @@ from slurm_robust.hooks.times import (
     read_times,
     said,
 )
-from slurm_robust.hooks.turn import try_turn
 from slurm_robust.kernel.host import Host, node_name
 from slurm_robust.model.record import Record
 from slurm_robust.nodes.registry import CHECKS
@@ -80,7 +80,7 @@ def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
             points += pattern_points(live, site.tree)
             points += measured_points(live, *_measured(site))
             points += allocation_points(live, site, os.uname().nodename)
-            bar.say("taking the turn to drain, and giving it back")
+            bar.say("taking the drain lock and releasing it")
             points += turn_points(site.slurm, node_name(os.environ))
     return report(points)
 
@@ -305,14 +305,12 @@ def allocation_points(live: Live, site: Site, host: str) -> Iterator[Point]:
 
 def turn_points(slurm: SlurmClient, node: str) -> Iterator[Point]:
     """Whether Slurm gives this node what it must have to drain itself: tried, and given back."""
-    what = f"turn to drain: a reservation of {node} for root, created and deleted"
+    what = f"drain lock: a reservation of {node} for root, created and deleted"
     why = "nothing is ever drained without it"
     try:
-        try_turn(slurm, node)
+        try_drain_lock(slurm, node)
     except InvalidNode:
-        yield Point(
-            good=True, what=f"turn to drain: not tried, for Slurm has no node {node}; verify on a node"
-        )
+        yield Point(good=True, what=f"drain lock: not tried, for Slurm has no node {node}; verify on a node")
     except (SlurmTimeout, ControllerUnreachable) as error:
         yield Point(good=False, what=f"{what}: no answer: {error}", why=why, fix=error.fix)
     except SlurmCommandError as error:

@@ -27,8 +27,8 @@ from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.conclusion import CONCLUDE_S, HURRY_S, conclude
 from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.live_status_file import LiveStatusFile
 from slurm_robust.controller.loop import Loop
-from slurm_robust.controller.moment_file import MomentFile
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
 from slurm_robust.controller.supervisor import report_end, storage_error
@@ -171,9 +171,9 @@ def control(directory: JobDirectory, plan: RunPlan, taken: PreviousController = 
             tester=_tester(directory, plan, slurm, allocation, lent, places[Tier.STORAGE]),
             borrower=_borrower(directory, plan, slurm, lent),
             shrinker=Shrinker(slurm, plan.job_id, own_node=state.own_node),
-            moments=(moments := MomentFile(directory, journal, plan.config.timings.moment_s)),
+            live_status=(live_status := LiveStatusFile(directory, journal, plan.config.timings.moment_s)),
         )
-        _serve_metrics(stack, directory, plan, moments, loop.report)
+        _serve_metrics(stack, directory, plan, live_status, loop.report)
         for line in introduction(plan, directory, core.state):
             say(line)
         code = _fenced(loop.run(), journal)
@@ -217,7 +217,7 @@ def _serve_metrics(
     stack: ExitStack,
     directory: JobDirectory,
     plan: RunPlan,
-    moments: MomentFile,
+    live_status: LiveStatusFile,
     report: Callable[[str], None],
 ) -> None:
     """Serve metrics until ``stack`` ends, if they are configured."""
@@ -232,7 +232,7 @@ def _serve_metrics(
         user=user,
         name=os.environ.get("SLURM_JOB_NAME", ""),
     )
-    server = MetricsServer(plan.config.metrics, directory, lambda: moments.newest, about, report)
+    server = MetricsServer(plan.config.metrics, directory, lambda: live_status.newest, about, report)
     try:
         server.start()
     except RuntimeError as error:  # no thread can be started

@@ -19,7 +19,7 @@ from slurm_robust.controller.background import Background, Errands
 from slurm_robust.controller.borrower import Borrower
 from slurm_robust.controller.companion_hands import CompanionHands
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.moment_file import MomentFile
+from slurm_robust.controller.live_status_file import LiveStatusFile
 from slurm_robust.controller.questions import Questions
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
@@ -68,9 +68,9 @@ class Loop:
         shrinker: Shrinker,
         tester: Tester,
         borrower: Borrower | None = None,
-        moments: MomentFile | None = None,
+        live_status: LiveStatusFile | None = None,
     ) -> None:
-        """``borrower``: None where no companions are configured. ``moments``: None for none."""
+        """``borrower``: None where no companions are configured. ``live_status``: None for none."""
         self._core = core
         self._directory = directory
         self._journal = journal
@@ -79,7 +79,7 @@ class Loop:
         self._steps = steps
         self._requeuer, self._shrinker = requeuer, shrinker
         self._tester = tester
-        self._moments = moments
+        self._live_status = live_status
         self._background = Background()
         self._hold = StorageHold()
         self._clock = ClockWatch()
@@ -148,11 +148,13 @@ class Loop:
                 with turns.tick():
                     effects = self._core.on_tick(self._now())
                 self._do(effects)
-                if self._moments is not None:
-                    self._moments.step(self._core, self._now(), turns.longest_s)
+                if self._live_status is not None:
+                    self._live_status.step(self._core, self._now(), turns.longest_s)
         self._tester.stop()
-        if self._moments is not None:
-            self._moments.close(self._core, self._now(), ours=self._code != int(ExitCode.OTHER_CONTROLLER))
+        if self._live_status is not None:
+            self._live_status.close(
+                self._core, self._now(), ours=self._code != int(ExitCode.OTHER_CONTROLLER)
+            )
         return self._code
 
     def report(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """The controller's page of metrics: its address, who may read it, and where Prometheus finds it.
 
-The page is the newest moment (:mod:`slurm_robust.controller.moment_file`), so nothing here touches the core.
-It lives in threads of its own, and a page that cannot be served costs the job a note.
+The page is the newest live status (:mod:`slurm_robust.controller.live_status_file`), so nothing here touches
+the core. It lives in threads of its own, and a page that cannot be served costs the job a note.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from slurm_robust.config.job import MetricsConfig
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.moment import JobMoment
+from slurm_robust.model.live_status import LiveStatus
 from slurm_robust.model.record import Record
 from slurm_robust.telemetry.endpoint import Endpoint
 from slurm_robust.telemetry.job import page
@@ -94,15 +94,15 @@ class MetricsServer:
         self,
         config: MetricsConfig,
         directory: JobDirectory,
-        newest: Callable[[], JobMoment | None],
+        newest: Callable[[], LiveStatus | None],
         about: About,
         report: Callable[[str], None],
     ) -> None:
-        """``newest``: the newest moment. It and ``report`` are called in other threads."""
+        """``newest``: the newest live status. It and ``report`` are called in other threads."""
         assert config.address is not None
         self._config, self._directory, self._about = config, directory, about
         self._newest, self._report = newest, report
-        self._shown: tuple[JobMoment | None, bytes | None] = None, None
+        self._shown: tuple[LiveStatus | None, bytes | None] = None, None
         self._known: dict[Path, bytes] = {}  # files that lead here, and what we wrote into them
         self._lock = threading.Lock()
         self._closed = False
@@ -120,9 +120,9 @@ class MetricsServer:
         start_thread("targets", self._remove).join(CLOSE_S)
 
     def _page(self) -> bytes | None:
-        moment = self._newest()
-        if moment is not None and moment is not self._shown[0]:
-            self._shown = moment, page(moment)
+        status = self._newest()
+        if status is not None and status is not self._shown[0]:
+            self._shown = status, page(status)
         return self._shown[1]
 
     def _token(self) -> str | None:

@@ -138,7 +138,7 @@ def shares_of(nodes: Iterable[SlurmNode], name: str, now: float) -> tuple[Partit
 def beyond_cap(nodes: Iterable[SlurmNode], name: str, config: Drain) -> str:
     """Why the drain of ``name``, which stands now, is one too many; empty when it is not.
 
-    For a drain that Slurm took perhaps after the turn of its node: it makes way for those of all others.
+    For a drain that Slurm perhaps took after the drain lock of its node expired: it gives way to all others.
     """
     every = tuple(nodes)
     mine = next((node for node in every if node.name == name), None)

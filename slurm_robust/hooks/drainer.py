@@ -1,7 +1,7 @@
 """Carries out what :mod:`.drain` decides, in bounded time, and writes down what came of it.
 
 A node that is fit and was not drained by us costs Slurm nothing: it is not even asked. A node drains itself
-only in its turn (:mod:`slurm_robust.hooks.turn`), so that no fault of a whole cluster and no silence of
+only with the drain lock (:mod:`.hooks.drain_lock`), so that no fault of a whole cluster and no silence of
 slurmctld drains more nodes than the caps allow. What Slurm does not take, or a cap forbids for now, is kept
 in ``drain.json`` and tried again later, ever more rarely: it may be what only a deep run has found, which
 no other run would find again.
@@ -38,7 +38,7 @@ from slurm_robust.nodes.verdict import Report
 
 if TYPE_CHECKING:
     # The Slurm layer is imported when a Slurm command is needed, which on a healthy node is never.
-    from slurm_robust.hooks.turn import Turn
+    from slurm_robust.hooks.drain_lock import DrainLock
     from slurm_robust.slurm.client import SlurmClient
     from slurm_robust.slurm.errors import SlurmCommandError
     from slurm_robust.slurm.records import SlurmNode
@@ -62,11 +62,9 @@ LATE_S = 600.0
 """After so long an order to which Slurm gave no answer takes effect no more."""
 
 _WAITS = "it could not be drained a short time ago"
-_LATE = (
-    "its turn to drain was over before the order could go out: slurmctld or the disk of paths.state is slow"
-)
+_LATE = "its drain lock expired before the order could go out: slurmctld or the disk of paths.state is slow"
 _UNSURE = (
-    "Slurm took the order, but the turn to drain may have been another node's by then; a later run compares "
+    "Slurm took the order, but another node may have held the drain lock by then; a later run compares "
     "it with the caps"
 )
 
@@ -273,7 +271,7 @@ class _Drainer:
         if decision.action is DrainAction.UNDRAIN:
             return self._undrain(node, decision, slurm)
         if decision.action is DrainAction.DRAIN:
-            return self._drain_in_turn(node, slurm)
+            return self._drain_with_lock(node, slurm)
         return self._drain(decision, slurm)
 
     def _decide(self, node: SlurmNode, shares: Sequence[drain.PartitionDrains]) -> drain.DrainDecision:
@@ -329,9 +327,9 @@ class _Drainer:
             action=decision.action, why=decision.why, reason=self._record.reason if known else ""
         )
 
-    def _drain_in_turn(self, node: SlurmNode, slurm: SlurmClient) -> DrainResult:
-        """Drain if there is room, which only the node sees truly whose turn it is."""
-        from slurm_robust.hooks.turn import NoTurn, turn
+    def _drain_with_lock(self, node: SlurmNode, slurm: SlurmClient) -> DrainResult:
+        """Drain if there is room; only the holder of the drain lock can know."""
+        from slurm_robust.hooks.drain_lock import NoDrainLock, drain_lock
 
         if self._now < self._record.waits_until:
             return DrainResult(action=DrainAction.NOTHING, why=_WAITS)
@@ -339,8 +337,8 @@ class _Drainer:
         self._save()  # So that it waits even if it is killed.
         around = self._around
         where = (slurm, node.name, node.partitions)
-        with turn(*where, around.clock, around.deadline, around.pause, around.chance) as held:
-            if isinstance(held, NoTurn):
+        with drain_lock(*where, around.clock, around.deadline, around.pause, around.chance) as held:
+            if isinstance(held, NoDrainLock):
                 return self._no_drain(_not_now(held.why))
             decision = self._decide_among_all(slurm, held.now)
             if decision.full:
@@ -361,9 +359,9 @@ class _Drainer:
         self,
         decision: drain.DrainDecision,
         slurm: SlurmClient,
-        held: Turn | None = None,
+        held: DrainLock | None = None,
     ) -> DrainResult:
-        """Order it. ``held``: the turn. A new drain needs it; a new reason for one that stands does not."""
+        """Order it. ``held``: the drain lock; a new drain needs it, a new reason for an old one does not."""
         new = held is not None
         before = self._record
         known = () if new else before.causes
@@ -397,12 +395,13 @@ class _Drainer:
         return DrainResult(action=decision.action, why=decision.why, reason=decision.reason, carried_out=True)
 
     def _excess(self, node: SlurmNode, slurm: SlurmClient) -> str:
-        """Why a drain that Slurm took perhaps after the turn of its node is one too many; empty if it is not,
-        or is too young: who had the turn when it was made may not have seen it, and still drain himself.
+        """Return why a drain that Slurm perhaps took after the lock expired is one too many; "" if it is not.
+
+        "" also for a young one: the holder at that time may not have seen it, and still drain its own node.
 
         Whoever cannot find out takes it back.
         """
-        from slurm_robust.hooks.turn import LASTS_S
+        from slurm_robust.hooks.drain_lock import LASTS_S
         from slurm_robust.slurm.errors import SlurmCommandError
 
         try:

@@ -115,8 +115,8 @@ class JobDirectory:
         return self.path / "notified.json"
 
     @property
-    def moment(self) -> Path:
-        """What the controller knows right now, a :class:`.moment.JobMoment`; for those who only look."""
+    def live_status(self) -> Path:
+        """What the controller knows right now, a :class:`.live_status.LiveStatus`; for readers only."""
         return self.path / "moment.json"
 
     @property

@@ -23,7 +23,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import fold
-from slurm_robust.model.moment import OLD_S, NotAMoment, read
+from slurm_robust.model.live_status import OLD_S, NotALiveStatus, read
 from slurm_robust.model.notice import NOTIFIED
 from slurm_robust.model.record import UNREADABLE, Record
 from slurm_robust.model.standby import STAGES, StandbyStage
@@ -324,14 +324,14 @@ _CONTROLLED = ("training", "recovering", "starting")
 
 
 def controller_silent_s(directory: JobDirectory, state: JobState, now: float) -> float | None:
-    """Return for how long the newest controller has written no moment; None if no longer than usual."""
+    """Return for how long the newest controller has written no live status; None if no longer than usual."""
     try:
-        moment = read(directory.moment)
-    except (OSError, NotAMoment):
+        status = read(directory.live_status)
+    except (OSError, NotALiveStatus):
         return None
-    silent_s = now - moment.t
-    is_newest = (moment.run_id, moment.epoch) == (state.run_id, state.epoch)
-    return silent_s if is_newest and not moment.final and silent_s > OLD_S else None
+    silent_s = now - status.t
+    is_newest = (status.run_id, status.epoch) == (state.run_id, state.epoch)
+    return silent_s if is_newest and not status.final and silent_s > OLD_S else None
 
 
 def silent_channels(directory: JobDirectory, now: float) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A job's page: the moment that its controller sees, as samples. Pure."""
+"""A job's page: the live status of its controller, as samples. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState
+from slurm_robust.model.live_status import LiveNode, LiveStatus, NodeState
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.model.totals import JobTotals
 from slurm_robust.telemetry.metric import Family, Metric, Rendered, Sample, render, rendered
@@ -23,63 +23,63 @@ _STATES = tuple((state, state.value) for state in NodeState)
 _STAGES = tuple(stage.value for stage in StandbyStage)
 
 
-def page(moment: JobMoment) -> bytes:
+def page(status: LiveStatus) -> bytes:
     """Return the whole page."""
-    return render(families(moment), _constant(str(moment.job_id)))
+    return render(families(status), _constant(str(status.job_id)))
 
 
 def _constant(job_id: str) -> dict[str, str]:
     return {"job_id": job_id}
 
 
-def families(moment: JobMoment) -> Iterator[Family]:
+def families(status: LiveStatus) -> Iterator[Family]:
     """Return all metrics of a job, in the order of the table; what is not known has no sample."""
-    yield from _of_the_job(moment)
-    yield from _of_the_training(moment)
-    yield _one(JobMetric.INCIDENT_OPEN, moment.incident is not None)
-    yield _one(JobMetric.INCIDENT_AGE, moment.incident.age_s if moment.incident is not None else None)
-    if moment.totals is not None:
-        yield from _of_the_past(moment.totals)
-    yield from _of_checkpoints(moment)
-    yield from _of_nodes(_bounded(moment.nodes), str(moment.job_id))
+    yield from _of_the_job(status)
+    yield from _of_the_training(status)
+    yield _one(JobMetric.INCIDENT_OPEN, status.incident is not None)
+    yield _one(JobMetric.INCIDENT_AGE, status.incident.age_s if status.incident is not None else None)
+    if status.totals is not None:
+        yield from _of_the_past(status.totals)
+    yield from _of_checkpoints(status)
+    yield from _of_nodes(_bounded(status.nodes), str(status.job_id))
 
 
 def _one(metric: Metric, value: float | None) -> Family:
     return metric, () if value is None else (((), value),)
 
 
-def _of_the_job(moment: JobMoment) -> Iterator[Family]:
-    about = (moment.run_id, moment.mode, moment.host, __version__)
+def _of_the_job(status: LiveStatus) -> Iterator[Family]:
+    about = (status.run_id, status.mode, status.host, __version__)
     yield JobMetric.INFO, ((about, 1),)
-    yield JobMetric.STAGE, (((moment.stage,), 1),)
-    yield _one(JobMetric.HELD, moment.held)
-    yield _one(JobMetric.RUN, moment.run)
-    yield _one(JobMetric.EPOCH, moment.epoch)
-    yield _one(JobMetric.GENERATION, moment.generation)
-    yield _one(JobMetric.WORLD, moment.world)
-    states = Counter(node.state for node in moment.nodes)
+    yield JobMetric.STAGE, (((status.stage,), 1),)
+    yield _one(JobMetric.HELD, status.held)
+    yield _one(JobMetric.RUN, status.run)
+    yield _one(JobMetric.EPOCH, status.epoch)
+    yield _one(JobMetric.GENERATION, status.generation)
+    yield _one(JobMetric.WORLD, status.world)
+    states = Counter(node.state for node in status.nodes)
     yield JobMetric.NODES, [((state.value,), states[state]) for state in NodeState]
-    stages = Counter(_stage(node) for node in moment.nodes if node.state is NodeState.STANDBY)
+    stages = Counter(_stage(node) for node in status.nodes if node.state is NodeState.STANDBY)
     yield JobMetric.STANDBYS, [((stage,), stages[stage]) for stage in _STAGES]
-    lending = sum(bool(companion.node) for companion in moment.companions)
-    yield JobMetric.COMPANIONS, ((("lending",), lending), (("waiting",), len(moment.companions) - lending))
-    yield _one(JobMetric.TIME_LEFT, moment.left_s)
-    yield _one(JobMetric.TURN, moment.turn_s)
-    yield _one(JobMetric.JOURNAL_BEHIND, moment.behind)
-    yield _one(JobMetric.MOMENT_TIME, moment.t)
+    lending = sum(bool(companion.node) for companion in status.companions)
+    yield JobMetric.COMPANIONS, ((("lending",), lending), (("waiting",), len(status.companions) - lending))
+    yield _one(JobMetric.TIME_LEFT, status.left_s)
+    yield _one(JobMetric.TURN, status.turn_s)
+    yield _one(JobMetric.JOURNAL_BEHIND, status.behind)
+    yield _one(JobMetric.MOMENT_TIME, status.t)
 
 
-def _of_the_training(moment: JobMoment) -> Iterator[Family]:
-    yield _one(JobMetric.STEP, moment.step)
-    yield _one(JobMetric.BEST_STEP, moment.best_step if moment.reports else None)
-    yield _one(JobMetric.STEP_AGE, moment.step_age_s)
-    yield _one(JobMetric.STEP_TIME, moment.step_s)
-    yield _one(JobMetric.USUAL_STEP_TIME, moment.usual_step_s)
-    yield _one(JobMetric.LOSS, moment.loss)
-    yield _one(JobMetric.GRAD_NORM, moment.grad_norm)
-    yield _one(JobMetric.NON_FINITE, moment.non_finite)
-    yield _one(JobMetric.ETTR, moment.ettr)
-    yield _one(JobMetric.ETTR_HOUR, moment.ettr_hour)
+def _of_the_training(status: LiveStatus) -> Iterator[Family]:
+    yield _one(JobMetric.STEP, status.step)
+    yield _one(JobMetric.BEST_STEP, status.best_step if status.reports else None)
+    yield _one(JobMetric.STEP_AGE, status.step_age_s)
+    yield _one(JobMetric.STEP_TIME, status.step_s)
+    yield _one(JobMetric.USUAL_STEP_TIME, status.usual_step_s)
+    yield _one(JobMetric.LOSS, status.loss)
+    yield _one(JobMetric.GRAD_NORM, status.grad_norm)
+    yield _one(JobMetric.NON_FINITE, status.non_finite)
+    yield _one(JobMetric.ETTR, status.ettr)
+    yield _one(JobMetric.ETTR_HOUR, status.ettr_hour)
 
 
 def _of_the_past(totals: JobTotals) -> Iterator[Family]:
@@ -101,11 +101,11 @@ def _by_name(values: dict[str, float] | dict[str, int]) -> list[Sample]:
     return [((name,), value) for name, value in values.items()]
 
 
-def _of_checkpoints(moment: JobMoment) -> Iterator[Family]:
-    yield JobMetric.CHECKPOINT_STEP, [((tier.tier.value,), tier.step) for tier in moment.tiers]
+def _of_checkpoints(status: LiveStatus) -> Iterator[Family]:
+    yield JobMetric.CHECKPOINT_STEP, [((tier.tier.value,), tier.step) for tier in status.tiers]
     yield (
         JobMetric.CHECKPOINT_AGE,
-        [((tier.tier.value,), tier.age_s) for tier in moment.tiers if tier.age_s is not None],
+        [((tier.tier.value,), tier.age_s) for tier in status.tiers if tier.age_s is not None],
     )
 
 
@@ -116,7 +116,7 @@ def _states(job_id: str, node: str, state: NodeState) -> str:
     return rendered(JobMetric.NODE_STATE, samples, _constant(job_id))
 
 
-def _of_nodes(nodes: Sequence[NodeMoment], job_id: str) -> Iterator[Family]:
+def _of_nodes(nodes: Sequence[LiveNode], job_id: str) -> Iterator[Family]:
     yield JobMetric.NODE_HEARTBEAT, [((one.node,), one.heard_s) for one in nodes if one.heard_s is not None]
     yield JobMetric.NODE_STEP, [((one.node,), one.step) for one in nodes if one.slot >= 0]
     states = "".join([_states(job_id, one.node, one.state) for one in nodes])
@@ -125,13 +125,13 @@ def _of_nodes(nodes: Sequence[NodeMoment], job_id: str) -> Iterator[Family]:
     yield JobMetric.NODE_FAILED, [((one.node,), one.failed) for one in nodes if one.failed]
 
 
-def _bounded(nodes: Sequence[NodeMoment]) -> Sequence[NodeMoment]:
+def _bounded(nodes: Sequence[LiveNode]) -> Sequence[LiveNode]:
     if len(nodes) <= MAX_NODES:
         return nodes
     return sorted(nodes, key=lambda node: not node.is_wrong)[:MAX_NODES]
 
 
-def _stage(node: NodeMoment) -> str:
+def _stage(node: LiveNode) -> str:
     """Return the stage of a standby without the reason that may follow it."""
     stage = node.why.partition(":")[0]
     return stage if stage in _STAGES else _STAGES[0]

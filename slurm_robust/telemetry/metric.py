@@ -1,7 +1,7 @@
 """A metric, and Prometheus's text format of its samples (version 0.0.4).
 
 The format is a handful of lines, and node_exporter's textfile collector reads the same one. Each page is made
-from one record of the moment. What a client library would cost stands in docs/design.md.
+from one record, the live status. What a client library would cost stands in docs/design.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import FaultKind, Requeue, Symptom
-from slurm_robust.model.moment import read as read_moment
+from slurm_robust.model.live_status import read as read_live_status
 from slurm_robust.sandbox import Sandbox
 from tests.cluster.protected_job import USER, ProtectedJob, find_process
 from tests.cluster.undisturbed import undisturbed
@@ -68,7 +68,7 @@ def test_ranks_beyond_a_cut_network_write_nothing_that_counts(sandbox: Sandbox, 
 def peer_step(job: ProtectedJob) -> int:
     """The newest step that all ranks' peers hold, by the controller's moment; -1 for none."""
     path = job.folder / "moment.json"
-    tiers = read_moment(path).tiers if path.exists() else ()
+    tiers = read_live_status(path).tiers if path.exists() else ()
     return max((found.step for found in tiers if found.tier is Tier.PEER), default=-1)
 
 

@@ -23,7 +23,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from slurm_robust.model.moment import NodeMoment
+from slurm_robust.model.live_status import LiveNode
 from slurm_robust.report.top import screen as text
 from slurm_robust.report.top.feed import JobFeed, LiveView
 from slurm_robust.report.top.screen import STYLES, Columns, Line, NodeOrder, plain
@@ -248,7 +248,7 @@ class JobPage(Page):
         super().__init__()
         self.number = number
         self._order, self._wrong = NodeOrder.SLOT, False
-        self._rows: list[NodeMoment] = []
+        self._rows: list[LiveNode] = []
 
     def compose(self) -> ComposeResult:
         """Lay out the job, its nodes, the selected one, the keys."""
@@ -295,7 +295,7 @@ class JobPage(Page):
         node = self._selected(self.query_one("#nodes", Rows))
         self.query_one("#foot", Lines).show(text.foot(node, view.moment, self.size.width, FOOT))
 
-    def _selected(self, rows: Rows) -> NodeMoment | None:
+    def _selected(self, rows: Rows) -> LiveNode | None:
         return self._rows[rows.cursor] if rows.cursor < len(self._rows) else None
 
     def on_rows_moved(self, message: Rows.Moved) -> None:

@@ -1,4 +1,4 @@
-"""What ``srobust top`` shows of a job: the controller's moment while it is live, else the journal alone."""
+"""What ``srobust top`` shows of a job: the controller's live status, else the journal alone."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 from msgspec import structs
 
 from slurm_robust.evidence.incident_text import IncidentRow, incident_rows
-from slurm_robust.evidence.moment import IncidentFollower, of_state
+from slurm_robust.evidence.live_status import IncidentFollower, of_state
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Tier
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.journal import Events, fold
-from slurm_robust.model.moment import (
+from slurm_robust.model.live_status import (
     OLD_S,
-    JobMoment,
-    NodeMoment,
+    LiveNode,
+    LiveStatus,
+    LiveTier,
     NodeState,
-    NotAMoment,
-    TierMoment,
+    NotALiveStatus,
     read,
 )
 from slurm_robust.model.record import Record
@@ -61,13 +61,13 @@ class LiveView(Record):
     source: str
     """"" if it is live, else why not."""
     age_s: float
-    """Since the controller wrote the moment, or anything into the journal."""
+    """Since the controller wrote its live status, or anything into the journal."""
     state: str
     """``training``, ``recovering``, …, as ``srobust status`` says it."""
     reason: str
     slurm: str
     """Slurm's own state of the job; "" if it is live, or has ended."""
-    moment: JobMoment
+    moment: LiveStatus
     incidents: tuple[IncidentRow, ...]
     trouble: str = ""
     """Why the journal is not read, or not read to its end."""
@@ -153,7 +153,7 @@ class JobFeed:
         self._slurm = slurm
         self._wall, self._mono = wall, mono
         self._journal = JournalTail(directory.journal)
-        self._seen: tuple[int, int] = (-1, -1)  # epoch and number of the newest moment
+        self._seen: tuple[int, int] = (-1, -1)  # epoch and number of the newest live status
         self._changed: float | None = None  # when that was new, by the monotonic clock
         self._incidents: tuple[IncidentRow, ...] = ()
         self._incidents_due = False
@@ -173,7 +173,7 @@ class JobFeed:
         """Return the job as it is now. Never raises."""
         self._follow()
         state = self._journal.state
-        moment, source = self._read_moment(state)
+        moment, source = self._read_live_status(state)
         live = moment is not None and not source
         now, mono = self._wall(), self._mono()
         if moment is None or source:
@@ -201,18 +201,18 @@ class JobFeed:
             trouble=one_line(self._journal.trouble),
         )
 
-    # -- the moment --------------------------------------------------------------------------------
+    # -- the live status ---------------------------------------------------------------------------
 
-    def _read_moment(self, state: JobState) -> tuple[JobMoment | None, str]:
+    def _read_live_status(self, state: JobState) -> tuple[LiveStatus | None, str]:
         """Return the controller's moment, and why it is not what counts."""
-        path = self.directory.moment
+        path = self.directory.live_status
         try:
             found = read(path)
         except FileNotFoundError:
             return None, f"there is no {path.name}"
         except OSError as error:
             return None, f"{path.name} cannot be read: {one_line(error.strerror or str(error))}"
-        except NotAMoment as error:
+        except NotALiveStatus as error:
             return None, f"{path.name} is not understood: {one_line(str(error))}"
         mono = self._mono()
         if self._changed is None:
@@ -224,11 +224,11 @@ class JobFeed:
         if state.run_id and found.run_id != state.run_id:
             return found, f"{path.name} is of another job"
         if found.epoch < state.epoch:
-            return found, "the newest controller has written no moment yet"
+            return found, "the newest controller has written no live status yet"
         if found.final or state.ended is not None:
             return found, "the controller has ended"
         if mono - self._changed > OLD_S:
-            return found, f"the controller has written no moment for {mono - self._changed:.0f} s"
+            return found, f"the controller has written no live status for {mono - self._changed:.0f} s"
         return found, ""
 
     # -- the journal -------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class JobFeed:
             self._incidents_due = False
             self._incidents = incident_rows(self._journal.events)[-MAX_INCIDENTS:]
 
-    def _by_journal(self, state: JobState, now: float) -> JobMoment:
+    def _by_journal(self, state: JobState, now: float) -> LiveStatus:
         ledger, last, stored = self._summary(now), self._progress, state.world.stored
         phase, reason = phase_of(self._journal.events, state)
         return structs.replace(
@@ -261,7 +261,7 @@ class JobFeed:
             nodes=tuple(_nodes(state)),
             incident=self._incident.at(state, now),
             tiers=(
-                TierMoment(
+                LiveTier(
                     tier=Tier.STORAGE,
                     step=stored.step,
                     generation=stored.generation,
@@ -290,7 +290,7 @@ class JobFeed:
         return self._says
 
 
-def _nodes(state: JobState) -> list[NodeMoment]:
+def _nodes(state: JobState) -> list[LiveNode]:
     """Return what the journal knows of nodes: where they are, not how they are."""
     if state.ended is not None or state.requeueing is not None:
         working = NodeState.ENDED
@@ -298,15 +298,15 @@ def _nodes(state: JobState) -> list[NodeMoment]:
         working = NodeState.TRAINING if state.world.steps_here >= 0 else NodeState.STARTING
     else:
         working = NodeState.IDLE
-    found = [NodeMoment(node=node, state=working, slot=slot) for slot, node in enumerate(state.world.slots)]
+    found = [LiveNode(node=node, state=working, slot=slot) for slot, node in enumerate(state.world.slots)]
     for node in state.spares:
         aside, known = state.aside.get(node), state.standbys.get(node)
         how = aside.reason if aside is not None else known.stage.value if known is not None else ""
         standing = NodeState.ASIDE if aside is not None else NodeState.STANDBY
-        found.append(NodeMoment(node=node, state=standing, why=one_line(how)))
+        found.append(LiveNode(node=node, state=standing, why=one_line(how)))
     gone = (node for node in state.evicted if node not in state.world.slots and node not in state.spares)
     found += [
-        NodeMoment(node=node, state=NodeState.EVICTED, why=first_sentence(state.evicted[node], node))
+        LiveNode(node=node, state=NodeState.EVICTED, why=first_sentence(state.evicted[node], node))
         for node in gone
     ]
     return found

@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
-from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState
+from slurm_robust.model.live_status import LiveNode, LiveStatus, NodeState
 from slurm_robust.report.top.feed import LiveView
 from slurm_robust.util.text import count, date_and_time, duration, one_line
 
@@ -190,7 +190,7 @@ def _title(view: LiveView, width: int) -> Line:
     )
 
 
-def _training(moment: JobMoment) -> Line:
+def _training(moment: LiveStatus) -> Line:
     parts = [f"step {_step(moment.step)}"]
     if moment.step_age_s is not None:
         parts[0] += f", {duration(moment.step_age_s)} ago"
@@ -219,7 +219,7 @@ def _wrong(view: LiveView, width: int) -> list[Line]:
     if moment.trouble:
         texts.append(f"journal: {moment.trouble} ({count(moment.behind, 'event')} in memory only)")
     if moment.missed:
-        texts.append(f"{count(moment.missed, 'moment')} could not be written")
+        texts.append(f"moment.json could not be written {count(moment.missed, 'time')}")
     if texts:
         return _labelled("wrong", "; ".join(texts), width, "bad")
     past = f"; {count(moment.closed, 'incident')} over" if moment.closed else ""
@@ -228,7 +228,7 @@ def _wrong(view: LiveView, width: int) -> list[Line]:
     return _labelled("wrong", f"nothing{past}", width, "")
 
 
-def _nodes(moment: JobMoment) -> str:
+def _nodes(moment: LiveStatus) -> str:
     """Return ``1,200 with slots: 1,199 training, 1 silent; 2 standbys: 1 rehearsed; 1 evicted``."""
     slots = Counter(node.state.value for node in moment.nodes if node.slot >= 0)
     text = f"{sum(slots.values()):,}"
@@ -275,11 +275,11 @@ class NodeOrder(str, Enum):
         return orders[(orders.index(self) + 1) % len(orders)]
 
 
-def _slot(node: NodeMoment) -> int:
+def _slot(node: LiveNode) -> int:
     return node.slot if node.slot >= 0 else 1 << 40
 
 
-_KEYS: dict[NodeOrder, Callable[[NodeMoment], tuple[object, ...]]] = {
+_KEYS: dict[NodeOrder, Callable[[LiveNode], tuple[object, ...]]] = {
     NodeOrder.SLOT: lambda n: (_slot(n),),
     NodeOrder.WRONG: lambda n: (not n.is_wrong, _slot(n)),
     NodeOrder.STEP: lambda n: (n.slot < 0, n.step, _slot(n)),
@@ -289,7 +289,7 @@ _KEYS: dict[NodeOrder, Callable[[NodeMoment], tuple[object, ...]]] = {
 }
 
 
-def arranged(nodes: Sequence[NodeMoment], order: NodeOrder, *, wrong: bool) -> list[NodeMoment]:
+def arranged(nodes: Sequence[LiveNode], order: NodeOrder, *, wrong: bool) -> list[LiveNode]:
     """Return ``nodes`` in ``order``; ``wrong``: only those that a person should look at."""
     return sorted((node for node in nodes if node.is_wrong or not wrong), key=_KEYS[order])
 
@@ -297,7 +297,7 @@ def arranged(nodes: Sequence[NodeMoment], order: NodeOrder, *, wrong: bool) -> l
 class Columns:
     """Which columns of the table of nodes there is room for."""
 
-    def __init__(self, nodes: Sequence[NodeMoment], width: int) -> None:
+    def __init__(self, nodes: Sequence[LiveNode], width: int) -> None:
         longest = max((cell_len(plain(n.node)) for n in nodes), default=4)
         self._name = min(max(longest, 6), 16 if width < 100 else 28)
         self._width = width
@@ -315,7 +315,7 @@ class Columns:
         cells += [fit("memory", 9, right=True), *(fit(title, 9, right=True) for title, _ in self._extra)]
         return ((fit(" ".join((*cells, "what it does, what is wrong")), self._width), "heads"),)
 
-    def row(self, node: NodeMoment) -> Line:
+    def row(self, node: LiveNode) -> Line:
         """Return one node."""
         slot = str(node.slot) if node.slot >= 0 else "-"
         style = _NODE_STYLES.get(node.state, "doing")
@@ -339,14 +339,14 @@ class Columns:
         )
 
 
-def told(node: NodeMoment) -> Iterator[str]:
+def told(node: LiveNode) -> Iterator[str]:
     """Yield what there is to say of a node, the most important first."""
     if node.failed:
         yield f"{count(node.failed, 'worker')} failed"
     yield from filter(None, (*node.alerts, node.why, node.phase))
 
 
-def foot(node: NodeMoment | None, moment: JobMoment, width: int, lines: int = 3) -> list[Line]:
+def foot(node: LiveNode | None, moment: LiveStatus, width: int, lines: int = 3) -> list[Line]:
     """Return all about the selected node."""
     if node is None:
         return [(("no node is selected", "label"),)]

@@ -126,10 +126,10 @@ def test_the_fix_for_the_periodic_checks_is_one_that_helps(program: tuple[str, .
     assert ("--apply" in point.fix) != bool(program)
 
 
-TURN = "srobust-turn-verify-n1"
+LOCK = "srobust-turn-verify-n1"
 
 
-def test_the_turn_to_drain_is_tried_and_given_back(cluster: FakeCluster) -> None:
+def test_the_drain_lock_is_tried_and_released(cluster: FakeCluster) -> None:
     made: list[str] = []
 
     class Watched(FakeSlurm):
@@ -139,14 +139,14 @@ def test_the_turn_to_drain_is_tried_and_given_back(cluster: FakeCluster) -> None
             assert (reservation.nodes, reservation.users) == (("n1",), ("root",))
             super().delete_reservation(name)
 
-    (point,) = verify.turn_points(Watched(cluster, user="root"), "n1")
+    (point,) = verify.lock_points(Watched(cluster, user="root"), "n1")
     assert point.good
-    assert made == [TURN]
+    assert made == [LOCK]
     assert cluster.reservations == {}
 
 
-def test_a_turn_that_is_refused_is_reported_with_the_fix(cluster: FakeCluster) -> None:
-    (point,) = verify.turn_points(FakeSlurm(cluster, operator=False), "n1")
+def test_a_drain_lock_that_is_refused_is_reported_with_the_fix(cluster: FakeCluster) -> None:
+    (point,) = verify.lock_points(FakeSlurm(cluster, operator=False), "n1")
     assert not point.good
     assert "refused: Invalid user id" in point.what
     assert "root or AdminLevel" in point.fix
@@ -158,7 +158,7 @@ def test_a_turn_that_is_refused_is_reported_with_the_fix(cluster: FakeCluster) -
             )
             raise classify(CompletedCommand(command=("scontrol",), exit_code=1, stdout="", stderr=text))
 
-    (point,) = verify.turn_points(Enforcing(cluster), "n1")
+    (point,) = verify.lock_points(Enforcing(cluster), "n1")
     assert not point.good
     assert "sacctmgr add user root account=root" in point.fix
 
@@ -172,24 +172,24 @@ def test_a_trial_that_is_cut_off_leaves_nothing(cluster: FakeCluster, error: Bas
 
     slurm = CutOff(cluster, user="root")
     if isinstance(error, SlurmTimeout):
-        (point,) = verify.turn_points(slurm, "n1")
+        (point,) = verify.lock_points(slurm, "n1")
         assert not point.good
         assert "no answer" in point.what
     else:
         with pytest.raises(KeyboardInterrupt):
-            list(verify.turn_points(slurm, "n1"))
+            list(verify.lock_points(slurm, "n1"))
     assert cluster.reservations == {}
 
 
 def test_what_a_killed_trial_has_left_is_removed(cluster: FakeCluster) -> None:
     slurm = FakeSlurm(cluster, user="root")
-    slurm.create_reservation(ReservationRequest(name=TURN, nodes=("n1",)))
-    (point,) = verify.turn_points(slurm, "n1")
+    slurm.create_reservation(ReservationRequest(name=LOCK, nodes=("n1",)))
+    (point,) = verify.lock_points(slurm, "n1")
     assert point.good
     assert cluster.reservations == {}
 
 
-def test_no_turn_is_tried_on_a_host_that_is_not_a_node(cluster: FakeCluster) -> None:
-    (point,) = verify.turn_points(FakeSlurm(cluster, user="root"), "login")
+def test_no_drain_lock_is_tried_on_a_host_that_is_not_a_node(cluster: FakeCluster) -> None:
+    (point,) = verify.lock_points(FakeSlurm(cluster, user="root"), "login")
     assert point.good
     assert "not tried" in point.what

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks import checkpoint_child, checkpoint_peer, common
 from benchmarks.checkpoint_ends import BARE, OURS
-from benchmarks.checkpoint_figures import Aim, Blocking, Turn, rates, summaries
+from benchmarks.checkpoint_figures import Aim, Blocking, DrainLock, rates, summaries
 from benchmarks.checkpoint_runs import folders, run
 from benchmarks.checkpoint_state import LAYER_BYTES, BareCopy, Training, batch_for
 from benchmarks.samples import Summary
@@ -22,7 +22,7 @@ from tests.forked_python import run_python
 MB = 10**6
 
 
-def turn(*steps: tuple[float, float, float]) -> Turn:
+def turn(*steps: tuple[float, float, float]) -> DrainLock:
     return [{"step": step, "save": save, "update": update} for step, save, update in steps]
 
 
@@ -49,7 +49,7 @@ def test_a_step_that_follows_no_other_does_not_count_for_every_step() -> None:
 
 
 @pytest.mark.parametrize("turns", [([], [turn((1.0, 0.0, 0.0))]), ([turn((1.0, 0.0, 0.0))] * 2, [])])
-def test_too_few_steps_are_refused(turns: tuple[list[Turn], list[Turn]]) -> None:
+def test_too_few_steps_are_refused(turns: tuple[list[DrainLock], list[DrainLock]]) -> None:
     with pytest.raises(ValueError, match="two or more steps"):
         Blocking.of(*turns)
 

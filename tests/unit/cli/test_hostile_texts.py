@@ -32,7 +32,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.moment import encode
+from slurm_robust.model.live_status import encode
 from slurm_robust.model.training import Chapter, TrainingDirectory, encoded
 from slurm_robust.notify import main as notify
 from slurm_robust.run.preflight import open_directory
@@ -49,7 +49,7 @@ from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import DrillReply
 from slurm_robust.wire.sockets import ControllerSocket
 from tests.builders import specs
-from tests.builders.moments import job_moment
+from tests.builders.live_statuses import live_status
 from tests.contracts.replayer import run as replayed
 from tests.unit.diagnostics import test_live
 from tests.unit.engine.fake_job import Job, doing
@@ -206,9 +206,9 @@ def test_a_job_as_spans(job: JobDirectory, text: str) -> None:
 def test_what_top_shows(job: JobDirectory, slurm: Answers, text: str) -> None:
     journal(job, [poisoned(event, text) for event in incident_journal.whole()])
     slurm.say("scontrol", f"JobId=4711 JobName=a{text}\n   JobState=RUNNING Reason=x{text}\n")
-    job.moment.write_bytes(encode(poisoned(job_moment(), text)))
+    job.live_status.write_bytes(encode(poisoned(live_status(), text)))
     output_of("top", str(job.path), "--json")  # its screen: tests/unit/report/top
-    job.moment.unlink()
+    job.live_status.unlink()
     output_of("top", str(job.path), "--json")
     output_of("status", str(job.path), "--watch")  # this job has ended
 

@@ -15,9 +15,9 @@ import pytest
 from slurm_robust.config.job import MetricsConfig
 from slurm_robust.controller.metrics import About, MetricsServer, read_token, target
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.moment import JobMoment
+from slurm_robust.model.live_status import LiveStatus
 from slurm_robust.util.ours import NotOurs
-from tests.builders.moments import incident_moment
+from tests.builders.live_statuses import live_incident
 from tests.waiting import wait_for
 
 ABOUT = About(folder="42", cluster="big one", user="alice", name='x"\x1b[31m')
@@ -40,7 +40,7 @@ class Pages:
         self.said: list[str] = []
 
     def serve(
-        self, config: MetricsConfig, newest: Callable[[], JobMoment | None] = incident_moment
+        self, config: MetricsConfig, newest: Callable[[], LiveStatus | None] = live_incident
     ) -> MetricsServer:
         server = MetricsServer(config, self.directory, newest, ABOUT, self.said.append)
         self._stack.enter_context(closing(server))

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from slurm_robust.hooks.drain_lock import LASTS_S
 from slurm_robust.hooks.drainer import BACK_OFF_S, NO_ANSWER_S
 from slurm_robust.hooks.record import DrainAction
-from slurm_robust.hooks.turn import LASTS_S
 from slurm_robust.model.findings import Finding, Outcome
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import SlurmNode

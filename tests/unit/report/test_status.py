@@ -11,7 +11,7 @@ from msgspec import structs
 from rich.console import Console
 
 from slurm_robust.cli.main import main
-from slurm_robust.evidence.moment import of_state
+from slurm_robust.evidence.live_status import of_state
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import CompanionPool
@@ -20,7 +20,7 @@ from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.journal import fold, read
-from slurm_robust.model.moment import encode
+from slurm_robust.model.live_status import encode
 from slurm_robust.model.standby import StandbyStage
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import render, status_at, status_of, watch

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from slurm_robust.model.moment import NodeMoment, NodeState
+from slurm_robust.model.live_status import LiveNode, NodeState
 from slurm_robust.telemetry.job import page
 from slurm_robust.telemetry.metric import Metric, MetricType, escaped, number, render
 from slurm_robust.telemetry.table import JobMetric, NodeMetric, all_of
-from tests.builders.moments import incident_moment
+from tests.builders.live_statuses import live_incident
 
 PROMTOOL = shutil.which("promtool")
 SERIES = re.compile(r'[a-z_0-9]+(\{[a-z_]+="(\\.|[^"\\])*"(,[a-z_]+="(\\.|[^"\\])*")*\})? [-+0-9.a-zA-Z]+')
@@ -27,13 +27,13 @@ def lines(text: bytes) -> list[str]:
 
 
 def test_every_metric_of_the_table_is_shown_and_nothing_else() -> None:
-    everything = incident_moment(grad_norm=1.5)
+    everything = live_incident(grad_norm=1.5)
     shown = re.findall(r"^# TYPE (\S+)", page(everything).decode(), re.MULTILINE)
     assert sorted(shown) == sorted(metric.name for metric in all_of(JobMetric))
 
 
 def test_a_job_in_figures() -> None:
-    text = lines(page(incident_moment()))
+    text = lines(page(live_incident()))
     for line in (
         'srobust_job_step{job_id="42"} 120',
         'srobust_job_step_age_seconds{job_id="42"} 1.5',
@@ -52,15 +52,15 @@ def test_a_job_in_figures() -> None:
 
 
 def test_what_is_not_known_has_no_sample() -> None:
-    text = page(incident_moment(loss=None, ettr=None, left_s=None, incident=None, totals=None)).decode()
+    text = page(live_incident(loss=None, ettr=None, left_s=None, incident=None, totals=None)).decode()
     for name in ("loss", "ettr_ratio", "time_left_seconds", "incident_age_seconds", "incidents_total"):
         assert f"srobust_job_{name}" not in text
     assert 'srobust_job_incident_open{job_id="42"} 0' in text
 
 
 def test_a_standby_that_failed_its_rehearsal_counts_as_that() -> None:
-    failed = NodeMoment(node="s1", state=NodeState.STANDBY, why="rehearsal failed: no such file")
-    text = page(structs.replace(incident_moment(), nodes=(failed,))).decode()
+    failed = LiveNode(node="s1", state=NodeState.STANDBY, why="rehearsal failed: no such file")
+    text = page(structs.replace(live_incident(), nodes=(failed,))).decode()
     assert 'srobust_job_standbys{job_id="42",stage="rehearsal failed"} 1' in text
 
 
@@ -111,6 +111,6 @@ def test_names_and_units_follow_the_conventions() -> None:
 def test_promtool_has_nothing_to_say() -> None:
     assert PROMTOOL is not None
     done = subprocess.run(
-        [PROMTOOL, "check", "metrics"], input=page(incident_moment()), capture_output=True, check=False
+        [PROMTOOL, "check", "metrics"], input=page(live_incident()), capture_output=True, check=False
     )
     assert (done.returncode, done.stderr.decode()) == (0, "")

@@ -17,12 +17,12 @@ import pytest
 import yaml
 
 from slurm_robust.config.job import MetricsConfig
+from slurm_robust.controller.live_status import LiveStatusMaker, Storage, picture
 from slurm_robust.controller.metrics import About, MetricsServer
-from slurm_robust.controller.moment import Moments, Storage, picture
 from slurm_robust.engine.effects import Now
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.moment import JobMoment
+from slurm_robust.model.live_status import LiveStatus
 from tests.unit.engine.fake_job import Job
 from tests.unit.telemetry.monitoring import MONITORING, expressions
 from tests.waiting import wait_for
@@ -43,15 +43,15 @@ class Watched:
 
     def __init__(self) -> None:
         self.job = Job(memory=True)
-        self._moments, self._known = Moments(), 0
+        self._live_status, self._known = LiveStatusMaker(), 0
         self.job.until(lambda: self.job.stage == "Running")
         self.moment = self.look()
 
-    def look(self) -> JobMoment:
+    def look(self) -> LiveStatus:
         news, self._known = self.job.journal[self._known :], len(self.job.journal)
         now: Now = self.job.now()
-        self._moments.on_ledger(summary_of(self.job.journal, now.wall), now.mono)
-        self.moment = self._moments.make(picture(self.job.core, now, news, Storage(), 0.01))
+        self._live_status.on_ledger(summary_of(self.job.journal, now.wall), now.mono)
+        self.moment = self._live_status.make(picture(self.job.core, now, news, Storage(), 0.01))
         return self.moment
 
 

@@ -8,9 +8,9 @@ from msgspec import structs
 
 from slurm_robust.model import events as ev
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.moment import JobMoment, encode
+from slurm_robust.model.live_status import LiveStatus, encode
 from tests.builders.events import run_started
-from tests.builders.moments import job_moment
+from tests.builders.live_statuses import live_status
 
 T = 1.7e9
 
@@ -22,7 +22,7 @@ class FakeFolder:
         path.mkdir(parents=True, exist_ok=True)
         self.directory = JobDirectory(path)
         slots = tuple(f"gpu{slot:04d}" for slot in range(nodes))
-        self.moment = job_moment(nodes)
+        self.moment = live_status(nodes)
         self.append(
             run_started(t=T - 900, job_id=4711, run_id="4711-abcd", slots=nodes, spares=1, nproc_per_node=8),
             ev.ControllerStarted(t=T - 899, epoch=3, host="gpu0000", pid=1, port=1),
@@ -36,8 +36,8 @@ class FakeFolder:
         with self.directory.journal.open("ab") as file:
             file.writelines(ev.encode_event(event) + b"\n" for event in events)
 
-    def show(self, **changes: object) -> JobMoment:
+    def show(self, **changes: object) -> LiveStatus:
         """The controller writes its next moment."""
         self.moment = structs.replace(self.moment, number=self.moment.number + 1, **changes)
-        self.directory.moment.write_bytes(encode(self.moment))
+        self.directory.live_status.write_bytes(encode(self.moment))
         return self.moment

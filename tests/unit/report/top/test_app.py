@@ -19,10 +19,10 @@ import pytest
 from textual.pilot import Pilot
 
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.moment import NodeMoment, NodeState
+from slurm_robust.model.live_status import LiveNode, NodeState
 from slurm_robust.report.top.app import JobPage, Rows, Top
 from slurm_robust.report.top.feed import JobFeed
-from tests.builders.moments import node_moment
+from tests.builders.live_statuses import live_node
 from tests.unit.report.top.fake_folder import FakeFolder
 from tests.waiting import HANG_S
 
@@ -60,9 +60,9 @@ def run(folders: list[FakeFolder], test: Callable[[Pilot[None], Top], Awaitable[
 def folder(tmp_path: Path) -> FakeFolder:
     made = FakeFolder(tmp_path / "4711", nodes=1200)
     nodes = (
-        *(node_moment(slot) for slot in range(1199)),
-        node_moment(1199, state=NodeState.SILENT, heard_s=7.0),
-        NodeMoment(node="sp1", state=NodeState.STANDBY, why="rehearsed"),
+        *(live_node(slot) for slot in range(1199)),
+        live_node(1199, state=NodeState.SILENT, heard_s=7.0),
+        LiveNode(node="sp1", state=NodeState.STANDBY, why="rehearsed"),
     )
     made.show(t=time.time(), nodes=nodes, world=9600)
     return made
@@ -93,7 +93,7 @@ def test_top_follows_the_job_and_keeps_the_selected_node(folder: FakeFolder) -> 
     async def test(pilot: Pilot[None], app: Top) -> None:
         await until(pilot, app, "gpu0000")
         await pilot.press("down")
-        folder.show(t=time.time(), nodes=(node_moment(1, phase="evaluation"), node_moment(0)), step=2345)
+        folder.show(t=time.time(), nodes=(live_node(1, phase="evaluation"), live_node(0)), step=2345)
         await until(pilot, app, "step 2,345")
         await until(pilot, app, "gpu0001  slot 1")
         await pilot.resize_terminal(132, 40)
@@ -150,7 +150,7 @@ def test_several_jobs_are_a_list_of_which_one_opens(folder: FakeFolder, tmp_path
 
 
 def test_hostile_names_control_nothing(folder: FakeFolder) -> None:
-    node = NodeMoment(node=HOSTILE, state=NodeState.EVICTED, why=HOSTILE, alerts=(HOSTILE,))
+    node = LiveNode(node=HOSTILE, state=NodeState.EVICTED, why=HOSTILE, alerts=(HOSTILE,))
     folder.show(t=time.time(), nodes=(node,), host=HOSTILE, stage_why=HOSTILE)
 
     async def test(pilot: Pilot[None], app: Top) -> None:

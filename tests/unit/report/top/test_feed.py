@@ -1,4 +1,4 @@
-"""What top shows of a job: the moment while it is live, else the journal, and it says which."""
+"""What top shows of a job: the live status while it is live, else the journal, and it says which."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Evict, Restart, Symptom
 from slurm_robust.model.journal import fold, read
-from slurm_robust.model.moment import FORMAT, OLD_S, IncidentMoment, NodeState
+from slurm_robust.model.live_status import FORMAT, OLD_S, LiveIncident, NodeState
 from slurm_robust.report.top import feed as feed_module
 from slurm_robust.report.top.feed import JobFeed, JournalTail
 from slurm_robust.slurm.requests import SubmitRequest
@@ -50,7 +50,7 @@ def feed(folder: FakeFolder, clock: Clock) -> JobFeed:
     return JobFeed(folder.directory, wall=clock.wall, mono=clock.mono)
 
 
-def test_a_moment_that_is_new_is_shown(folder: FakeFolder, feed: JobFeed) -> None:
+def test_a_live_status_that_is_new_is_shown(folder: FakeFolder, feed: JobFeed) -> None:
     written = folder.show(t=T - 1.5)
     view = feed.look()
     assert view.live
@@ -59,7 +59,7 @@ def test_a_moment_that_is_new_is_shown(folder: FakeFolder, feed: JobFeed) -> Non
     assert view.state == "training"
 
 
-def test_a_moment_that_gets_old_gives_way_to_the_journal(
+def test_a_live_status_that_gets_old_gives_way_to_the_journal(
     folder: FakeFolder, feed: JobFeed, clock: Clock
 ) -> None:
     folder.show(t=T)
@@ -67,7 +67,7 @@ def test_a_moment_that_gets_old_gives_way_to_the_journal(
     clock.past_s = OLD_S + 1
     view = feed.look()
     assert not view.live
-    assert view.source == "the controller has written no moment for 11 s"
+    assert view.source == "the controller has written no live status for 11 s"
     assert (view.moment.step, view.moment.loss) == (1190, 2.5)
     assert view.age_s == pytest.approx(16)
     folder.show()
@@ -92,11 +92,11 @@ def test_clocks_that_differ_do_not_matter_from_the_second_look_on(folder: FakeFo
         (b"\xff\xfe", "not understood"),
     ],
 )
-def test_without_a_moment_it_goes_by_the_journal(
+def test_without_a_live_status_it_goes_by_the_journal(
     folder: FakeFolder, feed: JobFeed, content: bytes | None, says: str
 ) -> None:
     if content is not None:
-        folder.directory.moment.write_bytes(content)
+        folder.directory.live_status.write_bytes(content)
     view = feed.look()
     assert not view.live
     assert says in view.source
@@ -104,14 +104,14 @@ def test_without_a_moment_it_goes_by_the_journal(
     assert view.moment.ettr is not None
 
 
-def test_a_moment_of_another_job_or_controller_does_not_count(folder: FakeFolder, feed: JobFeed) -> None:
+def test_a_live_status_of_another_job_or_controller_does_not_count(folder: FakeFolder, feed: JobFeed) -> None:
     folder.show(t=T, run_id="4711-other")
     assert "another job" in feed.look().source
     folder.show(t=T, run_id="4711-abcd", epoch=2)
     assert "newest controller" in feed.look().source
 
 
-def test_the_last_moment_is_not_live(folder: FakeFolder, feed: JobFeed) -> None:
+def test_the_last_live_status_is_not_live(folder: FakeFolder, feed: JobFeed) -> None:
     folder.show(t=T, final=True)
     folder.append(ev.RunEnded(t=T, code=0, reason="every rank ended with code 0", final=True))
     view = feed.look()
@@ -162,11 +162,11 @@ def test_slurm_is_asked_only_of_a_job_whose_controller_is_silent(folder: FakeFol
     assert feed.look().slurm == "RUNNING"
 
 
-def test_a_moment_that_is_live_is_shown_as_it_was(folder: FakeFolder, feed: JobFeed) -> None:
+def test_a_live_status_that_is_live_is_shown_as_it_was(folder: FakeFolder, feed: JobFeed) -> None:
     folder.append(opened(1))
     folder.show(t=T)
     assert feed.look().state == "training"  # though the journal knows more by now
-    incident = IncidentMoment(number=1, symptom="hang", sign="", age_s=1.0, step=1)
+    incident = LiveIncident(number=1, symptom="hang", sign="", age_s=1.0, step=1)
     folder.show(t=T, incident=incident)
     assert (feed.look().state, feed.look().reason) == ("recovering", "incident 1: hang")
 
@@ -241,7 +241,7 @@ def test_a_folder_that_disappears_is_told(folder: FakeFolder, feed: JobFeed) -> 
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_json_prints_one_moment(folder: FakeFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_prints_one_live_status(folder: FakeFolder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.show(t=T)
     assert main(["top", str(folder.directory.path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -12,11 +12,11 @@ from rich.cells import cell_len
 
 from slurm_robust.evidence.incident_text import IncidentRow
 from slurm_robust.evidence.incidents import IncidentStatus
-from slurm_robust.model.moment import (
-    CompanionMoment,
-    IncidentMoment,
-    JobMoment,
-    NodeMoment,
+from slurm_robust.model.live_status import (
+    LiveCompanion,
+    LiveIncident,
+    LiveNode,
+    LiveStatus,
     NodeState,
 )
 from slurm_robust.report.top.feed import LiveView
@@ -36,7 +36,7 @@ from slurm_robust.report.top.screen import (
     job_row,
     wrapped,
 )
-from tests.builders.moments import job_moment, node_moment
+from tests.builders.live_statuses import live_node, live_status
 
 WIDTHS = (80, 132)
 PIECES = (
@@ -46,7 +46,7 @@ PIECES = (
 HOSTILE = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 
 
-def view(moment: JobMoment, **changes: object) -> LiveView:
+def view(moment: LiveStatus, **changes: object) -> LiveView:
     made = LiveView(
         folder="/jobs/4711", live=True, source="", age_s=1.2, state="training", reason="", slurm="",
         moment=moment, incidents=(),
@@ -58,8 +58,8 @@ def shown(lines: Iterable[Line]) -> str:
     return "\n".join("".join(text for text, _ in line) for line in lines)
 
 
-def incident(**changes: object) -> IncidentMoment:
-    made = IncidentMoment(
+def incident(**changes: object) -> LiveIncident:
+    made = LiveIncident(
         number=4, symptom="node lost", sign="gpu0007 has not responded for 6.2 s", age_s=12.0, step=1200,
         reason="gpu0007 does not respond", actions="evict gpu0007, sp1 takes its slot, restart", blame="node",
     )  # fmt: skip
@@ -67,9 +67,9 @@ def incident(**changes: object) -> IncidentMoment:
 
 
 def test_the_head_answers_what_is_asked() -> None:
-    nodes = (*(node_moment(slot) for slot in range(3)), node_moment(3, state=NodeState.SILENT))
-    standby = NodeMoment(node="sp1", state=NodeState.STANDBY, why="rehearsed", heard_s=0.2)
-    moment = job_moment(
+    nodes = (*(live_node(slot) for slot in range(3)), live_node(3, state=NodeState.SILENT))
+    standby = LiveNode(node="sp1", state=NodeState.STANDBY, why="rehearsed", heard_s=0.2)
+    moment = live_status(
         nodes=(*nodes, standby), incident=incident(), stage="stopping", stage_why="gpu0007 is silent"
     )
     text = shown(head(view(moment, state="recovering"), 80))
@@ -85,7 +85,7 @@ def test_the_head_answers_what_is_asked() -> None:
 
 
 def test_a_journal_alone_is_named_as_such() -> None:
-    quiet = view(job_moment(), live=False, source="there is no moment.json", age_s=40.0, slurm="RUNNING")
+    quiet = view(live_status(), live=False, source="there is no moment.json", age_s=40.0, slurm="RUNNING")
     text = " ".join(shown(head(quiet, 132)).split())
     assert "by the journal alone" in text
     assert "there is no moment.json" in text
@@ -93,7 +93,7 @@ def test_a_journal_alone_is_named_as_such() -> None:
 
 
 def test_the_controllers_own_trouble_is_wrong() -> None:
-    moment = job_moment(held=True, trouble="No space left on device", behind=3, missed=1, non_finite=True)
+    moment = live_status(held=True, trouble="No space left on device", behind=3, missed=1, non_finite=True)
     text = " ".join(shown(head(view(moment), 132)).split())
     assert "nothing is decided, since storage does not take the journal" in text
     assert "No space left on device (3 events in memory only)" in text
@@ -102,23 +102,23 @@ def test_the_controllers_own_trouble_is_wrong() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_fill_the_width_exactly(width: int) -> None:
-    nodes = (node_moment(0), NodeMoment(node="漢" * 30, state=NodeState.EVICTED, why="x" * 500))
+    nodes = (live_node(0), LiveNode(node="漢" * 30, state=NodeState.EVICTED, why="x" * 500))
     columns = Columns(nodes, width)
     for line in (
         columns.heads(),
         *map(columns.row, nodes),
         job_heads(width),
-        job_row(view(job_moment()), width),
+        job_row(view(live_status()), width),
     ):
         assert cell_len("".join(text for text, _ in line)) == width
 
 
 def test_orders_and_the_filter() -> None:
-    silent = node_moment(2, state=NodeState.SILENT, step=1100, step_age_s=20.0)
-    slow = node_moment(1, step_s=9.0)
-    alerted = node_moment(3, alerts=("gpu.ecc gpu3: XID 94",))
-    standby = NodeMoment(node="a", state=NodeState.STANDBY)
-    nodes = (standby, alerted, silent, slow, node_moment(0))
+    silent = live_node(2, state=NodeState.SILENT, step=1100, step_age_s=20.0)
+    slow = live_node(1, step_s=9.0)
+    alerted = live_node(3, alerts=("gpu.ecc gpu3: XID 94",))
+    standby = LiveNode(node="a", state=NodeState.STANDBY)
+    nodes = (standby, alerted, silent, slow, live_node(0))
 
     def first(order: NodeOrder) -> str:
         return arranged(nodes, order, wrong=False)[0].node
@@ -135,13 +135,13 @@ def test_orders_and_the_filter() -> None:
 
 
 def test_the_foot_tells_all_of_a_node() -> None:
-    node = node_moment(
+    node = live_node(
         3, failed=2, alerts=("gpu.ecc gpu3: XID 94",), why="rank 24: SIGSEGV", phase="checkpoint"
     )
-    text = shown(foot(node, job_moment(), 80))
+    text = shown(foot(node, live_status(), 80))
     assert "gpu0003  slot 3, ranks 24-31: training; heard 0.4 s ago" in text
     assert "2 workers failed; gpu.ecc gpu3: XID 94; rank 24: SIGSEGV; checkpoint" in text
-    assert shown(foot(None, job_moment(), 80)) == "no node is selected"
+    assert shown(foot(None, live_status(), 80)) == "no node is selected"
 
 
 def test_incidents_are_listed_newest_first() -> None:
@@ -190,10 +190,10 @@ def test_hostile_text_fits_and_is_clean(text: str, width: int) -> None:
 @given(HOSTILE)
 @settings(max_examples=25, deadline=None)
 def test_no_hostile_text_leaves_the_lines(text: str) -> None:
-    node = NodeMoment(node=text, state=NodeState.ASIDE, why=text, phase=text, alerts=(text,))
-    moment = job_moment(
+    node = LiveNode(node=text, state=NodeState.ASIDE, why=text, phase=text, alerts=(text,))
+    moment = live_status(
         0, host=text, stage=text, stage_why=text, ending=text, trouble=text, mode=text,
-        companions=(CompanionMoment(job_id=1, source=text), CompanionMoment(job_id=2, source="", node=text)),
+        companions=(LiveCompanion(job_id=1, source=text), LiveCompanion(job_id=2, source="", node=text)),
         incident=incident(sign=text, reason=text, actions=text, symptom=text),
     )  # fmt: skip
     moment = structs.replace(moment, nodes=(node,))

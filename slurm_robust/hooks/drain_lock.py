@@ -1,19 +1,19 @@
-"""The turn to drain: one node of a partition at a time reads the state of all others and drains itself.
+"""The drain lock: one node of a partition at a time reads the state of all others and drains itself.
 
 Slurm has no order that drains a node only if few others are drained, and nodes that find the same fault in
-the same second would all see room. But of all who create a reservation of one name, Slurm lets exactly one.
-So a node creates one on itself for each of its partitions, reads the table of nodes, drains itself if there
-is room, and deletes them. Should it die, Slurm ends them after a minute, and their holder has used them well
-before. So whatever becomes of the answers of slurmctld: who has no turn drains nothing. An order to delete
-that slurmctld carries out late may meet the turn of the next holder. So the holder looks, when its drain is
-ordered, whether the turn is still its own; if not, or without an answer, the drain is compared with the caps
-later.
+the same second would all see room. But Slurm lets exactly one node create a reservation of a given name. So a
+node creates one on itself for each of its partitions, reads the table of nodes, drains itself if there is
+room, and deletes them. If the node dies, Slurm ends them after a minute; their holder has used them well
+before. Whatever becomes of the answers of slurmctld, a node without the lock drains nothing. slurmctld may
+carry out an order to delete late, and remove the lock of the next holder. So after ordering its drain the
+holder checks whether the lock is still its own; if not, or without an answer, the drain is compared with the
+caps later.
 
 The minute is one of slurmctld's clock, and begins at a time that slurmctld reports. The holder counts its
 own seconds from before it asked. So the clocks of nodes may be as wrong as they like.
 
-A turn that finds its partition full is left to its end. So of a whole cluster that is unfit, one node a
-minute loads the table of all nodes, and all others get a short refusal.
+A holder that finds its partition full leaves the lock to expire. So if a whole cluster is unfit, one node a
+minute loads the table of all nodes, and Slurm refuses the others with a short answer.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ LASTS_S = 60.0
 """Slurm counts reservations in minutes."""
 
 USED_S = 30.0
-"""A holder that has not sent its order by then sends none: it must arrive before another's turn."""
+"""A holder that has not sent its order by then sends none: it must arrive before the next holder."""
 
 TAKING = 0.5
-"""Share of the time of a hook for taking the turn. The rest is for using it, and for giving it back."""
+"""Share of the time of a hook for taking the lock. The rest is for using it and for releasing it."""
 
 TRIES = 2
 APART_S = (0.5, 1.5)
 
 
-class Turn:
-    """What ``node`` may do until ``deadline`` of ``clock``, which showed ``begun`` when it asked for it.
+class DrainLock:
+    """The lock of ``node`` until ``deadline`` of ``clock``, which showed ``begun`` when it asked for it.
 
     ``taken``: names of the reservations; ``ahead_s``: slurmctld's clock less ``clock``.
     """
@@ -73,7 +73,7 @@ class Turn:
         return self._clock() < min(self._begun + USED_S, self._deadline)
 
     def is_sole(self, slurm: SlurmClient) -> bool:
-        """Whether for certain no other node has had it so far. What is not its own now is not given back."""
+        """Return whether certainly no other node has held it so far. Forget what is not ours."""
         try:
             own = {r.name for r in slurm.reservations() if r.nodes == (self._node,)}
         except SlurmCommandError:
@@ -86,14 +86,14 @@ class Turn:
         self.taken = [name for name in self.taken if name != PREFIX + partition]
 
 
-class NoTurn(NamedTuple):
-    """``why`` the node did not get it."""
+class NoDrainLock(NamedTuple):
+    """The node did not get the lock, and ``why``."""
 
     why: str
 
 
 @contextmanager
-def turn(
+def drain_lock(
     slurm: SlurmClient,
     node: str,
     partitions: Sequence[str],
@@ -101,8 +101,8 @@ def turn(
     deadline: float,
     pause: Callable[[float], None],
     chance: Callable[[], float],
-) -> Iterator[Turn | NoTurn]:
-    """Hold the turn, if no other node has it each time and it can be had in time.
+) -> Iterator[DrainLock | NoDrainLock]:
+    """Hold the drain lock if no other node has it and there is time enough to take it.
 
     Raises SlurmCommandError types. After any error nothing is tried again, and the reservations are left to
     their end: an order without an answer may take effect late.
@@ -112,8 +112,8 @@ def turn(
     begun = clock()
     until = begun + TAKING * (deadline - begun)
     ahead_s = slurm.now() - begun
-    mine: Turn | NoTurn = NoTurn(
-        "other nodes have the turn to drain, or found no room a moment ago; it waits"
+    mine: DrainLock | NoDrainLock = NoDrainLock(
+        "other nodes hold the drain lock, or found no room just now; it waits"
     )
     for tried in range(TRIES):
         if tried:
@@ -125,32 +125,31 @@ def turn(
         asked = clock()
         taken = _take(slurm, node, names, asked + ahead_s, lambda: clock() < until)
         if len(taken) == len(names):
-            mine = Turn(node, taken, asked, ahead_s, clock, deadline)
+            mine = DrainLock(node, taken, asked, ahead_s, clock, deadline)
             break
         is_late = clock() >= until
         if is_late:
-            mine = NoTurn(
-                f"no time: the turn to drain was had in {len(taken)} of {len(names)} partitions when half of "
-                "what was left of the hook's budget was over; see why slurmctld is slow (sdiag), or raise "
-                "the budget (hooks)"
+            mine = NoDrainLock(
+                f"out of time: got the drain lock in {len(taken)} of {len(names)} partitions within half of "
+                "the hook's remaining budget; see why slurmctld is slow (sdiag), or raise the budget (hooks)"
             )
-        if not _give_back(slurm, taken) or is_late:
+        if not _release(slurm, taken) or is_late:
             break
     yield mine
-    if isinstance(mine, Turn) and mine.lasts:
-        _give_back(slurm, mine.taken)
+    if isinstance(mine, DrainLock) and mine.lasts:
+        _release(slurm, mine.taken)
 
 
-def try_turn(slurm: SlurmClient, node: str) -> None:
-    """Take the turn of no partition and give it back. Raises SlurmCommandError types where that fails."""
+def try_drain_lock(slurm: SlurmClient, node: str) -> None:
+    """Take a drain lock of no partition and release it. Raises SlurmCommandError types on failure."""
     name = f"{PREFIX}verify-{node}"
     request = _request(name, node, slurm.now())
     try:
         slurm.create_reservation(request)
     except ReservationExists:
-        pass  # Somebody who tried it was killed a moment ago.
+        pass  # left by a run that was killed
     except BaseException:
-        _give_back(slurm, [name])  # Also for Ctrl-C: Slurm may have created it all the same.
+        _release(slurm, [name])  # Also for Ctrl-C: Slurm may have created it all the same.
         raise
     slurm.delete_reservation(name)
 
@@ -158,7 +157,7 @@ def try_turn(slurm: SlurmClient, node: str) -> None:
 def _take(
     slurm: SlurmClient, node: str, names: Sequence[str], start: float, in_time: Callable[[], bool]
 ) -> list[str]:
-    """Those that the node got, up to the first that another has, or that it could not get ``in_time``."""
+    """Return what the node got, up to the first that another node has or that comes after ``in_time``."""
     taken: list[str] = []
     for name in names:
         if not in_time():
@@ -177,8 +176,8 @@ def _request(name: str, node: str, start: float) -> ReservationRequest:
     )
 
 
-def _give_back(slurm: SlurmClient, names: Sequence[str]) -> bool:
-    """False if they are left to their end from the first on that Slurm did not delete."""
+def _release(slurm: SlurmClient, names: Sequence[str]) -> bool:
+    """Delete them; False if Slurm did not, then the rest expires."""
     try:
         for name in reversed(names):
             slurm.delete_reservation(name)

@@ -1,4 +1,4 @@
-"""Writes the moment to the job's folder, beside the loop: nothing waits for it, and nothing depends on it."""
+"""Writes the live status to the job's folder, beside the loop: nothing waits for it or depends on it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.moment import Moments, Picture, Storage, picture
+from slurm_robust.controller.live_status import LiveStatusMaker, Picture, Storage, picture
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Now
 from slurm_robust.jobdir.place import check_in_place
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model.events import AnyEvent
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.moment import JobMoment, encode
+from slurm_robust.model.live_status import LiveStatus, encode
 from slurm_robust.util.files import names_in, write_atomically
 from slurm_robust.util.output import say
 from slurm_robust.util.threads import start_thread
@@ -27,14 +27,14 @@ LEDGER_S = 10.0
 """Between two computations of ETTR; of a job of months they take seconds, and come less often."""
 
 CLOSE_S = 2.0
-"""For the last moment."""
+"""To write the last live status."""
 
 
-class MomentFile:
+class LiveStatusFile:
     """``moment.json`` of one controller. Of several pictures that wait, only the newest counts.
 
     While storage hangs no picture is taken, so that the loop pays nothing either. What storage refuses is
-    counted, and tried no more: the next moment is about to come.
+    counted and not tried again: the next live status follows soon.
     """
 
     def __init__(
@@ -44,25 +44,25 @@ class MomentFile:
         every_s: float,
         ledger: Callable[[Sequence[AnyEvent], float], Summary] = summary_of,
     ) -> None:
-        """``every_s``: between two moments, 0 for none."""
+        """``every_s``: between two writes, 0 for none."""
         self._directory, self._journal = directory, journal
         self._every_s, self._ledger = every_s, ledger
-        self._moments = Moments()
+        self._live_status = LiveStatusMaker()
         self._known = 0  # events of the journal that are in a picture
         self._due = 0.0
         self._ledger_due = 0.0  # the writing thread's, as are the next three
         self._missed = 0
-        self._newest: JobMoment | None = None
+        self._newest: LiveStatus | None = None
         self._is_first, self._told = True, False
         self._changed = threading.Condition()  # of what follows
         self._next: Picture | None = None
         self._busy = False
-        self._closing: bool | None = None  # whether the last moment says that it is the last
+        self._closing: bool | None = None  # whether the last live status says that it is the last
         self._thread: threading.Thread | None = None
 
     @property
-    def newest(self) -> JobMoment | None:
-        """The newest moment, also if storage has not taken it; None before the first. From any thread."""
+    def newest(self) -> LiveStatus | None:
+        """The newest live status, even if storage refused it; None before the first. From any thread."""
         return self._newest
 
     @property
@@ -84,7 +84,7 @@ class MomentFile:
         self._offer(seen)
 
     def close(self, core: Core, now: Now, *, ours: bool) -> None:
-        """Write the last moment, for :data:`CLOSE_S` at most. ``ours``: no other controller has the job."""
+        """Write the last one within :data:`CLOSE_S`. ``ours``: no other controller has the job."""
         if self._thread is None:
             return
         seen = self._take(core, now) if ours else None
@@ -110,7 +110,7 @@ class MomentFile:
             self._next = seen
             self._changed.notify_all()
         if self._thread is None:
-            self._thread = start_thread("moment", self._serve)
+            self._thread = start_thread("live status", self._serve)
 
     # -- the writing thread ------------------------------------------------------------------------
 
@@ -135,16 +135,16 @@ class MomentFile:
         try:
             if not final:
                 self._compute_ledger(seen)
-            self._newest = self._moments.make(seen, self._missed, final=final)
+            self._newest = self._live_status.make(seen, self._missed, final=final)
             data = encode(self._newest)
             check_in_place(self._directory.path, seen.state.run_id)
             if self._is_first:
                 self._remove_unfinished()
                 self._is_first = False
-            write_atomically(self._directory.moment, data, durable=False, mode=0o600)
+            write_atomically(self._directory.live_status, data, durable=False, mode=0o600)
         except OSError:
             self._missed += 1
-        except Exception:  # noqa: BLE001 - whatever it is, the job goes on without this moment
+        except Exception:  # noqa: BLE001 - whatever it is, the job goes on without this live status
             self._missed += 1
             if not self._told:
                 self._told = True
@@ -156,12 +156,12 @@ class MomentFile:
             return
         self._ledger_due = begun + LEDGER_S  # also where it fails
         found = self._ledger(list(self._journal.events), seen.now.wall)
-        self._moments.on_ledger(found, seen.now.mono)
+        self._live_status.on_ledger(found, seen.now.mono)
         self._ledger_due = max(self._ledger_due, begun + SHARE * (time.monotonic() - begun))
 
     def _remove_unfinished(self) -> None:
         """Remove what a controller that was killed while it wrote has left."""
-        folder, name = self._directory.path, self._directory.moment.name
+        folder, name = self._directory.path, self._directory.live_status.name
         for each in names_in(folder):
             if each.startswith(f".{name}."):
                 (folder / each).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""The moment: what a controller knows of its job right now, in one file for all who only look.
+"""The live status: what a controller knows of its job right now, in one file for readers.
 
 ``srobust top`` and exporters read it. It decides nothing and recovers nothing: that is the journal's. It may
 be missing (an old release, ``timings.moment_s: 0``, a full disk) or old (a controller that has died); readers
-go by the journal then, and say so. Ages are in seconds at :attr:`JobMoment.t`. What is not known is None,
+go by the journal then, and say so. Ages are in seconds at :attr:`LiveStatus.t`. What is not known is None,
 -1 or "".
 """
 
@@ -22,7 +22,7 @@ FORMAT = 1
 """Raised when a field changes its meaning. New fields do not: older readers leave them out."""
 
 OLD_S = 10.0
-"""A moment of a controller that lives is younger: it makes one every ``timings.moment_s``."""
+"""The live status of a running controller is younger: it makes one every ``timings.moment_s``."""
 
 MAX_BYTES = 64 << 20
 """No reader takes more; 1,200 nodes need less than 1 MB."""
@@ -63,7 +63,7 @@ class NodeState(str, Enum):
 _WRONG = frozenset({NodeState.SILENT, NodeState.DEAD, NodeState.ASIDE, NodeState.EVICTED})
 
 
-class NodeMoment(Record):
+class LiveNode(Record):
     """One node of the job. Of its ranks, the one that was last to complete its newest step."""
 
     node: str
@@ -99,7 +99,7 @@ class NodeMoment(Record):
         return self.state.is_wrong or bool(self.alerts) or self.failed > 0
 
 
-class TierMoment(Record):
+class LiveTier(Record):
     """What one tier holds of the whole world."""
 
     tier: Tier
@@ -110,7 +110,7 @@ class TierMoment(Record):
     """Since it was written, where that is known."""
 
 
-class CompanionMoment(Record):
+class LiveCompanion(Record):
     """A job of one node that lends it."""
 
     job_id: int
@@ -120,7 +120,7 @@ class CompanionMoment(Record):
     """"" while it waits."""
 
 
-class IncidentMoment(Record):
+class LiveIncident(Record):
     """The incident that is open."""
 
     number: int
@@ -142,14 +142,14 @@ class IncidentMoment(Record):
     """False in observe mode."""
 
 
-class JobMoment(Record, kw_only=True):
+class LiveStatus(Record, kw_only=True):
     """A job as its controller sees it at ``t``."""
 
     format: int
     t: float
     """Seconds since 1970, by the clock of the controller's node."""
     number: int = 0
-    """Counts the moments of one controller; 0 for one that was made from the journal."""
+    """Counts what one controller has written; 0 if it was made from the journal."""
     job_id: int
     run_id: str
     run: int
@@ -189,15 +189,15 @@ class JobMoment(Record, kw_only=True):
     """Some rank's loss is NaN or infinite."""
     restored_step: int = -1
     """Of the checkpoint with which the generation began, -1 for a fresh start."""
-    nodes: tuple[NodeMoment, ...] = ()
+    nodes: tuple[LiveNode, ...] = ()
     """Those with slots in order, standbys, then evicted ones."""
-    companions: tuple[CompanionMoment, ...] = ()
+    companions: tuple[LiveCompanion, ...] = ()
     opened: int = 0
     """Incidents so far."""
     closed: int = 0
     """Those of them that are over."""
-    incident: IncidentMoment | None = None
-    tiers: tuple[TierMoment, ...] = ()
+    incident: LiveIncident | None = None
+    tiers: tuple[LiveTier, ...] = ()
     """Nearest first; those that hold nothing whole are left out."""
     ettr: float | None = None
     """Since the job's first start."""
@@ -227,12 +227,12 @@ class JobMoment(Record, kw_only=True):
     """With what the job ends for good."""
 
 
-class NotAMoment(ValueError):
+class NotALiveStatus(ValueError):
     """A file that holds something else: torn, foreign, or of a newer release."""
 
 
 # Made while there is one thread; see Record.
-_decoder = msgspec.json.Decoder(JobMoment)
+_decoder = msgspec.json.Decoder(LiveStatus)
 
 
 class _Format(Record):
@@ -242,19 +242,19 @@ class _Format(Record):
 _formats = msgspec.json.Decoder(_Format)
 
 
-def encode(moment: JobMoment) -> bytes:
+def encode(status: LiveStatus) -> bytes:
     """Encode as one JSON object in a line."""
-    return msgspec.json.encode(moment) + b"\n"
+    return msgspec.json.encode(status) + b"\n"
 
 
-def decode(data: bytes) -> JobMoment:
-    """Decode what :func:`encode` gives. Raises :class:`NotAMoment`."""
-    found = decoded(_formats, data, NotAMoment).format
+def decode(data: bytes) -> LiveStatus:
+    """Decode what :func:`encode` gives. Raises :class:`NotALiveStatus`."""
+    found = decoded(_formats, data, NotALiveStatus).format
     if found > FORMAT:
-        raise NotAMoment(f"format {found} is of a newer release of slurm_robust; this one knows {FORMAT}")
-    return decoded(_decoder, data, NotAMoment)
+        raise NotALiveStatus(f"format {found} is of a newer release of slurm_robust; this one knows {FORMAT}")
+    return decoded(_decoder, data, NotALiveStatus)
 
 
-def read(path: Path) -> JobMoment:
-    """Read the moment of a job. Raises ``OSError``, :class:`NotAMoment`."""
+def read(path: Path) -> LiveStatus:
+    """Read the moment of a job. Raises ``OSError``, :class:`NotALiveStatus`."""
     return decode(read_regular(path, MAX_BYTES))

@@ -1,7 +1,7 @@
 """What the controller knows right now, as one record for all who only look.
 
 :func:`picture` takes in the loop's thread what may change under another one: a thousand references, in less
-than a millisecond. :class:`Moments` makes the record of it in whatever thread: it reads nothing else.
+than a millisecond. :class:`LiveStatusMaker` makes the record of it in whatever thread: it reads nothing else.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from msgspec import structs
 from slurm_robust.engine import transitions as to
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Now
-from slurm_robust.evidence.moment import MAX_TEXT, IncidentFollower, of_state
+from slurm_robust.evidence.live_status import MAX_TEXT, IncidentFollower, of_state
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.summary import Summary
 from slurm_robust.ledger.totals import Tally
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, Tier
 from slurm_robust.model.exits import WorkerExit
-from slurm_robust.model.moment import (
+from slurm_robust.model.live_status import (
     MAX_ALERTS,
-    JobMoment,
-    NodeMoment,
+    LiveNode,
+    LiveStatus,
+    LiveTier,
     NodeState,
-    TierMoment,
 )
 from slurm_robust.model.progress import Progress
 from slurm_robust.model.standby import StandbyStage
@@ -37,13 +37,13 @@ from slurm_robust.util.text import count, one_line
 from slurm_robust.wire.messages import Heartbeat, Phase
 
 NODES_AT_ONCE = 256
-"""The copies of so many nodes are looked at for one moment, in turn: there are forty on each, and more."""
+"""One live status looks at the copies of so many nodes, the next at others: each node has forty and more."""
 
 _Copies: TypeAlias = Mapping[Tier, Mapping[int, int]]
 """By tier and rank the newest copy, as a number."""
 
 _NO_COPIES: _Copies = {}
-_WINDOW = 8  # moments from which seconds per step are measured
+_WINDOW = 8  # live statuses from which seconds per step are measured
 _GENERATION = 1 << 40  # a checkpoint as one number: its generation times this, and its step
 _ORDERED = (signal.SIGTERM, signal.SIGKILL)
 _STATES = {
@@ -77,7 +77,7 @@ class Storage(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """All that a moment is made of; nothing in it changes any more."""
+    """All that a live status is made of; nothing in it changes any more."""
 
     now: Now
     state: JobState
@@ -129,8 +129,8 @@ def picture(
 # -- in any thread ---------------------------------------------------------------------------------
 
 
-class Moments:
-    """Makes moments, one after the other; it remembers what only two of them together tell."""
+class LiveStatusMaker:
+    """Makes one live status after another; remembers what only two of them together tell."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -149,7 +149,7 @@ class Moments:
         self._ettr = found.ettr, found.ettr_window, mono
         self._classes = found.classes
 
-    def make(self, seen: Picture, missed: int = 0, *, final: bool = False) -> JobMoment:
+    def make(self, seen: Picture, missed: int = 0, *, final: bool = False) -> LiveStatus:
         """Return the moment of a picture. ``missed``: how many before it storage did not take."""
         self._number += 1
         self._tally.see(seen.news)
@@ -162,7 +162,7 @@ class Moments:
         own = [_Own(node, seen, copies.get(node, _NO_COPIES)) for node in state.world.slots]
         slots = [self._node(one, slot, seen) for slot, one in enumerate(own)]
         ettr, ettr_hour, at = self._ettr or (None, None, mono)
-        moment = structs.replace(
+        status = structs.replace(
             of_state(state, seen.now.wall),
             number=self._number,
             mode=seen.mode,
@@ -185,29 +185,29 @@ class Moments:
             missed=missed,
             final=final,
         )
-        return self._with_training(moment, own, mono)
+        return self._with_training(status, own, mono)
 
-    def _with_training(self, moment: JobMoment, own: Sequence[_Own], mono: float) -> JobMoment:
+    def _with_training(self, status: LiveStatus, own: Sequence[_Own], mono: float) -> LiveStatus:
         """Add to ``moment`` what all ranks report together."""
         # Compared by when the step was completed, since heartbeats are of different ages.
         known = [one.last for one in own if one.last is not None]
         last = min(known, key=lambda each: (each.step, each.age_s), default=None)
         ranks = sum(one.ranks for one in own)
         if last is None:
-            return moment
-        whole = ranks >= moment.world
+            return status
+        whole = ranks >= status.world
         if whole:
             self._job.see(last.step, mono - last.age_s)
         reports = all(one.reported for one in own)
         # The journal, from which the best step is known, learns of a new one every few seconds only.
         newest = last.step if whole and reports else -1
         return structs.replace(
-            moment,
+            status,
             ranks=ranks,
             step=last.step if whole else -1,
             step_age_s=last.age_s,
             step_s=self._job.seconds_per_step,
-            best_step=max(moment.best_step, newest),
+            best_step=max(status.best_step, newest),
             reports=reports,
             loss=_finite(last.loss),
             grad_norm=_finite(last.grad_norm),
@@ -225,13 +225,13 @@ class Moments:
         self._turn = (self._turn + NODES_AT_ONCE) % max(1, len(slots))
         return self._copies
 
-    def _node(self, own: _Own, slot: int, seen: Picture) -> NodeMoment:
+    def _node(self, own: _Own, slot: int, seen: Picture) -> LiveNode:
         node, last = own.node, own.last
         state, reason = _state_of(own, seen)
         tempo = self._nodes.setdefault(node, _Tempo())
         if last is not None:
             tempo.see(last.step, seen.now.mono - last.age_s)
-        return NodeMoment(
+        return LiveNode(
             node=node,
             state=state,
             slot=slot,
@@ -250,7 +250,7 @@ class Moments:
 
 
 class _Tempo:
-    """Seconds per step over the last moments."""
+    """Seconds per step over the last few live statuses."""
 
     __slots__ = ("_seen",)
 
@@ -344,13 +344,13 @@ def _newest(copies: Sequence[Copy]) -> _Copies:
     return found
 
 
-def _tiers(own: Sequence[_Own], seen: Picture) -> Iterator[TierMoment]:
+def _tiers(own: Sequence[_Own], seen: Picture) -> Iterator[LiveTier]:
     world, state = seen.state.world.placement.world_size, seen.state
     for tier in (Tier.MEMORY, Tier.PEER, Tier.LOCAL):
         held = [ranks for one in own if (ranks := one.copies.get(tier))]
         if len(set[int]().union(*held)) >= world > 0:
             newest = min(number for ranks in held for number in ranks.values())
-            yield TierMoment(tier=tier, step=newest % _GENERATION, generation=newest // _GENERATION)
+            yield LiveTier(tier=tier, step=newest % _GENERATION, generation=newest // _GENERATION)
     stored = [ref for ref, tier in seen.listed.items() if tier is Tier.STORAGE]
     if state.world.stored is not None:
         stored.append(CheckpointId(step=state.world.stored.step, generation=state.world.stored.generation))
@@ -371,7 +371,7 @@ def _tiers(own: Sequence[_Own], seen: Picture) -> Iterator[TierMoment]:
             if state.world.stored is not None and known
             else None
         )
-        yield TierMoment(tier=Tier.STORAGE, step=best.step, generation=best.generation, age_s=age_s)
+        yield LiveTier(tier=Tier.STORAGE, step=best.step, generation=best.generation, age_s=age_s)
 
 
 def _state_of(own: _Own, seen: Picture) -> tuple[NodeState, str]:
@@ -392,7 +392,7 @@ def _state_of(own: _Own, seen: Picture) -> tuple[NodeState, str]:
     return state, next((exit.describe() for exit in failures(heartbeat)), "") if own.failed else ""
 
 
-def _without_slot(seen: Picture) -> Iterator[NodeMoment]:
+def _without_slot(seen: Picture) -> Iterator[LiveNode]:
     """List the standbys, then the evicted nodes."""
     state = seen.state
     for node in state.spares:
@@ -402,7 +402,7 @@ def _without_slot(seen: Picture) -> Iterator[NodeMoment]:
             found, reason = NodeState.ASIDE, state.aside[node].reason
         elif not found.is_wrong and found is not NodeState.ABSENT:
             found, reason = NodeState.STANDBY, _standby(state, node)
-        yield NodeMoment(
+        yield LiveNode(
             node=node,
             state=found,
             why=one_line(reason, MAX_TEXT),
@@ -411,7 +411,7 @@ def _without_slot(seen: Picture) -> Iterator[NodeMoment]:
         )
     for node, reason in state.evicted.items():
         if node not in state.world.slots and node not in state.spares:
-            yield NodeMoment(node=node, state=NodeState.EVICTED, why=one_line(reason, MAX_TEXT))
+            yield LiveNode(node=node, state=NodeState.EVICTED, why=one_line(reason, MAX_TEXT))
 
 
 def _standby(state: JobState, node: str) -> str:

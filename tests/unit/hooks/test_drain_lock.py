@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from slurm_robust.hooks.drain_lock import LASTS_S, PREFIX, TRIES, USED_S, DrainLock, NoDrainLock, drain_lock
 from slurm_robust.hooks.drainer import MAX_UNANSWERED
 from slurm_robust.hooks.record import DrainFile, OwnDrain
-from slurm_robust.hooks.turn import LASTS_S, PREFIX, TRIES, USED_S, NoTurn, Turn, turn
 from slurm_robust.slurm.errors import SlurmTimeout
 from slurm_robust.slurm.records import Reservation, SlurmNode
 from slurm_robust.slurm.requests import ReservationRequest
@@ -21,7 +21,7 @@ from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from tests.unit.hooks.hook_node import Hooked, bad, good
 
-# -- the turn -----------------------------------------------------------------------------------------------
+# -- the lock -----------------------------------------------------------------------------------------------
 
 
 NAME = f"{PREFIX}main"
@@ -30,17 +30,17 @@ NAME = f"{PREFIX}main"
 @contextmanager
 def held(
     cluster: FakeCluster, node: str, *partitions: str, slurm: FakeSlurm | None = None, budget_s: float = 100.0
-) -> Iterator[Turn | NoTurn]:
+) -> Iterator[DrainLock | NoDrainLock]:
     clock = cluster.clock
     client, deadline = slurm or FakeSlurm(cluster), clock.now + budget_s
     where = (client, node, partitions or ("main",))
-    with turn(*where, clock.monotonic, deadline, clock.sleep, lambda: 0.5) as mine:
+    with drain_lock(*where, clock.monotonic, deadline, clock.sleep, lambda: 0.5) as mine:
         yield mine
 
 
 def is_free(cluster: FakeCluster, *partitions: str) -> bool:
     with held(cluster, "n4", *partitions) as mine:
-        return isinstance(mine, Turn)
+        return isinstance(mine, DrainLock)
 
 
 def test_one_node_at_a_time_has_it_and_gives_it_back(cluster: FakeCluster) -> None:
@@ -59,9 +59,9 @@ def test_nodes_of_different_partitions_do_not_wait_for_each_other(cluster: FakeC
         assert sorted(cluster.reservations) == [f"{PREFIX}all", f"{PREFIX}gpu"]
 
 
-def test_the_turn_of_a_full_partition_is_left_to_its_end(cluster: FakeCluster) -> None:
+def test_the_lock_of_a_full_partition_expires_by_itself(cluster: FakeCluster) -> None:
     with held(cluster, "n1", "gpu", "all") as mine:
-        assert isinstance(mine, Turn)
+        assert isinstance(mine, DrainLock)
         mine.leave("gpu")
     assert list(cluster.reservations) == [f"{PREFIX}gpu"]
     assert is_free(cluster, "all")
@@ -69,17 +69,17 @@ def test_the_turn_of_a_full_partition_is_left_to_its_end(cluster: FakeCluster) -
     assert is_free(cluster, "gpu")
 
 
-def test_a_node_that_finds_the_turn_taken_asks_again_after_a_moment(cluster: FakeCluster) -> None:
+def test_a_node_that_finds_the_lock_taken_asks_again_soon(cluster: FakeCluster) -> None:
     pauses: list[float] = []
     FakeSlurm(cluster).create_reservation(ReservationRequest(name=NAME, nodes=("n1",)))
     cluster.clock.on_advance.append(pauses.append)
     with held(cluster, "n2") as mine:
-        assert isinstance(mine, NoTurn)
+        assert isinstance(mine, NoDrainLock)
     assert len(pauses) == TRIES - 1
     assert cluster.reservations[NAME].nodes == ("n1",)
 
 
-def test_the_turn_of_a_node_that_died_ends_by_itself(cluster: FakeCluster) -> None:
+def test_the_lock_of_a_node_that_died_expires_by_itself(cluster: FakeCluster) -> None:
     with pytest.raises(SystemExit), held(cluster, "n1"):
         raise SystemExit(143)
     assert not is_free(cluster)
@@ -88,12 +88,12 @@ def test_the_turn_of_a_node_that_died_ends_by_itself(cluster: FakeCluster) -> No
 
 
 @pytest.mark.parametrize("ahead_s", [-600.0, -300.0, -31.0, 31.0, 300.0, 600.0])
-def test_a_turn_lasts_its_minute_whatever_the_clock_of_its_node_shows(
+def test_a_lock_lasts_its_minute_whatever_the_clock_of_its_node_shows(
     cluster: FakeCluster, ahead_s: float
 ) -> None:
     slurm = FakeSlurm(cluster, ahead_s=ahead_s)
     with held(cluster, "n1", slurm=slurm) as mine:
-        assert isinstance(mine, Turn)
+        assert isinstance(mine, DrainLock)
         assert abs(mine.now - cluster.clock.time()) <= 1
         cluster.clock.advance(USED_S - 0.1)
         assert mine.lasts
@@ -124,14 +124,14 @@ class Slow(FakeSlurm):
         super().create_reservation(request)
 
 
-def test_a_hook_that_needs_too_long_for_its_turn_gives_it_back_and_says_so(hooked: Hooked) -> None:
+def test_a_hook_that_needs_too_long_for_the_lock_releases_it_and_says_so(hooked: Hooked) -> None:
     cluster = hooked.cluster
     cluster.set_node("n1", partitions=tuple(f"p{i}" for i in range(20)))
     hooked.slurm = Slow(cluster, user="root")
     begun = cluster.clock.now
     done = hooked.run(bad(), budget_s=10.0)
     assert not hooked.reason
-    assert "had in 5 of 20 partitions" in done.why
+    assert "got the drain lock in 5 of 20 partitions" in done.why
     assert hooked.log.names == ["not_drained"]
     assert cluster.reservations == {}
     assert cluster.clock.now - begun < 10
@@ -143,12 +143,12 @@ def test_a_node_without_time_for_a_second_try_does_not_wait_for_it(cluster: Fake
     FakeSlurm(cluster).create_reservation(ReservationRequest(name=NAME, nodes=("n1",)))
     begun = cluster.clock.now
     with held(cluster, "n2", budget_s=1.0) as mine:
-        assert isinstance(mine, NoTurn)
+        assert isinstance(mine, NoDrainLock)
         assert "other nodes" in mine.why
     assert cluster.clock.now == begun
 
 
-def test_a_node_that_could_not_give_its_turn_back_does_not_take_it_again(cluster: FakeCluster) -> None:
+def test_a_node_that_could_not_release_its_lock_does_not_take_it_again(cluster: FakeCluster) -> None:
     """Its order to delete may be carried out late, when the reservation is another's."""
 
     class Undeleted(FakeSlurm):
@@ -158,7 +158,7 @@ def test_a_node_that_could_not_give_its_turn_back_does_not_take_it_again(cluster
     FakeSlurm(cluster).create_reservation(ReservationRequest(name=f"{PREFIX}b", nodes=("n1",)))
     begun = cluster.clock.now
     with held(cluster, "n2", "a", "b", slurm=Undeleted(cluster)) as mine:
-        assert isinstance(mine, NoTurn)
+        assert isinstance(mine, NoDrainLock)
     assert cluster.clock.now == begun
 
 
@@ -178,7 +178,7 @@ def test_a_record_that_is_slow_to_save_keeps_the_order_from_going_out_late(
     monkeypatch.setattr(DrainFile, "save", slow)
     done = hooked.run(bad(), budget_s=1000.0)
     assert not hooked.reason
-    assert "was over before the order could go out" in done.why
+    assert "expired before the order could go out" in done.why
     assert hooked.log.names == ["not_drained"]
     record = hooked.file.load()
     assert (record.reason, record.unverified, record.pending is None) == ("", False, False)
@@ -188,7 +188,7 @@ def test_a_record_that_is_slow_to_save_keeps_the_order_from_going_out_late(
 
 
 @pytest.mark.parametrize("meanwhile", ["another is drained", "nothing"])
-def test_a_drain_that_is_answered_after_the_turn_is_compared_with_the_caps(
+def test_a_drain_that_is_answered_after_the_lock_expired_is_compared_with_the_caps(
     cluster: FakeCluster, tmp_path: Path, meanwhile: str
 ) -> None:
     first, second = (Hooked(cluster, tmp_path, name) for name in ("n1", "n2"))
@@ -206,7 +206,7 @@ def test_a_drain_that_is_answered_after_the_turn_is_compared_with_the_caps(
     assert (done.carried_out, done.reason) == (False, "")  # so its prolog lets the job start
     assert first.log.names == ["cap_not_verified"]
     first.slurm = FakeSlurm(cluster, user="root")
-    first.run(bad())  # Who had the turn when it was made may still drain himself.
+    first.run(bad())  # The holder at that time may still drain itself.
     assert first.reason
     assert first.log.names == ["cap_not_verified"]
     cluster.clock.advance(OLD_S)
@@ -300,7 +300,7 @@ class Unreliable(FakeSlurm):
 
 
 OLD_S = LASTS_S + 1
-"""Whoever had the turn when a drain was made has it no more."""
+"""The holder at the time of the drain has lost the lock."""
 
 
 def late(hooked: Hooked, after_s: int) -> None:
@@ -340,8 +340,8 @@ def test_a_late_drain_for_which_there_is_room_stands_and_is_reported(hooked: Hoo
     assert not hooked.reason
 
 
-@pytest.mark.parametrize("meanwhile", ["another is drained", "another has the turn", "Slurm is silent"])
-def test_a_late_delete_that_removes_another_nodes_turn_drains_no_more_than_may(
+@pytest.mark.parametrize("meanwhile", ["another is drained", "another has the lock", "Slurm is silent"])
+def test_a_late_delete_that_removes_another_nodes_lock_drains_no_more_than_may(
     cluster: FakeCluster, tmp_path: Path, meanwhile: str
 ) -> None:
     """Turns of a partition share a name, so a delete that slurmctld carries out late removes any of them."""
@@ -359,7 +359,7 @@ def test_a_late_delete_that_removes_another_nodes_turn_drains_no_more_than_may(
             if meanwhile == "another is drained":
                 assert second.run(bad()).carried_out
                 self.cluster.clock.advance(1)
-            elif meanwhile == "another has the turn":
+            elif meanwhile == "another has the lock":
                 FakeSlurm(cluster).create_reservation(ReservationRequest(name=NAME, nodes=("n2",)))
             super().drain(nodes, reason)
 
@@ -373,7 +373,7 @@ def test_a_late_delete_that_removes_another_nodes_turn_drains_no_more_than_may(
     assert (done.carried_out, done.reason) == (False, "")  # so its prolog lets the job start
     assert first.log.names == ["cap_not_verified"]
     others = [r.nodes for r in cluster.reservations.values()]
-    assert others == ([("n2",)] if meanwhile == "another has the turn" else [])
+    assert others == ([("n2",)] if meanwhile == "another has the lock" else [])
     first.slurm = FakeSlurm(cluster, user="root")
     cluster.clock.advance(OLD_S)
     first.run(bad())

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.journal import Journal
-from slurm_robust.controller.moment import AgentPicture, Moments, Picture, Storage, picture, why
-from slurm_robust.controller.moment_file import MomentFile
+from slurm_robust.controller.live_status import AgentPicture, LiveStatusMaker, Picture, Storage, picture, why
+from slurm_robust.controller.live_status_file import LiveStatusFile
 from slurm_robust.engine import transitions as to
 from slurm_robust.engine.effects import Now
 from slurm_robust.ledger.summary import Summary, summary_of
@@ -21,7 +21,7 @@ from slurm_robust.model.copies import Copy, Tier
 from slurm_robust.model.findings import Alert
 from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.job import JobDirectory
-from slurm_robust.model.moment import JobMoment, NodeMoment, NodeState, encode, read
+from slurm_robust.model.live_status import LiveNode, LiveStatus, NodeState, encode, read
 from slurm_robust.wire.messages import Heartbeat, Phase, Progress
 from tests.builders.state import job_state
 from tests.unit.engine.fake_job import Job
@@ -33,14 +33,14 @@ class Watched:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.moments = Moments()
+        self.moments = LiveStatusMaker()
         self._known = 0
 
-    def look(self) -> JobMoment:
+    def look(self) -> LiveStatus:
         news, self._known = self.job.journal[self._known :], len(self.job.journal)
         return self.moments.make(picture(self.job.core, self.job.now(), news, Storage()))
 
-    def node(self, name: str) -> NodeMoment:
+    def node(self, name: str) -> LiveNode:
         return next(each for each in self.look().nodes if each.node == name)
 
 
@@ -206,7 +206,7 @@ def large(step: int) -> Picture:
 
 
 def test_a_large_job_is_looked_at_in_turns_and_is_a_small_file() -> None:
-    moments = Moments()
+    moments = LiveStatusMaker()
     first, second = moments.make(large(10)), moments.make(large(11))
     assert not first.tiers  # not all nodes have been looked at
     assert {tier.tier: tier.step for tier in second.tiers} == {Tier.MEMORY: 10, Tier.PEER: 10}
@@ -227,7 +227,7 @@ class Written:
         self.journal = Journal(self.directory.journal)
         self.journal.append(*self.job.journal)
         self.computed = 0
-        self.file = MomentFile(self.directory, self.journal, every_s, self.compute)
+        self.file = LiveStatusFile(self.directory, self.journal, every_s, self.compute)
 
     def compute(self, events: list[ev.AnyEvent], now: float) -> Summary:
         self.computed += 1
@@ -237,13 +237,13 @@ class Written:
         self.file.step(self.job.core, self.job.now())
         assert self.file.settle(10)
 
-    def write(self) -> JobMoment:
+    def write(self) -> LiveStatus:
         def written() -> bool:
             self.step()
-            return self.directory.moment.exists()
+            return self.directory.live_status.exists()
 
         wait_for(written)
-        return read(self.directory.moment)
+        return read(self.directory.live_status)
 
     def close(self, *, ours: bool = True) -> None:
         self.file.close(self.job.core, self.job.now(), ours=ours)
@@ -261,16 +261,16 @@ def test_the_file_is_closed_to_others_and_has_the_ledger(written: Written) -> No
     moment = written.write()
     assert (moment.job_id, moment.final) == (7, False)
     assert moment.ettr is not None
-    assert written.directory.moment.stat().st_mode & 0o077 == 0
+    assert written.directory.live_status.stat().st_mode & 0o077 == 0
 
 
 def test_the_ledger_is_not_computed_each_time(written: Written) -> None:
     written.write()
-    number = read(written.directory.moment).number
+    number = read(written.directory.live_status).number
 
     def newer() -> bool:
         written.step()
-        return read(written.directory.moment).number > number + 2
+        return read(written.directory.live_status).number > number + 2
 
     wait_for(newer)
     assert written.computed == 1
@@ -279,27 +279,27 @@ def test_the_ledger_is_not_computed_each_time(written: Written) -> None:
 def test_the_last_one_says_that_it_is(written: Written) -> None:
     written.write()
     written.close()
-    assert read(written.directory.moment).final
+    assert read(written.directory.live_status).final
 
 
 def test_who_was_taken_over_does_not_call_the_job_over(written: Written) -> None:
     written.write()
     written.close(ours=False)
-    assert not read(written.directory.moment).final
+    assert not read(written.directory.live_status).final
 
 
 def test_storage_that_refuses_is_counted_and_then_goes_on(written: Written) -> None:
-    written.directory.moment.mkdir()
+    written.directory.live_status.mkdir()
     written.step()
     wait_for(lambda: written.step() or written.file.missed > 0)
-    written.directory.moment.rmdir()
+    written.directory.live_status.rmdir()
     assert written.write().missed > 0
 
 
 def test_nothing_is_written_into_another_jobs_folder(written: Written) -> None:
     written.directory.spec.write_text('{"run_id": "8-other"}')
     wait_for(lambda: written.step() or written.file.missed > 0)
-    assert not written.directory.moment.exists()
+    assert not written.directory.live_status.exists()
 
 
 def test_what_a_killed_controller_left_is_removed(written: Written) -> None:
@@ -312,7 +312,7 @@ def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
     off = Written(tmp_path / "7", every_s=0.0)
     off.step()
     off.close()
-    assert not off.directory.moment.exists()
+    assert not off.directory.live_status.exists()
 
 
 def test_by_default_it_is_written_every_two_seconds() -> None:

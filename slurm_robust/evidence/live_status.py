@@ -1,10 +1,10 @@
-"""What of a moment follows from the journal alone: the job's state, and the incident that is open."""
+"""What of the live status follows from the journal alone: the job's state, and the incident that is open."""
 
 from __future__ import annotations
 
 from slurm_robust.evidence.incident_text import actions_text
 from slurm_robust.model import events as ev
-from slurm_robust.model.moment import FORMAT, CompanionMoment, IncidentMoment, JobMoment
+from slurm_robust.model.live_status import FORMAT, LiveCompanion, LiveIncident, LiveStatus
 from slurm_robust.model.state import JobState
 from slurm_robust.util.text import one_line
 
@@ -12,9 +12,9 @@ MAX_TEXT = 300
 """Characters of each text; the journal has all of it."""
 
 
-def of_state(state: JobState, now: float) -> JobMoment:
+def of_state(state: JobState, now: float) -> LiveStatus:
     """Return what ``state`` knows of a job at wall-clock time ``now``; nothing of its nodes."""
-    return JobMoment(
+    return LiveStatus(
         format=FORMAT,
         t=now,
         job_id=state.job_id,
@@ -29,7 +29,7 @@ def of_state(state: JobState, now: float) -> JobMoment:
         usual_step_s=state.world.pace.p50_s or None,
         restored_step=state.world.restored_step,
         companions=tuple(
-            CompanionMoment(job_id=job_id, source=one_line(str(one.source), MAX_TEXT), node=one.node)
+            LiveCompanion(job_id=job_id, source=one_line(str(one.source), MAX_TEXT), node=one.node)
             for job_id, one in state.companions.items()
         ),
         opened=state.incidents,
@@ -53,7 +53,7 @@ class IncidentFollower:
         elif isinstance(event, ev.Decided):
             self._decided = event
 
-    def at(self, state: JobState, now: float) -> IncidentMoment | None:
+    def at(self, state: JobState, now: float) -> LiveIncident | None:
         """Return the incident that is open in ``state`` at wall-clock time ``now``; None without one."""
         found, opened, decided = state.world.incident, self._opened, self._decided
         if found is None:
@@ -63,7 +63,7 @@ class IncidentFollower:
         if decided is not None and decided.incident != found.number:
             decided = None
         verdict = decided.verdict if decided is not None else None
-        return IncidentMoment(
+        return LiveIncident(
             number=found.number,
             symptom=found.symptom.value,
             sign=one_line(opened.detail, MAX_TEXT) if opened is not None else "",

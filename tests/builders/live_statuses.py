@@ -5,20 +5,20 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.model.copies import Tier
-from slurm_robust.model.moment import (
+from slurm_robust.model.live_status import (
     FORMAT,
-    CompanionMoment,
-    IncidentMoment,
-    JobMoment,
-    NodeMoment,
+    LiveCompanion,
+    LiveIncident,
+    LiveNode,
+    LiveStatus,
+    LiveTier,
     NodeState,
-    TierMoment,
 )
 from slurm_robust.model.totals import IncidentMark, JobTotals
 
 
-def node_moment(slot: int, **changes: object) -> NodeMoment:
-    node = NodeMoment(
+def live_node(slot: int, **changes: object) -> LiveNode:
+    node = LiveNode(
         node=f"gpu{slot:04d}",
         state=NodeState.TRAINING,
         slot=slot,
@@ -32,8 +32,8 @@ def node_moment(slot: int, **changes: object) -> NodeMoment:
     return structs.replace(node, **changes)
 
 
-def job_moment(count: int = 4, **changes: object) -> JobMoment:
-    moment = JobMoment(
+def live_status(count: int = 4, **changes: object) -> LiveStatus:
+    moment = LiveStatus(
         format=FORMAT,
         t=1.7e9,
         number=1,
@@ -59,13 +59,13 @@ def job_moment(count: int = 4, **changes: object) -> JobMoment:
         grad_norm=0.7,
         non_finite=False,
         restored_step=1100,
-        nodes=tuple(node_moment(slot) for slot in range(count)),
+        nodes=tuple(live_node(slot) for slot in range(count)),
         opened=3,
         closed=3,
         tiers=(
-            TierMoment(tier=Tier.MEMORY, step=1200, generation=5),
-            TierMoment(tier=Tier.PEER, step=1196, generation=5),
-            TierMoment(tier=Tier.STORAGE, step=1000, generation=5, age_s=240.0),
+            LiveTier(tier=Tier.MEMORY, step=1200, generation=5),
+            LiveTier(tier=Tier.PEER, step=1196, generation=5),
+            LiveTier(tier=Tier.STORAGE, step=1000, generation=5, age_s=240.0),
         ),
         ettr=0.973,
         ettr_hour=0.991,
@@ -75,15 +75,15 @@ def job_moment(count: int = 4, **changes: object) -> JobMoment:
     return structs.replace(moment, **changes)
 
 
-def incident_moment(nodes: int = 3, **changes: object) -> JobMoment:
+def live_incident(nodes: int = 3, **changes: object) -> LiveStatus:
     """``nodes`` that train, one standby and one evicted node; the second incident is open."""
     training = tuple(
-        NodeMoment(node=f"n{i + 1}", state=NodeState.TRAINING, slot=i, heard_s=0.25, step=120)
+        LiveNode(node=f"n{i + 1}", state=NodeState.TRAINING, slot=i, heard_s=0.25, step=120)
         for i in range(nodes)
     )
-    standby = NodeMoment(node="s1", state=NodeState.STANDBY, why="rehearsed", heard_s=0.5)
-    evicted = NodeMoment(node="bad", state=NodeState.EVICTED, why="XID 79", alerts=("gpu3 XID 79",), failed=2)
-    moment = JobMoment(
+    standby = LiveNode(node="s1", state=NodeState.STANDBY, why="rehearsed", heard_s=0.5)
+    evicted = LiveNode(node="bad", state=NodeState.EVICTED, why="XID 79", alerts=("gpu3 XID 79",), failed=2)
+    moment = LiveStatus(
         format=FORMAT,
         t=1_700_000_000.5,
         number=7,
@@ -110,13 +110,13 @@ def incident_moment(nodes: int = 3, **changes: object) -> JobMoment:
         non_finite=False,
         restored_step=100,
         nodes=(*training, standby, evicted),
-        companions=(CompanionMoment(job_id=43, source="partition"),),
+        companions=(LiveCompanion(job_id=43, source="partition"),),
         opened=2,
         closed=1,
-        incident=IncidentMoment(number=2, symptom="hang", sign="no step for 30 s", age_s=4.0, step=120),
+        incident=LiveIncident(number=2, symptom="hang", sign="no step for 30 s", age_s=4.0, step=120),
         tiers=(
-            TierMoment(tier=Tier.MEMORY, step=119, generation=2),
-            TierMoment(tier=Tier.STORAGE, step=100, generation=1, age_s=300.0),
+            LiveTier(tier=Tier.MEMORY, step=119, generation=2),
+            LiveTier(tier=Tier.STORAGE, step=100, generation=1, age_s=300.0),
         ),
         ettr=0.97,
         ettr_hour=0.99,
