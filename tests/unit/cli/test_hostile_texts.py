@@ -43,6 +43,7 @@ from slurm_robust.terminal import console as console
 from slurm_robust.terminal.console import Screen
 from slurm_robust.testing.fake_replayer import FakeReplayer, NodeDefect
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.sim.training import doing
 from slurm_robust.util.output import say
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
@@ -52,7 +53,7 @@ from tests.builders import specs
 from tests.builders.live_statuses import live_status
 from tests.contracts.replayer import run as replayed
 from tests.unit.diagnostics import test_live
-from tests.unit.engine.fake_job import Job, doing
+from tests.unit.engine.fake_job import Job
 from tests.unit.report import incident_journal
 from tests.unit.report.test_logs import STARTED
 

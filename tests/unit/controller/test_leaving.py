@@ -13,7 +13,8 @@ from slurm_robust.model.journal import fold
 from slurm_robust.report.job_view import JobView
 from slurm_robust.report.status import status_at
 from slurm_robust.run.preflight import check_history
-from tests.unit.engine.fake_job import Job, doing
+from slurm_robust.testing.sim.training import doing
+from tests.unit.engine.fake_job import Job
 
 KILL_WAIT_S = 30.0
 """Slurm's default, from TERM to KILL."""

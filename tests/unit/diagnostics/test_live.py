@@ -22,12 +22,13 @@ from slurm_robust.model.state import JobState
 from slurm_robust.run.preflight import open_directory
 from slurm_robust.slurm.requests import SubmitRequest
 from slurm_robust.testing.fake_slurm import FakeSlurm
+from slurm_robust.testing.sim.training import doing
 from slurm_robust.wire.epochs import take_epoch
 from slurm_robust.wire.keys import load_server
 from slurm_robust.wire.messages import Refused, ShowStacks, StacksShown
 from slurm_robust.wire.protocol import PROTOCOL
 from slurm_robust.wire.sockets import ControllerSocket
-from tests.unit.engine.fake_job import Job, doing
+from tests.unit.engine.fake_job import Job
 from tests.unit.report.test_logs import ENDED, STARTED
 
 SLOTS = ("n1", "n2", "n3", "n4")

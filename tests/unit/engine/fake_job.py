@@ -21,9 +21,10 @@ from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis, TestResult
 from slurm_robust.model.journal import fold
 from slurm_robust.model.probes import Answers, Knocked
-from slurm_robust.model.stacks import Frame, ProcessKind, ProcessStacks, RankStacks, ThreadStack
+from slurm_robust.model.stacks import RankStacks
 from slurm_robust.policy.quick_test import TESTS
 from slurm_robust.slurm.step_output import step_end, task_ends
+from slurm_robust.testing.sim.training import waiting
 from slurm_robust.wire.messages import (
     Flush,
     Heartbeat,
@@ -549,16 +550,3 @@ class Job:
             assert self.code is None, f"the job ended with {self.code} before; said {self.said}"
             assert self.mono - start < limit, f"not within {limit} s; stage {self.stage}, said {self.said}"
             self.pass_time(0.1 if self.beacons else 0.5)
-
-
-def doing(rank: int, node: str, *calls: str, state: str = "S") -> RankStacks:
-    """A rank whose main thread is in ``calls``, innermost first, each ``function@file``."""
-    frames = tuple(Frame(function=f, file=file) for f, _, file in (call.partition("@") for call in calls))
-    thread = ThreadStack(frames=frames, name="MainThread", is_main=True)
-    process = ProcessStacks(pid=100 + rank, kind=ProcessKind.WORKER, state=state, threads=(thread,))
-    return RankStacks(rank=rank, node=node, processes=(process,), source="py-spy")
-
-
-def waiting(rank: int, node: str) -> RankStacks:
-    """A rank that waits for the others."""
-    return doing(rank, node, "all_reduce@torch/distributed/distributed_c10d.py", "main@train.py")

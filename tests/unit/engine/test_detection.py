@@ -16,8 +16,9 @@ from slurm_robust.model.exits import WorkerError, WorkerExit
 from slurm_robust.model.findings import Alert, Effect, Party, Suggestion
 from slurm_robust.model.incident import Diagnosis, Symptom
 from slurm_robust.model.progress import Traffic
+from slurm_robust.testing.sim.training import doing
 from slurm_robust.wire.messages import Phase
-from tests.unit.engine.fake_job import Job, doing
+from tests.unit.engine.fake_job import Job
 
 NODES = ("n1", "n2", "n3", "n4")
 SPARES = ("n5", "n6")

@@ -8,8 +8,9 @@ from slurm_robust.config.job import DetectConfig, JobConfig, ParallelConfig
 from slurm_robust.model import events as ev
 from slurm_robust.model import incident as inc
 from slurm_robust.model.stacks import Collective, Frame, RankStacks
+from slurm_robust.testing.sim.training import doing, waiting
 from slurm_robust.wire.messages import TakeStacks
-from tests.unit.engine.fake_job import Job, doing, waiting
+from tests.unit.engine.fake_job import Job
 
 NODES = ("n1", "n2", "n3")
 HANG_STEP = 30

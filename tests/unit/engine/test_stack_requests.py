@@ -7,8 +7,9 @@ import pytest
 from slurm_robust.config.job import DetectConfig, JobConfig
 from slurm_robust.diagnostics.live import LiveStacks, NotLive, take
 from slurm_robust.model import events as ev
+from slurm_robust.testing.sim.training import doing
 from slurm_robust.wire.messages import ShowStacks, StacksShown, TakeStacks
-from tests.unit.engine.fake_job import Job, doing
+from tests.unit.engine.fake_job import Job
 
 NODES = tuple(f"n{number}" for number in range(1, 21))
 

@@ -10,7 +10,7 @@ from slurm_robust.model.incident import Fault, Symptom
 from slurm_robust.model.layout import ParallelLayout
 from slurm_robust.model.stacks import Localisation, RankStacks
 from slurm_robust.policy.sampling import HANG_EVERY_S, HANG_SAMPLES, PATIENCE_EVERY_S, Sampling
-from tests.unit.engine.fake_job import doing, waiting
+from slurm_robust.testing.sim.training import doing, waiting
 
 LAYOUT = ParallelLayout(nproc_per_node=1, sizes=(("dp", 2),))
 TOOK_S = 0.1
