@@ -16,8 +16,7 @@ import slurm_robust as sr
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--step-s", type=float, default=0.05)
-hurry = {"action": argparse.BooleanOptionalAction, "default": True}
-parser.add_argument("--hurry", **hurry, help="no pauses once the test waits for the end alone")
+parser.add_argument("--no-hurry", action="store_true", help="pause also while the test waits for the end")
 parser.add_argument("--every", type=int, default=1)
 parser.add_argument("--width", type=int, default=32, help="hidden units: 216 bytes of state each")
 parser.add_argument("--out", type=Path, required=True)
@@ -49,7 +48,7 @@ for step in range(checkpointer.restore(), options.steps):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
     optimizer.step()
-    if not (options.hurry and options.out.with_suffix(".hurry").exists()):
+    if options.no_hurry or not options.out.with_suffix(".hurry").exists():
         time.sleep(options.step_s)
     checkpointer.step(step, loss=loss.item())
     if step < options.talks:
