@@ -140,7 +140,7 @@ class Fault(Record):
     named: dict[str, str] = {}
     """Nodes that the observation names by itself, with the reason."""
     low_confidence: bool = False
-    """Stop training only if the stacks identify a culprit."""
+    """Stop training only if the stacks name a straggler."""
     good_step: int | None = None
     """Checkpoints of this generation count up to this step only (-1: none); None: all do."""
 

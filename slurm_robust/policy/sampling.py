@@ -124,7 +124,7 @@ class Sampling:
 def reason_to_go_on(fault: Fault, found: Localisation, rules: Rules, state: JobState) -> str:
     """Say why training that hangs, or is slow, as ``found`` is not stopped; "" if it is to be stopped.
 
-    What is only slow may still train: without a culprit nothing is gained by stopping it, unless it is to be
+    What is only slow may still train: without a straggler nothing is gained by stopping it, unless it is
     tested for. A slowdown that has moved with the rank to another node is the code's own pace.
     """
     is_slow = fault.symptom is Symptom.SLOW

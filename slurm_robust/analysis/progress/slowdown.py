@@ -96,7 +96,7 @@ class Slowdown:
 class Reminder:
     """When to report a slowdown: at once, when it has become as much worse again, and ever more rarely.
 
-    The first search for a culprit may have failed because another cause hid it.
+    The first search for the straggler may have failed because another cause hid it.
     """
 
     def __init__(self, factor: float) -> None:
