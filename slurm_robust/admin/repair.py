@@ -21,7 +21,7 @@ import msgspec
 
 from slurm_robust.admin.deep_check import Examination
 from slurm_robust.admin.quarantine import Quarantine, QuarantineResult, job_test, obstacle_of, paragraph
-from slurm_robust.admin.repair_hands import SlurmHands
+from slurm_robust.admin.repair_hands import SlurmRepairActions
 from slurm_robust.config.node import NodeConfig, Repair
 from slurm_robust.config.nodefile import FILE, load
 from slurm_robust.hooks.log import EventLog, Log
@@ -87,7 +87,7 @@ class RepairStep(Record):
     """When the node had booted, by Slurm."""
 
 
-class Hands(Protocol):
+class RepairActions(Protocol):
     """What is done to nodes. All raise SlurmCommandError types."""
 
     def boot_time(self, node: str) -> float | None:
@@ -203,7 +203,7 @@ class Repairer:
     def __init__(
         self,
         slurm: SlurmClient,
-        hands: Hands,
+        hands: RepairActions,
         config: Repair,
         log: Log,
         folder: Path,
@@ -367,7 +367,9 @@ def main(nodes: Sequence[str], *, dry_run: bool, json: bool, config_file: Path |
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     log = EventLog(config.paths, node_name(os.environ))
-    repairer = Repairer(slurm, SlurmHands(slurm, config_file, config.repair), config.repair, log, folder)
+    repairer = Repairer(
+        slurm, SlurmRepairActions(slurm, config_file, config.repair), config.repair, log, folder
+    )
     with Bar("repairing drained nodes", quiet=json):
         results = repair(nodes, slurm, repairer, config, config_file, log)
     show(

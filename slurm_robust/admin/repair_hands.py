@@ -26,7 +26,7 @@ REASON = "srobust: repair: reboot"
 _BOOT = re.compile(r"\bBootTime=(\d+)")
 
 
-class SlurmHands:
+class SlurmRepairActions:
     """The commands themselves."""
 
     def __init__(self, slurm: SlurmClient, config_file: Path | None, config: Repair) -> None:

@@ -81,7 +81,7 @@ def main(*, slurm_conf: str = "", site: Site | None = None) -> int:
             points += measured_points(live, *_measured(site))
             points += allocation_points(live, site, os.uname().nodename)
             bar.say("taking the drain lock and releasing it")
-            points += turn_points(site.slurm, node_name(os.environ))
+            points += lock_points(site.slurm, node_name(os.environ))
     return report(points)
 
 
@@ -303,8 +303,8 @@ def allocation_points(live: Live, site: Site, host: str) -> Iterator[Point]:
     )
 
 
-def turn_points(slurm: SlurmClient, node: str) -> Iterator[Point]:
-    """Whether Slurm gives this node what it must have to drain itself: tried, and given back."""
+def lock_points(slurm: SlurmClient, node: str) -> Iterator[Point]:
+    """Try whether Slurm gives this node the lock that it needs to drain itself, and release it."""
     what = f"drain lock: a reservation of {node} for root, created and deleted"
     why = "nothing is ever drained without it"
     try:

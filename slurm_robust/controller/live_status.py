@@ -83,7 +83,7 @@ class Picture(NamedTuple):
     state: JobState
     agents: Mapping[str, AgentPicture]
     stage: str
-    came_by: to.Transition
+    entered_by: to.Transition
     stage_since: float
     mode: str
     node_dead_s: float
@@ -112,7 +112,7 @@ def picture(
         state=core.state,
         agents=agents,
         stage=type(core.stage).__name__.lower(),
-        came_by=core.came_by,
+        entered_by=core.entered_by,
         stage_since=core.stage_since,
         mode=core.config.mode,
         node_dead_s=core.config.timings.node_dead_s,
@@ -135,8 +135,8 @@ class LiveStatusMaker:
     def __init__(self) -> None:
         self._number = 0
         self._generation = -1
-        self._job = _Tempo()
-        self._nodes: dict[str, _Tempo] = {}
+        self._job = _StepTimes()
+        self._nodes: dict[str, _StepTimes] = {}
         self._copies: dict[str, _Copies] = {}
         self._turn = 0  # the slot whose copies are looked at next
         self._incident = IncidentFollower()
@@ -157,7 +157,7 @@ class LiveStatusMaker:
             self._incident.read(event)
         state, mono = seen.state, seen.now.mono
         if self._generation != state.world.generation:
-            self._generation, self._job, self._nodes = state.world.generation, _Tempo(), {}
+            self._generation, self._job, self._nodes = state.world.generation, _StepTimes(), {}
         copies = self._look_at_copies(seen)
         own = [_Own(node, seen, copies.get(node, _NO_COPIES)) for node in state.world.slots]
         slots = [self._node(one, slot, seen) for slot, one in enumerate(own)]
@@ -167,7 +167,7 @@ class LiveStatusMaker:
             number=self._number,
             mode=seen.mode,
             stage=seen.stage,
-            stage_why=one_line(why(seen.came_by, seen.ending), MAX_TEXT),
+            stage_why=one_line(why(seen.entered_by, seen.ending), MAX_TEXT),
             stage_s=max(0.0, mono - seen.stage_since),
             usual_step_s=seen.usual_step_s or None,
             nodes=(*slots, *_without_slot(seen)),
@@ -228,9 +228,9 @@ class LiveStatusMaker:
     def _node(self, own: _Own, slot: int, seen: Picture) -> LiveNode:
         node, last = own.node, own.last
         state, reason = _state_of(own, seen)
-        tempo = self._nodes.setdefault(node, _Tempo())
+        step_times = self._nodes.setdefault(node, _StepTimes())
         if last is not None:
-            tempo.see(last.step, seen.now.mono - last.age_s)
+            step_times.see(last.step, seen.now.mono - last.age_s)
         return LiveNode(
             node=node,
             state=state,
@@ -239,7 +239,7 @@ class LiveStatusMaker:
             heard_s=own.heard_s,
             step=last.step if last is not None else -1,
             step_age_s=last.age_s if last is not None else None,
-            step_s=tempo.seconds_per_step,
+            step_s=step_times.seconds_per_step,
             phase=one_line(last.phase, MAX_TEXT) if last is not None and last.phase else "",
             failed=own.failed,
             memory_step=own.newest_step(Tier.MEMORY),
@@ -249,7 +249,7 @@ class LiveStatusMaker:
         )
 
 
-class _Tempo:
+class _StepTimes:
     """Seconds per step over the last few live statuses."""
 
     __slots__ = ("_seen",)
@@ -436,9 +436,9 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and value - value == 0.0 else None
 
 
-def why(came_by: to.Transition, ending: str) -> str:
+def why(entered_by: to.Transition, ending: str) -> str:
     """Return what brought the job to a stage: a fault, an order, an action; "" if that is plain."""
-    match came_by:
+    match entered_by:
         case to.ToStopping(fault=None, reason=reason) | to.ToEnding(reason=reason):
             return reason
         case to.ToRequeueing(reason=reason, exclude=exclude):

@@ -436,7 +436,7 @@ class Loop:
                 found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
             return lambda: self._do(self._core.on_tests(found, self._now()))
 
-        self._errands.run("test nodes", work, self._tested_in_vain)
+        self._errands.run("test nodes", work, self._tests_failed)
 
     def _test_standby(self, effect: fx.TestStandby) -> None:
         def answered(found: Diagnosis) -> None:
@@ -455,7 +455,7 @@ class Loop:
             found = self._tester.replay(effect.nodes, effect.layout)
             return lambda: self._do(self._core.on_tests(found, self._now()))
 
-        self._errands.run("replay", work, self._tested_in_vain)
+        self._errands.run("replay", work, self._tests_failed)
 
-    def _tested_in_vain(self, text: str) -> None:
+    def _tests_failed(self, text: str) -> None:
         self._do(self._core.on_tests(Diagnosis(reason=text), self._now()))

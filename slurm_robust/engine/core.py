@@ -123,7 +123,7 @@ class Core(Context):
         self._diagnosis: Diagnosis | None = None  # answer to the newest TestNodes or ReplayTraining
         self._requeue: RequeueAnswer | None = None  # to the newest BeginRequeue
         self._progress_at = self._watched_at = now.mono
-        self._came_by, self._stage_since = first, now.mono
+        self._entered_by, self._stage_since = first, now.mono
         self._stage = table(first)
         self._stage.enter(self, now)
 
@@ -133,9 +133,9 @@ class Core(Context):
         return self._stage
 
     @property
-    def came_by(self) -> Transition:
+    def entered_by(self) -> Transition:
         """What named the stage in which the job is, and so why."""
-        return self._came_by
+        return self._entered_by
 
     @property
     def stage_since(self) -> float:
@@ -234,7 +234,7 @@ class Core(Context):
             nodes = (*self.world.slots, *self.state.spares)
             self.liveness.step(now, self.starts.step_ended(nodes, now))
         while (following := self._stage.step(self, now)) is not None:
-            self._came_by, self._stage_since = following, now.mono
+            self._entered_by, self._stage_since = following, now.mono
             self._stage = self._table(following)
             self.incidents.stage(type(self._stage).__name__.lower(), now)
             self._stage.enter(self, now)

@@ -134,8 +134,8 @@ class Doubts:
         if now - self._busy_since <= BUSY_S:
             self._disturbed = now
 
-    def sift(self, observation: Observation, now: float) -> Observation:
-        """``observation`` with the failures that do not count yet as unknown."""
+    def settle(self, observation: Observation, now: float) -> Observation:
+        """Return ``observation`` with the failures that do not count yet as unknown."""
         failed = [subject_of(found) for found in observation.failed]
         self._forget(observation, failed)
         counts = now - self._disturbed > PROBE_S
@@ -213,7 +213,7 @@ class Inspection:
         self._since = now if self._since is None else self._since
         self._begun |= training or now - self._since >= self._wait_s
         for observation in self._inspector.read(now) if self._inspector and self._begun else ():
-            has_news |= self._book.take(self._doubts.sift(observation, now), now, training=training)
+            has_news |= self._book.take(self._doubts.settle(observation, now), now, training=training)
             if observation.nbytes is not None:
                 self._meter.see(observation.nbytes, now)
             for text in observation.notes:

@@ -82,10 +82,10 @@ class JobState(Record, dict=True):
     """When this run of the Slurm job got its nodes."""
     time_limit_s: float | None = None
     """How long it has them, None if not known."""
-    got_on: bool = False
+    made_progress: bool = False
     """It has made a new step."""
-    runs_in_vain: int = 0
-    """How many runs before it, one after the other, were :meth:`is_in_vain` at their end."""
+    runs_without_progress: int = 0
+    """How many runs before it, one after the other, were :meth:`is_without_progress` at their end."""
     requeueing: ev.RequeueStarted | None = None
     excluded: tuple[str, ...] = ()
     """All nodes without which a run of the Slurm job was to go on. The weakest come first: those of earlier
@@ -112,13 +112,13 @@ class JobState(Record, dict=True):
         """The companion of each node that one lends."""
         return {companion.node: job_id for job_id, companion in self.companions.items() if companion.node}
 
-    def is_in_vain(self, now: float) -> bool:
+    def is_without_progress(self, now: float) -> bool:
         """Whether this run, if it ends ``now``, had its time and made no new step.
 
         One that is preempted early says nothing of its time limit.
         """
-        if self.got_on or self.time_limit_s is None:
-            return not self.got_on
+        if self.made_progress or self.time_limit_s is None:
+            return not self.made_progress
         ran_s = now - self.allocated
         return ran_s >= _MAX_OF_IT * self.time_limit_s or self.time_limit_s - ran_s <= _NEAR_S
 
@@ -205,7 +205,7 @@ def _(event: ev.AllocationTaken, state: JobState) -> JobState:
         replenished=0,
         allocated=event.t,
         time_limit_s=event.time_limit_s,
-        got_on=False,
+        made_progress=False,
         requeueing=None,
         stop_ordered=None,
         end_started=state.end_started if state.end_started is not None and state.end_started.final else None,
@@ -242,7 +242,7 @@ def _(event: ev.WorldEvent, state: JobState) -> JobState:
     # Without step reports it is unknown which step is new: any of them may be.
     unknown = isinstance(event, ev.FirstStep | ev.ProgressMade) and not event.reported and event.step >= 0
     if unknown or after.best_step > before.best_step:
-        return msgspec.structs.replace(state, got_on=True, runs_in_vain=0)
+        return msgspec.structs.replace(state, made_progress=True, runs_without_progress=0)
     return state
 
 
@@ -396,16 +396,16 @@ def _(event: ev.ReplenishBegun, state: JobState) -> JobState:
 
 @apply.register
 def _(event: ev.RequeueStarted, state: JobState) -> JobState:
-    in_vain = state.runs_in_vain
-    if state.requeueing is None and not event.failure and state.is_in_vain(event.t):
-        in_vain += 1  # once, also where another controller has to go on asking
+    without_progress = state.runs_without_progress
+    if state.requeueing is None and not event.failure and state.is_without_progress(event.t):
+        without_progress += 1  # once, also where another controller has to go on asking
     earlier = [node for node in state.excluded if node not in event.exclude]
     unproven = [node for node in event.exclude if node in state.unproven]
     return msgspec.structs.replace(
         _in_all(state, saving=None, running=False),
         requeueing=event,
         end_started=None,
-        runs_in_vain=in_vain,
+        runs_without_progress=without_progress,
         excluded=tuple(dict.fromkeys((*earlier, *unproven, *event.exclude))),
         asked_by_name=tuple(
             dict.fromkeys((*state.asked_by_name, *(n for n in event.holders if n not in state.owners_nodes)))

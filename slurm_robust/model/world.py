@@ -116,7 +116,7 @@ class World(Record, dict=True):
         return -1 if self.reports else self.steps_here
 
     @property
-    def in_vain(self) -> tuple[Attempt, ...]:
+    def without_progress(self) -> tuple[Attempt, ...]:
         """Attempts since which training has made no new progress.
 
         A script that does not report its steps begins anew in each generation, as far as anybody knows: one

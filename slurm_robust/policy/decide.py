@@ -26,7 +26,7 @@ from slurm_robust.model.state import JobState
 from slurm_robust.policy.ladder import LADDER, place_of
 from slurm_robust.policy.replacement import go_on_without, leave_drained, move_ranks, replace_nodes
 from slurm_robust.policy.restore import cannot_reshard
-from slurm_robust.policy.rules import Rules, exceeded, in_vain
+from slurm_robust.policy.rules import Rules, exceeded, without_progress
 
 TESTS = 5  # the rung
 
@@ -68,7 +68,7 @@ def at_the_end(
 
     ``warned``: Slurm says so, because the time limit or a preemption is near (``--signal=B:USR1@...``).
     """
-    why = in_vain(state, reason, now, warned=warned)
+    why = without_progress(state, reason, now, warned=warned)
     if not rules.config.slurm.requeue:
         why = f"{reason}, and slurm.requeue is off"
     if why:
@@ -82,7 +82,7 @@ def _answer(state: JobState, fault: Fault, verdict: Verdict, rules: Rules) -> tu
     kind = verdict.signature.kind
     if kind is FaultKind.UNREACHABLE:
         return go_on_without(state, fault.lost, fault, rules)
-    was_tried = any(attempt.signature == verdict.signature for attempt in state.world.in_vain)
+    was_tried = any(attempt.signature == verdict.signature for attempt in state.world.without_progress)
     if kind is FaultKind.SLOW_TO_DIE and rules.config.slurm.requeue and was_tried:
         return go_on_without(state, fault.stuck, fault, rules)
     if verdict.suspects:

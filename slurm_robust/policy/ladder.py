@@ -204,7 +204,7 @@ def port_taken(fault: Fault, rules: Rules, state: JobState) -> Verdict | None:
     so after a few ports it is judged like any other end.
     """
     found = next((e for e in fault.exits if e.exit.failed and e.exit.taken), None)
-    before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.world.in_vain)
+    before = sum(attempt.signature.kind is FaultKind.PORT_TAKEN for attempt in state.world.without_progress)
     # A rank binds its port before its first step. A process that listens there later causes no later end.
     if found is None or before >= MAX_PORTS or state.world.steps_here >= 0:
         return None
@@ -226,7 +226,7 @@ def gpu_memory_not_free(fault: Fault, rules: Rules, state: JobState) -> Verdict 
     is_oom = fault.cause is not None and fault.cause.symptom == _GPU_OOM
     if not is_oom or fault.root is None or state.world.generation < 2 or state.world.steps_here >= 0:
         return None
-    if any(attempt.signature.kind is FaultKind.GPU_NOT_FREE for attempt in state.world.in_vain):
+    if any(attempt.signature.kind is FaultKind.GPU_NOT_FREE for attempt in state.world.without_progress):
         return None
     return Verdict(
         rung=6,
@@ -389,7 +389,7 @@ def must_be_tested(fault: Fault, rules: Rules, state: JobState) -> Verdict | Non
     if fault.diagnosis is not None or not rules.detect.diagnose:
         return None
     found = unexplained(fault)
-    again = any(a.signature == found.signature or a.blame is Blame.NODE for a in state.world.in_vain)
+    again = any(a.signature == found.signature or a.blame is Blame.NODE for a in state.world.without_progress)
     if not again and fault.symptom not in (*_NUMBERS_WRONG, *_BY_STACKS):
         return None
     return Verdict(

@@ -189,7 +189,7 @@ def against(state: JobState, exits: Iterable[WorkerExit], *, good_step: int | No
     """
     if state.world.restored is not None and any(map(failed_to_restore, exits)):
         signature = restore_failure(state.world.restored)
-        again = any(attempt.signature == signature for attempt in state.world.in_vain)
+        again = any(attempt.signature == signature for attempt in state.world.without_progress)
         return "it could not be restored" if again or from_shared_tier(state.world.restored_tiers) else ""
     return "all steps after it had a non-finite loss" if good_step == -1 else ""
 
@@ -210,7 +210,7 @@ def spoils(fault: Fault, verdict: Verdict, state: JobState) -> bool:
     ):
         return False
     unexplained = verdict.blame is Blame.NOBODY and verdict.signature.kind is FaultKind.EXIT
-    again = any(attempt.signature == verdict.signature for attempt in state.world.in_vain)
+    again = any(attempt.signature == verdict.signature for attempt in state.world.without_progress)
     return unexplained and again and (root.exit.signal is None or root.exit.signal in ITS_OWN)
 
 

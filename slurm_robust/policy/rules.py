@@ -70,7 +70,7 @@ def convict(
 
 
 HOUR_S = 3600.0
-MAX_RUNS_IN_VAIN = 3
+MAX_RUNS_WITHOUT_PROGRESS = 3
 """So many runs of the Slurm job may end in a row without a new step: what was tried twice more is over."""
 
 
@@ -80,7 +80,7 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     ``now`` is wall-clock time, as in the journal, because the bounds outlive controllers and
     requeues. A clock that jumped back makes old attempts look recent, which errs on the safe side.
     """
-    same = [a for a in state.world.in_vain if a.signature == verdict.signature]
+    same = [a for a in state.world.without_progress if a.signature == verdict.signature]
     if len(same) >= verdict.allowed:
         return (
             f"'{verdict.signature}' came {len(same) + 1} times without new progress in between "
@@ -97,10 +97,10 @@ def exceeded(state: JobState, verdict: Verdict, limits: Limits, now: float) -> s
     return None
 
 
-def in_vain(state: JobState, reason: str, now: float, *, warned: bool) -> str:
+def without_progress(state: JobState, reason: str, now: float, *, warned: bool) -> str:
     """Say why the job may not be requeued after this run, "" if it may: too many made no new step."""
-    runs = state.runs_in_vain + state.is_in_vain(now)
-    if runs < MAX_RUNS_IN_VAIN or not state.is_in_vain(now):
+    runs = state.runs_without_progress + state.is_without_progress(now)
+    if runs < MAX_RUNS_WITHOUT_PROGRESS or not state.is_without_progress(now):
         return ""
     if not warned:
         return f"{runs} runs in a row ended without a new step, this one because {reason}"

@@ -30,7 +30,7 @@ ROLL_CALL_S = 10.0
 """Agents that start within this time are not worth a line."""
 
 
-class RollCall:
+class MissingAgentsLog:
     """Says which agents are waited for, ever more rarely."""
 
     def __init__(self, now: Now) -> None:
@@ -66,14 +66,14 @@ class Gathering:
         self._start = begin.start
         self._expected = begin.expected
         self._since = 0.0
-        self._roll_call: RollCall | None = None
+        self._roll_call: MissingAgentsLog | None = None
         self._ready = Growth()
         self._is_waiting_said = False
 
     def enter(self, core: Core, now: Now) -> None:
         """Start the agents, unless they are there or may come by themselves."""
         self._since = now.mono
-        self._roll_call = RollCall(now)
+        self._roll_call = MissingAgentsLog(now)
         if (core.world.sealed or core.world.unsealed) and core.checkpoints.asked != core.world.generation:
             core.checkpoints.ask_storage(now)
         if self._start and not self._expected:

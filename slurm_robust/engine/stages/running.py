@@ -176,7 +176,7 @@ _NOT_SAVED = (
 )
 
 
-class Course:
+class ProgressLog:
     """Says the first step of a generation and then, every ten minutes, how far training is."""
 
     def __init__(self, launched: float | None, now: Now) -> None:
@@ -230,14 +230,14 @@ class Running:
         self._since = 0.0
         self._first_step_seen = False
         self._scheduler: CheckpointScheduler | None = None
-        self._course: Course | None = None
+        self._course: ProgressLog | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Remember since when silence counts."""
         self._since = now.mono
         self._first_step_seen = core.world.steps_here >= 0
         self._scheduler = CheckpointScheduler(core, core.checkpoints, now)
-        self._course = Course(self._launched, now)
+        self._course = ProgressLog(self._launched, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Watch progress and fault; end when all ranks are done."""

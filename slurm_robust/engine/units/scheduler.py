@@ -19,7 +19,7 @@ SETTLE_S = 5.0
 _WINDOW = 8
 
 
-class Tempo:
+class StepTimes:
     """Seconds per step, from the times at which the slowest rank completed its last steps."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class CheckpointScheduler:
     def __init__(self, context: Context, checkpoints: Checkpoints, now: Now) -> None:
         self._context = context
         self._checkpoints = checkpoints
-        self._tempo = Tempo()
+        self._step_times = StepTimes()
         self._paced = self._changed = now.mono
         self._flush = -1  # step that is on its way to storage
         self._sent = 0.0
@@ -68,18 +68,18 @@ class CheckpointScheduler:
         """Take in the progress of all ranks; ``slowest`` is as old as it is ``now``."""
         if not self._context.config.checkpoint.memory or not all(p.reported for p in records):
             return
-        self._tempo.see(slowest, now)
+        self._step_times.see(slowest, now)
         self._set_stride(now)
         if self._flush >= 0:
             self._follow_flush(records, now)
-        elif self._tempo.seconds_per_step > 0:
+        elif self._step_times.seconds_per_step > 0:
             self._begin_flush(records, now)
 
     def _set_stride(self, now: Now) -> None:
         context, state = self._context, self._context.state
         heartbeats = context.fleet.heartbeats(state.world.slots).values()
         lag = max((b.lag_s for b in heartbeats if b.generation == state.world.generation), default=0.0)
-        speed = self._tempo.seconds_per_step
+        speed = self._step_times.seconds_per_step
         stride = next_stride(state.world.stride, speed, lag)
         if stride != state.world.stride and now.mono - self._changed > SETTLE_S:
             self._changed = now.mono
@@ -107,7 +107,7 @@ class CheckpointScheduler:
         config = self._context.config
         newest = max(p.step for p in records)
         lead_s = max(LEAD_S, 2 * config.timings.heartbeat_s)
-        agreed = agreed_step(newest, self._tempo.fastest, lead_s)
+        agreed = agreed_step(newest, self._step_times.fastest, lead_s)
         step = step_to_store(newest, agreed, self._checkpoints.stored_s(now), self._context.rules)
         if step is not None:
             self._flush, self._reached = step, None
@@ -122,7 +122,7 @@ class CheckpointScheduler:
     def _follow_flush(self, records: list[Progress], now: Now) -> None:
         context, state, step = self._context, self._context.state, self._flush
         if self._reached is None and min(p.step for p in records) >= step:
-            self._reached = self._tempo.completed(step)
+            self._reached = self._step_times.completed(step)
         waited_s = now.mono - self._reached if self._reached is not None else None
         heartbeats = context.fleet.heartbeats(state.world.slots)
         there = {

@@ -17,7 +17,7 @@ Mailbox = Callable[[str, bytes], None]
 """Takes a message, and the id of the agent that has sent it."""
 
 
-class Pace(Record):
+class SimulatedPace(Record):
     """How long things take in a simulated job, in seconds; two numbers are the bounds of a draw."""
 
     step_s: float = 5.0
@@ -52,7 +52,7 @@ class Pace(Record):
 class Environment:
     """One simulated world, without its nodes and its controllers."""
 
-    def __init__(self, config: JobConfig, pace: Pace, seed: int, clock: FakeClock) -> None:
+    def __init__(self, config: JobConfig, pace: SimulatedPace, seed: int, clock: FakeClock) -> None:
         self.config, self.pace = config, pace
         self.chance = Random(seed)
         self.timeline = Timeline(clock)

@@ -47,9 +47,9 @@ from slurm_robust.testing.clock import FakeClock
 from slurm_robust.testing.fake_cluster import FakeCluster
 from slurm_robust.testing.fake_slurm import FakeSlurm
 from slurm_robust.testing.sim.controller import SimController
-from slurm_robust.testing.sim.environment import Environment, Pace
+from slurm_robust.testing.sim.environment import Environment, SimulatedPace
 from slurm_robust.testing.sim.node import SimNode
-from slurm_robust.testing.sim.training import Rank, Training
+from slurm_robust.testing.sim.training import Rank, SimulatedTraining
 from slurm_robust.wire.messages import Phase
 
 E = TypeVar("E", bound=ev.AnyEvent)
@@ -91,7 +91,7 @@ class Sim:
         steps: int = 60,
         others: int = 0,
         config: JobConfig | None = None,
-        pace: Pace | None = None,
+        pace: SimulatedPace | None = None,
         time_limit_s: float | None = None,
         leap_s: float = 0.0,
     ) -> None:
@@ -102,9 +102,9 @@ class Sim:
         """
         self.clock = FakeClock(BEGUN)
         self.config = config or JobConfig()
-        self.env = Environment(self.config, pace or Pace(), seed, self.clock)
+        self.env = Environment(self.config, pace or SimulatedPace(), seed, self.clock)
         self.network, self.storage = self.env.network, self.env.storage
-        self.training = Training(
+        self.training = SimulatedTraining(
             self.env.timeline,
             self.env.chance,
             steps=steps,

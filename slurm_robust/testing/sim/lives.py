@@ -11,7 +11,7 @@ from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, Timings
 from slurm_robust.model.findings import Alert, Party, Suggestion
-from slurm_robust.testing.sim.environment import Pace
+from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
 
 BAD_GPU = Alert(
@@ -26,7 +26,7 @@ BAD_GPU = Alert(
 """A finding for which a node is left."""
 
 STEPS = 80
-PACE = Pace(step_s=2.0, turn_s=0.5, rest_s=0.25, kill_wait_s=5.0)
+PACE = SimulatedPace(step_s=2.0, turn_s=0.5, rest_s=0.25, kill_wait_s=5.0)
 TIMINGS = Timings(verdict_s=0.0, unreachable_s=60.0, stop_grace_s=2.0, kill_wait_s=10.0)
 LONGEST_S = 4 * 3600.0
 """Every life is over by then, whatever happens: storage and Slurm may be silent for half an hour each."""

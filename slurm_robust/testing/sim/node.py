@@ -20,7 +20,7 @@ from slurm_robust.model.exits import WorkerError
 from slurm_robust.model.findings import Alert
 from slurm_robust.model.standby import Rehearsal, RehearsalState
 from slurm_robust.testing.sim.environment import Environment
-from slurm_robust.testing.sim.training import Rank, Training, doing, waiting
+from slurm_robust.testing.sim.training import Rank, SimulatedTraining, doing, waiting
 from slurm_robust.wire import messages as msg
 from slurm_robust.worker.spawning import Exited, Ready, Spawned
 
@@ -42,7 +42,12 @@ class SimNode:
     """A machine. A test may set its plain attributes; :class:`~.job.Sim` has words for most of it."""
 
     def __init__(
-        self, env: Environment, name: str, number: int, training: Training, others: Mapping[str, SimNode]
+        self,
+        env: Environment,
+        name: str,
+        number: int,
+        training: SimulatedTraining,
+        others: Mapping[str, SimNode],
     ) -> None:
         """``others``: all nodes by name, this one too."""
         self.env, self.name, self.training, self.others = env, name, training, others

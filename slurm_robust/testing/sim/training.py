@@ -64,7 +64,7 @@ class Rank:
         )
 
 
-class Training:
+class SimulatedTraining:
     """Ranks of one generation that are all there, and none of which hangs, complete a step every ``step_s``.
 
     ``reaches``: whether all of some nodes reach each other; ``on_step``: told of each step that ranks have

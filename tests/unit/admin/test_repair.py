@@ -134,7 +134,7 @@ def test_only_what_a_reboot_makes_slurm_add_is_put_right(reason: str, ours: bool
 # -- the whole -------------------------------------------------------------------------------------------
 
 
-class FakeHands:
+class FakeRepairActions:
     """Reboots take 60 s of the cluster's clock; what else happens the test says."""
 
     def __init__(self, ward: Ward) -> None:
@@ -170,7 +170,7 @@ class Shop:
     def __init__(self, folder: Path, **config: Any) -> None:
         self.ward = Ward(folder)
         self.folder = folder / "repair"
-        self.hands = FakeHands(self.ward)
+        self.hands = FakeRepairActions(self.ward)
         self.config = Repair(mode="act", **config)
         self.ward.slurm.drain(["n1"], REASON)
 

@@ -153,7 +153,7 @@ def test_standing_alerts_are_shown_newest_first(trained: Watched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("came_by", "text"),
+    ("entered_by", "text"),
     [
         (to.ToStopping(reason="ordered"), "ordered"),
         (
@@ -166,8 +166,8 @@ def test_standing_alerts_are_shown_newest_first(trained: Watched) -> None:
         (to.ToRunning(agents={}), ""),
     ],
 )
-def test_a_stage_says_why(came_by: to.Transition, text: str) -> None:
-    assert why(came_by, "time limit") == text
+def test_a_stage_says_why(entered_by: to.Transition, text: str) -> None:
+    assert why(entered_by, "time limit") == text
 
 
 # -- a large job -----------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def large(step: int) -> Picture:
     )
     return Picture(
         now=Now(mono=step + 0.5, wall=1.7e9 + step), state=state, agents=agents, stage="running",
-        came_by=to.ToRunning(agents={}), stage_since=0.0, mode="act", node_dead_s=5.0, usual_step_s=1.0,
+        entered_by=to.ToRunning(agents={}), stage_since=0.0, mode="act", node_dead_s=5.0, usual_step_s=1.0,
         ending="", held=False, listed={}, storage=Storage(), news=[],
     )  # fmt: skip
 

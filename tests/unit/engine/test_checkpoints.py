@@ -10,7 +10,7 @@ from msgspec import structs
 from slurm_robust.config.job import CheckpointConfig, DetectConfig, JobConfig, ParallelConfig, Timings
 from slurm_robust.engine.effects import Now, Prune
 from slurm_robust.engine.transitions import ToGathering
-from slurm_robust.engine.units.scheduler import Tempo
+from slurm_robust.engine.units.scheduler import StepTimes
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, RestoreSource, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY, ExitCode
@@ -596,13 +596,13 @@ def test_storage_that_never_answers_is_left_for_another_run() -> None:
 # -- What is done about copies while training runs: its speed, the stride, and the way to storage --
 
 
-def seen(*sightings: tuple[float, int, float]) -> Tempo:
+def seen(*sightings: tuple[float, int, float]) -> StepTimes:
     """Each: when, step, age of the step."""
-    tempo = Tempo()
+    step_times = StepTimes()
     for mono, step, age in sightings:
         slowest = Progress(rank=0, step=step, reported=True, age_s=age)
-        tempo.see(slowest, Now(mono=mono, wall=0.0))
-    return tempo
+        step_times.see(slowest, Now(mono=mono, wall=0.0))
+    return step_times
 
 
 def test_unknown_before_the_second_step() -> None:
@@ -611,14 +611,14 @@ def test_unknown_before_the_second_step() -> None:
 
 
 def test_the_times_of_completion_count_not_those_of_the_heartbeats() -> None:
-    tempo = seen((10.0, 5, 0.9), (13.0, 7, 0.9))
-    assert tempo.seconds_per_step == tempo.fastest == 1.5
+    step_times = seen((10.0, 5, 0.9), (13.0, 7, 0.9))
+    assert step_times.seconds_per_step == step_times.fastest == 1.5
 
 
 def test_when_a_step_was_completed_that_no_heartbeat_reported() -> None:
-    tempo = seen((10.0, 5, 0.0), (14.0, 9, 0.5))
-    assert tempo.completed(9) == 13.5
-    assert tempo.completed(7) == 13.5 - 2 * 3.5 / 4
+    step_times = seen((10.0, 5, 0.0), (14.0, 9, 0.5))
+    assert step_times.completed(9) == 13.5
+    assert step_times.completed(7) == 13.5 - 2 * 3.5 / 4
 
 
 def test_only_the_last_steps_count() -> None:
@@ -628,8 +628,8 @@ def test_only_the_last_steps_count() -> None:
 
 
 def test_a_slow_step_does_not_hide_how_fast_they_can_be() -> None:
-    tempo = seen((0.0, 0, 0.0), (4.0, 1, 0.0), (6.0, 2, 0.0))
-    assert (tempo.seconds_per_step, tempo.fastest) == (3.0, 2.0)
+    step_times = seen((0.0, 0, 0.0), (4.0, 1, 0.0), (6.0, 2, 0.0))
+    assert (step_times.seconds_per_step, step_times.fastest) == (3.0, 2.0)
     assert seen((0.0, 0, 0.0), (4.0, 1, 0.0), (4.0, 2, 0.0)).fastest == 1.0
 
 

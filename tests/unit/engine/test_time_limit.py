@@ -74,11 +74,11 @@ def test_a_controller_that_goes_on_asking_does_not_count_as_a_run() -> None:
     job = Job()
     job.slurm_says = ()
     warn(job)
-    assert job.core.state.runs_in_vain == 1
+    assert job.core.state.runs_without_progress == 1
     requeueing = job.core.state.requeueing
     assert requeueing is not None
     again = ToRequeueing(exclude=(), reason=requeueing.reason, failure=False)
-    assert Job(history=tuple(job.journal), first=again).core.state.runs_in_vain == 1
+    assert Job(history=tuple(job.journal), first=again).core.state.runs_without_progress == 1
 
 
 def test_a_checkpoint_is_announced_only_while_something_trains() -> None:

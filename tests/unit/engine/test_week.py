@@ -9,14 +9,14 @@ import pytest
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
-from slurm_robust.testing.sim.environment import Pace
+from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import Sim
 from slurm_robust.testing.sim.lives import BAD_GPU
 
 DAY_S = 86400.0
 STEP_S = 12.0
 EVERY_S = 8 * 3600.0
-PACE = Pace(step_s=STEP_S, turn_s=1.0, rest_s=0.25, restore_s=(20.0, 30.0))
+PACE = SimulatedPace(step_s=STEP_S, turn_s=1.0, rest_s=0.25, restore_s=(20.0, 30.0))
 SEEN_AS = {
     "crash": Symptom.WORKER_EXIT,
     "power": Symptom.NODE_LOST,

@@ -35,7 +35,7 @@ class Node:
 
     def observe(self, observation: Observation) -> bool:
         """Whether anything of it fails."""
-        sifted = self._doubts.sift(observation, self._now)
+        sifted = self._doubts.settle(observation, self._now)
         assert len(sifted.failed) + len(sifted.unknown) == len(observation.failed) + len(observation.unknown)
         return bool(sifted.failed)
 

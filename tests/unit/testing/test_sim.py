@@ -9,10 +9,10 @@ from slurm_robust.engine import effects as fx
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.incident import Symptom
-from slurm_robust.testing.sim.environment import Pace
+from slurm_robust.testing.sim.environment import SimulatedPace
 from slurm_robust.testing.sim.job import NotWithin, Sim
 
-SHORT = Pace(step_s=2.0, turn_s=0.5)
+SHORT = SimulatedPace(step_s=2.0, turn_s=0.5)
 
 
 def trains(sim: Sim, steps: int) -> None:
