@@ -20,6 +20,7 @@ NAMES = (
     "detection",
     "stacks",
     "controller_scale",
+    "sim_lives",
     "metrics",
     "top",
     "port_flood",
