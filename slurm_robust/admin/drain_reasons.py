@@ -74,7 +74,7 @@ def read(reason: str, site: Sequence[DrainReason] = ()) -> tuple[_ReasonPart, ..
 
 
 def evidence(reason: str, site: Sequence[DrainReason] = ()) -> _ReasonPart | None:
-    """The part that counts against the node, that of a test before Slurm's; None where none does.
+    """The part that counts against the node, that of a test before Slurm's; None if none does.
 
     What comes after a person or an upgrade took the node is what they do to it.
     """

@@ -27,7 +27,7 @@ SYSTEMCTL_S = 30.0
 _RUN_TIME = ("/var/lib/slurm-robust", "/var/log/slurm-robust", "/run/slurm-robust")
 
 _NOT_LINKED = (
-    "is not made yet: it is in a folder of the site, whose scripts Slurm runs at once; "
+    "is not made yet: it is in a folder of the site, whose scripts Slurm runs immediately; "
     "'srobust admin install --link-site-folders' makes it, when what is shown here is what you want"
 )
 
@@ -82,7 +82,7 @@ def main(
 
 
 def _links(site: Site, plan: slurmconf.SlurmConfChange, *, live: bool) -> tuple[dict[str, str], list[str]]:
-    """The links to make, and those that wait for a word: in a folder of the site a link is live at once."""
+    """Return the links to make and those that wait: a link in a folder of the site is live immediately."""
     known = site.tree.manifest().digests
     ready = {
         path: target

@@ -36,7 +36,7 @@ class NodeView(Record):
     """Slurm's names, ``?`` where Slurm does not answer or does not know the node (any more)."""
     reason: str
     drains: int | None
-    """Times that it was drained or down, by slurmdbd; None where that does not answer."""
+    """Times that it was drained or down, by slurmdbd; None if that does not answer."""
     hours: float
     """That it worked for jobs of srobust."""
     failures: int

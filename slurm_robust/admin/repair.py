@@ -91,7 +91,7 @@ class RepairActions(Protocol):
     """What is done to nodes. All raise SlurmCommandError types."""
 
     def boot_time(self, node: str) -> float | None:
-        """When the node booted, in seconds since 1970, by its slurmd; None where Slurm does not say."""
+        """When the node booted, in seconds since 1970, by its slurmd; None if Slurm does not say."""
         ...
 
     def reboot(self, node: str) -> None:

@@ -225,7 +225,7 @@ class _Changes:
 
 
 def link_in(pattern: str) -> str | None:
-    """A path for our link that a site's pattern matches; None where none can be found."""
+    """A path for our link that a site's pattern matches; None if none can be found."""
     path = PurePosixPath(pattern)
     if any(letter in str(path.parent) for letter in "*?["):
         return None

@@ -59,7 +59,7 @@ class SpareRequirements(Record):
 
 
 class PlannedNodes(Record):
-    """The nodes to plan for: ``count`` of them, by ``name``; ``nodes`` is None where only that is known."""
+    """The nodes to plan for: ``count`` of them, by ``name``; ``nodes`` is None if only that is known."""
 
     name: str
     count: int

@@ -67,7 +67,7 @@ def _register_install(commands: Commands) -> None:
     parser.add_argument(
         "--link-site-folders",
         action="store_true",
-        help="link the hooks into the site's own hook folders, where they run at once (as --apply does)",
+        help="link the hooks into the site's own hook folders, where they run immediately (as --apply does)",
     )
     parser.add_argument(
         "--act", action="store_true", help="drain nodes instead of only reporting (drain.mode)"

@@ -96,7 +96,7 @@ class _Known(NamedTuple):
     """What a batch script says to ``srobust run``."""
 
     layers: Layers[JobConfig] | None = None
-    """The settings; None where they are wrong, or ``srobust run`` is not there."""
+    """The settings; None if they are wrong, or ``srobust run`` is not there."""
 
     configured: bool = False
     """Whether that is all of them, or has the spares at least."""

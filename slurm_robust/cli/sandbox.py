@@ -23,7 +23,7 @@ from slurm_robust.terminal.console import Bar
 
 # Names on the command line, each a method of Faults with - for _, grouped by their target.
 NODE_FAULTS = {
-    "power-cut": "cut a node's power: everything on it dies at once",
+    "power-cut": "cut a node's power: everything on it dies immediately",
     "boot": "power on a node after power-cut",
     "cut-network": "unplug a node's cable; its processes go on",
     "heal-network": "plug the cable in again",

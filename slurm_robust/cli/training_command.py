@@ -14,7 +14,7 @@ from slurm_robust.config.reader import Layers, ValueOrigin
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.job import CommandKind
 
-# Of each option its key, and its value or None where it was not given.
+# Of each option its key, and its value or None if it was not given.
 OwnSettings = Mapping[str, tuple[str, object]]
 
 USAGE = """srobust run [options] script.py [args ...]

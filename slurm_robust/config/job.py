@@ -60,7 +60,7 @@ class Timings(Section):
     """Time limits of the parts of a run."""
 
     heartbeat_s: Seconds = 1.0
-    """Interval between two heartbeats of an agent. Changes are reported at once in any case."""
+    """Interval between two heartbeats of an agent. Changes are reported immediately in any case."""
 
     node_dead_s: Seconds = 5.0
     """A node counts as dead after its agent has been silent for this time, unless
@@ -261,7 +261,7 @@ class DetectConfig(Section):
     """Maximum delay between a kernel message and its evaluation."""
 
     gpu_s: Seconds = 4.0
-    """Interval between two inspections of the GPUs. Their events are received at once."""
+    """Interval between two inspections of the GPUs. Their events are received immediately."""
 
     network_s: Seconds = 10.0
     """Interval between two inspections of the network ports."""
@@ -393,7 +393,7 @@ class SlurmConfig(Section):
     """Requeue the job if it cannot continue in its allocation."""
 
     start_now: bool = True
-    """Ask Slurm to start a requeued job at once instead of after its usual delay of minutes."""
+    """Ask Slurm to start a requeued job immediately instead of after its usual delay of minutes."""
 
     give_back: bool = True
     """Give an evicted node back to Slurm while the job runs on, if slurm.conf has an ``Epilog`` that may test

@@ -117,7 +117,7 @@ _AtLeast1s = Annotated[float, Meta(ge=1, le=FINITE, title="a number of seconds o
 
 
 class Watch(Section):
-    """How often ``srobust-node watch`` runs the checks. It reads new kernel messages at once."""
+    """How often ``srobust-node watch`` runs the checks. It reads new kernel messages immediately."""
 
     gpu_s: _AtLeast1s = 2.0
     """Interval of the GPU checks."""

@@ -127,7 +127,7 @@ class Facts(Record):
         return parse_words(self.setting(key))
 
     def parameter(self, key: str, name: str) -> int | None:
-        """``name=5`` in a list: the number; None where the list has none."""
+        """``name=5`` in a list: the number; None if the list has none."""
         found = re.search(rf"(?:^|,)\s*{name}\s*=\s*(\d+)", self.setting(key), re.IGNORECASE)
         return int(found[1]) if found else None
 
@@ -162,20 +162,20 @@ class Facts(Record):
         return (own or self.setting("PreemptMode")).upper().partition(",")[0]
 
     def hook_limit(self, hook: str) -> int | None:
-        """Seconds that Slurm lets the Prolog or the Epilog run; None where nothing says it."""
+        """Seconds that Slurm lets the Prolog or the Epilog run; None if nothing says it."""
         return parse_number(self.setting(f"{hook}Timeout") or self.setting("PrologEpilogTimeout"))
 
     # -- the job ---------------------------------------------------------------------------------------
 
     def option(self, name: str) -> str | None:
-        """The value of a long option of sbatch; None where it was not given."""
+        """The value of a long option of sbatch; None if it was not given."""
         options = known(self.options, "sbatch's options")
         if name not in options.given and not options.complete:
             raise Unseen("all of sbatch's options")
         return options.given.get(name)
 
     def variable(self, name: str) -> str | None:
-        """A variable of the workers' environment; None where it is not set."""
+        """A variable of the workers' environment; None if it is not set."""
         return known(self.environ, "the environment").get(name)
 
     def version(self, name: str) -> Version:

@@ -158,7 +158,7 @@ def _site(
 
 
 def hook_times(host: Host) -> dict[str, HookTimes] | None:
-    """How long prologs and epilogs took here; None where the event log is not there or not for this user."""
+    """How long prologs and epilogs took here; None if the event log is not there or not for this user."""
     file = host.path(str(nodefile.FILE))
     try:
         config = nodefile.load(file) if nodefile.files(file) else NodeConfig()
@@ -171,7 +171,7 @@ def hook_times(host: Host) -> dict[str, HookTimes] | None:
 
 
 def _terms(slurm: SlurmClient, site: _Site, submitted: options.Options | None) -> Terms | None:
-    """Those by which the job is preempted; None where nobody is, or they are not known."""
+    """Those by which the job is preempted; None if nobody is, or they are not known."""
     of_site = Facts(slurm=site.slurm)
     try:
         if not of_site.preempts:

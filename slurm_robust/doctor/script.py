@@ -53,7 +53,7 @@ class RobustRun(Record):
 
     hears: bool | None = True
     """USR1 of Slurm reaches it: it takes the place of the shell (``exec``), or a ``trap`` of the shell passes
-    the signal on to it. None where only the shell knows."""
+    the signal on to it. None if only the shell knows."""
 
 
 def read(path: Path) -> str:

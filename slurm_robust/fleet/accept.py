@@ -125,8 +125,8 @@ def accept(
 ) -> JobEntry:
     """The entry of a job.
 
-    ``held``: by :func:`held_by`, None where accounting does not answer. ``known``: all nodes of Slurm that
-    the job may have held, None where Slurm does not answer. ``now``: seconds since 1970 by the collector's
+    ``held``: by :func:`held_by`, None if accounting does not answer. ``known``: all nodes of Slurm that
+    the job may have held, None if Slurm does not answer. ``now``: seconds since 1970 by the collector's
     clock.
     """
     said = spooled.summary

@@ -127,7 +127,7 @@ class NodeRow(Record):
     network: int
     per_node_day: Measured | None
     ratio: float | None = None
-    """Its rate by that of all other nodes; None where either is not known."""
+    """Its rate by that of all other nodes; None if either is not known."""
 
 
 class Advice(Record):

@@ -121,7 +121,7 @@ class _Site:
             self._silent = one_line(error.what)
 
     def entry_of(self, spooled: SpooledSummary, now: float) -> JobEntry | None:
-        """None where the job is better taken later."""
+        """None if the job is better taken later."""
         held = None if self._is_elsewhere(spooled) else self._held(spooled, now)
         if held is not None and not held and now - spooled.t < SLURMDBD_LATE_S:
             return None

@@ -74,7 +74,7 @@ class Summary(Record):
     steps: int
     """Completed, each counted once."""
     repeated: int | None
-    """Steps that were done again; None where that is not known (:class:`Ledger`)."""
+    """Steps that were done again; None if that is not known (:class:`Ledger`)."""
     incidents: tuple[IncidentCost, ...]
     causes: dict[str, Lost]
     """Lost time by cause, incidents only, the greatest first."""

@@ -318,7 +318,7 @@ def _write(training: TrainingDirectory, chapter: Chapter) -> None:
 
 
 def _move_aside(training: TrainingDirectory, here: Here) -> Path | None:
-    """Make room for a new beginning; where the old folder is now, None where another job was faster."""
+    """Make room for a new beginning; where the old folder is now, None if another job was faster."""
     name = f"{training.path.name}{ASIDE}{minute(time.time())}"
     target, number = training.path.with_name(name), 2
     while target.exists():

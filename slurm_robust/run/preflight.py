@@ -337,7 +337,7 @@ ALIVE_S = 300.0  # a run of another cluster that wrote so lately may go on, whet
 
 
 def find_job(slurm: SlurmClient, job_id: int) -> SlurmJob | None:
-    """Slurm's view of the job; None where Slurm does not answer."""
+    """Slurm's view of the job; None if Slurm does not answer."""
     try:
         return slurm.job(job_id)
     except SlurmError:

@@ -104,7 +104,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def stored(store: CheckpointStore) -> list[CheckpointId] | None:
-    """What is complete there; None where storage does not say."""
+    """What is complete there; None if storage does not say."""
     try:
         return store.complete()
     except OSError:

@@ -306,4 +306,4 @@ def _need(view: SandboxView, daemon: str, ready: Callable[[], bool]) -> None:
     if not wait_until(ready_or_over, DAEMON_S):
         raise BootFailed(f"{daemon} is not ready after {DAEMON_S:g} s:\n{view.log_tail(daemon)}")
     if not ready():
-        raise BootFailed(f"{daemon} ended at once:\n{view.log_tail(daemon)}")
+        raise BootFailed(f"{daemon} ended immediately:\n{view.log_tail(daemon)}")

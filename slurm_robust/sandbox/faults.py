@@ -75,7 +75,7 @@ class Faults:
     # -- nodes -------------------------------------------------------------------------------------
 
     def power_cut(self, node: str) -> PlantedFault:
-        """The node is dead at once: no process ends in order, no packet leaves. Undo: :meth:`boot`."""
+        """The node is dead immediately: no process ends in order, no packet leaves. Undo: :meth:`boot`."""
         self._need_node(node, on=True)
         fault = self._record("power-cut", node)
         self._view.control.power_cut(node)

@@ -37,7 +37,7 @@ class StepHandle(Protocol):
         ...
 
     def kill(self) -> None:
-        """SIGKILL srun. Returns at once, also where ``scancel`` hangs because a node of the step is dead.
+        """SIGKILL srun. Returns immediately, also where ``scancel`` hangs because a node of the step is dead.
 
         The tasks on live nodes die with it within ~10 ms on 22.05 but live on under 24.11 (both
         measured): to be rid of them on every release, cancel the step as well. ``steps`` finds it by
@@ -237,7 +237,7 @@ class SlurmClient(Protocol):
         ...
 
     def launch_step(self, request: StepRequest, output: Path) -> StepHandle:
-        """Start a step and return at once; srun's and the tasks' output is appended to ``output``.
+        """Start a step and return immediately; srun's and the tasks' output is appended to ``output``.
 
         srun runs in a session of its own, so that it survives the death of the caller, and nobody
         waits for it: an srun with a dead node in its step ends only when Slurm gives the node up.

@@ -12,7 +12,7 @@ _ROUND_TRIP_S = 1.0
 
 
 def clock_offset(slurm: SlurmClient, clock: Callable[[], float] = time.time) -> float | None:
-    """Seconds, accurate to about one; None where slurmctld does not tell its time, or took too long to tell.
+    """Seconds, accurate to about one; None if slurmctld does not tell its time, or took too long to tell.
 
     Raises what says that nothing else would be answered either.
     """

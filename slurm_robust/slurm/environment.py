@@ -40,7 +40,7 @@ def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:
 
 
 def time_limit(environ: Mapping[str, str]) -> float | None:
-    """How long this run of the job may take, in seconds; None where Slurm does not say (before 22.05)."""
+    """How long this run of the job may take, in seconds; None if Slurm does not say (before 22.05)."""
     begin, end = _time(environ, "SLURM_JOB_START_TIME"), _time(environ, "SLURM_JOB_END_TIME")
     return end - begin if begin is not None and end is not None and end > begin else None
 

@@ -95,7 +95,7 @@ class DetachedProcess:
         return self._process.poll()
 
     def kill(self) -> None:
-        """SIGKILL to the whole process group; returns at once, also when it is gone already."""
+        """SIGKILL to the whole process group; returns immediately, also when it is gone already."""
         if self._process.poll() is None:
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)

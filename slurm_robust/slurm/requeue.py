@@ -21,7 +21,7 @@ then ends the job as FAILED for good. So a job is left PENDING for
 :data:`~slurm_robust.slurm.requeue_plan.SETTLE_S` first.
 
 So the fastest safe order is: ``requeue``, exclude, (release,) all within 20 ms and from inside the
-dying batch script; end at once; and 2 s after the job is PENDING, ``StartTime=now``, from a process
+dying batch script; end immediately; and 2 s after the job is PENDING, ``StartTime=now``, from a process
 that is no part of the job any more. A detached one (setsid and double fork) on the batch host
 survives the end of the job under proctrack/linuxproc, and dies with it under proctrack/cgroup, where
 a small job can do it instead (:mod:`slurm_robust.slurm.watcher` has both); without either

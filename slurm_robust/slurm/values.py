@@ -153,7 +153,7 @@ def parse_names(text: str, *, functions: bool = False) -> tuple[str, ...]:
 
 
 def parse_number(text: str) -> int | None:
-    """``60 sec`` as a setting of slurm.conf: 60; None where it does not begin with a number."""
+    """``60 sec`` as a setting of slurm.conf: 60; None if it does not begin with a number."""
     match = re.match(r"\d+", text)
     return int(match[0]) if match else None
 

@@ -108,7 +108,7 @@ class Earlier(Record):
 
 
 def earlier_job(directory: JobDirectory, run_id: str = "") -> Earlier | None:
-    """The job of a folder, of this run unless it is ""; None where there is no journal of it.
+    """The job of a folder, of this run unless it is ""; None if there is no journal of it.
 
     A folder of the same name that was moved aside is found, too. Raises ``JournalDamaged``, ``OSError``.
     """

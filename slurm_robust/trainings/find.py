@@ -107,7 +107,7 @@ def _by_name(name: str, root: str | None) -> JobDirectory | TrainingDirectory:
 
 
 def find_training(name: str, root: str | None) -> TrainingDirectory | None:
-    """The training that a person named by its name or folder, with a chapter; None where there is none.
+    """The training that a person named by its name or folder, with a chapter; None if there is none.
 
     Raises :class:`NoSuchJob` for one that may not be read.
     """
@@ -150,7 +150,7 @@ class TrainingPosition(Record):
     training: str
     """By the name that commands take, also where ``--fresh`` has moved it aside."""
     newest: str | None = None
-    """Its newest job as squeue shows it, "" if it is this one; None where that is not known."""
+    """Its newest job as squeue shows it, "" if it is this one; None if that is not known."""
     moved_aside: tuple[str, ...] = ()
     """Folders of other trainings of this name."""
 
@@ -169,7 +169,7 @@ def place_of(directory: JobDirectory, training: str, run_id: str) -> TrainingPos
 
 
 def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:
-    """Where the folder of one of its jobs is now; None where it is gone and another job has its place.
+    """Where the folder of one of its jobs is now; None if it is gone and another job has its place.
 
     One that has no journal yet is where it will be. Raises ``OSError``.
     """

@@ -57,7 +57,7 @@ class ChapterRow(Record):
     to_step: int | None = None
     """Its newest step; None before the first."""
     repeated: int | None = 0
-    """Steps that it did again; None where that is not known."""
+    """Steps that it did again; None if that is not known."""
     incidents: int = 0
     ettr: float | None = None
     """Of its own time since its first start; None before."""

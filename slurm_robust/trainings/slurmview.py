@@ -71,7 +71,7 @@ class SlurmView(Record):
 
 
 def make_slurm() -> SlurmClient:
-    """The client for commands that must answer at once."""
+    """The client for commands that must answer immediately."""
     return make_client("cli", timeout_s=ANSWER_S)
 
 
@@ -150,6 +150,6 @@ def completing_advice(slurm: SlurmClient, job: SlurmJob) -> str:
     what = f"node{'s' if len(silent) > 1 else ''} {fold_nodes(silent)}"
     limit = f" (SlurmdTimeout={timeout})" if timeout else ""
     return (
-        f"waits for Slurm to give up {what}{limit}; an administrator can do it at once: "
+        f"waits for Slurm to give up {what}{limit}; an administrator can do it immediately: "
         f"scontrol update nodename={fold_nodes(silent)} state=down reason=dead"
     )
