@@ -19,7 +19,7 @@ SETTLE_S = 5.0
 _WINDOW = 8
 
 
-class StepTimes:
+class StepPace:
     """Seconds per step, from the times at which the slowest rank completed its last steps."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class CheckpointScheduler:
     def __init__(self, context: Context, checkpoints: Checkpoints, now: Now) -> None:
         self._context = context
         self._checkpoints = checkpoints
-        self._step_times = StepTimes()
+        self._step_times = StepPace()
         self._paced = self._changed = now.mono
         self._flush = -1  # step that is on its way to storage
         self._sent = 0.0

@@ -10,7 +10,7 @@ from msgspec import structs
 from slurm_robust.config.job import CheckpointConfig, DetectConfig, JobConfig, ParallelConfig, Timings
 from slurm_robust.engine.effects import Now, Prune
 from slurm_robust.engine.transitions import ToGathering
-from slurm_robust.engine.units.scheduler import StepTimes
+from slurm_robust.engine.units.scheduler import StepPace
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Copy, RestoreSource, Tier
 from slurm_robust.model.errors import UNUSABLE_COPY, ExitCode
@@ -596,9 +596,9 @@ def test_storage_that_never_answers_is_left_for_another_run() -> None:
 # -- What is done about copies while training runs: its speed, the stride, and the way to storage --
 
 
-def seen(*sightings: tuple[float, int, float]) -> StepTimes:
+def seen(*sightings: tuple[float, int, float]) -> StepPace:
     """Each: when, step, age of the step."""
-    step_times = StepTimes()
+    step_times = StepPace()
     for mono, step, age in sightings:
         slowest = Progress(rank=0, step=step, reported=True, age_s=age)
         step_times.see(slowest, Now(mono=mono, wall=0.0))
