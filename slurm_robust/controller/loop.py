@@ -109,7 +109,7 @@ class Loop:
             fx.Send: self._send,
             fx.StartAgents: self._start_agents,
             fx.Knock: self._knock,
-            fx.Probe: self._probe,
+            fx.ProbeKernels: self._probe,
             fx.BeginRequeue: self._begin_requeue,
             fx.GiveBack: self._give_back,
             fx.LetGo: self._let_go,
@@ -383,7 +383,7 @@ class Loop:
 
         self._errands.run("knock", work, lambda text: None)
 
-    def _probe(self, effect: fx.Probe) -> None:
+    def _probe(self, effect: fx.ProbeKernels) -> None:
         def work() -> Callable[[], None]:
             answers = probe(effect.places, effect.for_s, each_kind=effect.each_kind)
             return lambda: self._do(self._core.on_answers(effect.number, answers, self._now()))

@@ -90,7 +90,7 @@ class Knock(Record):
     """Address and port by node."""
 
 
-class Probe(Record):
+class ProbeKernels(Record):
     """Probe the kernels at ``places`` for ``for_s`` seconds; answered by ``on_answers`` with ``number``.
 
     ``each_kind``: see which kinds of probes are answered.
@@ -269,7 +269,7 @@ Effect: TypeAlias = (
     | AskAboutRun
     | AskForDrains
     | Knock
-    | Probe
+    | ProbeKernels
     | FindCheckpoint
     | Prune
     | BeginRequeue

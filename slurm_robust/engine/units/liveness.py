@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import Now, Probe, Say
+from slurm_robust.engine.effects import Now, ProbeKernels, Say
 from slurm_robust.engine.units.fleet import AgentView
 from slurm_robust.model.probes import Answers, ProbeTarget
 from slurm_robust.policy.liveness import (
@@ -180,7 +180,7 @@ class Liveness:
         assert place is not None  # it is proved
         self._number += 1
         for_s = probing_s(self._interval_s, self._proved[node].seconds)
-        context.emit(Probe(number=self._number, places={node: place}, for_s=for_s))
+        context.emit(ProbeKernels(number=self._number, places={node: place}, for_s=for_s))
         reached = [other for other in heard if self._place(other) is not None]
         controls = choose_observers(node, reached, context.state.own_node, context.switches)
         for observer, control in list(controls.items()):
@@ -262,7 +262,7 @@ class Liveness:
         self._proving = tuple(oldest[:MAX_PROBED])
         self._tried.update(dict.fromkeys(self._proving, now.mono))
         places = {node: due[node] for node in self._proving}
-        self._context.emit(Probe(number=PROVING, places=places, for_s=1.0, each_kind=True))
+        self._context.emit(ProbeKernels(number=PROVING, places=places, for_s=1.0, each_kind=True))
 
     def _is_due(self, node: str, now: Now) -> bool:
         proof = self._proved.get(node)

@@ -89,7 +89,7 @@ class SimController:
             fx.Send: self._send,
             fx.StartAgents: self._start_agents,
             fx.Knock: self._knock,
-            fx.Probe: self._probe,
+            fx.ProbeKernels: self._probe,
             fx.AskAboutNodes: self._ask_about_nodes,
             fx.AskAboutRun: self._ask_about_run,
             fx.AskForDrains: self._ask_for_drains,
@@ -386,7 +386,7 @@ class SimController:
     def _reaches(self, name: str) -> bool:
         return self.nodes[name].is_up and self.env.network.passes(self.host, name)
 
-    def _probe(self, effect: fx.Probe) -> None:
+    def _probe(self, effect: fx.ProbeKernels) -> None:
         def answer() -> list[fx.Effect]:
             found = {name: 0.001 for name in effect.places if self._reaches(name)}
             answers = Answers(tcp=found, asked=frozenset(effect.places))

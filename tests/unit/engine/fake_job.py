@@ -193,7 +193,7 @@ class Job:
                     taken = {n for n in places if n in self.heartbeats and n not in self.cut - self.stalled}
                     found = Knocked(frozenset(taken), frozenset(self.agentless & places.keys()))
                     self.core.on_knock(found, self.now())
-                case fx.Probe(number=number, places=places, for_s=for_s):
+                case fx.ProbeKernels(number=number, places=places, for_s=for_s):
                     self.later(for_s, partial(self.answer_probe, number, tuple(places)))
                 case fx.FindCheckpoint(generation=generation):
                     if self.hears_storage:
