@@ -29,6 +29,7 @@ from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.engine import effects as fx
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core, Stage
 from slurm_robust.engine.stages.table import build
 from slurm_robust.engine.transitions import ToGathering, Transition
@@ -59,17 +60,17 @@ class TimedCore(Core):
         self.samples: list[tuple[float, float, int, int]] = []
         super().__init__(*given)
 
-    def on_heartbeat(self, heartbeat: msg.Heartbeat, now: fx.Now) -> None:
+    def on_heartbeat(self, heartbeat: msg.Heartbeat, now: Now) -> None:
         """As the core does."""
         self.heartbeats += 1
         super().on_heartbeat(heartbeat, now)
 
-    def on_pulse(self, pulse: msg.Pulse, now: fx.Now) -> None:
+    def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
         """As the core does."""
         self.heartbeats += 1
         super().on_pulse(pulse, now)
 
-    def on_tick(self, now: fx.Now) -> list[fx.Effect]:
+    def on_tick(self, now: Now) -> list[fx.Effect]:
         """As the core does."""
         # The clock of CPU seconds would cost a small job's controller a tenth of what it takes itself.
         begun = time.monotonic()

@@ -29,8 +29,8 @@ from benchmarks import common
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.live_status import LiveStatusMaker, Storage, picture
 from slurm_robust.engine import transitions as to
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now
 from slurm_robust.engine.stages.table import build
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Copy, Tier

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from slurm_robust.engine import effects as fx
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.util.output import say
 from slurm_robust.util.threads import Executor
@@ -33,7 +34,7 @@ class Errands:
         self,
         background: Background,
         core: Core,
-        now: Callable[[], fx.Now],
+        now: Callable[[], Now],
         do: Callable[[list[fx.Effect]], None],
     ) -> None:
         """``do`` carries out what the core answers."""
@@ -41,7 +42,7 @@ class Errands:
         self.now, self.do = now, do
 
     def run(self, what: str, work: Work, otherwise: Callable[[str], None]) -> None:
-        """Do ``work`` in a thread; if it raises anything, write that down and call ``otherwise`` with it."""
+        """Do ``work`` in a thread; if it raises anything, say that and call ``otherwise`` with it."""
 
         def failed(error: BaseException) -> Callable[[], None]:
             text = f"{what}: {type(error).__name__}: {error}"
@@ -50,7 +51,6 @@ class Errands:
 
             def tell() -> None:
                 say(f"internal error in a background task: {text}\n{trace}")
-                self.do(self.core.on_stage_done(what, False, text, self.now()))
                 otherwise(text)
 
             return tell
@@ -60,7 +60,3 @@ class Errands:
     def note(self, text: str) -> None:
         """Write a fact down."""
         self.core.note(text, "", self.now())
-
-    def report_stage(self, what: str, ok: bool, detail: str) -> None:
-        """Report that a stage of what is done is over. From any thread."""
-        self.background.post(lambda: self.do(self.core.on_stage_done(what, ok, detail, self.now())))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_robust.config.job import CompanionConfig
-from slurm_robust.engine.effects import BorrowAnswer
+from slurm_robust.engine.questions import BorrowAnswer
 from slurm_robust.model.companion import CompanionPool
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.clock import clock_offset

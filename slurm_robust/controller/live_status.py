@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeAlias
 from msgspec import structs
 
 from slurm_robust.engine import transitions as to
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now
 from slurm_robust.evidence.live_status import MAX_TEXT, IncidentFollower, of_state
 from slurm_robust.ledger.classes import TimeClass
 from slurm_robust.ledger.summary import Summary

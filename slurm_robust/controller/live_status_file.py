@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.live_status import LiveStatusMaker, Picture, Storage, picture
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now
 from slurm_robust.jobdir.place import check_in_place
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model.events import AnyEvent

@@ -9,41 +9,46 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from msgspec import structs
 
 from slurm_robust.checkpoint.tiers import SharedTiers
 from slurm_robust.config.job import JobConfig
 from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.answers import (
+    allocation_answers,
+    kernel_answers,
+    slurm_answers,
+    storage_answers,
+    test_answers,
+)
 from slurm_robust.controller.background import Background, Errands
 from slurm_robust.controller.borrower import Borrower
-from slurm_robust.controller.companion_hands import CompanionHands
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.live_status_file import LiveStatusFile
-from slurm_robust.controller.questions import Questions
 from slurm_robust.controller.requeue import Requeuer
 from slurm_robust.controller.shrink import Shrinker
-from slurm_robust.controller.storage_hands import StorageHands
 from slurm_robust.controller.supervisor import AT_ONCE, Signals
 from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import ClockWatch, StorageHold, Turns
 from slurm_robust.engine import effects as fx
 from slurm_robust.engine.core import Core
+from slurm_robust.engine.questions import Lost, StartAgents
 from slurm_robust.jobdir.place import FolderGone, check_in_place
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.errors import ExitCode
-from slurm_robust.model.exits import StepEnd
-from slurm_robust.model.incident import Diagnosis
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.clock import clock_offset
 from slurm_robust.slurm.errors import SlurmError
+from slurm_robust.slurm.process import CommandTimeout
 from slurm_robust.util.output import say
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.beacons import BeaconReceiver
 from slurm_robust.wire.epochs import newest_epoch
-from slurm_robust.wire.probes import probe
 from slurm_robust.wire.protocol import PROTOCOL
-from slurm_robust.wire.sockets import ControllerSocket, knock
+from slurm_robust.wire.sockets import ControllerSocket
 
 STALL_S = 1.0  # a turn of the loop takes milliseconds, so this long it was us who did not listen
 SLOW_TICK_S = 1.0  # for what touches shared storage or processes
@@ -77,7 +82,6 @@ class Loop:
         self._socket = socket
         self._beacons = beacons
         self._steps = steps
-        self._requeuer, self._shrinker = requeuer, shrinker
         self._tester = tester
         self._live_status = live_status
         self._background = Background()
@@ -94,32 +98,20 @@ class Loop:
         self._trouble = ""  # of the journal, as it was reported
         self._restored = 0  # events of the journal, as far as they were reported
         self._folder_gone = False  # as it was reported
-        self._errands = errands = Errands(self._background, core, self._now, self._do)
-        self._questions = Questions(errands, slurm, steps, self._clock)
-        self._acts = {
-            **self._hands(),
-            **self._questions.acts(),
-            **StorageHands(errands, config.checkpoint, directory, journal, store).acts(),
-            **CompanionHands(errands, borrower).acts(),
-        }
-
-    def _hands(self) -> dict[type, Callable[..., None]]:
-        """What carries out each effect."""
-        return {
+        self._errands = Errands(self._background, core, self._now, self._do)
+        self._acts: dict[type[fx.Effect], Callable[[Any], None]] = {
             fx.Send: self._send,
-            fx.StartAgents: self._start_agents,
-            fx.Knock: self._knock,
-            fx.ProbeKernels: self._probe,
-            fx.BeginRequeue: self._begin_requeue,
-            fx.GiveBack: self._give_back,
-            fx.LetGo: self._let_go,
-            fx.Shed: self._shed,
-            fx.TestNodes: self._test_nodes,
-            fx.TestStandby: self._test_standby,
-            fx.EndStandbyTest: self._end_standby_test,
-            fx.ReplayTraining: self._replay_training,
+            fx.Ask: self._ask,
             fx.Say: self._say,
             fx.Exit: self._exit,
+        }
+        self._slurm = slurm
+        self._answers = {
+            **kernel_answers(),
+            **slurm_answers(slurm, steps, self._clock, core.state),
+            **allocation_answers(requeuer, shrinker, borrower),
+            **test_answers(tester),
+            **storage_answers(config.checkpoint, directory, journal, store, core.state.own_node),
         }
 
     def run(self) -> int:
@@ -128,7 +120,7 @@ class Loop:
         with Signals() as signals:
             beacons = (self._beacons.fileno(),) if self._beacons is not None else ()
             turns = Turns((self._socket.socket, self._background.fileno(), *beacons), signals.fileno())
-            self._questions.begin()
+            self._errands.run("compare clocks", self._compare_clocks, lambda text: None)
             self._do(self._core.on_tick(self._now()))
             turned, behind = time.monotonic(), False
             while self._code is None:
@@ -156,6 +148,21 @@ class Loop:
                 self._core, self._now(), ours=self._code != int(ExitCode.OTHER_CONTROLLER)
             )
         return self._code
+
+    def _compare_clocks(self) -> Callable[[], None]:
+        """In the background: by how much this node's clock is ahead of slurmctld's."""
+        try:
+            ahead_s = clock_offset(self._slurm)
+        except (SlurmError, CommandTimeout):
+            ahead_s = None  # the ledger goes by this node's clock
+        if ahead_s is None:
+            return lambda: None
+
+        def compared() -> None:
+            self._clock.compared(ahead_s)
+            self._core.on_clock(ahead_s, self._now())
+
+        return compared
 
     def report(self, text: str) -> None:
         """Say and write down what something beside the loop has met. From any thread."""
@@ -351,111 +358,26 @@ class Loop:
         if identity is not None:
             self._socket.send(identity, effect.message)
 
-    def _exit(self, effect: fx.Exit) -> None:
-        self._code = effect.code
+    def _ask(self, effect: fx.Ask) -> None:
+        """Have the question answered in the background; whatever becomes of that is an answer."""
+        question = effect.question
+        answering = self._answers[type(question)]
+        if isinstance(question, StartAgents):
+            self._gone_noted = False
 
-    def _start_agents(self, effect: fx.StartAgents) -> None:
-        self._gone_noted = False
-        epoch = self._core.state.epoch
+        def heard(answer: object, *, is_last: bool = True) -> None:
+            self._do(self._core.on_answer(effect.number, answer, self._now(), is_last=is_last))
+
+        def tell(answer: object) -> None:
+            self._background.post(partial(heard, answer, is_last=False))
 
         def work() -> Callable[[], None]:
             try:
-                self._steps.start(effect.nodes, epoch, effect.apart)
-            except (SlurmError, OSError) as error:
-                text = f"agents could not be started: {error}"
-                end = StepEnd(nodes=effect.nodes, code=-1, message=text, fix=getattr(error, "fix", ""))
-                return lambda: self._core.on_step_end(end, self._now())
-            return lambda: None
+                return partial(heard, answering(question, tell))
+            except (SlurmError, CommandTimeout, OSError) as error:
+                return partial(heard, Lost(reason=str(error), fix=getattr(error, "fix", "")))
 
-        self._errands.run("start agents", work, lambda text: None)
+        self._errands.run(question.what, work, lambda text: heard(Lost(reason=text, is_error=True)))
 
-    def _let_go(self, effect: fx.LetGo) -> None:
-        def work() -> Callable[[], None]:
-            self._steps.let_go(effect.node)
-            return lambda: None
-
-        self._errands.run("let a dead node go", work, lambda text: None)
-
-    def _knock(self, effect: fx.Knock) -> None:
-        def work() -> Callable[[], None]:
-            found = knock(effect.places)
-            return lambda: self._core.on_knock(found, self._now())
-
-        self._errands.run("knock", work, lambda text: None)
-
-    def _probe(self, effect: fx.ProbeKernels) -> None:
-        def work() -> Callable[[], None]:
-            answers = probe(effect.places, effect.for_s, each_kind=effect.each_kind)
-            return lambda: self._do(self._core.on_answers(effect.number, answers, self._now()))
-
-        def failed(text: str) -> None:
-            self._do(self._core.on_answers(effect.number, None, self._now()))
-
-        self._errands.run("probe kernels", work, failed)
-
-    def _begin_requeue(self, effect: fx.BeginRequeue) -> None:
-        def answer(said: fx.RequeueAnswer) -> None:
-            self._background.post(lambda: self._do(self._core.on_requeue(said, self._now())))
-
-        def work() -> Callable[[], None]:
-            self._shrinker.shed(effect.silent, self._errands.report_stage)
-            self._requeuer.ask(
-                effect.exclude, self._errands.report_stage, answer, holders=effect.holders, pins=effect.pins
-            )
-            return lambda: None
-
-        def unanswered(text: str) -> None:
-            answer(fx.RequeueAnswer(said=fx.RequeueStatus.NOTHING, detail=text))
-
-        self._errands.run("requeue", work, unanswered)
-
-    def _shed(self, effect: fx.Shed) -> None:
-        def work() -> Callable[[], None]:
-            self._shrinker.shed(effect.nodes, self._errands.report_stage)
-            return lambda: None
-
-        self._errands.run("shed dead nodes", work, lambda text: None)
-
-    def _give_back(self, effect: fx.GiveBack) -> None:
-        def answered(answer: fx.GiveBackAnswer) -> None:
-            self._do(self._core.on_given_back(effect.node, answer, self._now()))
-
-        def work() -> Callable[[], None]:
-            return partial(answered, self._shrinker.give_back(effect.node))
-
-        def failed(text: str) -> None:
-            answered(fx.GiveBackAnswer(said=fx.RequeueStatus.NOTHING, detail=text))
-
-        self._errands.run("give back", work, failed)
-
-    def _test_nodes(self, effect: fx.TestNodes) -> None:
-        def work() -> Callable[[], None]:
-            if effect.quick:
-                found = self._tester.test_quickly(effect.nodes, effect.budget_s)
-            else:
-                found = self._tester.test(effect.nodes, bitwise=effect.bitwise, budget_s=effect.budget_s)
-            return lambda: self._do(self._core.on_tests(found, self._now()))
-
-        self._errands.run("test nodes", work, self._tests_failed)
-
-    def _test_standby(self, effect: fx.TestStandby) -> None:
-        def answered(found: Diagnosis) -> None:
-            self._do(self._core.on_standby_tested(effect.number, found, self._now()))
-
-        def work() -> Callable[[], None]:
-            return partial(answered, self._tester.test_standby(effect.number, effect.node, effect.budget_s))
-
-        self._errands.run("test standby", work, lambda text: answered(Diagnosis(reason=text)))
-
-    def _end_standby_test(self, effect: fx.EndStandbyTest) -> None:
-        self._tester.end_standby_test(effect.number)
-
-    def _replay_training(self, effect: fx.ReplayTraining) -> None:
-        def work() -> Callable[[], None]:
-            found = self._tester.replay(effect.nodes, effect.layout)
-            return lambda: self._do(self._core.on_tests(found, self._now()))
-
-        self._errands.run("replay", work, self._tests_failed)
-
-    def _tests_failed(self, text: str) -> None:
-        self._do(self._core.on_tests(Diagnosis(reason=text), self._now()))
+    def _exit(self, effect: fx.Exit) -> None:
+        self._code = effect.code

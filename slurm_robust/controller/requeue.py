@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.environment import allocation_from_environment

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from slurm_robust.engine.effects import GiveBackAnswer, RequeueStatus
+from slurm_robust.engine.questions import GiveBackAnswer, RequeueStatus
 from slurm_robust.model.probes import Knocked
 from slurm_robust.slurm.client import SlurmClient
 from slurm_robust.slurm.errors import ControllerUnreachable, SlurmError, SlurmTimeout, UpdateUnavailable

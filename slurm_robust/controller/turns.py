@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import zmq
 
-from slurm_robust.engine.effects import Now
+from slurm_robust.engine.clock import Now
 
 LONGEST_S = 0.25
 """For what only time brings."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
-from slurm_robust.engine.effects import Effect, Now, Say, Send, Write
+from slurm_robust.engine.clock import Now
+from slurm_robust.engine.effects import Ask, Effect, Say, Send, Write
+from slurm_robust.engine.questions import A, Lost, Pending, Question, StageOver, Told
 from slurm_robust.engine.units.fleet import Fleet
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -51,6 +54,8 @@ class Context:
         self._leaving_code = ExitCode(order.code) if order is not None else ExitCode.TERMINATED
         self._effects: list[Effect] = []
         self._notes: set[tuple[str, str]] = set()
+        self._pending: dict[int, Pending[Any]] = {}
+        self._number = 0  # of the newest question
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -112,6 +117,10 @@ class Context:
             return False
         return not self.config.detect.non_finite or all(p.is_finite for p in records)
 
+    def end_approaches(self, reason: str) -> None:
+        """The end of this run is near, for ``reason``."""
+        self._ending = reason
+
     # -- ways to act -------------------------------------------------------------------------------
 
     def record(self, event: ev.AnyEvent) -> None:
@@ -127,6 +136,50 @@ class Context:
         """Whether the agent on ``node`` speaks a version that has this kind of order."""
         heartbeat = self.fleet.heartbeat(node)
         return heartbeat is not None and knows(heartbeat.protocol, order)
+
+    def ask(
+        self,
+        question: Question[A],
+        now: Now,
+        then: Callable[[A | Lost, Now], None] | None = None,
+        *,
+        within_s: float | None = None,
+    ) -> Pending[A]:
+        """Put ``question`` to the world outside; never waits.
+
+        ``then`` hears each answer, also a late one. ``within_s``: other than the question's own bound.
+        Without ``then``, a loss of something that only had to be done is written down.
+        """
+        due = now.mono + (question.within_s if within_s is None else within_s)
+        pending = Pending(question, now.mono, due, then)
+        self._number += 1
+        self._pending[self._number] = pending
+        self.emit(Ask(number=self._number, question=question))
+        return pending
+
+    def hear(self, number: int, answer: object, now: Now) -> None:
+        """Take in an answer to question ``number``; of an unknown one nothing is heard."""
+        pending = self._pending.get(number)
+        if pending is None:
+            return
+        if isinstance(answer, StageOver):
+            self.record(ev.StageDone(t=now.wall, what=answer.what, ok=answer.ok, detail=answer.detail))
+            return
+        if isinstance(answer, Lost) and (answer.is_error or (pending.then is None and not answer.late)):
+            what = pending.question.what
+            self.record(ev.StageDone(t=now.wall, what=what, ok=False, detail=answer.reason))
+        if not isinstance(answer, Told):
+            pending.hear(answer, now)
+
+    def answered(self, number: int) -> None:
+        """No more answers to question ``number`` will come."""
+        self._pending.pop(number, None)
+
+    def lose_late_answers(self, now: Now) -> None:
+        """Tell those who have asked which answers are late; they still hear them when they come."""
+        for pending in [p for p in self._pending.values() if now.mono >= p.due and not p.is_heard]:
+            within_s, pending.due = pending.due - pending.asked, math.inf
+            pending.hear(Lost(reason=f"no answer within {within_s:g} s", late=True), now)
 
     def send(self, node: str, message: msg.FromController) -> None:
         """Send to one agent."""

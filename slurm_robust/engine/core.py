@@ -14,19 +14,10 @@ from msgspec import structs
 
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import (
-    BorrowAnswer,
-    Effect,
-    GiveBackAnswer,
-    Now,
-    ReplayTraining,
-    RequeueAnswer,
-    SaveSuspect,
-    Say,
-    Send,
-    TestNodes,
-)
+from slurm_robust.engine.effects import Effect, Say, Send
+from slurm_robust.engine.questions import FindSwitches, Lost, SaveSuspect
 from slurm_robust.engine.transitions import Transition
 from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.engine.units.companions import Companions
@@ -45,17 +36,12 @@ from slurm_robust.engine.units.standbys import Standbys
 from slurm_robust.engine.units.starts import AgentStarts, StartPhases
 from slurm_robust.engine.units.witnesses import GONE, Witnesses
 from slurm_robust.model import events as ev
-from slurm_robust.model.companion import CompanionPool
-from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.events import MIN_AHEAD_S
-from slurm_robust.model.exits import StepEnd, Witness
+from slurm_robust.model.exits import StepEnd
 from slurm_robust.model.findings import MAX_EVIDENCE, MAX_TEXT, Suspect
-from slurm_robust.model.incident import Diagnosis
-from slurm_robust.model.probes import Answers, Knocked
 from slurm_robust.model.progress import slowest
 from slurm_robust.model.state import JobState
-from slurm_robust.policy.leaving import WARNED_S, Sentence, approaching
 from slurm_robust.util.text import one_line
 from slurm_robust.wire import messages as msg
 from slurm_robust.wire.protocol import PROTOCOL, unknown_to
@@ -100,15 +86,15 @@ class Core(Context):
     ) -> None:
         """``log_rules``: for the output of workers, without them those of this package."""
         super().__init__(config, state, now, log_rules)
-        self.starts: Final = AgentStarts(self)
+        self.witnesses: Final = Witnesses(self, self._on_refused)
+        self.starts: Final = AgentStarts(self, self.witnesses)
         self.start_phases: Final = StartPhases(self, self.starts)
-        self.witnesses: Final = Witnesses(self)
         self.drains: Final = Drains(self)
         self.liveness: Final = Liveness(self)
         self.departure: Final = Departure(self, now)
         self.checkpoints: Final = Checkpoints(self, now)
         self.passed_over: Final = PassedOver(self, self.checkpoints)
-        self.companions: Final = Companions(self, now)
+        self.companions: Final = Companions(self, self.starts, now)
         self.giving_back: Final = GivingBack(self, self.checkpoints, self.companions)
         self.monitor: Final = Monitor(self, now)
         self.incidents: Final = Incidents(self)
@@ -116,12 +102,11 @@ class Core(Context):
         self.learning: Final = Learning(self)
         self.replenishing: Final = Replenishing(self, self.companions)
         self.stacks: Final = StackBook(config.detect.stacks_s)
+        self.ask(FindSwitches(), now, self._on_switches)
         self._table = table
         self._held = False
         self._older: set[int] = set()  # versions of agents that were named
         self._ahead_s = 0.0  # this node's clock, of slurmctld's, as it was recorded
-        self._diagnosis: Diagnosis | None = None  # answer to the newest TestNodes or ReplayTraining
-        self._requeue: RequeueAnswer | None = None  # to the newest BeginRequeue
         self._progress_at = self._watched_at = now.mono
         self._entered_by, self._stage_since = first, now.mono
         self._stage = table(first)
@@ -180,7 +165,7 @@ class Core(Context):
         self._answer(heartbeat, heartbeat.seq)
         self.learning.on_heartbeat(heartbeat, now)
         self.checkpoints.on_heartbeat(heartbeat)
-        self._approach(self.departure.on_heartbeat(heartbeat, now), now)
+        self.departure.on_heartbeat(heartbeat, now)
 
     def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
         """An agent has nothing new to report."""
@@ -225,6 +210,7 @@ class Core(Context):
     def on_tick(self, now: Now) -> list[Effect]:
         """Time has passed, or something else may have changed: go on as far as possible."""
         if not self._held:
+            self.lose_late_answers(now)
             self._go_on(now)
         effects, self._effects = self._effects, []
         return effects
@@ -271,34 +257,8 @@ class Core(Context):
 
     def on_end_approaching(self, reason: str, now: Now) -> list[Effect]:
         """The time limit or a preemption is near (USR1)."""
-        self._approach(reason, now)
+        self.departure.approach(reason, now)
         return self.on_tick(now)
-
-    def _approach(self, reason: str, now: Now) -> None:
-        if not reason or self._ending is not None:
-            return
-        self._ending = reason
-        self.departure.warn(now)
-        what = "nothing trains now, so no checkpoint is taken"
-        if self.departure.termed:
-            what = "what memory has goes to storage first"
-        elif self.trains:
-            what = "taking a checkpoint first"
-        self.emit(Say(text=f"{reason}: {what}"))
-
-    def on_sentence(self, said: Sentence | None, now: Now) -> list[Effect]:
-        """Answer to AskAboutRun; None when slurmctld does not answer."""
-        before = self.departure.requeued
-        self._approach(self.departure.on_sentence(said, now), now)
-        if said is not None and said.preempted and self._ending is not None and self._leaving is None:
-            self._ending = approaching(said, WARNED_S)  # a warning alone does not say of what
-        if self.departure.requeued and not before and self.state.ended is not None:
-            self.emit(Say(text="the job is requeued: it goes on in its next run"))
-        return self.on_tick(now)
-
-    def on_kill_wait(self, seconds: float) -> None:
-        """slurm.conf says how long Slurm waits from SIGTERM to SIGKILL."""
-        self.departure.learn(seconds)
 
     def on_leave(self, reason: str, now: Now, code: ExitCode = ExitCode.TERMINATED) -> list[Effect]:
         """Slurm ends the job now (TERM), or the owner does (Ctrl-C). ``code``: what it ends with.
@@ -317,13 +277,6 @@ class Core(Context):
             self.departure.hurry()
         return self.on_tick(now)
 
-    def on_checkpoints(
-        self, generation: int, complete: Mapping[CheckpointId, Tier] | None, now: Now
-    ) -> list[Effect]:
-        """Answer to FindCheckpoint: all that are complete; None when storage does not answer."""
-        self.checkpoints.on_listed(generation, complete)
-        return self.on_tick(now)
-
     def on_agents_gone(self, now: Now) -> list[Effect]:
         """The step of the agents has ended."""
         self.starts.on_all_ended()
@@ -337,10 +290,9 @@ class Core(Context):
         """An srun of agents, or some of its tasks, ended. Nothing is concluded before :meth:`on_tick`."""
         self.starts.on_end(end, now)
 
-    def on_knock(self, found: Knocked, now: Now) -> None:
-        """Answer to Knock. Nothing is concluded before :meth:`on_tick`."""
-        self.witnesses.on_knock(found, now)
-        for node in self.witnesses.gone(found, now):
+    def _on_refused(self, nodes: tuple[str, ...], now: Now) -> None:
+        """After a takeover no srun reports that the agents of ``nodes`` have ended; their ports do."""
+        for node in nodes:
             is_new = node not in self.fleet.views and self.starts.waited_s(node, now) is not None
             if not (is_new or self.liveness.hears(node) or self.starts.ended((node,))):
                 self.starts.on_end(StepEnd(nodes=(node,), code=-1, message=GONE, is_task=True), now)
@@ -349,17 +301,15 @@ class Core(Context):
         """Seconds since the newest beacon of each agent. Nothing is concluded before :meth:`on_tick`."""
         self.liveness.on_beacons(ages)
 
-    def on_answers(self, number: int, answers: Answers | None, now: Now) -> list[Effect]:
-        """Answer to Probe ``number``; None: the probes could not be made."""
-        self.liveness.on_answers(number, answers, now)
-        return self.on_tick(now)
-
     def on_observed(self, found: msg.NodesProbed, now: Now) -> None:
         """An agent has probed other nodes. Nothing is concluded before :meth:`on_tick`."""
         self.liveness.on_observed(found, now)
 
-    def on_switches(self, leaves: Mapping[str, str]) -> None:
-        """Slurm says behind which leaf switch each node is."""
+    def _on_switches(self, leaves: Mapping[str, str] | Lost, now: Now) -> None:
+        if isinstance(leaves, Lost):
+            text = f"Slurm does not show the switches, so peers are chosen without them: {leaves.reason}"
+            self.note(text, "", now)
+            return
         self.rules = structs.replace(self.rules, leaves=dict(leaves))
 
     def on_stacks(self, answer: msg.StacksTaken) -> None:
@@ -367,49 +317,11 @@ class Core(Context):
         if answer.generation == self.world.generation:
             self.stacks.hear(answer)
 
-    def on_tests(self, diagnosis: Diagnosis, now: Now) -> list[Effect]:
-        """Answer to TestNodes and ReplayTraining."""
-        self._diagnosis = diagnosis
-        return self.on_tick(now)
-
-    def on_standby_tested(self, number: int, found: Diagnosis, now: Now) -> list[Effect]:
-        """Answer to TestStandby ``number``."""
-        self.standbys.on_tested(number, found, now)
-        return self.on_tick(now)
-
-    def on_nodes(self, found: tuple[Witness, ...] | None, now: Now) -> list[Effect]:
-        """Answer to AskAboutNodes: Slurm's word on them; None when slurmctld does not answer."""
-        self.witnesses.on_slurm(found, now)
-        self.starts.on_witness(found)
-        return self.on_tick(now)
-
-    def on_drains(self, drained: Mapping[str, str], now: Now) -> list[Effect]:
-        """Answer to AskForDrains: those that are drained, each with who did it and why."""
-        self.drains.on_answer(drained, now)
-        return self.on_tick(now)
-
-    def on_companion(self, number: int, job_id: int, source: CompanionPool, now: Now) -> None:
-        """A companion was submitted for BorrowNodes ``number``."""
-        self.companions.on_companion(number, job_id, source, now)
-
-    def on_lent(self, number: int, answer: BorrowAnswer, now: Now) -> list[Effect]:
-        """Answer to BorrowNodes ``number``."""
-        self.starts.begin(self.companions.on_lent(number, answer, now), now)
-        return self.on_tick(now)
-
-    def on_requeue(self, answer: RequeueAnswer, now: Now) -> list[Effect]:
-        """What Slurm says to the requeue."""
-        self._requeue = answer
-        return self.on_tick(now)
-
-    def on_given_back(self, node: str, answer: GiveBackAnswer, now: Now) -> list[Effect]:
-        """Answer to GiveBack."""
-        self.giving_back.on_answer(node, answer, now)
-        return self.on_tick(now)
-
-    def on_stage_done(self, what: str, ok: bool, detail: str, now: Now) -> list[Effect]:
-        """A long Slurm operation made progress."""
-        self.record(ev.StageDone(t=now.wall, what=what, ok=ok, detail=detail))
+    def on_answer(self, number: int, answer: object, now: Now, *, is_last: bool = True) -> list[Effect]:
+        """Take in an answer to the question of :class:`~.effects.Ask` ``number``; several may come."""
+        self.hear(number, answer, now)
+        if is_last:
+            self.answered(number)
         return self.on_tick(now)
 
     def on_drill(self, drill: msg.Drill, now: Now) -> tuple[msg.DrillReply, list[Effect]]:
@@ -450,21 +362,6 @@ class Core(Context):
         """Have the stacks of all ranks taken; :attr:`stacks` has them when it is over."""
         self.stacks.ask(self.world.generation, self.world.slots, now.mono, native)
 
-    def test(self, request: TestNodes | ReplayTraining) -> None:
-        """Have nodes tested; :attr:`diagnosis` has the answer when it comes."""
-        self._diagnosis = None
-        self.emit(request)
-
-    @property
-    def diagnosis(self) -> Diagnosis | None:
-        """The answer to :meth:`test`, None until it comes."""
-        return self._diagnosis
-
-    def take_requeue_answer(self) -> RequeueAnswer | None:
-        """What Slurm said to a requeue since this was last asked."""
-        answer, self._requeue = self._requeue, None
-        return answer
-
     def evict(
         self,
         node: str,
@@ -494,7 +391,7 @@ class Core(Context):
             symptom=cause.symptom.value if cause else "",
             evidence=tuple(line[:MAX_TEXT] for line in evidence[:MAX_EVIDENCE]),
         )
-        self.emit(SaveSuspect(suspect=suspect))
+        self.ask(SaveSuspect(suspect=suspect), now)
 
     def watch_progress(self, now: Now, *, force: bool = False) -> None:
         """Write the newest step completed by all ranks every few seconds, and at ``force``."""

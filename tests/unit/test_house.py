@@ -162,6 +162,7 @@ PURE = {
     "dataclasses",
     "enum",
     "itertools",
+    "functools",
     "math",
     "msgspec",
     "re",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.effects import Say
 from slurm_robust.engine.transitions import ToBorrowing, ToDeciding, ToStopping, Transition
 from slurm_robust.policy.patience import borrowing_s
 from slurm_robust.util.text import count
@@ -29,7 +30,7 @@ class Borrowing:
         if core.companions.fetches:
             self._spares = core.state.spares
         else:
-            self._ask(core)
+            self._ask(core, now)
         sources = ", then ".join(map(str, action.sources))
         each = " each" if action.sources[1:] else ""
         text = (
@@ -38,10 +39,10 @@ class Borrowing:
         )
         core.emit(Say(text=text))
 
-    def _ask(self, core: Core) -> None:
+    def _ask(self, core: Core, now: Now) -> None:
         suspects = (*self._fault.lost, *self._fault.named)
         exclude = dict.fromkeys((*core.state.evicted, *suspects))
-        core.companions.borrow(self._action.sources, self._action.nodes, exclude, some=self._action.some)
+        core.companions.borrow(self._action.sources, self._action.nodes, exclude, now, some=self._action.some)
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Start agents on the nodes that have come, and decide again."""
@@ -70,7 +71,7 @@ class Borrowing:
         if set(core.state.spares) - set(before):
             return ToDeciding(fault=self._fault)
         self._spares, self._since = None, now.mono
-        self._ask(core)
+        self._ask(core, now)
         return None
 
     def _decide(self, *reasons: str) -> Transition:

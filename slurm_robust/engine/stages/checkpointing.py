@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now
 from slurm_robust.engine.stages.watch import all_done, find_fault
 from slurm_robust.engine.transitions import ToCheckpointing, ToRunning, ToStopping, Transition
 from slurm_robust.model import events as ev

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now, SaveEvidence, Say, Shed
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import SaveEvidence, Shed
 from slurm_robust.engine.stages.watch import silent_nodes, watch_spares
 from slurm_robust.engine.transitions import (
     ToBorrowing,
@@ -52,7 +54,7 @@ class Deciding:
         if inc.Restart in kinds and inc.RestartAgents not in kinds:
             wanted = (*core.world.slots, *core.state.spares)
             core.starts.begin(tuple(node for node in self._fault.step_ended if node in wanted), now)
-        core.emit(SaveEvidence(number=decided.incident))
+        core.ask(SaveEvidence(number=decided.incident), now)
 
     def _add_ended_agents(self, core: Core, now: Now) -> None:
         """What was seen first may have been the ranks of other nodes that lost theirs."""
@@ -85,7 +87,7 @@ class Deciding:
                 return ToBorrowing(fault=self._fault, action=action)
             case inc.Requeue(exclude=exclude, reason=reason):
                 # Slurm takes its time to notice them, and does so while the checkpoint is saved.
-                core.emit(Shed(nodes=silent_nodes(core, now)))
+                core.ask(Shed(nodes=silent_nodes(core, now)), now)
                 return ToSaving(then=ToRequeueing(exclude=exclude, reason=reason, failure=True))
             case inc.GiveUp(code=code, reason=reason):
                 return ToSaving(then=ToEnding(code=code, reason=reason, final=action.is_for_good))

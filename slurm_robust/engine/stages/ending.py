@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.analysis.logs import root_exit
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import ORDERED_S, RECONNECT_S
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Exit, Now, Say
+from slurm_robust.engine.effects import Exit, Say
 from slurm_robust.engine.stages.watch import (
     all_done,
     current_agents,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import RECONNECT_S, Context
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.effects import Say
 from slurm_robust.engine.stages.stopping import before_the_end
 from slurm_robust.engine.stages.watch import conclude, is_taken_host_lost
 from slurm_robust.engine.transitions import (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now, SaveStacks, Say
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import SaveStacks
 from slurm_robust.engine.stages.watch import all_done, find_fault, leave
 from slurm_robust.engine.transitions import ToLocalising, ToRunning, ToStopping, Transition
 from slurm_robust.model.incident import Symptom
@@ -89,7 +91,7 @@ class Localising:
             core.monitor.confirm_hang(now)
         following = leave(core, self._agents, structs.replace(self._fault, localisation=found), now)
         number = core.incidents.number
-        core.emit(SaveStacks(number=number, stacks=stacks, localisation=found))
+        core.ask(SaveStacks(number=number, stacks=stacks, localisation=found), now)
         core.emit(Say(text=f"incident {number}: stacks of {count(len(stacks), 'rank')}: {found.reason}"))
         return following
 

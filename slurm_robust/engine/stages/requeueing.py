@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import BeginRequeue, Now, RequeueAnswer, RequeueStatus, Say
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import BeginRequeue, Lost, RequeueAnswer, RequeueStatus
 from slurm_robust.engine.stages.ending import end_agents
 from slurm_robust.engine.stages.watch import silent_nodes
 from slurm_robust.engine.transitions import ToEnding, ToRequeueing, ToSaving, Transition
@@ -20,7 +22,8 @@ class Requeueing:
 
     def __init__(self, begin: ToRequeueing) -> None:
         self._begin = begin
-        self._since = self._asked = 0.0
+        self._since = 0.0
+        self._answer: RequeueAnswer | None = None  # the newest, until the next step
         self._again: float | None = None  # when to ask again
         self._pause = PAUSE_S
         self._said = -SAY_EVERY_S  # when it was last said that Slurm does not answer
@@ -50,7 +53,7 @@ class Requeueing:
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Ask until Slurm answers, then wait for its TERM; a refusal or the owner's TERM ends it."""
-        answer = core.take_requeue_answer()
+        answer, self._answer = self._answer, None
         if answer is not None and answer.said is RequeueStatus.REFUSED and not self._taken:
             return self._give_up(f"the job cannot be requeued: {answer.detail}")
         if answer is not None:
@@ -65,22 +68,26 @@ class Requeueing:
         )
         if now.mono - self._changed >= patience:
             return self._leave(core)
-        if (self._again is not None and now.mono >= self._again) or now.mono - self._asked > LOST_S:
+        if self._again is not None and now.mono >= self._again:
             self._ask(core, now)
         return None
 
     def _ask(self, core: Core, now: Now) -> None:
-        self._asked, self._again = now.mono, None
+        self._again = None
         # What the owner asks for by name stays asked for, whatever else is.
         holders = tuple(node for node in self._begin.holders if node not in core.state.owners_nodes)
-        core.emit(
-            BeginRequeue(
-                exclude=core.state.excluded,
-                holders=holders,
-                pins=core.state.asked_by_name,
-                silent=silent_nodes(core, now),
-            )
+        question = BeginRequeue(
+            exclude=core.state.excluded,
+            holders=holders,
+            pins=core.state.asked_by_name,
+            silent=silent_nodes(core, now),
         )
+        core.ask(question, now, self._take, within_s=LOST_S)
+
+    def _take(self, answer: RequeueAnswer | Lost, now: Now) -> None:
+        if isinstance(answer, Lost):
+            answer = RequeueAnswer(said=RequeueStatus.NOTHING, detail=answer.reason)
+        self._answer = answer
 
     def _hear(self, core: Core, answer: RequeueAnswer, now: Now) -> None:
         if answer.said is RequeueStatus.NOTHING:

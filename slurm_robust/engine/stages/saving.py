@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import ORDERED_S, RECONNECT_S
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.effects import Say
 from slurm_robust.engine.over import begun_by
 from slurm_robust.engine.transitions import ToEnding, ToRequeueing, ToSaving, Transition
 from slurm_robust.engine.units.rescue import Rescue

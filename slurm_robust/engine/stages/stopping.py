@@ -6,8 +6,9 @@ from msgspec import structs
 
 from slurm_robust.analysis.logs import root_exit
 from slurm_robust.analysis.progress.metrics import where_it_began
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.effects import Say
 from slurm_robust.engine.stages.watch import conclude, current_agents, ended_with
 from slurm_robust.engine.transitions import (
     ToEnding,

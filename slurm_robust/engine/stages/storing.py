@@ -6,8 +6,9 @@ that are lost are made anew as they are written.
 
 from __future__ import annotations
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.effects import Say
 from slurm_robust.engine.transitions import ToGathering, ToStopping, ToStoring, Transition
 from slurm_robust.engine.units.rescue import Rescue
 from slurm_robust.policy.resharding import Way

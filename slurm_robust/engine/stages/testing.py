@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now, ReplayTraining, Say, TestNodes
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import Lost, Question, ReplayTraining, TestNodes
 from slurm_robust.engine.transitions import ToDeciding, ToStopping, ToTesting, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
@@ -27,6 +29,7 @@ class Testing:
         self._is_replay = isinstance(begin.action, Replay)
         self._nodes: tuple[str, ...] = ()
         self._since = self._limit_s = 0.0
+        self._found: Diagnosis | None = None
 
     def enter(self, core: Core, now: Now) -> None:
         """Have the tests begun on all nodes that answer."""
@@ -37,25 +40,28 @@ class Testing:
                 node for node in self._action.nodes if not core.giving_back.is_leaving(node, now)
             )
             self._limit_s = core.config.detect.quick_test_s
-            core.test(TestNodes(nodes=nodes, bitwise=False, budget_s=self._limit_s, quick=True))
+            question: Question[Diagnosis] = TestNodes(
+                nodes=nodes, bitwise=False, budget_s=self._limit_s, quick=True
+            )
         elif isinstance(self._action, Diagnose):
             self._limit_s = core.config.detect.diagnose_s
-            core.test(TestNodes(nodes=nodes, bitwise=self._action.bitwise, budget_s=self._limit_s))
+            question = TestNodes(nodes=nodes, bitwise=self._action.bitwise, budget_s=self._limit_s)
         else:
             self._limit_s = core.config.replay.budget_s
-            core.test(ReplayTraining(nodes=nodes, layout=core.checkpoints.layout()))
+            question = ReplayTraining(nodes=nodes, layout=core.checkpoints.layout())
+        core.ask(question, now, self._hear, within_s=self._limit_s + MARGIN_S)
         what = "replaying the training on" if self._is_replay else "testing"
         core.emit(Say(text=f"{what} {count(len(nodes), 'node')}, {self._limit_s:.0f} s at most"))
+
+    def _hear(self, found: Diagnosis | Lost, now: Now) -> None:
+        self._found = Diagnosis(reason=found.reason) if isinstance(found, Lost) else found
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Decide again when the results are there; without results as if all had passed."""
         if core.leaving:
             return ToStopping(reason=core.leaving)
-        found = core.diagnosis
-        if found is None:
-            if now.mono - self._since < self._limit_s + MARGIN_S:
-                return None
-            found = Diagnosis(reason=f"no answer within {self._limit_s + MARGIN_S:g} s")
+        if (found := self._found) is None:
+            return None
         if isinstance(self._action, QuickTest):
             return self._use_cleared(core, self._action, found, now)
         if why := no_answer(found):

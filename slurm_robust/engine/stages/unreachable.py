@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import AskAboutNodes, Now, Say
+from slurm_robust.engine.effects import Say
 from slurm_robust.engine.stages.watch import standbys_heard, unexplained_silence
 from slurm_robust.engine.transitions import (
     ToDeciding,
@@ -103,7 +104,9 @@ class Unreachable:
             return
         if self._companions is None:
             self._companions = frozenset(core.state.companions)
-        core.companions.fetch(reserved, missing - self._asked, (*core.state.evicted, *silent), some=False)
+        core.companions.fetch(
+            reserved, missing - self._asked, (*core.state.evicted, *silent), now, some=False
+        )
         self._asked = missing
 
     def _give_back_standbys(self, core: Core, now: Now) -> None:
@@ -144,7 +147,7 @@ class Unreachable:
 
     def _ask(self, core: Core, now: Now) -> None:
         self._asked_at = now.mono
-        core.emit(AskAboutNodes(nodes=core.world.slots))
+        core.witnesses.ask_slurm(core.world.slots, now)
 
     def _is_settled(self, core: Core, now: Now) -> bool:
         since_s = None if self._shrunk_at is None else now.mono - self._shrunk_at

@@ -5,8 +5,10 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.analysis.logs import blames_peer, classify_exit, root_exit
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.effects import Now, SaveAlerts, Say
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import SaveAlerts
 from slurm_robust.engine.transitions import (
     ToDeciding,
     ToObserving,
@@ -123,7 +125,7 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
         core.incidents.open(fault, now)
     seen = {node: view.heartbeat.alerts for node, view in core.fleet.views.items() if view.heartbeat.alerts}
     if seen and core.world.incident is not None:
-        core.emit(SaveAlerts(number=core.world.incident.number, alerts=seen, t=now.wall))
+        core.ask(SaveAlerts(number=core.world.incident.number, alerts=seen, t=now.wall), now)
     if core.config.mode == "observe":
         return ToObserving(agents=agents, fault=fault)
     if fault.symptom is Symptom.UNREACHABLE:

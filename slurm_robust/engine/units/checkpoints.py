@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import RECONNECT_S, Context
-from slurm_robust.engine.effects import FindCheckpoint, Now, Prune
+from slurm_robust.engine.questions import FindCheckpoint, Lost, Prune
 from slurm_robust.engine.units.new_parts import NewParts
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Peer, Tier
@@ -73,13 +75,16 @@ class Checkpoints:
         """Have storage listed; the last list is no longer believed."""
         self._asked, self._asked_at = self._context.world.generation, now.mono
         self._answered, self._listed = False, None
-        self._context.emit(FindCheckpoint(generation=self._asked))
+        self._context.ask(FindCheckpoint(), now, partial(self._on_listed, self._asked))
 
-    def on_listed(self, generation: int, complete: Mapping[CheckpointId, Tier] | None) -> None:
-        """The answer to :meth:`ask_storage`; one to an earlier question is dropped."""
+    def _on_listed(self, generation: int, complete: Mapping[CheckpointId, Tier] | Lost, now: Now) -> None:
+        """An answer to an earlier question is dropped."""
+        if isinstance(complete, Lost) and not complete.late:
+            text = f"checkpoints on storage cannot be listed: {complete.reason}"
+            self._context.record(ev.StageDone(t=now.wall, what="find checkpoint", ok=False, detail=text))
         if generation == self._asked:
             self._answered = True
-            self._listed = {**self._written, **complete} if complete is not None else None
+            self._listed = None if isinstance(complete, Lost) else {**self._written, **complete}
 
     def on_written(self, ref: CheckpointId) -> None:
         """Nodes have put it on storage: a listing that does not show it is behind (caches of NFS)."""
@@ -112,11 +117,16 @@ class Checkpoints:
             self.on_stored(now)
             # A later run must know that there was one, even if all of this one dies and storage loses it.
             self._context.record(ev.StorageWritten(t=now.wall, generation=generation, step=step, seconds=0.0))
-            self.prune()
+            self.prune(now)
 
-    def prune(self) -> None:
+    def prune(self, now: Now) -> None:
         """Have old checkpoints removed from storage; there is a newer one."""
-        self._context.emit(Prune(sealed=self._context.world.sealed))
+        world = self._context.world
+        self._context.ask(Prune(sealed=world.sealed, generation=world.generation), now, self._on_pruned)
+
+    def _on_pruned(self, answer: Lost | None, now: Now) -> None:
+        if isinstance(answer, Lost):
+            self._context.note(f"old checkpoints could not be removed: {answer.reason}", "", now)
 
     # -- nodes -------------------------------------------------------------------------------------
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import (
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import (
     BorrowAnswer,
+    Borrowed,
     BorrowNodes,
+    CompanionSubmitted,
     EndCompanions,
-    Now,
-    Say,
+    Lost,
+    Settled,
     SweepCompanions,
 )
+from slurm_robust.engine.units.starts import AgentStarts
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import CompanionPool
 
@@ -20,8 +26,8 @@ from slurm_robust.model.companion import CompanionPool
 class Companions:
     """Follows them; :mod:`slurm_robust.controller.borrower` speaks with Slurm."""
 
-    def __init__(self, context: Context, now: Now) -> None:
-        self._context = context
+    def __init__(self, context: Context, starts: AgentStarts, now: Now) -> None:
+        self._context, self._starts = context, starts
         self._number = 0  # of the newest request
         self._wanted = 0  # the number of the request for which training waits, 0 for none
         self._fetched = 0  # that of the request beside the training, 0 for none
@@ -31,7 +37,7 @@ class Companions:
         if context.rules.sources or state.companions:
             waiting = [job for job, one in state.companions.items() if not one.node]
             self._record_end(waiting, "the controller that asked for it ended", now)
-            context.emit(SweepCompanions(known=tuple(context.state.companions)))
+            context.ask(SweepCompanions(known=tuple(context.state.companions)), now, self._on_swept)
 
     @property
     def answer(self) -> BorrowAnswer | None:
@@ -39,31 +45,42 @@ class Companions:
         return self._answer
 
     def borrow(
-        self, sources: tuple[CompanionPool, ...], missing: int, exclude: Iterable[str], *, some: bool
+        self,
+        sources: tuple[CompanionPool, ...],
+        missing: int,
+        exclude: Iterable[str],
+        now: Now,
+        *,
+        some: bool,
     ) -> None:
         """Ask for nodes; :attr:`answer` has what comes of it."""
         self._answer = None
-        self._wanted = self._ask(sources, missing, exclude, some=some)
+        self._wanted = self._ask(sources, missing, exclude, now, some=some)
 
     def fetch(
-        self, sources: tuple[CompanionPool, ...], missing: int, exclude: Iterable[str], *, some: bool = True
+        self,
+        sources: tuple[CompanionPool, ...],
+        missing: int,
+        exclude: Iterable[str],
+        now: Now,
+        *,
+        some: bool = True,
     ) -> None:
         """Ask for standbys while training goes on, or may do so; what is lent stands by."""
-        self._fetched = self._ask(sources, missing, exclude, some=some)
+        self._fetched = self._ask(sources, missing, exclude, now, some=some)
 
     def _ask(
-        self, sources: tuple[CompanionPool, ...], missing: int, exclude: Iterable[str], *, some: bool
+        self,
+        sources: tuple[CompanionPool, ...],
+        missing: int,
+        exclude: Iterable[str],
+        now: Now,
+        *,
+        some: bool,
     ) -> int:
         self._number += 1
-        self._context.emit(
-            BorrowNodes(
-                number=self._number,
-                sources=sources,
-                missing=missing,
-                exclude=tuple(exclude),
-                some=some,
-            )
-        )
+        question = BorrowNodes(sources=sources, missing=missing, exclude=tuple(exclude), some=some)
+        self._context.ask(question, now, partial(self._on_answer, self._number, sources[0]))
         return self._number
 
     @property
@@ -79,14 +96,35 @@ class Companions:
         """The same for :meth:`fetch`."""
         self._fetched = 0
 
-    def on_companion(self, number: int, job_id: int, source: CompanionPool, now: Now) -> None:
-        """Companion ``job_id`` was submitted for request ``number``."""
-        self._asked[job_id] = number
-        self._context.record(ev.CompanionSubmitted(t=now.wall, job_id=job_id, source=source))
-        self._context.emit(Say(text=f"companion {job_id} was submitted, to lend a node from {source}"))
+    def _on_answer(self, number: int, first: CompanionPool, answer: Borrowed | Lost, now: Now) -> None:
+        context = self._context
+        match answer:
+            case CompanionSubmitted(job_id=job_id, source=source):
+                self._asked[job_id] = number
+                context.record(ev.CompanionSubmitted(t=now.wall, job_id=job_id, source=source))
+                context.emit(Say(text=f"companion {job_id} was submitted, to lend a node from {source}"))
+            case BorrowAnswer():
+                self._starts.begin(self._on_lent(number, answer, now), now)
+            case Settled(jobs=jobs) if jobs:
+                listed = ", ".join(map(str, jobs))
+                context.note(f"cancelled companions whose submission had no answer: {listed}", "", now)
+            case Lost(late=False, reason=reason):
+                self._on_lent(number, BorrowAnswer(refusals=((first, reason),)), now)
 
-    def on_lent(self, number: int, answer: BorrowAnswer, now: Now) -> tuple[str, ...]:
-        """The answer to request ``number``; the nodes that stand by now, on which agents are wanted."""
+    def _on_swept(self, answer: tuple[int, ...] | Lost, now: Now) -> None:
+        if isinstance(answer, Lost):
+            text = f"Slurm does not show whether older companions are left: {answer.reason}"
+            self._context.note(text, "", now)
+        elif answer:
+            self._context.note(f"cancelled older companions: {', '.join(map(str, answer))}", "", now)
+
+    def _on_not_ended(self, answer: str | Lost, now: Now) -> None:
+        text = answer.reason if isinstance(answer, Lost) else answer
+        if text:
+            self._context.note(text, "", now)
+
+    def _on_lent(self, number: int, answer: BorrowAnswer, now: Now) -> tuple[str, ...]:
+        """The nodes that stand by now, on which agents are wanted."""
         context = self._context
         is_fetched = number == self._fetched
         is_late = not is_fetched and (number != self._wanted or self._answer is not None)
@@ -116,7 +154,7 @@ class Companions:
         """Cancel companions."""
         if jobs := tuple(dict.fromkeys(jobs)):
             self._record_end(jobs, reason, now)
-            self._context.emit(EndCompanions(jobs=jobs))
+            self._context.ask(EndCompanions(jobs=jobs), now, self._on_not_ended)
 
     def end_all(self, reason: str, now: Now) -> None:
         """Cancel all of them, also those that are asked for just now."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from signal import SIGTERM
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import AskAboutRun, Now
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import AskAboutRun, FindKillWait, Lost
 from slurm_robust.policy.leaving import (
     ASKING_S,
     KILL_WAIT_S,
@@ -48,6 +50,7 @@ class Departure:
         self._asking: float | None = None  # since when Slurm is asked about them
         self._asked = 0.0
         self._sent = -RESEND_S
+        context.ask(FindKillWait(), now, self._learn)
         self._seen = (-1, 0.0)  # of which generation a rank that SIGTERM ended was seen, and since when
 
     # -- what is known -----------------------------------------------------------------------------
@@ -107,15 +110,30 @@ class Departure:
 
     # -- inputs ------------------------------------------------------------------------------------
 
-    def learn(self, kill_wait_s: float) -> None:
-        """slurm.conf says so."""
-        self._kill_wait_s = kill_wait_s
+    def _learn(self, kill_wait_s: float | Lost | None, now: Now) -> None:
+        """Without an answer, Slurm's default is assumed."""
+        if isinstance(kill_wait_s, float):
+            self._kill_wait_s = kill_wait_s
+
+    def approach(self, reason: str, now: Now) -> None:
+        """The end of this run is near, for ``reason``; the first one counts."""
+        context = self._context
+        if not reason or context.ending is not None:
+            return
+        context.end_approaches(reason)
+        self.warn(now)
+        what = "nothing trains now, so no checkpoint is taken"
+        if self.termed:
+            what = "what memory has goes to storage first"
+        elif context.trains:
+            what = "taking a checkpoint first"
+        context.emit(Say(text=f"{reason}: {what}"))
 
     def order(self, now: Now) -> None:
         """SIGTERM or Ctrl-C came, from Slurm, or passed on once more; what it means, Slurm is asked once."""
         if not self._is_asked:
             self._is_asked = True
-            self._context.emit(AskAboutRun())
+            self._context.ask(AskAboutRun(), now, self._on_sentence)
         if self._ordered is None:
             self._ordered = now.mono
 
@@ -128,30 +146,34 @@ class Departure:
         if self._ends is None:
             self._ask(now)
 
-    def on_heartbeat(self, heartbeat: Heartbeat, now: Now) -> str:
-        """Take in what Slurm has told an agent; a reason if that alone says that the run's end is near."""
+    def on_heartbeat(self, heartbeat: Heartbeat, now: Now) -> None:
+        """Take in what Slurm has told an agent, which alone may say that the run's end is near."""
         if heartbeat.warned and heartbeat.agent not in self._warned:
             self._warned.add(heartbeat.agent)
-            return "the end of this run is near (USR1 to its steps)"
+            self.approach("the end of this run is near (USR1 to its steps)", now)
+            return
         if heartbeat.termed and heartbeat.agent not in self._termed:
             self._termed.add(heartbeat.agent)
             if not (self._context.leaving or self._context.ending or self._asking is not None):
                 self._asking = now.mono
                 self._ask(now)
-        return ""
 
-    def on_sentence(self, said: Sentence | None, now: Now) -> str:
-        """Slurm's answer; a reason if the run's end is near for one that was not known."""
+    def _on_sentence(self, answer: Sentence | Lost | None, now: Now) -> None:
+        said, context = answer if isinstance(answer, Sentence) else None, self._context
+        was_requeued = self._is_requeued
         if said is not None:
             self._is_told = said.certain
             self._is_preempted = self._is_preempted or said.preempted
             self._is_requeued = self._is_requeued or said.requeued
         if said is not None and said.left_s is not None and (said.preempted or said.left_s <= WARNED_S):
             self._ends = now.mono + said.left_s
-        if self._asking is None:
-            return ""
-        self._asking = None
-        return approaching(said, WARNED_S)
+        if self._asking is not None:
+            self._asking = None
+            self.approach(approaching(said, WARNED_S), now)
+        if said is not None and said.preempted and context.ending is not None and context.leaving is None:
+            context.end_approaches(approaching(said, WARNED_S))  # a warning alone does not say of what
+        if self._is_requeued and not was_requeued and context.state.ended is not None:
+            context.emit(Say(text="the job is requeued: it goes on in its next run"))
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -172,4 +194,4 @@ class Departure:
     def _ask(self, now: Now) -> None:
         if not self._asked or now.mono - self._asked > RESEND_S:
             self._asked = now.mono
-            self._context.emit(AskAboutRun())
+            self._context.ask(AskAboutRun(), now, self._on_sentence)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import AskForDrains, Now, Say
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import AskForDrains, Lost
 from slurm_robust.model import events as ev
 
 EVERY_S = 25.0
@@ -31,10 +33,11 @@ class Drains:
             return
         self._asked = now.mono
         if nodes := self._nodes():
-            context.emit(AskForDrains(nodes=nodes))
+            context.ask(AskForDrains(nodes=nodes), now, self._on_answer)
 
-    def on_answer(self, drained: Mapping[str, str], now: Now) -> None:
-        """Which of the nodes are drained, each with who did it and why."""
+    def _on_answer(self, drained: Mapping[str, str] | Lost, now: Now) -> None:
+        if isinstance(drained, Lost):
+            return  # it is asked again
         context, known = self._context, self._context.state.drained
         for node in self._nodes():
             if node in drained and node not in known:

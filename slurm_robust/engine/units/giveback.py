@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import GiveBack, GiveBackAnswer, Now, RequeueStatus, Say
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import GiveBack, GiveBackAnswer, Lost, RequeueStatus
 from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.engine.units.companions import Companions
 from slurm_robust.model import events as ev
@@ -28,7 +31,7 @@ class _Return:
 
     ordered: float | None = None  # when its agent was first told to end
     sent: float = -math.inf
-    asked: float | None = None  # when Slurm was, without an answer yet
+    is_asked: bool = False  # Slurm is, and has not answered yet
     again: float = -math.inf
     pause_s: float = PAUSE_S
     is_over: bool = False  # refused for good
@@ -64,15 +67,15 @@ class GivingBack:
         known = self._returns.get(node)
         if known is None:
             return False
-        asked = known.asked is not None and now.mono - known.asked < LOST_S
-        return asked or (known.ordered is not None and now.mono - known.ordered < STUBBORN_S)
+        return known.is_asked or (known.ordered is not None and now.mono - known.ordered < STUBBORN_S)
 
-    def on_answer(self, node: str, answer: GiveBackAnswer, now: Now) -> None:
-        """What became of the attempt to give ``node`` back."""
+    def _on_answer(self, node: str, answer: GiveBackAnswer | Lost, now: Now) -> None:
+        if isinstance(answer, Lost):
+            answer = GiveBackAnswer(said=RequeueStatus.NOTHING, detail=answer.reason)
         context, known = self._context, self._returns.setdefault(node, _Return())
         if node not in context.state.held:
             return
-        known.asked = None
+        known.is_asked = False
         if answer.said is RequeueStatus.DONE:
             del self._returns[node]
             context.record(ev.NodeGivenBack(t=now.wall, node=node, how=answer.detail))
@@ -85,9 +88,7 @@ class GivingBack:
         known.again, known.pause_s = now.mono + known.pause_s, min(2 * known.pause_s, LONGEST_PAUSE_S)
 
     def _follow(self, node: str, known: _Return, now: Now) -> None:
-        if known.is_over or now.mono < known.again:
-            return
-        if known.asked is not None and now.mono - known.asked < LOST_S:
+        if known.is_over or known.is_asked or now.mono < known.again:
             return
         if not self._checkpoints.can_spare(node, now) or self._is_ending(node, known, now):
             return
@@ -96,8 +97,9 @@ class GivingBack:
             self._context.fleet.forget(node)
             self._companions.end((companion,), f"{node} is evicted", now)
             return
-        known.asked = now.mono
-        self._context.emit(GiveBack(node=node))
+        known.is_asked = True
+        question = GiveBack(node=node)
+        self._context.ask(question, now, partial(self._on_answer, node), within_s=LOST_S)
 
     def _is_ending(self, node: str, known: _Return, now: Now) -> bool:
         """Whether the agent of ``node`` is there, and is waited for to end by itself."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import Now, SaveEvidence, Say
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import SaveEvidence
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Fault
 from slurm_robust.model.world import OpenIncident
@@ -128,7 +130,7 @@ class Incidents:
                 stages=stages,
             )
         )
-        context.emit(SaveEvidence(number=incident.number))
+        context.ask(SaveEvidence(number=incident.number), now)
         took = f" (recovery took {recover_s:.2f} s)" if recover_s is not None else ""
         how = "; training went on by itself" if by_itself else took
         context.emit(Say(text=f"incident {incident.number}: over, step {step} is done{how}"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import Now
 from slurm_robust.model import events as ev
 from slurm_robust.policy.standbys import SETTLED_S
 from slurm_robust.util.modules import clean_names

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import structs
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import Now, ProbeKernels, Say
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import Lost, ProbeKernels
 from slurm_robust.engine.units.fleet import AgentView
 from slurm_robust.model.probes import Answers, ProbeTarget
 from slurm_robust.policy.liveness import (
@@ -35,6 +38,9 @@ MAX_PROBED = 64
 
 MAX_SUSPECTS = 8
 """More nodes do not die in the same second by themselves."""
+
+LATE_S = 30.0
+"""Beyond the time of the probes: their answer is lost then."""
 
 _AGAIN_S = 1.0
 # A kernel that was probed so often in vain while its agent spoke is one whose answers do not come through.
@@ -84,9 +90,13 @@ class Liveness:
         self._senders.update(ages)
         self._is_news = True
 
-    def on_answers(self, number: int, answers: Answers | None, now: Now) -> None:
-        """Answer to Probe ``number``; None: the probes could not be made, which says nothing of the nodes."""
-        if answers is None:
+    def _ask(self, number: int, probe: ProbeKernels, now: Now) -> None:
+        then = partial(self._on_answers, number)
+        self._context.ask(probe, now, then, within_s=probe.for_s + LATE_S)
+
+    def _on_answers(self, number: int, answers: Answers | Lost, now: Now) -> None:
+        """If the probes could not be made, that says nothing of the nodes."""
+        if isinstance(answers, Lost):
             self._proving = () if number == PROVING else self._proving
             return
         if number == PROVING:
@@ -180,7 +190,7 @@ class Liveness:
         assert place is not None  # it is proved
         self._number += 1
         for_s = probing_s(self._interval_s, self._proved[node].seconds)
-        context.emit(ProbeKernels(number=self._number, places={node: place}, for_s=for_s))
+        self._ask(self._number, ProbeKernels(places={node: place}, for_s=for_s), now)
         reached = [other for other in heard if self._place(other) is not None]
         controls = choose_observers(node, reached, context.state.own_node, context.switches)
         for observer, control in list(controls.items()):
@@ -262,7 +272,7 @@ class Liveness:
         self._proving = tuple(oldest[:MAX_PROBED])
         self._tried.update(dict.fromkeys(self._proving, now.mono))
         places = {node: due[node] for node in self._proving}
-        self._context.emit(ProbeKernels(number=PROVING, places=places, for_s=1.0, each_kind=True))
+        self._ask(PROVING, ProbeKernels(places=places, for_s=1.0, each_kind=True), now)
 
     def _is_due(self, node: str, now: Now) -> bool:
         proof = self._proved.get(node)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.effects import Say
 from slurm_robust.engine.units.companions import Companions
 from slurm_robust.model import events as ev
 from slurm_robust.policy.patience import borrowing_s
@@ -43,4 +44,4 @@ class Replenishing:
         self._until = now.mono + borrowing_s(
             len(sources), config.companions.wait_s, config.slurm.timeout_s, missing
         )
-        companions.fetch(sources, missing, state.evicted)
+        companions.fetch(sources, missing, state.evicted, now)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.effects import Say
 from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId

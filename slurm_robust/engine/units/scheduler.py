@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from itertools import pairwise
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import Now, Say
+from slurm_robust.engine.effects import Say
 from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.model import events as ev
 from slurm_robust.policy.checkpoints import LEAD_S, agreed_step, is_late, next_stride, step_to_store
@@ -134,7 +135,7 @@ class CheckpointScheduler:
                     t=now.wall, generation=state.world.generation, step=step, seconds=waited_s or 0.0
                 )
             )
-            self._checkpoints.prune()
+            self._checkpoints.prune(now)
             if self._is_failing:
                 context.emit(Say(text=f"storage takes checkpoints again: step {step} is there"))
             self._is_failing = False

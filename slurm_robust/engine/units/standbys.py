@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import EndStandbyTest, Now, Say, TestStandby
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import EndStandbyTest, Lost, TestStandby
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis
@@ -90,16 +93,16 @@ class Standbys:
         if test.node not in context.state.spares or not self._may_run():
             self._test = None
             self._generation = 0  # training has to settle again
-            context.emit(EndStandbyTest(number=test.number))
-        elif now.mono - test.began > context.config.standby.test_s + MARGIN_S:
-            context.emit(EndStandbyTest(number=test.number))
-            self.on_tested(test.number, Diagnosis(reason="no answer in time"), now)
+            context.ask(EndStandbyTest(number=test.number), now)
 
-    def on_tested(self, number: int, found: Diagnosis, now: Now) -> None:
-        """The answer to test ``number``."""
+    def _on_tested(self, number: int, found: Diagnosis | Lost, now: Now) -> None:
         context, test = self._context, self._test
         if test is None or test.number != number:
             return  # it was ended, and says nothing
+        if isinstance(found, Lost):
+            if found.late:
+                context.ask(EndStandbyTest(number=test.number), now)
+            found = Diagnosis(reason="no answer in time" if found.late else found.reason)
         self._test = None
         (answer,) = quick_answers((test.node,), found.results)
         text = answer.text
@@ -132,7 +135,12 @@ class Standbys:
                 self._test = _Test(self._tests, node, now.mono)
                 budget_s = self._context.config.standby.test_s
                 self._context.emit(Say(text=f"standby {node} runs its quick test"))
-                self._context.emit(TestStandby(number=self._tests, node=node, budget_s=budget_s))
+                self._context.ask(
+                    TestStandby(number=self._tests, node=node, budget_s=budget_s),
+                    now,
+                    partial(self._on_tested, self._tests),
+                    within_s=budget_s + MARGIN_S,
+                )
                 self._follow(node, heartbeat, now)
                 return
 

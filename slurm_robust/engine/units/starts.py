@@ -6,11 +6,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import AskAboutNodes, LetGo, Now, Say, StartAgents
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import LetGo, Lost, StartAgents
+from slurm_robust.engine.units.witnesses import Witnesses
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import Outlook, StepEnd, Witness
@@ -65,8 +69,9 @@ class Unstarted:
 class AgentStarts:
     """Starts by node, of nodes whose agent is wanted."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, witnesses: Witnesses) -> None:
+        self._context, self._witnesses = context, witnesses
+        witnesses.tell(self._on_witness)
         self._nodes: dict[str, _NodeStart] = {}
         self._refused: dict[str, str] = {}
         self.refused: Final[Mapping[str, str]] = MappingProxyType(self._refused)
@@ -95,7 +100,15 @@ class AgentStarts:
         if nodes:
             self._all_ended = False
             self._context.emit(Say(text=f"starting agents on {fold(nodes)}"))
-            self._context.emit(StartAgents(nodes=nodes))
+            self._start(StartAgents(nodes=nodes), now)
+
+    def _start(self, question: StartAgents, now: Now) -> None:
+        self._context.ask(question, now, partial(self._on_started, question.nodes))
+
+    def _on_started(self, nodes: tuple[str, ...], answer: Lost | None, now: Now) -> None:
+        if isinstance(answer, Lost) and not answer.late:
+            text = f"agents could not be started: {answer.reason}"
+            self.on_end(StepEnd(nodes=nodes, code=-1, message=text, fix=answer.fix), now)
 
     def forgive(self, seconds: float) -> None:
         """Do not count the last ``seconds``: agents that ended before them were not heard after them."""
@@ -129,7 +142,7 @@ class AgentStarts:
             if start.end is None or node not in start.end.named:
                 start.end, start.ended = end, now.mono
 
-    def on_witness(self, found: Iterable[Witness] | None) -> None:
+    def _on_witness(self, found: Iterable[Witness] | None) -> None:
         """Slurm's word on nodes that it was asked about; None: no answer in time."""
         if found is None:
             for asked in self._nodes.values():
@@ -162,7 +175,7 @@ class AgentStarts:
             for node in asked:
                 start = self._nodes[node]
                 start.asked, start.ask_next = now.mono, now.mono + max(ASK_AGAIN_S, now.mono - start.first)
-            context.emit(AskAboutNodes(nodes=asked))
+            self._witnesses.ask_slurm(asked, now)
         found = {answer: {n: self._why(starts[n]) for n in _nodes_of(answers, answer)} for answer in _TOLD}
         if again := found[StartAdvice.AGAIN]:
             self._start_again(again, now)
@@ -191,7 +204,7 @@ class AgentStarts:
         if waiting and not any(self._awaits(node, now) for node in self._nodes):
             self._let_go.update(dict.fromkeys(waiting, True))
             for node in waiting:
-                self._context.emit(LetGo(node=node))
+                self._context.ask(LetGo(node=node), now)
 
     def _awaits(self, node: str, now: Now) -> bool:
         """Whether an agent may yet come to ``node`` for the first time since its newest start."""
@@ -282,7 +295,7 @@ class AgentStarts:
         text = f"starting the agents on {fold(why)} again: {next(iter(why.values()))}"
         self._context.note(text, "", now)
         self._context.emit(Say(text=text))
-        self._context.emit(StartAgents(nodes=tuple(why), apart=apart(ends)))
+        self._start(StartAgents(nodes=tuple(why), apart=apart(ends)), now)
 
 
 _OOM = re.compile(r"out of memory|oom.kill", re.IGNORECASE)

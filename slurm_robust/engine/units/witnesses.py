@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
-from slurm_robust.engine.effects import AskAboutNodes, Knock, Now, Say
+from slurm_robust.engine.effects import Say
+from slurm_robust.engine.questions import AskAboutNodes, Knock, Lost
 from slurm_robust.model.exits import Witness
 from slurm_robust.model.probes import Knocked
 from slurm_robust.policy.silence import FRESH_S, MAX_WITNESSED, STALLED_S, TOGETHER, Silence, judge
@@ -23,8 +26,10 @@ UNHEARD_S = 3.0
 class Witnesses:
     """Follows the nodes whose agents have missed heartbeats, until these count as silent or speak again."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, on_refused: Callable[[tuple[str, ...], Now], None]) -> None:
+        """``on_refused``: told of nodes at whose agent's port nobody listens any more."""
+        self._context, self._on_refused = context, on_refused
+        self._hears: list[Callable[[tuple[Witness, ...] | None], None]] = []
         self._looked = self._knocked = self._asked = -math.inf
         self._noted: set[str] = set()
         self._slurm_at = -math.inf
@@ -57,11 +62,11 @@ class Witnesses:
         places = {node: (b.address, b.data_port) for node, b in heartbeats.items()} | unheard
         places = {node: (address, port) for node, (address, port) in places.items() if address and port}
         if places:
-            context.emit(Knock(places=places))
+            context.ask(Knock(places=places), now, self._on_knock)
         stalled = tuple(node for node, heard in silent.items() if now.mono - heard > dead_s)
         if stalled and now.mono - self._asked > ASK_EVERY_S:
             self._asked = now.mono
-            context.emit(AskAboutNodes(nodes=stalled))
+            self.ask_slurm(stalled, now)
 
     def _unheard(self, now: Now) -> dict[str, tuple[str, int]]:
         """Where the agents listen that an earlier controller had and this one has never heard, by node."""
@@ -73,12 +78,23 @@ class Witnesses:
         agents = (joined[node] for node in wanted if node in joined and node not in views)
         return {agent.node: (agent.address, agent.port) for agent in agents}
 
-    def on_knock(self, found: Knocked, now: Now) -> None:
+    def tell(self, hears: Callable[[tuple[Witness, ...] | None], None]) -> None:
+        """Have ``hears`` told what Slurm says of nodes, too; None: it does not answer."""
+        self._hears.append(hears)
+
+    def ask_slurm(self, nodes: tuple[str, ...], now: Now) -> None:
+        """Ask Slurm how ``nodes`` are."""
+        self._context.ask(AskAboutNodes(nodes=nodes), now, partial(self._on_slurm, nodes))
+
+    def _on_knock(self, found: Knocked | Lost, now: Now) -> None:
         """Kernels have answered for their agents."""
+        if isinstance(found, Lost):
+            return
         for node in found.taken:
             self._sign(node, now.mono, "its node answers", now)
+        self._on_refused(self._gone(found, now), now)
 
-    def gone(self, found: Knocked, now: Now) -> tuple[str, ...]:
+    def _gone(self, found: Knocked, now: Now) -> tuple[str, ...]:
         """Nodes whose agent has ended, as their kernel shows. After a takeover no srun may report that.
 
         Where several refuse a connection at once, it may be the network that does so.
@@ -87,11 +103,16 @@ class Witnesses:
         silent = [n for n in found.refused if n not in views or now.mono - views[n].heard > dead_s / 2]
         return tuple(silent) if len(found.refused) == 1 else ()
 
-    def on_slurm(self, found: tuple[Witness, ...] | None, now: Now) -> None:
-        """Slurm's word on nodes that it was asked about; None: slurmctld does not answer."""
+    def _on_slurm(self, nodes: tuple[str, ...], answer: tuple[Witness, ...] | Lost, now: Now) -> None:
+        """If slurmctld does not answer, it says nothing of the nodes."""
+        found = None if isinstance(answer, Lost) else answer
+        if isinstance(answer, Lost):
+            self._context.note(f"Slurm does not say how {fold(nodes)} are: {answer.reason}", "", now)
         self._slurm_at, self._slurm_answers = now.mono, found is not None
         self._words = {witness.node: witness.message for witness in found or () if witness.gone}
         self._given_up = frozenset(self._words)
+        for hears in self._hears:
+            hears(found)
 
     def gave_up(self, nodes: Iterable[str]) -> bool:
         """Whether Slurm, by its newest answer, has given up all of ``nodes``."""

@@ -14,9 +14,12 @@ from slurm_robust.config.plan import RunPlan
 from slurm_robust.controller.agent_steps import AgentSteps
 from slurm_robust.controller.turns import StorageHold
 from slurm_robust.engine import effects as fx
+from slurm_robust.engine import questions as qs
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.stages.table import begin, build
 from slurm_robust.model import events as ev
+from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import StepEnd
 from slurm_robust.model.findings import Outcome
@@ -37,6 +40,7 @@ from slurm_robust.wire import messages as msg
 from slurm_robust.wire.epochs import EpochRecord
 
 SLOW_TICK_S = 1.0
+SLOW_TESTS = ("gemm", "memory")
 
 
 class SimController:
@@ -55,14 +59,14 @@ class SimController:
         say: Callable[[str], None],
         over: Callable[[SimController, int], None],
         start_agent: Callable[[RunPlan, str], None],
-        requeue: Callable[[fx.BeginRequeue], None],
-        carried_out: Callable[[fx.Effect], None],
+        requeue: Callable[[qs.BeginRequeue, Callable[[object], None]], None],
+        asked: Callable[[qs.Question[Any]], None],
         taken_from: str = "",
         why: str = "",
         silent_since: float = 0.0,
     ) -> None:
         """``journal`` is that of the job, and grows. ``over``: told the exit code; ``start_agent``: starts an
-        agent while that run goes on; ``requeue``: has Slurm requeue the job; ``carried_out``: told effects.
+        agent while that run goes on; ``requeue``: has Slurm requeue the job; ``asked``: told questions.
         """
         self.env, self.plan, self.host, self.journal = env, plan, host, journal
         self.nodes, self.slurm = nodes, slurm
@@ -71,7 +75,7 @@ class SimController:
         self.asks = 0
         """Questions that are not answered yet."""
         self._say, self._over, self._start_agent = say, over, start_agent
-        self._requeue, self._carried_out = requeue, carried_out
+        self._requeue, self._note = requeue, asked
         self._turns_at = -1.0
         self._turned = env.now
         self._inbox: list[tuple[str, bytes]] = []
@@ -85,34 +89,34 @@ class SimController:
         self._held: deque[tuple[list[ev.AnyEvent], list[fx.Effect]]] = deque()
         self._is_fenced = False
         self.epoch = len(env.epochs) + 1
-        self._hands: dict[type[Any], Callable[[Any], None]] = {
+        self._hands: dict[type[fx.Effect], Callable[[Any], None]] = {
             fx.Send: self._send,
-            fx.StartAgents: self._start_agents,
-            fx.Knock: self._knock,
-            fx.ProbeKernels: self._probe,
-            fx.AskAboutNodes: self._ask_about_nodes,
-            fx.AskAboutRun: self._ask_about_run,
-            fx.AskForDrains: self._ask_for_drains,
-            fx.FindCheckpoint: self._find_checkpoint,
-            fx.Prune: self._prune,
-            fx.BeginRequeue: lambda effect: self._requeue(effect),
-            fx.GiveBack: self._give_back,
-            fx.Shed: self._shed,
-            fx.TestNodes: self._test_nodes,
-            fx.TestStandby: self._test_standby,
-            fx.ReplayTraining: self._replay,
-            fx.BorrowNodes: self._borrow,
-            fx.EndCompanions: self._end_companions,
-            fx.SweepCompanions: lambda effect: None,
-            fx.EndStandbyTest: lambda effect: None,
-            fx.LetGo: lambda effect: None,
-            fx.SaveEvidence: lambda effect: None,
-            fx.SaveSuspect: lambda effect: None,
-            fx.SaveStacks: lambda effect: None,
-            fx.SaveAlerts: lambda effect: None,
+            fx.Ask: self._ask,
             fx.Say: lambda effect: self._say(effect.text),
             fx.Exit: lambda effect: self.end(effect.code),
         }
+        self._answers: dict[type[qs.Question[Any]], Callable[[Any], object]] = {
+            qs.FindSwitches: lambda asked: {},
+            qs.FindKillWait: lambda asked: env.pace.kill_wait_s,
+            qs.StartAgents: self._start_agents,
+            qs.Knock: self._knock,
+            qs.ProbeKernels: self._probe,
+            qs.AskAboutNodes: lambda asked: self._steps.witnesses(asked.nodes),
+            qs.AskAboutRun: self._about_run,
+            qs.AskForDrains: lambda asked: self._steps.drains(asked.nodes),
+            qs.FindCheckpoint: self._find_checkpoint,
+            qs.Prune: self._prune,
+            qs.GiveBack: self._give_back,
+            qs.Shed: lambda asked: self._shrink(asked.nodes),
+            qs.TestNodes: lambda asked: self._tested(
+                asked.nodes, TESTS if asked.quick else ("gemm", "memory")
+            ),
+            qs.TestStandby: lambda asked: self._tested((asked.node,), TESTS),
+            qs.ReplayTraining: lambda asked: Diagnosis(reason="the replay showed no difference"),
+            qs.EndCompanions: self._end_companions,
+            qs.SweepCompanions: lambda asked: (),
+        }
+        """What has an answer of its own; all else is done without one."""
         env.epochs.append(
             EpochRecord(
                 epoch=self.epoch,
@@ -154,11 +158,10 @@ class SimController:
         self._do(self.core.on_tick(self.now()))
         self._plan_turn(env.pace.turn_s)
         env.timeline.after(SLOW_TICK_S, self._slow_tick)
-        self._answer(lambda: self.core.on_kill_wait(env.pace.kill_wait_s))
 
-    def _clocks(self) -> fx.Now:
+    def _clocks(self) -> Now:
         mono = self.env.now + self.nodes[self.host].clock_s
-        return fx.Now(mono=mono, wall=self.env.timeline.clock.now)
+        return Now(mono=mono, wall=self.env.timeline.clock.now)
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -192,10 +195,6 @@ class SimController:
     def hurry(self) -> None:
         """A second SIGINT has come."""
         self._post(lambda: self._do(self.core.on_second_order(self.now())))
-
-    def hear_requeue(self, answer: fx.RequeueAnswer) -> None:
-        """Slurm has answered a requeue."""
-        self._post(lambda: self._do(self.core.on_requeue(answer, self.now())))
 
     def hear_step(self, nodes: tuple[str, ...], code: int, lines: tuple[str, ...], *, is_task: bool) -> None:
         """The srun of agents, or one of its tasks, has ended with this output."""
@@ -334,22 +333,45 @@ class SimController:
                 self._unwritten.clear()
             for effect in acts:
                 if self.is_alive:
-                    self._carried_out(effect)
                     self._hands[type(effect)](effect)
 
-    def _answer(self, act: Callable[[], list[fx.Effect] | None], seconds: float | None = None) -> None:
-        """Have the core hear an answer, by ``act``, after ``seconds`` or as long as Slurm takes."""
+    def _ask(self, effect: fx.Ask) -> None:
+        """Have the core hear an answer after as long as Slurm, or the test, takes."""
+        asked, number = effect.question, effect.number
+        self._note(asked)
+        if isinstance(asked, qs.BeginRequeue):
+            self._requeue(asked, partial(self.tell, number, is_last=False))
+        elif isinstance(asked, qs.BorrowNodes):
+            self._borrow(number, asked)
+        elif isinstance(asked, qs.ProbeKernels):
+            self._answer(number, asked, asked.for_s)
+        elif isinstance(asked, qs.TestNodes | qs.TestStandby | qs.ReplayTraining):
+            self._answer(number, asked, self.env.chance.uniform(*self.env.pace.test_s))
+        else:
+            self._answer(number, asked, self.env.chance.uniform(*self.env.pace.slurm_s))
 
+    def _answer(self, number: int, asked: qs.Question[Any], seconds: float) -> None:
         self.asks += 1
 
         def answer() -> None:
+            if isinstance(asked, qs.FindCheckpoint) and self.env.storage.hangs:
+                self.env.timeline.after(0.5, answer)
+                return
             self.asks -= 1
-            self._post(lambda: self._do(act() or []))
+            self._post(lambda: self._hear(number, partial(self._answers.get(type(asked), _done), asked)))
 
-        if seconds is None:
-            self.env.after(self.env.pace.slurm_s, answer)
-        else:
-            self.env.timeline.after(seconds, answer)
+        self.env.timeline.after(seconds, answer)
+
+    def _hear(self, number: int, answer: Callable[[], object]) -> None:
+        try:
+            found = answer()
+        except (SlurmError, OSError) as error:
+            found = qs.Lost(reason=str(error))
+        self._do(self.core.on_answer(number, found, self.now()))
+
+    def tell(self, number: int, answer: object, *, is_last: bool = True) -> None:
+        """Have the core hear an answer in the next turn."""
+        self._post(lambda: self._do(self.core.on_answer(number, answer, self.now(), is_last=is_last)))
 
     # -- its hands ---------------------------------------------------------------------------------
 
@@ -359,118 +381,55 @@ class SimController:
             data = msg.encode(effect.message)
             self.env.network.send(self.host, agent.node.name, data, agent.receive)
 
-    def _start_agents(self, effect: fx.StartAgents) -> None:
+    def _start_agents(self, asked: qs.StartAgents) -> None:
         self._gone_noted = False
+        try:
+            job = self.slurm.job(self.plan.job_id)
+        except SlurmError as error:  # as srun says it
+            text = f"srun: error: Unable to create step for job {self.plan.job_id}: {error}"
+            self._on_step_end(step_end(asked.nodes, 1, [text]))
+            return
+        for name in asked.nodes:
+            if job.is_running and (name in job.nodes or name in self.core.state.lenders):
+                self.env.after(self.env.pace.agent_s, partial(self._start_agent, self.plan, name))
 
-        def start() -> None:
-            try:
-                job = self.slurm.job(self.plan.job_id)
-            except SlurmError as error:  # as srun says it
-                text = f"srun: error: Unable to create step for job {self.plan.job_id}: {error}"
-                self._on_step_end(step_end(effect.nodes, 1, [text]))
-                return
-            for name in effect.nodes:
-                if job.is_running and (name in job.nodes or name in self.core.state.lenders):
-                    self.env.after(self.env.pace.agent_s, partial(self._start_agent, self.plan, name))
-
-        self._answer(start)
-
-    def _knock(self, effect: fx.Knock) -> None:
-        def knock() -> None:
-            near = [n for n in effect.places if self._reaches(n)]
-            taken = frozenset(n for n in near if self.nodes[n].agents)
-            self.core.on_knock(Knocked(taken, frozenset(near) - taken), self.now())
-
-        self._answer(knock)
+    def _knock(self, asked: qs.Knock) -> Knocked:
+        near = [n for n in asked.places if self._reaches(n)]
+        taken = frozenset(n for n in near if self.nodes[n].agents)
+        return Knocked(taken, frozenset(near) - taken)
 
     def _reaches(self, name: str) -> bool:
         return self.nodes[name].is_up and self.env.network.passes(self.host, name)
 
-    def _probe(self, effect: fx.ProbeKernels) -> None:
-        def answer() -> list[fx.Effect]:
-            found = {name: 0.001 for name in effect.places if self._reaches(name)}
-            answers = Answers(tcp=found, asked=frozenset(effect.places))
-            return self.core.on_answers(effect.number, answers, self.now())
+    def _probe(self, asked: qs.ProbeKernels) -> Answers:
+        found = {name: 0.001 for name in asked.places if self._reaches(name)}
+        return Answers(tcp=found, asked=frozenset(asked.places))
 
-        self._answer(answer, effect.for_s)
+    def _about_run(self, asked: qs.AskAboutRun) -> Sentence:
+        job = self.slurm.job(self.plan.job_id)
+        return Sentence(
+            running=job.is_running,
+            left_s=None if job.end_time is None else max(0.0, job.end_time - self.slurm.cluster.clock.now),
+            requeued=job.restart_count > self.plan.restart_count and not job.is_finished,
+        )
 
-    def _ask_about_nodes(self, effect: fx.AskAboutNodes) -> None:
-        def answer() -> list[fx.Effect]:
-            try:
-                found = self._steps.witnesses(effect.nodes)
-            except SlurmError as error:
-                self.core.note(f"Slurm does not say how nodes are: {error}", "", self.now())
-                return self.core.on_nodes(None, self.now())
-            return self.core.on_nodes(found, self.now())
+    def _find_checkpoint(self, asked: qs.FindCheckpoint) -> dict[CheckpointId, Tier]:
+        if self.env.storage.fails:
+            raise OSError("storage fails")
+        return self.env.storage.complete()
 
-        self._answer(answer)
-
-    def _ask_about_run(self, effect: fx.AskAboutRun) -> None:
-        def answer() -> list[fx.Effect]:
-            try:
-                job = self.slurm.job(self.plan.job_id)
-            except SlurmError:
-                return self.core.on_sentence(None, self.now())
-            said = Sentence(
-                running=job.is_running,
-                left_s=None
-                if job.end_time is None
-                else max(0.0, job.end_time - self.slurm.cluster.clock.now),
-                requeued=job.restart_count > self.plan.restart_count and not job.is_finished,
-            )
-            return self.core.on_sentence(said, self.now())
-
-        self._answer(answer)
-
-    def _ask_for_drains(self, effect: fx.AskForDrains) -> None:
-        def answer() -> list[fx.Effect] | None:
-            try:
-                return self.core.on_drains(self._steps.drains(effect.nodes), self.now())
-            except SlurmError:
-                return None
-
-        self._answer(answer)
-
-    def _find_checkpoint(self, effect: fx.FindCheckpoint) -> None:
-        storage = self.env.storage
-
-        def answer() -> list[fx.Effect] | None:
-            if storage.hangs:
-                self._answer(answer, 0.5)
-                return None
-            found = None if storage.fails else storage.complete()
-            return self.core.on_checkpoints(effect.generation, found, self.now())
-
-        self._answer(answer)
-
-    def _prune(self, effect: fx.Prune) -> None:
+    def _prune(self, asked: qs.Prune) -> None:
         if not (self.env.storage.hangs or self.env.storage.fails):
-            self.env.storage.prune(
-                effect.sealed, self.core.state.world.generation, self.plan.config.checkpoint.keep
-            )
+            self.env.storage.prune(asked.sealed, asked.generation, self.plan.config.checkpoint.keep)
 
-    def _give_back(self, effect: fx.GiveBack) -> None:
-        def answer() -> list[fx.Effect]:
-            try:
-                kept = [n for n in self.slurm.job(self.plan.job_id).nodes if n != effect.node]
-                self.slurm.shrink(self.plan.job_id, kept)
-                self.nodes[effect.node].end_agents()  # Slurm ends all that the job has there
-                said = fx.GiveBackAnswer(said=fx.RequeueStatus.DONE, detail="the epilog tests it")
-            except SlurmError as error:
-                said = fx.GiveBackAnswer(said=fx.RequeueStatus.NOTHING, detail=str(error))
-            return self.core.on_given_back(effect.node, said, self.now())
+    def _give_back(self, asked: qs.GiveBack) -> qs.GiveBackAnswer:
+        self._shrink((asked.node,))
+        self.nodes[asked.node].end_agents()  # Slurm ends all that the job has there
+        return qs.GiveBackAnswer(said=qs.RequeueStatus.DONE, detail="the epilog tests it")
 
-        self._answer(answer)
-
-    def _shed(self, effect: fx.Shed) -> None:
-        def shed() -> None:
-            try:
-                kept = [n for n in self.slurm.job(self.plan.job_id).nodes if n not in effect.nodes]
-                self.slurm.shrink(self.plan.job_id, kept)
-            except SlurmError:
-                pass  # a requeue does without
-
-        self._answer(shed)
+    def _shrink(self, without: tuple[str, ...]) -> None:
+        kept = [n for n in self.slurm.job(self.plan.job_id).nodes if n not in without]
+        self.slurm.shrink(self.plan.job_id, kept)
 
     # -- tests of nodes, and nodes of others -------------------------------------------------------
 
@@ -491,80 +450,65 @@ class SimController:
         reason = f"{', '.join(suspects)} failed" if suspects else "all passed"
         return Diagnosis(results=results, suspects=suspects, reason=reason)
 
-    def _test_nodes(self, effect: fx.TestNodes) -> None:
-        tests = TESTS if effect.quick else ("gemm", "memory")
-        seconds = self.env.chance.uniform(*self.env.pace.test_s)
-        self._answer(lambda: self.core.on_tests(self._tested(effect.nodes, tests), self.now()), seconds)
-
-    def _test_standby(self, effect: fx.TestStandby) -> None:
-        def answer() -> list[fx.Effect]:
-            found = self._tested((effect.node,), TESTS)
-            return self.core.on_standby_tested(effect.number, found, self.now())
-
-        self._answer(answer, self.env.chance.uniform(*self.env.pace.test_s))
-
-    def _replay(self, effect: fx.ReplayTraining) -> None:
-        found = Diagnosis(reason="the replay showed no difference")
-        seconds = self.env.chance.uniform(*self.env.pace.test_s)
-        self._answer(lambda: self.core.on_tests(found, self.now()), seconds)
-
-    def _borrow(self, effect: fx.BorrowNodes) -> None:
+    def _borrow(self, number: int, asked: qs.BorrowNodes) -> None:
         """Submit companions to the fake Slurm; those that do not start within a moment are cancelled."""
         submitted: list[int] = []
-        source = effect.sources[0]
+        source = asked.sources[0]
+
+        def refuse(error: SlurmError) -> None:
+            self.tell(number, qs.BorrowAnswer(refusals=((source, str(error)),)))
 
         def submit() -> None:
             name = companion_name(self.plan.job_id)
             try:
-                for _ in range(effect.missing):
+                for _ in range(asked.missing):
                     job = self.slurm.submit(
                         SubmitRequest(
                             command=("true",),
                             name=name,
                             nodes=1,
                             reservation=source.reservation,
-                            excluded_nodes=effect.exclude,
+                            excluded_nodes=asked.exclude,
                         )
                     )
                     submitted.append(job)
-                    self.core.on_companion(effect.number, job, source, self.now())
+                    self.tell(number, qs.CompanionSubmitted(job_id=job, source=source), is_last=False)
             except SlurmError as error:
-                refused = fx.BorrowAnswer(refusals=((source, str(error)),))
-                self._answer(lambda: self.core.on_lent(effect.number, refused, self.now()))
+                refuse(error)
                 return
-            self._answer(answer, 2.0)
+            self.env.timeline.after(2.0, answer)
 
-        def answer() -> list[fx.Effect]:
+        def answer() -> None:
             try:
                 jobs = {job: self.slurm.job(job) for job in submitted}
                 for job, found in jobs.items():
                     if not found.is_running:
                         self.slurm.cancel(job)
             except SlurmError as error:
-                return self.core.on_lent(
-                    effect.number, fx.BorrowAnswer(refusals=((source, str(error)),)), self.now()
-                )
+                refuse(error)
+                return
             lent = {job: found.nodes[0] for job, found in jobs.items() if found.is_running}
             for job, node in lent.items():
                 self._lent.add(job, node)
-            short = ((source, "no node is free"),) if len(lent) < effect.missing else ()
-            answer = fx.BorrowAnswer(nodes=lent, refusals=short)
-            return self.core.on_lent(effect.number, answer, self.now())
+            short = ((source, "no node is free"),) if len(lent) < asked.missing else ()
+            self.tell(number, qs.BorrowAnswer(nodes=lent, refusals=short))
 
-        self._answer(submit)
+        self.env.after(self.env.pace.slurm_s, submit)
 
-    def _end_companions(self, effect: fx.EndCompanions) -> None:
-        def end() -> None:
-            for job in effect.jobs:
-                try:
-                    self.slurm.cancel(job)
-                except SlurmError:
-                    pass  # it ends with this job
-                for node, lender in self.core.state.lenders.items():
-                    if lender == job:
-                        self.nodes[node].end_agents()
+    def _end_companions(self, asked: qs.EndCompanions) -> str:
+        for job in asked.jobs:
+            try:
+                self.slurm.cancel(job)
+            except SlurmError:
+                pass  # it ends with this job
+            for node, lender in self.core.state.lenders.items():
+                if lender == job:
+                    self.nodes[node].end_agents()
+        return ""
 
-        self._answer(end)
+
+def _done(asked: qs.Question[Any]) -> None:
+    """Do what nobody sees."""
 
 
 def _run_started(plan: RunPlan, wall: float) -> ev.RunStarted:

@@ -23,13 +23,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from slurm_robust.agent import stimuli
 from slurm_robust.agent.loop import TERM_GRACE_S
 from slurm_robust.config.job import JobConfig
 from slurm_robust.config.plan import RunPlan
-from slurm_robust.engine import effects as fx
+from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId, Tier
 from slurm_robust.model.errors import ExitCode
@@ -125,8 +125,8 @@ class Sim:
         """All events of the job, as its journal holds them."""
         self.said: list[str] = []
         """The job's own output, line by line."""
-        self.effects: list[fx.Effect] = []
-        """All that controllers have done, but for what they wrote, sent and said."""
+        self.asked: list[qs.Question[Any]] = []
+        """All that controllers have asked the world outside."""
         self.code: int | None = None
         """With which the job has ended; None while it has not, or is queued again."""
         self.runs = 0
@@ -200,10 +200,6 @@ class Sim:
     def events(self, kind: type[E]) -> list[E]:
         """All events of one kind."""
         return [event for event in self.journal if isinstance(event, kind)]
-
-    def done(self, kind: type[fx.Effect]) -> list[fx.Effect]:
-        """All effects of one kind that controllers have carried out."""
-        return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def has_been_well(self, seconds: float) -> bool:
         """Whether the job has been in its stage Running for so long, and nothing is wrong now."""
@@ -457,7 +453,7 @@ class Sim:
             over=self._on_exit,
             start_agent=self._start_agent,
             requeue=self._requeue,
-            carried_out=self._note_effect,
+            asked=self._note_question,
             taken_from=taken_from,
             why=why,
             silent_since=silent_since,
@@ -476,9 +472,8 @@ class Sim:
             self.refused.add(name)
             self.controller.hear_refusal(name, "the job's folder cannot be read: Permission denied")
 
-    def _note_effect(self, effect: fx.Effect) -> None:
-        if not isinstance(effect, fx.Send | fx.Say):
-            self.effects.append(effect)
+    def _note_question(self, asked: qs.Question[Any]) -> None:
+        self.asked.append(asked)
 
     def _lose(self, controller: SimController) -> None:
         controller.kill()
@@ -579,19 +574,19 @@ class Sim:
 
         self.env.timeline.after(self.env.pace.kill_wait_s, kill)
 
-    def _requeue(self, effect: fx.BeginRequeue) -> None:
+    def _requeue(self, asked: qs.BeginRequeue, tell: Callable[[object], None]) -> None:
         controller = self.controller
         assert controller is not None
 
-        def answer(said: fx.RequeueStatus, detail: str = "") -> None:
+        def answer(said: qs.RequeueStatus, detail: str = "") -> None:
             if controller.is_alive:
-                controller.hear_requeue(fx.RequeueAnswer(said=said, detail=detail))
+                tell(qs.RequeueAnswer(said=said, detail=detail))
 
         def ask() -> None:
             if self._is_over or controller is not self.controller:
                 return
             if self.refuses_requeue:
-                answer(fx.RequeueStatus.REFUSED, "Requested operation is presently disabled")
+                answer(qs.RequeueStatus.REFUSED, "Requested operation is presently disabled")
                 return
             try:
                 slurm = controller.slurm
@@ -602,18 +597,18 @@ class Sim:
                 slurm.set_size(
                     self.job_id, Size(least=self._slots, most=most, tasks=self._slots, cpus=self._slots)
                 )
-                slurm.set_excluded_nodes(self.job_id, self._affordable(effect.exclude))
+                slurm.set_excluded_nodes(self.job_id, self._affordable(asked.exclude))
             except RequeueDisabled as error:
-                answer(fx.RequeueStatus.REFUSED, str(error))
+                answer(qs.RequeueStatus.REFUSED, str(error))
                 return
             except SlurmError as error:
-                answer(fx.RequeueStatus.NOTHING, str(error))
+                answer(qs.RequeueStatus.NOTHING, str(error))
                 return
-            answer(fx.RequeueStatus.TAKEN)
+            answer(qs.RequeueStatus.TAKEN)
             if is_new:
                 self.env.timeline.after(self.cluster.completing_s + 1.5, self._start_now)
                 self.env.after(self.env.pace.slurm_s, self._term)
-            answer(fx.RequeueStatus.DONE)
+            answer(qs.RequeueStatus.DONE)
 
         self.env.after(self.env.pace.slurm_s, ask)
 
@@ -727,7 +722,7 @@ class Sim:
         self.clock.advance(at - self.now)
         self._leapt = self.now
         for node in self.nodes.values():
-            for agent in node.agents.values():
+            for agent in tuple(node.agents.values()):  # one may end, as it cannot find its controller
                 agent.link.on_answer(agent.state.epoch, agent.mono)
                 agent.beat()
         for controller in self._controllers:

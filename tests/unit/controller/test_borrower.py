@@ -9,7 +9,7 @@ import pytest
 
 from slurm_robust.config.job import CompanionConfig
 from slurm_robust.controller.borrower import CANCEL_TRIES, Borrower
-from slurm_robust.engine.effects import BorrowAnswer
+from slurm_robust.engine.questions import BorrowAnswer
 from slurm_robust.model.companion import CompanionPool
 from slurm_robust.slurm.companion import Lent
 from slurm_robust.slurm.requests import ReservationRequest, SubmitRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_robust.config.job import JobConfig
-from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
 from slurm_robust.engine.transitions import ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode

@@ -14,7 +14,7 @@ from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.live_status import AgentPicture, LiveStatusMaker, Picture, Storage, picture, why
 from slurm_robust.controller.live_status_file import LiveStatusFile
 from slurm_robust.engine import transitions as to
-from slurm_robust.engine.effects import Now
+from slurm_robust.engine.clock import Now
 from slurm_robust.ledger.summary import Summary, summary_of
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import Copy, Tier

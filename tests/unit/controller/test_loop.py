@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -27,6 +27,8 @@ from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import read_clocks
 from slurm_robust.diagnostics.replay.steps import ReplayCommand
 from slurm_robust.engine import effects as fx
+from slurm_robust.engine import questions as qs
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.stages.table import build
 from slurm_robust.engine.transitions import ToGathering
@@ -107,6 +109,11 @@ class Hands:
     def do(self, *effects: fx.Effect) -> None:
         self.loop._do(list(effects))
 
+    def ask(self, question: qs.Question[Any]) -> None:
+        now = read_clocks()
+        self.core.ask(question, now)
+        self.do(*self.core.on_tick(now))
+
     def turn(self) -> None:
         """As the loop does, without its sockets."""
         self.loop._background.drain()
@@ -147,7 +154,7 @@ def test_all_complete_checkpoints_are_listed(hands: Hands) -> None:
         hands.publish(generation, step)
     hands.publish(2, 6, ranks=(0,))
     assert hands.core.checkpoints.asked == 3  # asked for on the way into the first stage
-    hands.do(fx.FindCheckpoint(generation=3))
+    hands.turn()
     hands.wait(lambda: hands.core.checkpoints.answered)
     expected = {
         CheckpointId(step=2, generation=1),
@@ -159,7 +166,7 @@ def test_all_complete_checkpoints_are_listed(hands: Hands) -> None:
 
 def test_a_storage_that_refuses_is_not_an_empty_one(hands: Hands) -> None:
     hands.store.path.symlink_to(hands.store.path)
-    hands.do(fx.FindCheckpoint(generation=3))
+    hands.turn()
     hands.wait(lambda: hands.core.checkpoints.answered)
     assert hands.core.checkpoints.listed is None
     hands.core.on_tick(read_clocks())
@@ -168,7 +175,7 @@ def test_a_storage_that_refuses_is_not_an_empty_one(hands: Hands) -> None:
 
 
 def test_an_answer_to_an_older_question_is_dropped(hands: Hands) -> None:
-    hands.core.on_checkpoints(2, {}, read_clocks())
+    hands.core.on_answer(1_000, {}, read_clocks())
     assert not hands.core.checkpoints.answered
 
 
@@ -176,7 +183,7 @@ def test_pruning_keeps_what_can_still_be_restored(hands: Hands) -> None:
     """Not only the newest one, which was never sealed, so that nobody will restore it."""
     for generation, step in ((1, 2), (1, 3), (1, 4), (1, 9), (2, 7), (2, 12), (3, 5), (3, 6)):
         hands.publish(generation, step)
-    hands.do(fx.Prune(sealed={1: 4, 2: 7}))
+    hands.ask(qs.Prune(sealed={1: 4, 2: 7}, generation=3))
     gone = CheckpointId(generation=3, step=5)
     hands.wait(lambda: gone not in hands.store.complete())
     left = {(ref.generation, ref.step) for ref in hands.store.complete()}
@@ -189,7 +196,8 @@ def test_leaf_switches_are_learnt_for_the_choice_of_peers(hands: Hands) -> None:
         Switch(name="s1", level=0, nodes=("n1",)),
         Switch(name="s2", level=0, nodes=("n2",)),
     )
-    hands.loop._questions._learn_switches()()
+    hands.turn()
+    hands.wait(lambda: hands.core.switches)
     assert hands.core.switches == {"n1": "s1", "n2": "s2"}
 
 
@@ -206,7 +214,7 @@ def companion(hands: Hands) -> int:
 def test_the_suspect_of_a_companions_node_lies_where_its_epilog_looks(hands: Hands) -> None:
     job = companion(hands)
     suspect = Suspect(node="n3", job_id=job, t=1.7e9, reason="silent")
-    hands.do(fx.SaveSuspect(suspect=suspect))
+    hands.ask(qs.SaveSuspect(suspect=suspect))
     folder = hands.store.path.parent.parent / str(job)
     hands.wait(lambda: (folder / "suspects" / "n3.json").exists())
     assert [path.name for path in (folder / "suspects").iterdir()] == ["n3.json"]
@@ -218,7 +226,7 @@ def test_the_suspect_of_a_run_with_a_name_lies_in_the_folder_that_the_epilog_can
     tmp_path: Path,
 ) -> None:
     for hands in hands_in(tmp_path / "7.eval"):
-        hands.do(fx.SaveSuspect(suspect=Suspect(node="n2", job_id=7, t=1.7e9, reason="silent")))
+        hands.ask(qs.SaveSuspect(suspect=Suspect(node="n2", job_id=7, t=1.7e9, reason="silent")))
         hands.wait((tmp_path / "7" / "suspects" / "n2.json").exists)
         assert (tmp_path / "7").stat().st_mode & 0o077 == 0
         assert not (tmp_path / "7.eval" / "suspects").exists()
@@ -226,23 +234,27 @@ def test_the_suspect_of_a_run_with_a_name_lies_in_the_folder_that_the_epilog_can
 
 def test_companions_are_ended_and_strays_swept(hands: Hands) -> None:
     known, stray = companion(hands), companion(hands)
-    hands.do(fx.SweepCompanions(known=(known,)))
+    hands.core.ask(qs.SweepCompanions(known=(known,)), read_clocks(), hands.core.companions._on_swept)
+    hands.turn()
     hands.wait(lambda: hands.slurm.job(stray).is_finished)
     hands.wait(lambda: any("older companions" in e.text for e in noted(hands)))
     assert hands.slurm.job(known).is_running
-    hands.do(fx.EndCompanions(jobs=(known,)))
+    hands.core.companions.end((known,), "it is over", read_clocks())
+    hands.turn()
     hands.wait(lambda: hands.slurm.job(known).is_finished)
 
 
 def test_a_companion_that_slurm_does_not_cancel_is_reported(hands: Hands) -> None:
     hands.slurm.cluster.unreachable = True
-    hands.do(fx.EndCompanions(jobs=(4711,)))
+    hands.core.companions.end((4711,), "it is over", read_clocks())
+    hands.turn()
     hands.wait(lambda: any("companion 4711 is not cancelled now" in e.text for e in noted(hands)))
 
 
 def test_an_error_of_the_lender_is_an_answer(hands: Hands) -> None:
     source = CompanionPool(reservation="spares")
-    hands.do(fx.BorrowNodes(number=0, sources=(source,), missing=1, exclude=()))
+    hands.core.companions.borrow((source,), 1, (), read_clocks(), some=False)
+    hands.turn()
     hands.wait(lambda: any(isinstance(e, ev.NotLent) for e in hands.journal.events))
     (refusal,) = [e for e in hands.journal.events if isinstance(e, ev.NotLent)]
     assert "Slurm does not show the job" in refusal.reason
@@ -391,14 +403,14 @@ def test_time_in_which_storage_hung_is_nobodys(
     trying: Hands, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gathering gives a node 60 s to speak; that storage hangs for an hour convicts none."""
-    clocks = [fx.Now(mono=1e6, wall=1e9)]
+    clocks = [Now(mono=1e6, wall=1e9)]
     monkeypatch.setattr(trying.loop._hold, "_clocks", lambda: clocks[0])
     trying.turn()
     disk.hang()
     trying.do(NOTED)
     trying.turn()
     before = trying.loop._now().mono
-    clocks[0] = fx.Now(mono=1e6 + 1700.0, wall=1e9 + 1700.0)
+    clocks[0] = Now(mono=1e6 + 1700.0, wall=1e9 + 1700.0)
     trying.turn()
     assert trying.loop._now().mono == before
     disk.heal()
@@ -511,7 +523,7 @@ def test_the_jobs_folder_that_is_gone_is_reported_and_not_made_again(
     hands.turn_until(lambda: hands.loop._folder_gone)
     moved = f"the job's folder {job} was moved or removed, or another one is in its place: put it back"
     assert moved in capfd.readouterr().out
-    hands.do(fx.SaveSuspect(suspect=Suspect(node="n1", job_id=7, t=1.0, reason="dead")))
+    hands.ask(qs.SaveSuspect(suspect=Suspect(node="n1", job_id=7, t=1.0, reason="dead")))
     hands.wait(lambda: any(isinstance(event, ev.StageDone) for event in hands.journal.events))
     assert not job.exists()
     away.rename(job)

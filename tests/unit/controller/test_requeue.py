@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.controller.requeue import PATIENCE_S, Requeuer, ending_for_good, forbid_requeue
-from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
 from slurm_robust.slurm.fence import fenced
 from slurm_robust.slurm.need import Need
 from slurm_robust.slurm.requests import SubmitRequest

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from slurm_robust.controller.requeue import Requeuer
-from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
+from slurm_robust.engine import questions as qs
+from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
 from slurm_robust.engine.stages.table import begin
 from slurm_robust.engine.transitions import ToRequeueing
 from slurm_robust.model.errors import ExitCode
@@ -37,7 +38,7 @@ def leaving(*answers: RequeueAnswer) -> Job:
 
 
 def hear(job: Job, answer: RequeueAnswer) -> None:
-    job.act(job.core.on_requeue(answer, job.now()))
+    job.reply(qs.BeginRequeue, answer)
 
 
 def told_to_end(job: Job) -> float:

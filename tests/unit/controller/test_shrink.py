@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from slurm_robust.controller.shrink import MAX_REFUSALS, SHED_S, Shrinker
-from slurm_robust.engine.effects import RequeueStatus
+from slurm_robust.engine.questions import RequeueStatus
 from slurm_robust.model.probes import Knocked
 from slurm_robust.slurm import errors
 from slurm_robust.slurm.requests import SubmitRequest

@@ -16,7 +16,7 @@ from slurm_robust.controller import takeover
 from slurm_robust.controller.__main__ import PreviousController, _fenced, _write_start
 from slurm_robust.controller.journal import Journal
 from slurm_robust.controller.takeover import finish, take_over, watch
-from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import CheckpointId

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_robust.controller.turns import LONGEST_HOLD_S, REST_S, ClockWatch, StorageHold, Turns
-from slurm_robust.engine.effects import Now
+from slurm_robust.engine.clock import Now
 from slurm_robust.testing.clock import FakeClock
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from msgspec import structs
 
 from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine import effects as fx
+from slurm_robust.engine import questions as qs
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.stages.table import build
 from slurm_robust.engine.transitions import ToGathering, Transition
@@ -45,7 +48,14 @@ from tests.builders.events import run_started
 
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
 BUSY = (Phase.RUNNING, Phase.STOPPING)
+BROKEN = "Input/output error"
+NO_ANSWER = qs.Lost(reason="Slurm does not answer")
 GRACE_S = JobConfig().timings.stop_grace_s
+
+
+def questions(effects: Iterable[fx.Effect]) -> list[qs.Question[Any]]:
+    """What is asked in ``effects``."""
+    return [effect.question for effect in effects if isinstance(effect, fx.Ask)]
 
 
 class Job:
@@ -107,31 +117,33 @@ class Job:
         self.started: list[tuple[str, ...]] = []
         self.asked: list[tuple[str, ...]] = []  # about which nodes Slurm was asked
         self.slurm_answers = True
+        self.newest: dict[type, int] = {}  # the number of the newest question of each kind
+        self.test_numbers: dict[int, int] = {}  # of the question for each test of a standby
         self.run_questions = 0  # whether Slurm ends the run
         self.drained: dict[str, str] = {}  # nodes that others have drained
         self.given_up: set[str] = set()  # nodes that Slurm calls down although they live
         self.requeued: list[tuple[str, ...]] = []
-        self.begun_requeues: list[fx.BeginRequeue] = []
+        self.begun_requeues: list[qs.BeginRequeue] = []
         self.given_back: list[str] = []
         self.let_go: list[str] = []  # dead nodes whose srun was killed
-        self.slurm_returns = fx.GiveBackAnswer(said=fx.RequeueStatus.DONE, detail="the epilog tests it")
+        self.slurm_returns = qs.GiveBackAnswer(said=qs.RequeueStatus.DONE, detail="the epilog tests it")
         self.pruned = 0
         self.ages = False  # whether training that makes no step is seen to make none
-        self.tested: list[fx.TestNodes] = []
+        self.tested: list[qs.TestNodes] = []
         passed = TestResult(test="gemm", node=slots[0], outcome=Outcome.PASS)
         self.diagnosis: Diagnosis | None = Diagnosis(results=(passed,), reason="all passed")  # of tests
         self.quick: dict[str, Outcome | None] = {}
         self.quick_text = "x"  # of a failure
-        self.standby_tests: list[fx.TestStandby] = []
+        self.standby_tests: list[qs.TestStandby] = []
         self.ended_tests: list[int] = []
         self.answers_tests = True  # those of standbys, at once
-        self.saved_stacks: list[fx.SaveStacks] = []
-        self.saved_alerts: list[fx.SaveAlerts] = []
+        self.saved_stacks: list[qs.SaveStacks] = []
+        self.saved_alerts: list[qs.SaveAlerts] = []
         self.stacks: dict[int, RankStacks] = {}  # of ranks that do not just wait for the others
         self.lendable: tuple[str, ...] = ()  # nodes that companions get at once
         self.lends = True  # at once; else the test hands over what is in unlent
         self.unlent: list[Callable[[], None]] = []
-        self.borrowed: list[fx.BorrowNodes] = []
+        self.borrowed: list[qs.BorrowNodes] = []
         self.ended: list[int] = []  # companions
         self.code: int | None = None
         self.memory, self.shared, self.hears_storage = memory, shared, hears_storage
@@ -149,8 +161,8 @@ class Job:
         self.refuses: set[tuple[str, CheckpointId]] = set()  # agents that say they cannot write that one
         self.kept: dict[str, bool] = {}
         self.slurm_says = (
-            fx.RequeueAnswer(said=fx.RequeueStatus.TAKEN),
-            fx.RequeueAnswer(said=fx.RequeueStatus.DONE),
+            qs.RequeueAnswer(said=qs.RequeueStatus.TAKEN),
+            qs.RequeueAnswer(said=qs.RequeueStatus.DONE),
         )
         self.core = Core(
             config,
@@ -162,8 +174,8 @@ class Job:
         )
         self.act(self.core.on_tick(self.now()))
 
-    def now(self) -> fx.Now:
-        return fx.Now(mono=self.mono, wall=self.wall)
+    def now(self) -> Now:
+        return Now(mono=self.mono, wall=self.wall)
 
     # -- the loop's part -----------------------------------------------------------------------------
 
@@ -176,70 +188,87 @@ class Job:
                     self.sent.append((node, message))
                     if node not in self.dead and node not in self.cut:
                         self.obey(node, message)
-                case fx.StartAgents(nodes=nodes, apart=apart):
-                    self.started.append(nodes)
-                    self.start_agents(nodes, apart)
-                case fx.AskAboutNodes(nodes=nodes):
-                    self.asked.append(nodes)
-                    found = tuple(self.witness(node) for node in nodes) if self.slurm_answers else None
-                    self.act(self.core.on_nodes(found, self.now()))
-                case fx.AskAboutRun():
-                    self.run_questions += 1
-                case fx.AskForDrains(nodes=nodes):
-                    if self.slurm_answers:
-                        found = {node: why for node, why in self.drained.items() if node in nodes}
-                        self.act(self.core.on_drains(found, self.now()))
-                case fx.Knock(places=places):
-                    taken = {n for n in places if n in self.heartbeats and n not in self.cut - self.stalled}
-                    found = Knocked(frozenset(taken), frozenset(self.agentless & places.keys()))
-                    self.core.on_knock(found, self.now())
-                case fx.ProbeKernels(number=number, places=places, for_s=for_s):
-                    self.later(for_s, partial(self.answer_probe, number, tuple(places)))
-                case fx.FindCheckpoint(generation=generation):
-                    if self.hears_storage:
-                        self.tell_storage(generation)
-                case fx.BeginRequeue(exclude=exclude):
-                    self.requeued.append(exclude)
-                    self.begun_requeues.append(effect)
-                    for answer in self.slurm_says:
-                        self.act(self.core.on_requeue(answer, self.now()))
-                case fx.GiveBack(node=node):
-                    self.given_back.append(node)
-                    self.act(self.core.on_given_back(node, self.slurm_returns, self.now()))
-                case fx.LetGo(node=node):
-                    self.let_go.append(node)
+                case fx.Ask(number=number, question=question):
+                    self.newest[type(question)] = number
+                    self.answer(number, question)
                 case fx.Say(text=text):
                     self.said.append(text)
-                case fx.Prune():
-                    self.pruned += 1
-                case fx.TestNodes(quick=True):
-                    self.tested.append(effect)
-                    if self.diagnosis is not None:
-                        self.act(self.core.on_tests(self.quick_answer(effect.nodes), self.now()))
-                case fx.TestStandby(number=number, node=node):
-                    self.standby_tests.append(effect)
-                    if self.answers_tests:
-                        self.answer_test(number, node)
-                case fx.EndStandbyTest(number=number):
-                    self.ended_tests.append(number)
-                case fx.TestNodes():
-                    self.tested.append(effect)
-                    if self.diagnosis is not None:
-                        self.act(self.core.on_tests(self.diagnosis, self.now()))
-                case fx.ReplayTraining():
-                    if self.diagnosis is not None:
-                        self.act(self.core.on_tests(self.diagnosis, self.now()))
-                case fx.SaveStacks():
-                    self.saved_stacks.append(effect)
-                case fx.SaveAlerts():
-                    self.saved_alerts.append(effect)
-                case fx.BorrowNodes():
-                    self.borrowed.append(effect)
-                    self.lend(effect)
-                case fx.EndCompanions(jobs=jobs):
-                    self.ended.extend(jobs)
                 case fx.Exit(code=code):
                     self.code = code
+
+    def hear(self, number: int, answer: object, *, is_last: bool = True) -> None:
+        """The core hears an answer."""
+        self.act(self.core.on_answer(number, answer, self.now(), is_last=is_last))
+
+    def reply(self, kind: type[qs.Question[Any]], answer: object) -> None:
+        """The core hears an answer to the newest question of a kind, and may hear another one."""
+        if kind in self.newest:
+            self.hear(self.newest[kind], answer, is_last=False)
+
+    def answer(self, number: int, question: qs.Question[Any]) -> None:
+        """What Slurm, storage, kernels and tests say."""
+        match question:
+            case qs.FindSwitches():
+                self.reply(qs.FindSwitches, {})
+            case qs.FindKillWait():
+                self.reply(qs.FindKillWait, None)
+            case qs.StartAgents(nodes=nodes, apart=apart):
+                self.started.append(nodes)
+                self.start_agents(nodes, apart)
+                self.hear(number, None)
+            case qs.AskAboutNodes(nodes=nodes):
+                self.asked.append(nodes)
+                found = tuple(self.witness(node) for node in nodes)
+                self.hear(number, found if self.slurm_answers else NO_ANSWER)
+            case qs.AskAboutRun():
+                self.run_questions += 1
+            case qs.AskForDrains(nodes=nodes):
+                if self.slurm_answers:
+                    self.hear(number, {n: why for n, why in self.drained.items() if n in nodes})
+            case qs.Knock(places=places):
+                taken = {n for n in places if n in self.heartbeats and n not in self.cut - self.stalled}
+                self.hear(number, Knocked(frozenset(taken), frozenset(self.agentless & places.keys())))
+            case qs.ProbeKernels(places=places, for_s=for_s):
+                self.later(for_s, partial(self.answer_probe, number, tuple(places)))
+            case qs.FindCheckpoint():
+                if self.hears_storage:
+                    self.tell_storage()
+            case qs.BeginRequeue(exclude=exclude):
+                self.requeued.append(exclude)
+                self.begun_requeues.append(question)
+                for answer in self.slurm_says:
+                    self.hear(number, answer, is_last=False)
+            case qs.GiveBack(node=node):
+                self.given_back.append(node)
+                self.hear(number, self.slurm_returns)
+            case qs.LetGo(node=node):
+                self.let_go.append(node)
+            case qs.Prune():
+                self.pruned += 1
+            case qs.TestNodes():
+                self.tested.append(question)
+                if self.diagnosis is not None:
+                    found = self.quick_answer(question.nodes) if question.quick else self.diagnosis
+                    self.hear(number, found)
+            case qs.TestStandby(node=node):
+                self.standby_tests.append(question)
+                self.test_numbers[question.number] = number
+                if self.answers_tests:
+                    self.answer_test(question.number, node)
+            case qs.EndStandbyTest(number=test):
+                self.ended_tests.append(test)
+            case qs.ReplayTraining():
+                if self.diagnosis is not None:
+                    self.hear(number, self.diagnosis)
+            case qs.SaveStacks():
+                self.saved_stacks.append(question)
+            case qs.SaveAlerts():
+                self.saved_alerts.append(question)
+            case qs.BorrowNodes():
+                self.borrowed.append(question)
+                self.lend(number, question)
+            case qs.EndCompanions(jobs=jobs):
+                self.ended.extend(jobs)
 
     def start_agents(self, nodes: tuple[str, ...], apart: tuple[str, ...]) -> None:
         """They join at once."""
@@ -261,7 +290,7 @@ class Job:
 
     def answer_test(self, number: int, node: str) -> None:
         """The quick test of a standby is over."""
-        self.act(self.core.on_standby_tested(number, self.quick_answer((node,)), self.now()))
+        self.hear(self.test_numbers[number], self.quick_answer((node,)))
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Do ``act`` when so much time has passed."""
@@ -275,7 +304,7 @@ class Job:
         """The controller's own probes are over."""
         answering = {node: 0.001 for node in nodes if self.answers(node)}
         found = Answers(tcp=answering, asked=frozenset(nodes))
-        self.act(self.core.on_answers(number, found, self.now()))
+        self.hear(number, found)
 
     def observe(self, observer: str, order: ProbeNodes) -> None:
         """The probes of an agent are over."""
@@ -299,24 +328,26 @@ class Job:
         for act in due:
             act()
 
-    def tell_storage(self, generation: int) -> None:
-        """Storage answers what it holds."""
+    def tell_storage(self) -> None:
+        """Storage answers the newest question with what it holds."""
         found = {*self.storage, *(CheckpointId(step=s, generation=g) for g, s in self.checkpoints.items())}
-        complete = None if self.storage_broken else dict.fromkeys(found, Tier.STORAGE)
-        self.act(self.core.on_checkpoints(generation, complete, self.now()))
+        complete = (
+            qs.Lost(reason="it is broken") if self.storage_broken else dict.fromkeys(found, Tier.STORAGE)
+        )
+        self.reply(qs.FindCheckpoint, complete)
 
-    def lend(self, order: fx.BorrowNodes) -> None:
+    def lend(self, number: int, order: qs.BorrowNodes) -> None:
         """Companions start on the nodes that can be lent."""
         nodes = [n for n in self.lendable if n not in order.exclude][: order.missing]
         self.lendable = tuple(n for n in self.lendable if n not in nodes)
         jobs = {100 + int(node[1:]): node for node in nodes}
         short = ((order.sources[-1], "0 of 1 node free"),) if len(nodes) < order.missing else ()
         for job in jobs:
-            self.core.on_companion(order.number, job, order.sources[0], self.now())
-        answer = fx.BorrowAnswer(nodes=jobs, refusals=short)
+            self.hear(number, qs.CompanionSubmitted(job_id=job, source=order.sources[0]), is_last=False)
+        answer = qs.BorrowAnswer(nodes=jobs, refusals=short)
 
         def lend() -> None:
-            self.act(self.core.on_lent(order.number, answer, self.now()))
+            self.hear(number, answer)
 
         if self.lends:
             lend()

@@ -8,7 +8,9 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, DetectConfig, JobConfig, ParallelConfig, Timings
-from slurm_robust.engine.effects import Now, Prune
+from slurm_robust.engine import questions as qs
+from slurm_robust.engine.clock import Now
+from slurm_robust.engine.questions import Prune
 from slurm_robust.engine.transitions import ToGathering
 from slurm_robust.engine.units.scheduler import StepPace
 from slurm_robust.model import events as ev
@@ -19,7 +21,7 @@ from slurm_robust.model.journal import fold
 from slurm_robust.policy.leaving import TERM_NEWS_S
 from slurm_robust.wire.messages import Flush, Pace, Phase, Progress
 from tests.builders.events import run_started
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.fake_job import Job, questions
 
 FOUR = ("n1", "n2", "n3", "n4")
 CORRUPT = WorkerError(type="slurm_robust.checkpoint.errors.CorruptPart", message="own-00001.0 is damaged")
@@ -74,11 +76,11 @@ def test_launch_orders_carry_peers_layout_and_stride() -> None:
 def test_peers_are_behind_another_switch_if_slurm_shows_switches() -> None:
     job = Job(slots=FOUR, spares=())
     assert job.orders["n1"].peers[0].node == "n3"
-    job.core.on_switches({"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
+    job.reply(qs.FindSwitches, {"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
     job.train_to(1)
     job.kill_rank(0)
     assert {job.orders[n].peers[0].node for n in ("n1", "n3")} == {"n2", "n4"}
-    job.core.on_switches({"n1": "a", "n2": "b", "n3": "a"})  # told only in part: of no use
+    job.reply(qs.FindSwitches, {"n1": "a", "n2": "b", "n3": "a"})  # told only in part: of no use
     job.train_to(2)
     job.kill_rank(0)
     assert job.orders["n1"].peers[0].node == "n3"
@@ -287,7 +289,7 @@ def test_a_run_that_ended_without_a_word_is_sealed_when_its_nodes_are_heard() ->
     )
     later = Job(history=history, first=ToGathering(start=True), copies=left, hears_storage=False)
     assert later.core.world.generation == 1  # storage has not answered yet
-    later.tell_storage(1)
+    later.tell_storage()
     assert where(later) == (4, {"memory": 2})
     (sealed,) = later.events(ev.GenerationSealed)
     assert (sealed.generation, sealed.sealed_step) == (1, 4)
@@ -539,7 +541,7 @@ def test_a_storage_that_hangs_is_waited_for_where_only_it_can_help() -> None:
     job.kill_rank(1)
     job.pass_time(300)
     assert job.stage == "Gathering"
-    job.tell_storage(1)
+    job.tell_storage()
     assert where(job) == (4, {"storage": 2})
 
 
@@ -828,7 +830,7 @@ def test_pruning_protects_what_is_sealed() -> None:
 
     class Watched(Job):
         def act(self, effects: list) -> None:
-            pruned.extend(e for e in effects if isinstance(e, Prune))
+            pruned.extend(q for q in questions(effects) if isinstance(q, Prune))
             super().act(effects)
 
     job = Watched(memory=True, config=JobConfig(checkpoint=CheckpointConfig(every_steps=4)))

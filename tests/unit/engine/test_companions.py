@@ -7,13 +7,14 @@ from msgspec import structs
 
 from slurm_robust.config.job import CompanionConfig, JobConfig, SlurmConfig
 from slurm_robust.engine import effects as fx
+from slurm_robust.engine import questions as qs
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
 from slurm_robust.model.companion import Companion, CompanionPool
 from slurm_robust.model.exits import Witness
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.journal import fold
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.fake_job import Job, questions
 from tests.unit.engine.test_detection import alert
 
 SPARES = CompanionPool(reservation="spares")
@@ -29,8 +30,8 @@ class Borrower(Job):
         super().__init__(**{"spares": (), "config": CONFIG, **fields})  # type: ignore[arg-type]
 
     def act(self, effects: list[fx.Effect]) -> None:
-        self.suspects += [effect.suspect for effect in effects if isinstance(effect, fx.SaveSuspect)]
-        self.swept += [effect.known for effect in effects if isinstance(effect, fx.SweepCompanions)]
+        self.suspects += [q.suspect for q in questions(effects) if isinstance(q, qs.SaveSuspect)]
+        self.swept += [q.known for q in questions(effects) if isinstance(q, qs.SweepCompanions)]
         super().act(effects)
 
     def lose(self, node: str) -> None:
@@ -253,9 +254,8 @@ def test_a_companion_that_lends_nothing_is_cancelled() -> None:
     job = borrower("n5")
     job.lends = False
     job.lose("n2")
-    (order,) = job.borrowed
-    lost = fx.BorrowAnswer(refusals=((SPARES, "an error of its own"),))
-    job.core.on_companion(order.number, 109, SPARES, job.now())
-    job.act(job.core.on_lent(order.number, lost, job.now()))
+    lost = qs.BorrowAnswer(refusals=((SPARES, "an error of its own"),))
+    job.reply(qs.BorrowNodes, qs.CompanionSubmitted(job_id=109, source=SPARES))
+    job.reply(qs.BorrowNodes, lost)
     assert 109 in job.ended
     assert 109 not in job.core.state.companions

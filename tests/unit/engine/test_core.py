@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, Limits
+from slurm_robust.engine import questions as qs
 from slurm_robust.engine.effects import Send
 from slurm_robust.engine.transitions import ToGathering, ToReconnecting
 from slurm_robust.model import events as ev
@@ -367,7 +368,7 @@ def test_waiting_for_what_an_ended_job_no_longer_does_fails_and_says_why() -> No
 
 def test_the_standby_behind_the_leaf_switch_of_the_lost_node_is_taken() -> None:
     job = Job(slots=("n1", "n2"), spares=("n3", "n4"))
-    job.core.on_switches({"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
+    job.reply(qs.FindSwitches, {"n1": "a", "n2": "b", "n3": "a", "n4": "b"})
     job.train_to(3)
     job.power_cut("n2")
     job.until(lambda: job.core.world.generation == 2)

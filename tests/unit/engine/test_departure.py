@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from slurm_robust.engine import questions as qs
 from slurm_robust.engine.units.departure import Departure
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId
@@ -45,7 +46,7 @@ def questions(job: Job) -> int:
 
 
 def answer(job: Job, said: Sentence | None) -> None:
-    job.act(job.core.on_sentence(said, job.now()))
+    job.reply(qs.AskAboutRun, said)
 
 
 # -- an order to end -------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ def test_status_says_what_is_lost_while_the_job_saves() -> None:
 def test_slurms_kill_wait_is_the_bound() -> None:
     job = trained()
     job.writes = False
-    job.core.on_kill_wait(15.0)
+    job.reply(qs.FindKillWait, 15.0)
     begun = job.mono
     leave(job)
     job.until(lambda: job.code is not None)

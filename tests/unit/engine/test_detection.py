@@ -8,6 +8,7 @@ from msgspec import structs
 
 from slurm_robust.analysis.replay import ReplayVerdict
 from slurm_robust.config.job import DetectConfig, JobConfig, Limits, ReplayConfig
+from slurm_robust.engine import questions as qs
 from slurm_robust.evidence.incident_text import timeline
 from slurm_robust.evidence.incidents import incident_reports
 from slurm_robust.model import events as ev
@@ -344,7 +345,7 @@ def test_one_network_alert_is_borne_and_two_are_not() -> None:
 
 def test_many_nodes_behind_one_switch_are_one_event() -> None:
     switch = job()
-    switch.core.on_switches(dict.fromkeys(NODES, "leaf1"))
+    switch.reply(qs.FindSwitches, dict.fromkeys(NODES, "leaf1"))
     link = {
         "check": "ethernet.state",
         "effect": Effect.LINK_DOWN,

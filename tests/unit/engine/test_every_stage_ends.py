@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from slurm_robust.config.job import CompanionConfig, DetectConfig, JobConfig, Timings
-from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Diagnosis
 from slurm_robust.wire.messages import Phase
@@ -152,7 +152,7 @@ class Weather:
             job.slurm_says = (TAKEN, DONE)
         if "storage" not in lasting and not job.hears_storage:
             job.hears_storage = True
-            job.tell_storage(job.core.checkpoints.asked)
+            job.tell_storage()
 
     def live(self, seconds: float) -> None:
         """Time passes, and ranks that can make a step a second."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import structs
 
 from slurm_robust.config.job import JobConfig, SlurmConfig
-from slurm_robust.engine import effects as fx
+from slurm_robust.engine import questions as qs
+from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import RECONNECT_S
 from slurm_robust.engine.units.giveback import LONGEST_PAUSE_S, PAUSE_S
 from slurm_robust.model import events as ev
@@ -13,7 +14,7 @@ from slurm_robust.model.journal import fold
 from tests.unit.engine.fake_job import Job
 from tests.unit.engine.test_detection import alert
 
-NOT_NOW = fx.GiveBackAnswer(said=fx.RequeueStatus.NOTHING, detail="the DB index is being set")
+NOT_NOW = qs.GiveBackAnswer(said=qs.RequeueStatus.NOTHING, detail="the DB index is being set")
 
 
 def evict(job: Job, node: str = "n2") -> Job:
@@ -72,14 +73,14 @@ def test_where_slurm_refuses_it_is_asked_again_ever_more_rarely() -> None:
     job.pass_time(600)
     assert len(job.given_back) - few <= 6
     assert LONGEST_PAUSE_S > 600
-    job.slurm_returns = structs.replace(NOT_NOW, said=fx.RequeueStatus.DONE)
+    job.slurm_returns = structs.replace(NOT_NOW, said=qs.RequeueStatus.DONE)
     job.pass_time(LONGEST_PAUSE_S)
     assert len(job.events(ev.NodeGivenBack)) == 1
 
 
 def test_a_refusal_for_good_is_told_once() -> None:
     job = evict(Job())
-    job.slurm_returns = structs.replace(NOT_NOW, said=fx.RequeueStatus.REFUSED)
+    job.slurm_returns = structs.replace(NOT_NOW, said=qs.RequeueStatus.REFUSED)
     get_on(job, range(4, 40))
     assert job.given_back == ["n2"]
     assert job.events(ev.NodeGivenBack) == []
@@ -102,5 +103,5 @@ def test_a_site_or_a_user_may_keep_nodes() -> None:
 def test_a_new_controller_waits_until_agents_can_say_what_they_hold() -> None:
     job = Job()
     checkpoints, began = job.core.checkpoints, job.core.started
-    assert not checkpoints.can_spare("n9", fx.Now(mono=began + 1, wall=job.wall))
-    assert checkpoints.can_spare("n9", fx.Now(mono=began + RECONNECT_S + 1, wall=job.wall)), "it is gone"
+    assert not checkpoints.can_spare("n9", Now(mono=began + 1, wall=job.wall))
+    assert checkpoints.can_spare("n9", Now(mono=began + RECONNECT_S + 1, wall=job.wall)), "it is gone"

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from slurm_robust.config.job import JobConfig, Timings
-from slurm_robust.engine.units.liveness import PROVING
+from slurm_robust.engine import questions as qs
 from slurm_robust.model import events as ev
 from slurm_robust.model.incident import Symptom
 from slurm_robust.model.probes import Answers, Knocked
@@ -109,8 +109,8 @@ def test_an_observer_that_reaches_nobody_proves_nothing() -> None:
 
 def test_probes_that_could_not_be_sent_prove_nothing() -> None:
     job = trained()
-    job.answer_probe = lambda number, nodes: job.act(  # type: ignore[method-assign]
-        job.core.on_answers(number, Answers(), job.now())
+    job.answer_probe = lambda number, nodes: job.hear(  # type: ignore[method-assign]
+        number, Answers()
     )
     job.power_cut("n3")
     assert 5.0 <= seconds_until_opened(job, 10.0) <= 6.0
@@ -250,7 +250,7 @@ def test_an_answer_to_old_probes_does_not_count() -> None:
     job.deaf.update(NODES)
     job.cut.add("n3")
     job.pass_time(0.5)
-    job.core.on_answers(PROVING + 1_000, Answers(), job.now())
+    job.hear(1_000_000, Answers())
     job.pass_time(2.0)
     assert opened(job) == []
 
@@ -275,7 +275,7 @@ def test_an_answer_about_a_node_whose_agent_was_forgotten_meanwhile_says_nothing
         job.core.on_observed(found, job.now())
     else:
         found_here = Answers(tcp={"n3": 0.001}, asked=frozenset({"n3"}))
-        job.act(job.core.on_answers(number, found_here, job.now()))
+        job.reply(qs.ProbeKernels, found_here)
     assert not any("its kernel answers" in note.text for note in job.events(ev.Noted))
 
 
@@ -285,7 +285,7 @@ def test_a_sign_of_a_node_whose_agent_was_forgotten_changes_nothing() -> None:
     job.core.fleet.give_sign("n3", job.mono)
     job.core.fleet.declare_dead("n3", "x", job.mono)
     job.core.fleet.declare_alive("n3")
-    job.core.on_knock(Knocked(taken=frozenset({"n3"}), refused=frozenset()), job.now())
+    job.core.witnesses._on_knock(Knocked(taken=frozenset({"n3"}), refused=frozenset()), job.now())
     assert "n3" not in job.core.fleet.views
 
 
@@ -309,10 +309,10 @@ def test_an_agent_whose_beacons_come_has_not_ended() -> None:
         job.beacon_at["agent of n3"] = job.mono
         job.pass_time(0.1)
     refused = Knocked(taken=frozenset(), refused=frozenset({"n3"}))
-    job.core.on_knock(refused, job.now())
+    job.core.witnesses._on_knock(refused, job.now())
     job.tick()
     assert (job.stage, opened(job)) == ("Running", [])
     job.pass_time(0.5)  # without beacons
-    job.core.on_knock(refused, job.now())
+    job.core.witnesses._on_knock(refused, job.now())
     job.tick()
     assert [incident.symptom for incident in opened(job)] == [Symptom.AGENTS_LOST]

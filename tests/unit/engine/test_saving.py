@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from slurm_robust.config.job import CheckpointConfig, JobConfig, Timings
-from slurm_robust.engine.effects import RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import RequeueAnswer, RequeueStatus
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
 from slurm_robust.model.exits import WorkerError

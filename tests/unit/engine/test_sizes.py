@@ -192,10 +192,10 @@ def test_storage_that_refuses_one_listing_is_asked_again_before_training_begins_
     class Refuses(Job):
         questions = 0
 
-        def tell_storage(self, generation: int) -> None:
+        def tell_storage(self) -> None:
             self.questions += 1
             self.storage_broken = self.questions == 1
-            super().tell_storage(generation)
+            super().tell_storage()
 
     before, _ = trained()
     job = requeued(before, FOUR, storage=(ref(4),), kind=Refuses)

@@ -114,5 +114,5 @@ def test_checkpoints_that_storage_lists_later_count_up_to_there_too() -> None:
     job.until(lambda: bool(job.events(ev.GenerationEnded)))
     assert fold(job.journal).world.good_steps == {1: 29}
     job.pass_time(60.0)
-    job.tell_storage(1)
+    job.tell_storage()
     assert restored(job) == 20

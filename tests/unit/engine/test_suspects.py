@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from slurm_robust.engine import effects as fx
+from slurm_robust.engine import questions as qs
 from slurm_robust.evidence.bundle import save_suspect
 from slurm_robust.hooks.suspects import EndedJob, judge
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Suspect
 from slurm_robust.model.job import JobDirectory
-from tests.unit.engine.fake_job import Job
+from tests.unit.engine.fake_job import Job, questions
 from tests.unit.engine.test_detection import alert
 
 
@@ -21,7 +22,7 @@ class Watched(Job):
     """Keeps the suspects."""
 
     def act(self, effects: list[fx.Effect]) -> None:
-        kept = [effect.suspect for effect in effects if isinstance(effect, fx.SaveSuspect)]
+        kept = [q.suspect for q in questions(effects) if isinstance(q, qs.SaveSuspect)]
         self.suspects = [*getattr(self, "suspects", []), *kept]
         super().act(effects)
 

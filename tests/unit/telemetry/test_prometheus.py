@@ -19,7 +19,7 @@ import yaml
 from slurm_robust.config.job import MetricsConfig
 from slurm_robust.controller.live_status import LiveStatusMaker, Storage, picture
 from slurm_robust.controller.metrics import About, MetricsServer
-from slurm_robust.engine.effects import Now
+from slurm_robust.engine.clock import Now
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.job import JobDirectory
 from slurm_robust.model.live_status import LiveStatus

@@ -1,0 +1,188 @@
+"""What answers each question of the engine: Slurm, storage, the kernels of nodes, tests, companions.
+
+One function a question. It runs in a thread beside the loop, may block within bounds, and returns the answer.
+If there are several, it passes the earlier ones to ``tell``. What it raises of Slurm, of its commands or of
+files makes the answer :class:`~slurm_robust.engine.questions.Lost`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+from slurm_robust.checkpoint.tiers import SharedTiers
+from slurm_robust.config.job import CheckpointConfig
+from slurm_robust.controller.agent_steps import AgentSteps
+from slurm_robust.controller.asking import Asking
+from slurm_robust.controller.borrower import Borrower
+from slurm_robust.controller.conclusion import save_summary
+from slurm_robust.controller.journal import Journal
+from slurm_robust.controller.requeue import Requeuer, without_term
+from slurm_robust.controller.shrink import Shrinker
+from slurm_robust.controller.tester import Tester
+from slurm_robust.controller.turns import ClockWatch
+from slurm_robust.engine import questions as qs
+from slurm_robust.evidence import bundle
+from slurm_robust.jobdir import owner
+from slurm_robust.model.copies import CheckpointId
+from slurm_robust.model.incident import Diagnosis
+from slurm_robust.model.job import JobDirectory
+from slurm_robust.model.state import JobState
+from slurm_robust.policy.restore import retained
+from slurm_robust.slurm.client import SlurmClient
+from slurm_robust.slurm.values import parse_number
+from slurm_robust.wire.probes import probe
+from slurm_robust.wire.sockets import knock
+
+Tell: TypeAlias = Callable[[object], None]
+"""Takes an answer that is not the last one. From any thread."""
+
+Answering: TypeAlias = Callable[[Any, Tell], object]
+Table: TypeAlias = Mapping[type[qs.Question[Any]], Answering]
+
+
+def kernel_answers() -> Table:
+    """Return what asks the kernels of nodes."""
+    return {
+        qs.Knock: lambda asked, tell: knock(asked.places),
+        qs.ProbeKernels: lambda asked, tell: probe(asked.places, asked.for_s, each_kind=asked.each_kind),
+    }
+
+
+def slurm_answers(slurm: SlurmClient, steps: AgentSteps, clock: ClockWatch, state: JobState) -> Table:
+    """Return what asks Slurm, for the run that ``state`` is in."""
+
+    def switches(asked: qs.FindSwitches, tell: Tell) -> dict[str, str]:
+        # Higher switches list the nodes below them too.
+        return {n: switch.name for switch in slurm.topology() if not switch.level for n in switch.nodes}
+
+    def kill_wait(asked: qs.FindKillWait, tell: Tell) -> float | None:
+        seconds = parse_number(slurm.config().get("KillWait", ""))
+        return None if seconds is None else float(seconds)
+
+    def run(asked: qs.AskAboutRun, tell: Tell) -> qs.Told:
+        asking = Asking(slurm, state.job_id, state.restart_count, steps.why_ended)
+        with without_term():
+            for said in asking.sentences(time.time() - clock.ahead_s):
+                tell(said)
+        return qs.Told()
+
+    return {
+        qs.FindSwitches: switches,
+        qs.FindKillWait: kill_wait,
+        qs.AskAboutRun: run,
+        qs.AskAboutNodes: lambda asked, tell: steps.witnesses(asked.nodes),
+        qs.AskForDrains: lambda asked, tell: steps.drains(asked.nodes),
+        qs.StartAgents: lambda asked, tell: steps.start(asked.nodes, state.epoch, asked.apart),
+        qs.LetGo: lambda asked, tell: steps.let_go(asked.node),
+    }
+
+
+def allocation_answers(requeuer: Requeuer, shrinker: Shrinker, borrower: Borrower | None) -> Table:
+    """Return what changes which nodes the job has; ``borrower``: None if no companions are configured."""
+
+    def report(tell: Tell, what: str, ok: bool, detail: str) -> None:
+        tell(qs.StageOver(what=what, ok=ok, detail=detail))
+
+    def requeue(asked: qs.BeginRequeue, tell: Tell) -> qs.Told:
+        shrinker.shed(asked.silent, partial(report, tell))
+        requeuer.ask(asked.exclude, partial(report, tell), tell, holders=asked.holders, pins=asked.pins)
+        return qs.Told()
+
+    def borrow(asked: qs.BorrowNodes, tell: Tell) -> qs.Settled:
+        assert borrower is not None  # there are sources
+
+        def submitted(job_id: int, source: Any) -> None:
+            tell(qs.CompanionSubmitted(job_id=job_id, source=source))
+
+        tell(borrower.borrow(asked.sources, asked.missing, asked.exclude, submitted, some=asked.some))
+        return qs.Settled(jobs=borrower.settle())
+
+    def end(asked: qs.EndCompanions, tell: Tell) -> qs.Told:
+        for text in borrower.end(asked.jobs, tell) if borrower is not None else ():
+            tell(text)
+        return qs.Told()
+
+    return {
+        qs.BeginRequeue: requeue,
+        qs.Shed: lambda asked, tell: shrinker.shed(asked.nodes, partial(report, tell)),
+        qs.GiveBack: lambda asked, tell: shrinker.give_back(asked.node),
+        qs.BorrowNodes: borrow,
+        qs.EndCompanions: end,
+        qs.SweepCompanions: lambda asked, tell: borrower.sweep(asked.known) if borrower is not None else (),
+    }
+
+
+def test_answers(tester: Tester) -> Table:
+    """Return what tests nodes."""
+
+    def test(asked: qs.TestNodes, tell: Tell) -> Diagnosis:
+        if asked.quick:
+            return tester.test_quickly(asked.nodes, asked.budget_s)
+        return tester.test(asked.nodes, bitwise=asked.bitwise, budget_s=asked.budget_s)
+
+    return {
+        qs.TestNodes: test,
+        qs.TestStandby: lambda asked, tell: tester.test_standby(asked.number, asked.node, asked.budget_s),
+        qs.EndStandbyTest: lambda asked, tell: tester.end_standby_test(asked.number),
+        qs.ReplayTraining: lambda asked, tell: tester.replay(asked.nodes, asked.layout),
+    }
+
+
+def storage_answers(
+    config: CheckpointConfig, directory: JobDirectory, journal: Journal, store: SharedTiers, own_node: str
+) -> Table:
+    """Return what reads and writes shared storage, which may be slow. ``own_node``: of this controller."""
+    pruning = threading.Lock()
+
+    def prune(asked: qs.Prune, tell: Tell) -> None:
+        if not pruning.acquire(blocking=False):
+            return  # storage is slow; the next one removes what this one would have
+        try:
+            protect = {CheckpointId(step=step, generation=g) for g, step in asked.sealed.items()}
+            protect.update(retained(asked.sealed, store.complete(), config.keep))
+            store.prune(config.keep, protect, asked.generation, config.keep_every)
+        finally:
+            pruning.release()
+
+    def saved(tell: Tell, stage: str, what: str, save: Callable[[], object]) -> None:
+        try:
+            save()
+        except OSError as error:
+            tell(qs.StageOver(what=stage, ok=False, detail=f"{what} could not be saved: {error}"))
+
+    def evidence(asked: qs.SaveEvidence, tell: Tell) -> None:
+        events = list(journal.events)
+        save = partial(bundle.save, directory, asked.number, events)
+        saved(tell, "evidence", f"evidence of incident {asked.number}", save)
+        saved(tell, "summary", "the job's summary", partial(save_summary, directory, events, own_node))
+
+    def stacks(asked: qs.SaveStacks, tell: Tell) -> None:
+        save = partial(bundle.save_stacks, directory, asked.number, asked.stacks, asked.localisation)
+        saved(tell, "stacks", f"stacks of incident {asked.number}", save)
+
+    def alerts(asked: qs.SaveAlerts, tell: Tell) -> None:
+        save = partial(bundle.save_alerts, directory, asked.number, asked.alerts, asked.t)
+        saved(tell, "alerts", f"alerts of incident {asked.number}", save)
+
+    def suspect(asked: qs.SaveSuspect, tell: Tell) -> None:
+        def save() -> None:
+            # An epilog knows its job's id only: neither which job has borrowed the node nor a run's name.
+            folder = directory.path.with_name(str(asked.suspect.job_id))
+            if folder != directory.path:
+                owner.make(folder)
+            bundle.save_suspect(JobDirectory(folder), asked.suspect)
+
+        saved(tell, "suspect", f"the suspect of {asked.suspect.node}", save)
+
+    return {
+        qs.FindCheckpoint: lambda asked, tell: store.complete(),
+        qs.Prune: prune,
+        qs.SaveEvidence: evidence,
+        qs.SaveStacks: stacks,
+        qs.SaveAlerts: alerts,
+        qs.SaveSuspect: suspect,
+    }

@@ -1,0 +1,341 @@
+"""Questions to the world outside: Slurm, storage, tests, kernels, companions. Records only.
+
+A question is one declaration: what is asked (its fields), what the answer is (``Question[Answer]``), and by
+when it has to be there (``within_s``). A unit or stage asks by
+:meth:`~slurm_robust.engine.context.Context.ask`. The loop looks up one function that answers it, runs that
+beside the loop, and brings what it returns back to :meth:`~slurm_robust.engine.core.Core.on_answer`. What
+goes wrong on the way is an answer, too: :class:`Lost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, Generic, TypeAlias, TypeVar
+
+from slurm_robust.engine.clock import Now
+from slurm_robust.model.companion import CompanionPool
+from slurm_robust.model.copies import CheckpointId, Tier
+from slurm_robust.model.exits import Witness
+from slurm_robust.model.findings import Alert, Suspect
+from slurm_robust.model.incident import Diagnosis
+from slurm_robust.model.layout import ParallelLayout
+from slurm_robust.model.probes import Answers, Knocked, ProbeTarget
+from slurm_robust.model.record import Record
+from slurm_robust.model.stacks import Localisation, RankStacks
+from slurm_robust.policy.leaving import Sentence
+
+A = TypeVar("A")
+
+
+class Question(Record, Generic[A]):
+    """Something that is asked, or asked for; the answer is an ``A``, None if it only has to be done."""
+
+    within_s: ClassVar[float] = 60.0
+    """An answer that takes longer is :class:`Lost`, though it is still heard when it comes."""
+
+    @property
+    def what(self) -> str:
+        """Return the question in words, for people: ``start agents``."""
+        return "".join(f" {c.lower()}" if c.isupper() else c for c in type(self).__name__).strip()
+
+
+class Lost(Record):
+    """There is no answer, for this reason. It says nothing of what was asked about."""
+
+    reason: str
+    fix: str = ""
+    """What whoever reads the reason may do."""
+    late: bool = False
+    """It did not come within the time; it may yet come."""
+    is_error: bool = False
+    """What should have answered has an error of its own."""
+
+
+class StageOver(Record):
+    """A stage of what was asked for is over; an answer follows."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+class Told(Record):
+    """All answers have been told."""
+
+
+@dataclass
+class Pending(Generic[A]):
+    """A question that was asked."""
+
+    question: Question[A]
+    asked: float
+    """Monotonic time."""
+    due: float
+    """Monotonic time after which an answer is late."""
+    then: Callable[[A | Lost, Now], None] | None = None
+    """Hears each answer, and the time of it."""
+    is_heard: bool = False
+    """An answer has come."""
+
+    def hear(self, answer: A | Lost, now: Now) -> None:
+        """Take an answer in."""
+        self.is_heard = True
+        if self.then is not None:
+            self.then(answer, now)
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+class RequeueStatus(str, Enum):
+    """What became of a requeue that was asked for."""
+
+    TAKEN = "taken"  # the job is requeued; TERM comes, and what is left takes a moment
+    DONE = "done"  # and a watcher finishes the rest
+    REFUSED = "refused"  # for good
+    NOTHING = "nothing"  # Slurm gave no answer
+
+
+class RequeueAnswer(Record):
+    """What Slurm says to :class:`BeginRequeue`."""
+
+    said: RequeueStatus
+    detail: str = ""
+    """Its message, or who has to release the job."""
+
+
+class BorrowAnswer(Record):
+    """What came of :class:`BorrowNodes`."""
+
+    nodes: dict[int, str] = {}
+    """By the companion that lends it."""
+    refusals: tuple[tuple[CompanionPool, str], ...] = ()
+    """Why others do not."""
+
+
+class GiveBackAnswer(Record):
+    """What became of :class:`GiveBack`."""
+
+    said: RequeueStatus
+    """DONE: the node is no longer the job's; REFUSED: for good; NOTHING: it may be asked again."""
+    detail: str = ""
+
+
+class CompanionSubmitted(Record):
+    """A companion was submitted for :class:`BorrowNodes`."""
+
+    job_id: int
+    source: CompanionPool
+
+
+class Settled(Record):
+    """Companions whose submission had no answer were cancelled."""
+
+    jobs: tuple[int, ...]
+
+
+Borrowed: TypeAlias = CompanionSubmitted | BorrowAnswer | Settled
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+class FindSwitches(Question[Mapping[str, str]]):
+    """Ask Slurm behind which leaf switch each node is."""
+
+
+class FindKillWait(Question[float | None]):
+    """Ask Slurm how long it waits from SIGTERM to SIGKILL; None if it does not say."""
+
+
+class StartAgents(Question[None]):
+    """Start agents on ``nodes`` by steps of the job."""
+
+    within_s: ClassVar[float] = 300.0
+    nodes: tuple[str, ...]
+    apart: tuple[str, ...] = ()
+    """Of these, nodes that get steps of their own, since they may end the step of others."""
+
+
+class Knock(Question[Knocked]):
+    """See which of ``places`` take a connection, and which refuse it."""
+
+    within_s: ClassVar[float] = 30.0
+    places: dict[str, tuple[str, int]]
+    """Address and port by node."""
+
+
+class ProbeKernels(Question[Answers]):
+    """Probe the kernels at ``places`` for ``for_s`` seconds.
+
+    ``each_kind``: see which kinds of probes are answered.
+    """
+
+    within_s: ClassVar[float] = 60.0
+    places: dict[str, ProbeTarget]
+    for_s: float
+    each_kind: bool = False
+
+
+class AskAboutNodes(Question[tuple[Witness, ...]]):
+    """Ask Slurm how ``nodes`` are."""
+
+    within_s: ClassVar[float] = 60.0
+    nodes: tuple[str, ...]
+
+
+class AskAboutRun(Question[Sentence | None]):
+    """Ask Slurm whether and when it ends this run."""
+
+    within_s: ClassVar[float] = 60.0
+
+
+class AskForDrains(Question[Mapping[str, str]]):
+    """Ask Slurm which of ``nodes`` are drained: each with who did it and why."""
+
+    within_s: ClassVar[float] = 60.0
+    nodes: tuple[str, ...]
+
+
+class FindCheckpoint(Question[dict[CheckpointId, Tier]]):
+    """List all complete checkpoints on storage."""
+
+    within_s: ClassVar[float] = 600.0
+
+
+class Prune(Question[None]):
+    """Remove old checkpoints."""
+
+    within_s: ClassVar[float] = 3600.0
+    sealed: dict[int, int]
+    """The newest step that counts of each ended generation."""
+    generation: int
+    """The newest."""
+
+
+class BeginRequeue(Question[RequeueAnswer]):
+    """Ask Slurm to requeue the job without ``exclude``. May be repeated."""
+
+    within_s: ClassVar[float] = 600.0
+    exclude: tuple[str, ...]
+    """The weakest first, which are given up first where too few other nodes are left."""
+    holders: tuple[str, ...] = ()
+    """Nodes that alone have parts of the newest step, to be asked for by name for a while."""
+    pins: tuple[str, ...] = ()
+    """Nodes that were asked for by name, by this requeue or an earlier one."""
+    silent: tuple[str, ...] = ()
+    """Nodes that do not answer: Slurm would wait for them until it gives them up."""
+
+
+class Shed(Question[None]):
+    """Take ``nodes`` that are dead out of the allocation, for which a requeue would wait."""
+
+    within_s: ClassVar[float] = 300.0
+    nodes: tuple[str, ...]
+
+
+class GiveBack(Question[GiveBackAnswer]):
+    """Take ``node`` out of the allocation. May be repeated."""
+
+    within_s: ClassVar[float] = 180.0
+    node: str
+
+
+class LetGo(Question[None]):
+    """Have the end of ``node``, which is dead, end no agent elsewhere when it comes back."""
+
+    within_s: ClassVar[float] = 60.0
+    node: str
+
+
+class SaveEvidence(Question[None]):
+    """Write the folder of evidence of incident ``number``."""
+
+    within_s: ClassVar[float] = 600.0
+    number: int
+
+
+class SaveStacks(Question[None]):
+    """Put the stacks of all ranks, and what they say, into the folder of incident ``number``."""
+
+    within_s: ClassVar[float] = 600.0
+    number: int
+    stacks: tuple[RankStacks, ...]
+    localisation: Localisation
+
+
+class SaveAlerts(Question[None]):
+    """Put what the inspection of the nodes has seen into the folder of incident ``number``."""
+
+    within_s: ClassVar[float] = 600.0
+    number: int
+    alerts: dict[str, tuple[Alert, ...]]
+    t: float
+
+
+class TestNodes(Question[Diagnosis]):
+    """Test ``nodes``."""
+
+    within_s: ClassVar[float] = 3600.0
+    nodes: tuple[str, ...]
+    bitwise: bool
+    budget_s: float
+    quick: bool = False
+    """Only by the quick test."""
+
+
+class TestStandby(Question[Diagnosis]):
+    """Run the quick test on a standby."""
+
+    within_s: ClassVar[float] = 3600.0
+    number: int
+    node: str
+    budget_s: float
+
+
+class EndStandbyTest(Question[None]):
+    """End the quick test ``number`` on a standby, since the node is needed; its answer does not count."""
+
+    within_s: ClassVar[float] = 60.0
+    number: int
+
+
+class ReplayTraining(Question[Diagnosis]):
+    """Have ``nodes`` replay the training of ``layout``."""
+
+    within_s: ClassVar[float] = 7200.0
+    nodes: tuple[str, ...]
+    layout: ParallelLayout
+
+
+class BorrowNodes(Question[Borrowed]):
+    """Get ``missing`` nodes by companions, none of ``exclude``; told of each that is submitted, too."""
+
+    within_s: ClassVar[float] = 3600.0
+    sources: tuple[CompanionPool, ...]
+    missing: int
+    exclude: tuple[str, ...]
+    some: bool = False
+    """Fewer are of use, too."""
+
+
+class EndCompanions(Question[str]):
+    """Cancel the companions ``jobs``; told why one could not be."""
+
+    within_s: ClassVar[float] = 1800.0
+    jobs: tuple[int, ...]
+
+
+class SweepCompanions(Question[tuple[int, ...]]):
+    """Cancel all companions of this job but ``known``; the answer has those."""
+
+    within_s: ClassVar[float] = 1800.0
+    known: tuple[int, ...]
+
+
+class SaveSuspect(Question[None]):
+    """Leave word for the administrator's side about a node that is given up."""
+
+    within_s: ClassVar[float] = 600.0
+    suspect: Suspect
