@@ -2,7 +2,7 @@
 
 One function a question. It runs in a thread beside the loop, may block within bounds, and returns the answer.
 If there are several, it passes the earlier ones to ``tell``. What it raises of Slurm, of its commands or of
-files makes the answer :class:`~slurm_robust.engine.questions.Lost`.
+files makes the answer :class:`~slurm_robust.engine.questions.NoAnswer`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def allocation_answers(requeuer: Requeuer, shrinker: Shrinker, borrower: Borrowe
         assert borrower is not None  # there are sources
 
         def submitted(job_id: int, source: Any) -> None:
-            tell(qs.CompanionSubmitted(job_id=job_id, source=source))
+            tell(qs.SubmittedCompanion(job_id=job_id, source=source))
 
         tell(borrower.borrow(asked.sources, asked.missing, asked.exclude, submitted, some=asked.some))
         return qs.Settled(jobs=borrower.settle())

@@ -34,7 +34,7 @@ from slurm_robust.controller.tester import Tester
 from slurm_robust.controller.turns import ClockWatch, StorageHold, Turns
 from slurm_robust.engine import effects as fx
 from slurm_robust.engine.core import Core
-from slurm_robust.engine.questions import Lost, StartAgents
+from slurm_robust.engine.questions import NoAnswer, StartAgents
 from slurm_robust.jobdir.place import FolderGone, check_in_place
 from slurm_robust.ledger.summary import summary_of
 from slurm_robust.model.errors import ExitCode
@@ -375,9 +375,9 @@ class Loop:
             try:
                 return partial(heard, answering(question, tell))
             except (SlurmError, CommandTimeout, OSError) as error:
-                return partial(heard, Lost(reason=str(error), fix=getattr(error, "fix", "")))
+                return partial(heard, NoAnswer(reason=str(error), fix=getattr(error, "fix", "")))
 
-        self._errands.run(question.what, work, lambda text: heard(Lost(reason=text, is_error=True)))
+        self._errands.run(question.what, work, lambda text: heard(NoAnswer(reason=text, is_error=True)))
 
     def _exit(self, effect: fx.Exit) -> None:
         self._code = effect.code

@@ -10,7 +10,7 @@ from slurm_robust.analysis.logs import RuleSet
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.effects import Ask, Effect, Say, Send, Write
-from slurm_robust.engine.questions import A, Lost, Pending, Question, StageOver, Told
+from slurm_robust.engine.questions import A, NoAnswer, PendingAnswer, Question, StageOver, Told
 from slurm_robust.engine.units.fleet import Fleet
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -54,7 +54,7 @@ class Context:
         self._leaving_code = ExitCode(order.code) if order is not None else ExitCode.TERMINATED
         self._effects: list[Effect] = []
         self._notes: set[tuple[str, str]] = set()
-        self._pending: dict[int, Pending[Any]] = {}
+        self._pending: dict[int, PendingAnswer[Any]] = {}
         self._number = 0  # of the newest question
 
     # -- what is known -----------------------------------------------------------------------------
@@ -141,21 +141,19 @@ class Context:
         self,
         question: Question[A],
         now: Now,
-        then: Callable[[A | Lost, Now], None] | None = None,
+        then: Callable[[A | NoAnswer, Now], None] | None = None,
         *,
         within_s: float | None = None,
-    ) -> Pending[A]:
+    ) -> None:
         """Put ``question`` to the world outside; never waits.
 
         ``then`` hears each answer, also a late one. ``within_s``: other than the question's own bound.
         Without ``then``, a loss of something that only had to be done is written down.
         """
         due = now.mono + (question.within_s if within_s is None else within_s)
-        pending = Pending(question, now.mono, due, then)
         self._number += 1
-        self._pending[self._number] = pending
+        self._pending[self._number] = PendingAnswer(question, now.mono, due, then)
         self.emit(Ask(number=self._number, question=question))
-        return pending
 
     def hear(self, number: int, answer: object, now: Now) -> None:
         """Take in an answer to question ``number``; of an unknown one nothing is heard."""
@@ -165,7 +163,7 @@ class Context:
         if isinstance(answer, StageOver):
             self.record(ev.StageDone(t=now.wall, what=answer.what, ok=answer.ok, detail=answer.detail))
             return
-        if isinstance(answer, Lost) and (answer.is_error or (pending.then is None and not answer.late)):
+        if isinstance(answer, NoAnswer) and (answer.is_error or (pending.then is None and not answer.late)):
             what = pending.question.what
             self.record(ev.StageDone(t=now.wall, what=what, ok=False, detail=answer.reason))
         if not isinstance(answer, Told):
@@ -179,7 +177,7 @@ class Context:
         """Tell those who have asked which answers are late; they still hear them when they come."""
         for pending in [p for p in self._pending.values() if now.mono >= p.due and not p.is_heard]:
             within_s, pending.due = pending.due - pending.asked, math.inf
-            pending.hear(Lost(reason=f"no answer within {within_s:g} s", late=True), now)
+            pending.hear(NoAnswer(reason=f"no answer within {within_s:g} s", late=True), now)
 
     def send(self, node: str, message: msg.FromController) -> None:
         """Send to one agent."""

@@ -17,7 +17,7 @@ from slurm_robust.config.job import JobConfig
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Effect, Say, Send
-from slurm_robust.engine.questions import FindSwitches, Lost, SaveSuspect
+from slurm_robust.engine.questions import FindSwitches, NoAnswer, SaveSuspect
 from slurm_robust.engine.transitions import Transition
 from slurm_robust.engine.units.checkpoints import Checkpoints
 from slurm_robust.engine.units.companions import Companions
@@ -305,8 +305,8 @@ class Core(Context):
         """An agent has probed other nodes. Nothing is concluded before :meth:`on_tick`."""
         self.liveness.on_observed(found, now)
 
-    def _on_switches(self, leaves: Mapping[str, str] | Lost, now: Now) -> None:
-        if isinstance(leaves, Lost):
+    def _on_switches(self, leaves: Mapping[str, str] | NoAnswer, now: Now) -> None:
+        if isinstance(leaves, NoAnswer):
             text = f"Slurm does not show the switches, so peers are chosen without them: {leaves.reason}"
             self.note(text, "", now)
             return

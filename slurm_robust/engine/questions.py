@@ -4,7 +4,7 @@ A question is one declaration: what is asked (its fields), what the answer is (`
 when it has to be there (``within_s``). A unit or stage asks by
 :meth:`~slurm_robust.engine.context.Context.ask`. The loop looks up one function that answers it, runs that
 beside the loop, and brings what it returns back to :meth:`~slurm_robust.engine.core.Core.on_answer`. What
-goes wrong on the way is an answer, too: :class:`Lost`.
+goes wrong on the way is an answer, too: :class:`NoAnswer`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Question(Record, Generic[A]):
     """Something that is asked, or asked for; the answer is an ``A``, None if it only has to be done."""
 
     within_s: ClassVar[float] = 60.0
-    """An answer that takes longer is :class:`Lost`, though it is still heard when it comes."""
+    """An answer that takes longer is :class:`NoAnswer`, though it is still heard when it comes."""
 
     @property
     def what(self) -> str:
@@ -41,7 +41,7 @@ class Question(Record, Generic[A]):
         return "".join(f" {c.lower()}" if c.isupper() else c for c in type(self).__name__).strip()
 
 
-class Lost(Record):
+class NoAnswer(Record):
     """There is no answer, for this reason. It says nothing of what was asked about."""
 
     reason: str
@@ -66,7 +66,7 @@ class Told(Record):
 
 
 @dataclass
-class Pending(Generic[A]):
+class PendingAnswer(Generic[A]):
     """A question that was asked."""
 
     question: Question[A]
@@ -74,12 +74,12 @@ class Pending(Generic[A]):
     """Monotonic time."""
     due: float
     """Monotonic time after which an answer is late."""
-    then: Callable[[A | Lost, Now], None] | None = None
+    then: Callable[[A | NoAnswer, Now], None] | None = None
     """Hears each answer, and the time of it."""
     is_heard: bool = False
     """An answer has come."""
 
-    def hear(self, answer: A | Lost, now: Now) -> None:
+    def hear(self, answer: A | NoAnswer, now: Now) -> None:
         """Take an answer in."""
         self.is_heard = True
         if self.then is not None:
@@ -123,7 +123,7 @@ class GiveBackAnswer(Record):
     detail: str = ""
 
 
-class CompanionSubmitted(Record):
+class SubmittedCompanion(Record):
     """A companion was submitted for :class:`BorrowNodes`."""
 
     job_id: int
@@ -136,7 +136,7 @@ class Settled(Record):
     jobs: tuple[int, ...]
 
 
-Borrowed: TypeAlias = CompanionSubmitted | BorrowAnswer | Settled
+Borrowed: TypeAlias = SubmittedCompanion | BorrowAnswer | Settled
 
 # -- questions -------------------------------------------------------------------------------------
 

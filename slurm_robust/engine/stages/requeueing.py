@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import BeginRequeue, Lost, RequeueAnswer, RequeueStatus
+from slurm_robust.engine.questions import BeginRequeue, NoAnswer, RequeueAnswer, RequeueStatus
 from slurm_robust.engine.stages.ending import end_agents
 from slurm_robust.engine.stages.watch import silent_nodes
 from slurm_robust.engine.transitions import ToEnding, ToRequeueing, ToSaving, Transition
@@ -84,8 +84,8 @@ class Requeueing:
         )
         core.ask(question, now, self._take, within_s=LOST_S)
 
-    def _take(self, answer: RequeueAnswer | Lost, now: Now) -> None:
-        if isinstance(answer, Lost):
+    def _take(self, answer: RequeueAnswer | NoAnswer, now: Now) -> None:
+        if isinstance(answer, NoAnswer):
             answer = RequeueAnswer(said=RequeueStatus.NOTHING, detail=answer.reason)
         self._answer = answer
 

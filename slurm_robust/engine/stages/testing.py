@@ -7,7 +7,7 @@ from msgspec import structs
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.core import Core
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import Lost, Question, ReplayTraining, TestNodes
+from slurm_robust.engine.questions import NoAnswer, Question, ReplayTraining, TestNodes
 from slurm_robust.engine.transitions import ToDeciding, ToStopping, ToTesting, Transition
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
@@ -53,8 +53,8 @@ class Testing:
         what = "replaying the training on" if self._is_replay else "testing"
         core.emit(Say(text=f"{what} {count(len(nodes), 'node')}, {self._limit_s:.0f} s at most"))
 
-    def _hear(self, found: Diagnosis | Lost, now: Now) -> None:
-        self._found = Diagnosis(reason=found.reason) if isinstance(found, Lost) else found
+    def _hear(self, found: Diagnosis | NoAnswer, now: Now) -> None:
+        self._found = Diagnosis(reason=found.reason) if isinstance(found, NoAnswer) else found
 
     def step(self, core: Core, now: Now) -> Transition | None:
         """Decide again when the results are there; without results as if all had passed."""

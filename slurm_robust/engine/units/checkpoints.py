@@ -11,7 +11,7 @@ from msgspec import structs
 from slurm_robust.config.job import JobConfig
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import RECONNECT_S, Context
-from slurm_robust.engine.questions import FindCheckpoint, Lost, Prune
+from slurm_robust.engine.questions import FindCheckpoint, NoAnswer, Prune
 from slurm_robust.engine.units.new_parts import NewParts
 from slurm_robust.model import events as ev
 from slurm_robust.model.copies import SHARED, CheckpointId, Peer, Tier
@@ -77,14 +77,14 @@ class Checkpoints:
         self._answered, self._listed = False, None
         self._context.ask(FindCheckpoint(), now, partial(self._on_listed, self._asked))
 
-    def _on_listed(self, generation: int, complete: Mapping[CheckpointId, Tier] | Lost, now: Now) -> None:
+    def _on_listed(self, generation: int, complete: Mapping[CheckpointId, Tier] | NoAnswer, now: Now) -> None:
         """An answer to an earlier question is dropped."""
-        if isinstance(complete, Lost) and not complete.late:
+        if isinstance(complete, NoAnswer) and not complete.late:
             text = f"checkpoints on storage cannot be listed: {complete.reason}"
             self._context.record(ev.StageDone(t=now.wall, what="find checkpoint", ok=False, detail=text))
         if generation == self._asked:
             self._answered = True
-            self._listed = None if isinstance(complete, Lost) else {**self._written, **complete}
+            self._listed = None if isinstance(complete, NoAnswer) else {**self._written, **complete}
 
     def on_written(self, ref: CheckpointId) -> None:
         """Nodes have put it on storage: a listing that does not show it is behind (caches of NFS)."""
@@ -124,8 +124,8 @@ class Checkpoints:
         world = self._context.world
         self._context.ask(Prune(sealed=world.sealed, generation=world.generation), now, self._on_pruned)
 
-    def _on_pruned(self, answer: Lost | None, now: Now) -> None:
-        if isinstance(answer, Lost):
+    def _on_pruned(self, answer: NoAnswer | None, now: Now) -> None:
+        if isinstance(answer, NoAnswer):
             self._context.note(f"old checkpoints could not be removed: {answer.reason}", "", now)
 
     # -- nodes -------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from slurm_robust.engine.questions import (
     BorrowAnswer,
     Borrowed,
     BorrowNodes,
-    CompanionSubmitted,
     EndCompanions,
-    Lost,
+    NoAnswer,
     Settled,
+    SubmittedCompanion,
     SweepCompanions,
 )
 from slurm_robust.engine.units.starts import AgentStarts
@@ -96,10 +96,10 @@ class Companions:
         """The same for :meth:`fetch`."""
         self._fetched = 0
 
-    def _on_answer(self, number: int, first: CompanionPool, answer: Borrowed | Lost, now: Now) -> None:
+    def _on_answer(self, number: int, first: CompanionPool, answer: Borrowed | NoAnswer, now: Now) -> None:
         context = self._context
         match answer:
-            case CompanionSubmitted(job_id=job_id, source=source):
+            case SubmittedCompanion(job_id=job_id, source=source):
                 self._asked[job_id] = number
                 context.record(ev.CompanionSubmitted(t=now.wall, job_id=job_id, source=source))
                 context.emit(Say(text=f"companion {job_id} was submitted, to lend a node from {source}"))
@@ -108,18 +108,18 @@ class Companions:
             case Settled(jobs=jobs) if jobs:
                 listed = ", ".join(map(str, jobs))
                 context.note(f"cancelled companions whose submission had no answer: {listed}", "", now)
-            case Lost(late=False, reason=reason):
+            case NoAnswer(late=False, reason=reason):
                 self._on_lent(number, BorrowAnswer(refusals=((first, reason),)), now)
 
-    def _on_swept(self, answer: tuple[int, ...] | Lost, now: Now) -> None:
-        if isinstance(answer, Lost):
+    def _on_swept(self, answer: tuple[int, ...] | NoAnswer, now: Now) -> None:
+        if isinstance(answer, NoAnswer):
             text = f"Slurm does not show whether older companions are left: {answer.reason}"
             self._context.note(text, "", now)
         elif answer:
             self._context.note(f"cancelled older companions: {', '.join(map(str, answer))}", "", now)
 
-    def _on_not_ended(self, answer: str | Lost, now: Now) -> None:
-        text = answer.reason if isinstance(answer, Lost) else answer
+    def _on_not_ended(self, answer: str | NoAnswer, now: Now) -> None:
+        text = answer.reason if isinstance(answer, NoAnswer) else answer
         if text:
             self._context.note(text, "", now)
 

@@ -13,7 +13,7 @@ from signal import SIGTERM
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import AskAboutRun, FindKillWait, Lost
+from slurm_robust.engine.questions import AskAboutRun, FindKillWait, NoAnswer
 from slurm_robust.policy.leaving import (
     ASKING_S,
     KILL_WAIT_S,
@@ -110,7 +110,7 @@ class Departure:
 
     # -- inputs ------------------------------------------------------------------------------------
 
-    def _learn(self, kill_wait_s: float | Lost | None, now: Now) -> None:
+    def _learn(self, kill_wait_s: float | NoAnswer | None, now: Now) -> None:
         """Without an answer, Slurm's default is assumed."""
         if isinstance(kill_wait_s, float):
             self._kill_wait_s = kill_wait_s
@@ -158,7 +158,7 @@ class Departure:
                 self._asking = now.mono
                 self._ask(now)
 
-    def _on_sentence(self, answer: Sentence | Lost | None, now: Now) -> None:
+    def _on_sentence(self, answer: Sentence | NoAnswer | None, now: Now) -> None:
         said, context = answer if isinstance(answer, Sentence) else None, self._context
         was_requeued = self._is_requeued
         if said is not None:

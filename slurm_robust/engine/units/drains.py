@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import AskForDrains, Lost
+from slurm_robust.engine.questions import AskForDrains, NoAnswer
 from slurm_robust.model import events as ev
 
 EVERY_S = 25.0
@@ -35,8 +35,8 @@ class Drains:
         if nodes := self._nodes():
             context.ask(AskForDrains(nodes=nodes), now, self._on_answer)
 
-    def _on_answer(self, drained: Mapping[str, str] | Lost, now: Now) -> None:
-        if isinstance(drained, Lost):
+    def _on_answer(self, drained: Mapping[str, str] | NoAnswer, now: Now) -> None:
+        if isinstance(drained, NoAnswer):
             return  # it is asked again
         context, known = self._context, self._context.state.drained
         for node in self._nodes():

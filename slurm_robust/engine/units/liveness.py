@@ -12,7 +12,7 @@ from msgspec import structs
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import Lost, ProbeKernels
+from slurm_robust.engine.questions import NoAnswer, ProbeKernels
 from slurm_robust.engine.units.fleet import AgentView
 from slurm_robust.model.probes import Answers, ProbeTarget
 from slurm_robust.policy.liveness import (
@@ -94,9 +94,9 @@ class Liveness:
         then = partial(self._on_answers, number)
         self._context.ask(probe, now, then, within_s=probe.for_s + LATE_S)
 
-    def _on_answers(self, number: int, answers: Answers | Lost, now: Now) -> None:
+    def _on_answers(self, number: int, answers: Answers | NoAnswer, now: Now) -> None:
         """If the probes could not be made, that says nothing of the nodes."""
-        if isinstance(answers, Lost):
+        if isinstance(answers, NoAnswer):
             self._proving = () if number == PROVING else self._proving
             return
         if number == PROVING:

@@ -8,7 +8,7 @@ from functools import partial
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import EndStandbyTest, Lost, TestStandby
+from slurm_robust.engine.questions import EndStandbyTest, NoAnswer, TestStandby
 from slurm_robust.model import events as ev
 from slurm_robust.model.findings import Outcome
 from slurm_robust.model.incident import Diagnosis
@@ -95,11 +95,11 @@ class Standbys:
             self._generation = 0  # training has to settle again
             context.ask(EndStandbyTest(number=test.number), now)
 
-    def _on_tested(self, number: int, found: Diagnosis | Lost, now: Now) -> None:
+    def _on_tested(self, number: int, found: Diagnosis | NoAnswer, now: Now) -> None:
         context, test = self._context, self._test
         if test is None or test.number != number:
             return  # it was ended, and says nothing
-        if isinstance(found, Lost):
+        if isinstance(found, NoAnswer):
             if found.late:
                 context.ask(EndStandbyTest(number=test.number), now)
             found = Diagnosis(reason="no answer in time" if found.late else found.reason)

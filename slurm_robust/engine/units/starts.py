@@ -13,7 +13,7 @@ from typing import Final
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import LetGo, Lost, StartAgents
+from slurm_robust.engine.questions import LetGo, NoAnswer, StartAgents
 from slurm_robust.engine.units.witnesses import Witnesses
 from slurm_robust.model import events as ev
 from slurm_robust.model.errors import ExitCode
@@ -105,8 +105,8 @@ class AgentStarts:
     def _start(self, question: StartAgents, now: Now) -> None:
         self._context.ask(question, now, partial(self._on_started, question.nodes))
 
-    def _on_started(self, nodes: tuple[str, ...], answer: Lost | None, now: Now) -> None:
-        if isinstance(answer, Lost) and not answer.late:
+    def _on_started(self, nodes: tuple[str, ...], answer: NoAnswer | None, now: Now) -> None:
+        if isinstance(answer, NoAnswer) and not answer.late:
             text = f"agents could not be started: {answer.reason}"
             self.on_end(StepEnd(nodes=nodes, code=-1, message=text, fix=answer.fix), now)
 

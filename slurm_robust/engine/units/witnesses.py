@@ -9,7 +9,7 @@ from functools import partial
 from slurm_robust.engine.clock import Now
 from slurm_robust.engine.context import Context
 from slurm_robust.engine.effects import Say
-from slurm_robust.engine.questions import AskAboutNodes, Knock, Lost
+from slurm_robust.engine.questions import AskAboutNodes, Knock, NoAnswer
 from slurm_robust.model.exits import Witness
 from slurm_robust.model.probes import Knocked
 from slurm_robust.policy.silence import FRESH_S, MAX_WITNESSED, STALLED_S, TOGETHER, Silence, judge
@@ -86,9 +86,9 @@ class Witnesses:
         """Ask Slurm how ``nodes`` are."""
         self._context.ask(AskAboutNodes(nodes=nodes), now, partial(self._on_slurm, nodes))
 
-    def _on_knock(self, found: Knocked | Lost, now: Now) -> None:
+    def _on_knock(self, found: Knocked | NoAnswer, now: Now) -> None:
         """Kernels have answered for their agents."""
-        if isinstance(found, Lost):
+        if isinstance(found, NoAnswer):
             return
         for node in found.taken:
             self._sign(node, now.mono, "its node answers", now)
@@ -103,10 +103,10 @@ class Witnesses:
         silent = [n for n in found.refused if n not in views or now.mono - views[n].heard > dead_s / 2]
         return tuple(silent) if len(found.refused) == 1 else ()
 
-    def _on_slurm(self, nodes: tuple[str, ...], answer: tuple[Witness, ...] | Lost, now: Now) -> None:
+    def _on_slurm(self, nodes: tuple[str, ...], answer: tuple[Witness, ...] | NoAnswer, now: Now) -> None:
         """If slurmctld does not answer, it says nothing of the nodes."""
-        found = None if isinstance(answer, Lost) else answer
-        if isinstance(answer, Lost):
+        found = None if isinstance(answer, NoAnswer) else answer
+        if isinstance(answer, NoAnswer):
             self._context.note(f"Slurm does not say how {fold(nodes)} are: {answer.reason}", "", now)
         self._slurm_at, self._slurm_answers = now.mono, found is not None
         self._words = {witness.node: witness.message for witness in found or () if witness.gone}

@@ -366,7 +366,7 @@ class SimController:
         try:
             found = answer()
         except (SlurmError, OSError) as error:
-            found = qs.Lost(reason=str(error))
+            found = qs.NoAnswer(reason=str(error))
         self._do(self.core.on_answer(number, found, self.now()))
 
     def tell(self, number: int, answer: object, *, is_last: bool = True) -> None:
@@ -472,7 +472,7 @@ class SimController:
                         )
                     )
                     submitted.append(job)
-                    self.tell(number, qs.CompanionSubmitted(job_id=job, source=source), is_last=False)
+                    self.tell(number, qs.SubmittedCompanion(job_id=job, source=source), is_last=False)
             except SlurmError as error:
                 refuse(error)
                 return

@@ -49,7 +49,7 @@ from tests.builders.events import run_started
 OWN_BUFFERS, PEER_BUFFERS = 3, 2
 BUSY = (Phase.RUNNING, Phase.STOPPING)
 BROKEN = "Input/output error"
-NO_ANSWER = qs.Lost(reason="Slurm does not answer")
+NO_ANSWER = qs.NoAnswer(reason="Slurm does not answer")
 GRACE_S = JobConfig().timings.stop_grace_s
 
 
@@ -332,7 +332,7 @@ class Job:
         """Storage answers the newest question with what it holds."""
         found = {*self.storage, *(CheckpointId(step=s, generation=g) for g, s in self.checkpoints.items())}
         complete = (
-            qs.Lost(reason="it is broken") if self.storage_broken else dict.fromkeys(found, Tier.STORAGE)
+            qs.NoAnswer(reason="it is broken") if self.storage_broken else dict.fromkeys(found, Tier.STORAGE)
         )
         self.reply(qs.FindCheckpoint, complete)
 
@@ -343,7 +343,7 @@ class Job:
         jobs = {100 + int(node[1:]): node for node in nodes}
         short = ((order.sources[-1], "0 of 1 node free"),) if len(nodes) < order.missing else ()
         for job in jobs:
-            self.hear(number, qs.CompanionSubmitted(job_id=job, source=order.sources[0]), is_last=False)
+            self.hear(number, qs.SubmittedCompanion(job_id=job, source=order.sources[0]), is_last=False)
         answer = qs.BorrowAnswer(nodes=jobs, refusals=short)
 
         def lend() -> None:

@@ -255,7 +255,7 @@ def test_a_companion_that_lends_nothing_is_cancelled() -> None:
     job.lends = False
     job.lose("n2")
     lost = qs.BorrowAnswer(refusals=((SPARES, "an error of its own"),))
-    job.reply(qs.BorrowNodes, qs.CompanionSubmitted(job_id=109, source=SPARES))
+    job.reply(qs.BorrowNodes, qs.SubmittedCompanion(job_id=109, source=SPARES))
     job.reply(qs.BorrowNodes, lost)
     assert 109 in job.ended
     assert 109 not in job.core.state.companions
