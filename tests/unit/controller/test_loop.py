@@ -149,6 +149,11 @@ def hands_in(folder: Path) -> Iterator[Hands]:
         yield Hands(folder, server, config)
 
 
+def test_every_question_of_the_engine_has_a_function_that_answers_it(hands: Hands) -> None:
+    kinds = {kind for kind in vars(qs).values() if isinstance(kind, type) and issubclass(kind, qs.Question)}
+    assert set(hands.loop._answers) == kinds - {qs.Question}
+
+
 def test_all_complete_checkpoints_are_listed(hands: Hands) -> None:
     for generation, step in ((1, 2), (1, 4), (2, 5)):
         hands.publish(generation, step)
