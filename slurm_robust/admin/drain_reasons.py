@@ -52,7 +52,7 @@ PERSON = "taken out by a person"
 
 @cache
 def shipped() -> tuple[DrainReason, ...]:
-    """The lines of this package."""
+    """Return the lines of this package."""
     return msgspec.convert(yaml.safe_load(FILE.read_bytes()), tuple[DrainReason, ...])
 
 
@@ -74,7 +74,7 @@ def read(reason: str, site: Sequence[DrainReason] = ()) -> tuple[_ReasonPart, ..
 
 
 def evidence(reason: str, site: Sequence[DrainReason] = ()) -> _ReasonPart | None:
-    """The part that counts against the node, that of a test before Slurm's; None if none does.
+    """Return the part that counts against the node, that of a test before Slurm's; None if none does.
 
     What comes after a person or an upgrade took the node is what they do to it.
     """

@@ -93,7 +93,7 @@ class FileChange(Record):
 
 
 def plan(wanted: Sequence[Item], manifest: Manifest, found: Mapping[str, Found]) -> list[FileChange]:
-    """Steps from what is there to what is wanted; what is right already needs none. Pure."""
+    """Return steps from what is there to what is wanted; what is right already needs none. Pure."""
     steps = [step for item in wanted if (step := _step(item, manifest, found.get(item.path)))]
     paths = {item.path for item in wanted}
     # The deepest first, so that folders are empty when their turn comes.
@@ -133,11 +133,11 @@ class Tree:
         self.root = root
 
     def path(self, name: str) -> Path:
-        """Where a path of the machine is."""
+        """Return where a path of the machine is."""
         return self.root / name.lstrip("/")
 
     def real(self, name: str) -> Path:
-        """Where a path leads to when links at its end are followed, below this root."""
+        """Return where a path leads to when links at its end are followed, below this root."""
         for _ in range(_MAX_LINKS):
             if not self.path(name).is_symlink():
                 break
@@ -145,7 +145,7 @@ class Tree:
         return self.path(name)
 
     def find(self, name: str) -> Found | None:
-        """What is there; links are not followed. Raises ``OSError``."""
+        """Return what is there; links are not followed. Raises ``OSError``."""
         path = self.path(name)
         try:
             found = path.lstat()
@@ -161,7 +161,7 @@ class Tree:
         return Found(digest=_digest("file", path.read_bytes()), mode=mode, uid=found.st_uid)
 
     def manifest(self) -> Manifest:
-        """What was written the last time. Raises :class:`InstallError` for a damaged one."""
+        """Return what was written the last time. Raises :class:`InstallError` for a damaged one."""
         path = self.path(MANIFEST)
         try:
             return msgspec.json.decode(path.read_bytes(), type=Manifest)

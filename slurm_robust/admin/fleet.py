@@ -51,7 +51,7 @@ def forget(url: str, days: float) -> int:
 
 
 def collected_text(done: Collected) -> str:
-    """What a collection did, in a few lines."""
+    """Return what a collection did, in a few lines."""
     facts = [
         (done.new, "new"),
         (done.renewed, "renewed"),

@@ -78,7 +78,7 @@ def by_nvidia_smi(limit_s: float) -> Reset:
 
 
 def looked(config: NodeConfig, host: Host) -> GpuFacts:
-    """What the driver says, asked in a child that may hang. Raises ``RuntimeError``."""
+    """Return what the driver says, asked in a child that may hang. Raises ``RuntimeError``."""
 
     def task() -> bytes:
         return msgspec.msgpack.encode(gather_gpus(host, config))

@@ -107,7 +107,8 @@ def gather(slurm: SlurmClient, logs: Iterable[Path], days: float, now: float) ->
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The events of a log that are about a node; a line that cannot be read (torn by a crash) is left out.
+    """Return the events of a log that are about a node; a line that cannot be read (torn by a crash) is left
+    out.
 
     Raises :class:`LogUnreadable`.
     """
@@ -119,7 +120,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def own_log(path: Path) -> list[Path]:
-    """The event log of this node, if there is one. Raises :class:`LogUnreadable` where it cannot be read."""
+    """Return the event log of this node, if there is one. Raises :class:`LogUnreadable` where it cannot be
+    read.
+    """
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -143,7 +146,9 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
-    """Events in order, those that Slurm cut in two (it does at every change of the state) made one again."""
+    """Return events in order, those that Slurm cut in two (it does at every change of the state) made one
+    again.
+    """
     found: list[NodeEvent] = []
     last: dict[str, int] = {}
     for event in sorted(events, key=lambda e: (e.start_time or 0.0, e.end_time or float("inf"))):
@@ -162,13 +167,16 @@ def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
 
 
 def fault_kind(event: NodeEvent, site: Sequence[DrainReason] = ()) -> str:
-    """What the event says against the node; empty where somebody took it out of service without a fault."""
+    """Return what the event says against the node; empty where somebody took it out of service without a
+    fault.
+    """
     part = evidence(event.reason, site)
     return part.says if part else ""
 
 
 def failures_of(history: History, site: Sequence[DrainReason] = ()) -> list[Failure]:
-    """All that counts against nodes. What jobs suspected of a node counts once for each of their users.
+    """Return all that counts against nodes. What jobs suspected of a node counts once for each of their
+    users.
 
     ``site``: what the site says of reasons.
     """

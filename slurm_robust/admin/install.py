@@ -243,7 +243,9 @@ def uninstall(
 
 
 def still_named(site: Site) -> str:
-    """Where Slurm still names our hooks: in the file, or in what slurmctld has in force; empty if nowhere."""
+    """Return where Slurm still names our hooks: in the file, or in what slurmctld has in force; empty if
+    nowhere.
+    """
     for statement in slurmconf.statements(site.slurm_files(), site.main):
         if statement.value.startswith(items.HOOKS):
             return f"{statement.file} still says {statement.key}={statement.value}"

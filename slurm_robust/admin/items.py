@@ -73,7 +73,7 @@ def items(layout: Layout, links: Mapping[str, str]) -> list[Item]:
 
 
 def package_items(layout: Layout) -> list[Item]:
-    """What a package brings, and an installation by pip writes."""
+    """Return what a package brings, and an installation by pip writes."""
     units = UNIT_FILES if layout.timer else ()
     return [
         *(Item(path=path, kind="folder", mode=0o755) for path in (ETC, *DROP_INS)),
@@ -93,7 +93,9 @@ def package_items(layout: Layout) -> list[Item]:
 
 
 def scripts(layout: Layout) -> dict[str, str]:
-    """The hooks by name, each calling this very ``srobust-node`` and finding the others in this folder."""
+    """Return the hooks by name, each calling this very ``srobust-node`` and finding the others in this
+    folder.
+    """
     known = {"SROBUST_NODE": shlex.quote(layout.node_command), "here": shlex.quote(layout.libexec)}
     return {
         path.name: _SETTING.sub(lambda found: f"{found[1]}={known[found[1]]}", path.read_text())
@@ -102,14 +104,16 @@ def scripts(layout: Layout) -> dict[str, str]:
 
 
 def unit(name: str, layout: Layout) -> str:
-    """A systemd unit."""
+    """Return a systemd unit."""
     text = (DATA / name).read_text()
     programs = {"@NODE@": layout.node_command, "@HEALTH_CHECK@": f"{layout.libexec}/healthcheck.sh"}
     return _PROGRAM.sub(lambda found: _for_systemd(programs[found[0]]), text)
 
 
 def _for_systemd(path: str) -> str:
-    """How ExecStart= has it. systemd takes no program whose name has a quote, but any word as an argument."""
+    """Return how ExecStart= has it. systemd takes no program whose name has a quote, but any word as an
+    argument.
+    """
     if re.fullmatch(r"[\w/.+@:,-]+", path):
         return path
     escaped = path.replace("\\", r"\\").replace('"', r"\"").replace("%", "%%").replace("$", "$$")
@@ -117,6 +121,6 @@ def _for_systemd(path: str) -> str:
 
 
 def man_pages() -> dict[str, str]:
-    """Manual pages by file name; the one of the configuration lists the keys that there are."""
+    """Return manual pages by file name; the one of the configuration lists the keys that there are."""
     pages = sorted((DATA / "man").glob("*.[1-9]"))
     return {path.name: path.read_text().replace("@KEYS@\n", reference.as_roff(NodeConfig)) for path in pages}

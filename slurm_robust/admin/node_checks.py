@@ -129,7 +129,7 @@ def nagios(report: Report) -> Nagios:
 
 
 def headline(report: Report) -> str:
-    """The line that a monitoring system shows."""
+    """Return the line that a monitoring system shows."""
     code = nagios(report)
     worst = next(iter((*report.causes, *report.warnings, *report.unknown)), None)
     cause = f": {f'{worst.subject} {worst.text}'.strip() or worst.check}" if worst else ""
@@ -146,7 +146,7 @@ def headline(report: Report) -> str:
 
 
 def render(report: Report, *, is_root: bool) -> RenderableType:
-    """The whole screen: subjects, the worst first, and in each its findings, the worst first."""
+    """Return the whole screen: subjects, the worst first, and in each its findings, the worst first."""
     parts: list[RenderableType] = [Text(one_line(headline(report)), style="bold")]
     if report.findings:
         parts.append(_table(report.findings))

@@ -104,7 +104,7 @@ def views_of(
     events: Iterable[NodeEvent] | None,
     wanted: Collection[str] = (),
 ) -> tuple[NodeView, ...]:
-    """Nodes of the index and of Slurm, those with most failures first. Pure."""
+    """Return nodes of the index and of Slurm, those with most failures first. Pure."""
     by_name = {node.name: node for node in states if "FUTURE" not in node.states}
     drains = None if events is None else Counter(event.node for event in joined(events))
     known = {row.node: row for row in rows}
@@ -134,7 +134,7 @@ def _view(name: str, row: NodeRow | None, node: SlurmNode | None, drains: int | 
 
 
 def render(found: NodeViews) -> RenderableType:
-    """A line for each node."""
+    """Return a line for each node."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("NODE", "STATE", "TYPE", "RACK"):
         table.add_column(name, no_wrap=True)

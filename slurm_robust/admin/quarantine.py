@@ -209,7 +209,9 @@ class Quarantine:
         return result
 
     def _drained_meanwhile(self, name: str) -> str:
-        """The reason with which somebody else has drained the node, which then is his; empty without one."""
+        """Return the reason with which somebody else has drained the node, which then is his; empty without
+        one.
+        """
         try:
             node = self._slurm.node(name)
         except SlurmCommandError:
@@ -233,7 +235,7 @@ class Quarantine:
     def _test(
         self, node: SlurmNode, reservation: str, *, named: bool = False, known: tuple[DrainCause, ...] = ()
     ) -> tuple[QuarantineResult, Examination | None]:
-        """The result, and what was found on a node that failed.
+        """Return the result, and what was found on a node that failed.
 
         ``known``: the drain is known to be ours, and this must be seen to pass, if the node has forgotten it.
         """
@@ -263,7 +265,7 @@ class Quarantine:
 
 
 def obstacle_of(node: SlurmNode) -> str:
-    """Why the node cannot be tested; empty when it can. A person's drain is the person's."""
+    """Return why the node cannot be tested; empty when it can. A person's drain is the person's."""
     if not (node.is_drained and has_ours(node.reason)):
         return f"not drained by srobust: {node.reason or 'in service'}"
     if others := of_others(node.reason):
@@ -285,7 +287,8 @@ def _kept(node: SlurmNode, why: str) -> QuarantineResult:
 
 
 def claim(node: SlurmNode, reasons: Sequence[str], *, named: bool) -> str:
-    """Why the drain may be a person's; empty when it is not. ``reasons``: those that the node knows as ours.
+    """Return why the drain may be a person's; empty when it is not. ``reasons``: those that the node knows as
+    ours.
 
     ``named``: a person has named this node to be tested and returned.
     """
@@ -322,7 +325,7 @@ def _result(node: SlurmNode, tested: Examination, tests: int) -> QuarantineResul
 
 
 def job_test(slurm: SlurmClient, config_file: Path | None) -> Examine:
-    """The test as a job in the reservation, with the interpreter of this installation."""
+    """Return the test as a job in the reservation, with the interpreter of this installation."""
     command = [sys.executable, "-m", "slurm_robust.admin.deep_check"]
     command += [f"--config={config_file}"] if config_file else []
 

@@ -111,7 +111,7 @@ class RepairActions(Protocol):
 
 
 def plan(causes: Sequence[Finding], journal: Sequence[RepairStep], config: Repair, now: float) -> RepairPlan:
-    """What the node needs, by what failed and what was done to it already."""
+    """Return what the node needs, by what failed and what was done to it already."""
     failed = [found for found in causes if found.outcome is Outcome.FAIL]
     if not failed:
         return RepairPlan(kind=None, why="nothing that failed has a remedy")
@@ -138,31 +138,35 @@ def plan(causes: Sequence[Finding], journal: Sequence[RepairStep], config: Repai
 
 
 def _orders(journal: Sequence[RepairStep], now: float) -> list[RepairStep]:
-    """What was done within a week. Times of a clock that was ahead count, too: they err on doing nothing."""
+    """Return what was done within a week. Times of a clock that was ahead count, too: they err on doing
+    nothing.
+    """
     return [step for step in journal if step.step == "ordered" and step.t > now - WEEK_S]
 
 
 def is_of_a_gpu(found: Finding) -> bool:
-    """Whether it names one GPU."""
+    """Return whether it names one GPU."""
     return (
         found.check.startswith("gpu.") and found.subject.startswith("gpu") and found.subject[3:].isdecimal()
     )
 
 
 def has_booted(before: float | None, node: SlurmNode, boot: float | None) -> bool:
-    """Whether the node has booted since and is there again."""
+    """Return whether the node has booted since and is there again."""
     came = before is not None and boot is not None and boot > before + BOOTED_S
     busy = node.states & {"DOWN", "REBOOT_ISSUED", "REBOOT_REQUESTED", "UNKNOWN"}
     return came and not busy and node.responding
 
 
 def open_order(journal: Sequence[RepairStep]) -> RepairStep | None:
-    """The order of which the journal does not say what came of it."""
+    """Return the order of which the journal does not say what came of it."""
     return journal[-1] if journal and journal[-1].step == "ordered" else None
 
 
 def is_left_by_us(node: SlurmNode, order: RepairStep) -> bool:
-    """Whether the reason is that of the order, and Slurm has added nothing but what a reboot makes it add."""
+    """Return whether the reason is that of the order, and Slurm has added nothing but what a reboot makes it
+    add.
+    """
     ours = [part for part in parts(node.reason) if is_ours(part)]
     others = {part.lower() for part in of_others(node.reason)}
     return ours == [order.reason] and bool(others) and others <= _OF_A_REBOOT
@@ -245,7 +249,8 @@ class Repairer:
         return f"{planned.kind.value} was in vain: {wrong}" if wrong else ""
 
     def _after_the_test(self, name: str) -> SlurmNode:
-        """The node once its test has left it, which may be later than its srun ends, or after ``LEFT_S``.
+        """Return the node once its test has left it, which may be later than its srun ends, or after
+        ``LEFT_S``.
 
         Nobody but root gets into its reservation, so what holds it now is most likely the test.
         """

@@ -59,13 +59,13 @@ class Site:
         self.slurm = slurm or CliSlurmClient(self.config.hooks.slurm_s, environ=environ)
 
     def distrusted(self) -> dict[str, str]:
-        """All that a hook runs, and why others than root could change it; "" for what they cannot."""
+        """Return all that a hook runs, and why others than root could change it; "" for what they cannot."""
         return {path: distrust(path) for path in self.program} | {
             folder: distrust_folder(folder) for folder in self.modules
         }
 
     def network_kind(self, name: str) -> str:
-        """The kind of the network file system in which a folder lies, which other nodes see; else ""."""
+        """Return the kind of the network file system in which a folder lies, which other nodes see; else ""."""
         try:
             mounts = mountinfo.mounted(Host(self.tree.root))
         except OSError:
@@ -103,7 +103,7 @@ class Site:
         return self.tree.path(name).read_bytes().decode(errors="surrogateescape")
 
     def wish(self, *, timer: bool) -> slurmconf.HookSettings:
-        """What slurm.conf shall say here."""
+        """Return what slurm.conf shall say here."""
         hooks = self.config.hooks
         return slurmconf.HookSettings(
             prolog=items.PROLOG,
@@ -143,7 +143,7 @@ class Site:
         return backups
 
     def backups(self) -> list[Path]:
-        """What :meth:`apply` has left beside slurm.conf and the files that it includes."""
+        """Return what :meth:`apply` has left beside slurm.conf and the files that it includes."""
         real = [os.path.realpath(self.tree.path(name)) for name in self.slurm_files()]
         stamp = "[0-9]" * 8 + "T" + "[0-9]" * 6
         return [Path(path) for name in real for path in sorted(glob(f"{escape(name)}.slurm-robust-{stamp}"))]
@@ -180,7 +180,7 @@ class Site:
 
 
 def find_node_command() -> str:
-    """The ``srobust-node`` that belongs to this program. Raises :class:`InstallError`."""
+    """Return the ``srobust-node`` that belongs to this program. Raises :class:`InstallError`."""
     beside = [Path(sys.argv[0]).absolute().parent, Path(sys.executable).parent]
     found = next((folder / "srobust-node" for folder in beside if (folder / "srobust-node").exists()), None)
     if found is None:
@@ -189,7 +189,7 @@ def find_node_command() -> str:
 
 
 def module_folders() -> tuple[str, ...]:
-    """Folders from which this program imports modules."""
+    """Return folders from which this program imports modules."""
     if is_packaged():
         return (str(items.PACKAGE_TREE),)
     own = str(items.DATA.parents[1])
@@ -198,7 +198,7 @@ def module_folders() -> tuple[str, ...]:
 
 
 def is_packaged() -> bool:
-    """Whether this very program is of a .deb or .rpm."""
+    """Return whether this very program is of a .deb or .rpm."""
     return Path(__file__).resolve().is_relative_to(items.PACKAGE_TREE)
 
 

@@ -82,7 +82,7 @@ class SlurmConfChange(Record):
     """What a person must know."""
 
     def diff(self) -> str:
-        """Unified difference of all files; empty if nothing is to be changed."""
+        """Return Unified difference of all files; empty if nothing is to be changed."""
         lines: list[str] = []
         for name, old in self.before.items():
             pieces = difflib.unified_diff(_lines(old), _lines(self.after[name]), name, name)
@@ -131,12 +131,12 @@ def without_ours(files: Mapping[str, str]) -> SlurmConfChange:
 
 
 def revert(text: str) -> str:
-    """The text as it was before any change of ours."""
+    """Return the text as it was before any change of ours."""
     return _BLOCK.sub(lambda block: str(json.loads(block["was"])), text)
 
 
 def statements(files: Mapping[str, str], main: str) -> list[Statement]:
-    """All ``Key=value`` lines in the order in which Slurm reads them, without nodes and partitions."""
+    """Return all ``Key=value`` lines in the order in which Slurm reads them, without nodes and partitions."""
     return _statements(files, main, main, frozenset())
 
 
@@ -225,7 +225,7 @@ class _Changes:
 
 
 def link_in(pattern: str) -> str | None:
-    """A path for our link that a site's pattern matches; None if none can be found."""
+    """Return a path for our link that a site's pattern matches; None if none can be found."""
     path = PurePosixPath(pattern)
     if any(letter in str(path.parent) for letter in "*?["):
         return None
@@ -254,7 +254,7 @@ def _edited(text: str, replaced: Sequence[tuple[Statement, str]], added: Sequenc
 
 
 def _logical(text: str) -> list[tuple[int, int, str]]:
-    """Lines as Slurm joins them: first and last physical line, and the text without comments."""
+    """Return lines as Slurm joins them: first and last physical line, and the text without comments."""
     found = []
     begin, joined = 0, ""
     for index, raw in enumerate(_lines(text)):

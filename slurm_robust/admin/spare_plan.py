@@ -127,7 +127,7 @@ def measure_index(url: str, nodes: Collection[str] | None, since: float) -> Meas
 
 
 def plan_for(slurm: SlurmClient, fleet: PlannedNodes, wanted: SpareRequirements, now: float) -> SparePlan:
-    """The plan; a slurmdbd that says nothing leaves the paper's rate. Raises ``LogUnreadable``."""
+    """Return the plan; a slurmdbd that says nothing leaves the paper's rate. Raises ``LogUnreadable``."""
     measured, missing = None, ""
     if wanted.rate is None and wanted.index:
         measured = measure_index(wanted.index, fleet.nodes, now - wanted.days * DAY_S)
@@ -169,7 +169,7 @@ def main(
 
 
 def text_of(fleet: PlannedNodes) -> Callable[[SparePlan], RenderableType]:
-    """How a plan for ``fleet`` is shown."""
+    """Return how a plan for ``fleet`` is shown."""
 
     def render(made: SparePlan) -> RenderableType:
         facts = [
@@ -186,7 +186,7 @@ def text_of(fleet: PlannedNodes) -> Callable[[SparePlan], RenderableType]:
 
 
 def rate_text(rate: FailureRate) -> str:
-    """The rate, and why it is this one."""
+    """Return the rate, and why it is this one."""
     return f"{rate.per_day:.3g} failures per node and day, {one_line(rate.why)}"
 
 

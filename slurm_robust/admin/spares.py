@@ -106,7 +106,7 @@ def request_of(
     partition: str,
     ignore_jobs: bool,
 ) -> ReservationRequest:
-    """The order to Slurm: ``count`` nodes that it chooses and replaces, or just ``nodes``."""
+    """Return the order to Slurm: ``count`` nodes that it chooses and replaces, or just ``nodes``."""
     flags = () if nodes else ("REPLACE_DOWN",)
     return ReservationRequest(
         name=name,
@@ -122,7 +122,7 @@ def request_of(
 def check(
     request: ReservationRequest, nodes: Iterable[SlurmNode], made: Iterable[Reservation]
 ) -> tuple[str, ...]:
-    """The nodes that Slurm can choose from. Raises what Slurm would, in words that help more.
+    """Return the nodes that Slurm can choose from. Raises what Slurm would, in words that help more.
 
     Of more nodes than the partition has, Slurm would give those that are free and call that a success.
     """
@@ -159,7 +159,7 @@ def check(
 
 
 def pool_of(made: Reservation, nodes: Iterable[SlurmNode], jobs: Iterable[SlurmJob]) -> Pool:
-    """What the reservation is worth now."""
+    """Return what the reservation is worth now."""
     every = list(jobs)
     own = [job for job in every if job.reservation == made.name]
     holders = {name: job for job in [*every, *own] for name in job.nodes}
@@ -205,7 +205,8 @@ def _unfit(node: SlurmNode, *, busy: bool) -> str:
 
 
 def _strangers(slurm: SlurmClient, request: ReservationRequest) -> str:
-    """What is wrong with an account or with users who are not in it; "" for nothing, or if nobody can tell.
+    """Return what is wrong with an account or with users who are not in it; "" for nothing, or if nobody can
+    tell.
 
     Slurm may reserve nodes for them all the same, which no job gets (the client's ``create_reservation``).
     """
@@ -320,7 +321,7 @@ def _proposal(request: ReservationRequest, free: Sequence[str], strangers: str) 
 
 
 def find(slurm: SlurmClient, name: str) -> Reservation | None:
-    """The reservation, None if there is none that this user may see."""
+    """Return the reservation, None if there is none that this user may see."""
     return next((made for made in slurm.reservations() if made.name == name), None)
 
 

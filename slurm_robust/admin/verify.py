@@ -237,7 +237,7 @@ def _hook_limit(live: Live, hook: str) -> int | None:
 
 
 def _health_check_fix(program: str, fix: str) -> str:
-    """A program of the site stays, so no change of slurm.conf brings ours."""
+    """Return a program of the site stays, so no change of slurm.conf brings ours."""
     if not program or _OURS in program:
         return fix
     return (
@@ -320,7 +320,7 @@ def lock_points(slurm: SlurmClient, node: str) -> Iterator[Point]:
 
 
 def may_write(tree: Tree, folder: Path, uid: int) -> bool:
-    """Whether a user comes to a folder and may make files in it, by owners, groups and modes."""
+    """Return whether a user comes to a folder and may make files in it, by owners, groups and modes."""
     if uid == 0:
         return True
     groups = _groups(uid)
@@ -348,7 +348,7 @@ def _groups(uid: int) -> set[int]:
 
 
 def matches(tree: Tree, pattern: str) -> list[str]:
-    """The paths that a pattern of Slurm's, glob(7), matches on this machine."""
+    """Return the paths that a pattern of Slurm's, glob(7), matches on this machine."""
     return sorted(f"/{name}" for name in glob.glob(pattern.lstrip("/"), root_dir=tree.root))
 
 

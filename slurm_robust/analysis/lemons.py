@@ -71,7 +71,7 @@ class Score(Record):
 
 
 def score(work: Iterable[Work], failures: Iterable[Failure], since: float, until: float) -> list[Score]:
-    """All nodes that worked or failed between ``since`` and ``until``, the most suspicious first."""
+    """Return all nodes that worked or failed between ``since`` and ``until``, the most suspicious first."""
     fleet = _Fleet()
     for run in work:
         hours = (min(run.end, until) - max(run.start, since)) / HOUR_S
@@ -192,8 +192,8 @@ def _share(nodes: Sequence[str]) -> int:
 
 
 def at_least(blame: float, means: Mapping[int, float]) -> float:
-    """Probability of so much ``blame`` or more, where failures that name ``size`` nodes count 1/size each and
-    come independently, ``means[size]`` of them on average. Exact, by Panjer's recursion (1981).
+    """Return probability of so much ``blame`` or more, where failures that name ``size`` nodes count 1/size
+    each and come independently, ``means[size]`` of them on average. Exact, by Panjer's recursion (1981).
     """
     steps = round(blame * _LARGEST)
     jumps = [(_LARGEST // size, mean) for size, mean in means.items() if mean > 0]

@@ -70,12 +70,12 @@ class Grid(Record):
         return self.m <= self.n
 
     def holds_model(self, units: int) -> bool:
-        """Whether a group of this many units makes whole replicas of the model."""
+        """Return whether a group of this many units makes whole replicas of the model."""
         return units * self.k % self.m == 0
 
 
 def fit(nodes: int, layout: ParallelLayout) -> Grid:
-    """How to divide this many nodes, with all parallel sizes kept but that of data parallelism.
+    """Return how to divide this many nodes, with all parallel sizes kept but that of data parallelism.
 
     m = k * (ranks of one replica of the model) / (ranks of a unit). Of the sizes that are possible: those
     with enough groups for a majority, then with m <= n, with k >= 2 (else no gradients are exchanged),
@@ -110,7 +110,7 @@ def fit(nodes: int, layout: ParallelLayout) -> Grid:
 
 
 def groups(phase: ReplayPhase, grid: Grid) -> tuple[tuple[int, ...], ...]:
-    """The units of each group; the last one is the shorter, if there is a rest.
+    """Return the units of each group; the last one is the shorter, if there is a rest.
 
     Without a rest this is x div m and x mod n. With one, the vertical rest takes one unit of each of the
     first horizontal groups, so that no unit is in the shorter group twice: that has nobody of its size to be
@@ -129,7 +129,7 @@ def groups(phase: ReplayPhase, grid: Grid) -> tuple[tuple[int, ...], ...]:
 
 
 def nodes_of(grid: Grid, units: Sequence[int], nodes: Sequence[str]) -> tuple[str, ...]:
-    """The nodes that make these units; ``nodes`` are all, in the order of their slots."""
+    """Return the nodes that make these units; ``nodes`` are all, in the order of their slots."""
     size = grid.unit_nodes
     return tuple(node for x in units for node in nodes[x * size : (x + 1) * size])
 
@@ -148,7 +148,7 @@ class Intersection(Record):
 
 
 def intersect(grid: Grid, horizontal: Sequence[Outcome], vertical: Sequence[Outcome]) -> Intersection:
-    """The nodes in a faulty group of both phases; ``horizontal[a]`` is the outcome of group a.
+    """Return the nodes in a faulty group of both phases; ``horizontal[a]`` is the outcome of group a.
 
     Several faulty groups give the cross product, as far as its cells hold units. Where no unit was in a
     faulty group twice: those in a faulty group of one phase which the other could not judge though it judged
@@ -209,7 +209,7 @@ def judge(runs: Sequence[GroupRun]) -> tuple[GroupSeen, ...]:
 
 
 def _majority(runs: Sequence[GroupRun]) -> tuple[str, ...] | None:
-    """What more than half of ``runs`` computed; None without such, and for a run alone."""
+    """Return what more than half of ``runs`` computed; None without such, and for a run alone."""
     steps, count = Counter(run.steps for run in runs).most_common(1)[0]
     return steps if count > 1 and 2 * count > len(runs) else None
 
@@ -256,7 +256,7 @@ class ReplayVerdict(Record):
     took_s: float = 0.0
 
     def diagnosis(self) -> Diagnosis:
-        """The same as results of a test, two for each node that took part in both phases."""
+        """Return the same as results of a test, two for each node that took part in both phases."""
         results = [
             TestResult(
                 test=f"{TEST}, {phase.value}",
@@ -280,7 +280,9 @@ class ReplayVerdict(Record):
 
 
 def is_settled(horizontal: Sequence[GroupSeen]) -> bool:
-    """Whether the vertical phase cannot name anybody any more: no group failed, or none could be judged."""
+    """Return whether the vertical phase cannot name anybody any more: no group failed, or none could be
+    judged.
+    """
     outcomes = {seen.outcome for seen in horizontal}
     return outcomes == {Outcome.PASS} or outcomes == {Outcome.UNKNOWN}
 
@@ -288,7 +290,7 @@ def is_settled(horizontal: Sequence[GroupSeen]) -> bool:
 def conclude(
     grid: Grid, nodes: Sequence[str], horizontal: Sequence[GroupSeen], vertical: Sequence[GroupSeen] = ()
 ) -> ReplayVerdict:
-    """The verdict of both phases; ``vertical`` is empty where :func:`is_settled` made it needless."""
+    """Return the verdict of both phases; ``vertical`` is empty where :func:`is_settled` made it needless."""
     if not vertical:
         return ReplayVerdict(reason=_of_one_phase(horizontal), horizontal=tuple(horizontal))
     found = intersect(grid, [seen.outcome for seen in horizontal], [seen.outcome for seen in vertical])

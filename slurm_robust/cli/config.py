@@ -65,7 +65,7 @@ def _check_file(path: Path) -> str:
 
 
 def is_node_file(text: bytes) -> bool:
-    """Whether a file belongs to nodes rather than jobs: more of its keys exist there."""
+    """Return whether a file belongs to nodes rather than jobs: more of its keys exist there."""
     try:
         found = parse(text, "").value
     except ConfigError:

@@ -147,7 +147,7 @@ def _known(script: str) -> _Known:
 
 
 def _given(words: list[str]) -> tuple[list[str], list[str]]:
-    """What follows ``srobust run`` without what only the shell knows, and that."""
+    """Return what follows ``srobust run`` without what only the shell knows, and that."""
     own, command, verbatim = split_command(words)
     given: list[str] = []
     unseen: list[str] = []

@@ -68,7 +68,7 @@ def add_since(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def since(text: str) -> float:
-    """The type of an option that takes a date or a span before now; seconds since 1970."""
+    """Return the type of an option that takes a date or a span before now; seconds since 1970."""
     if match := re.fullmatch(r"([0-9]{1,6})([hdw])", text, re.ASCII):
         return time.time() - min(int(match[1]) * _SPANS_S[match[2]], _MAX_DAYS * 86400)
     for form in _DATES:
@@ -80,7 +80,7 @@ def since(text: str) -> float:
 
 
 def index_of(args: argparse.Namespace) -> tuple[str, NodeConfig]:
-    """The index that the command uses, "" for none, and the nodes' configuration."""
+    """Return the index that the command uses, "" for none, and the nodes' configuration."""
     config = load(args.config or FILE)
     return index_url(args.index, os.environ, config), config
 

@@ -32,7 +32,7 @@ def register(commands: Commands) -> None:
 
 
 def which_incident(job: str, number: str) -> tuple[str, int]:
-    """The job and the number in ``JOB N``, ``JOB/N`` or ``NAME JOB/N``. Raises UsageError."""
+    """Return the job and the number in ``JOB N``, ``JOB/N`` or ``NAME JOB/N``. Raises UsageError."""
     if not number and "/" in job and not Path(job).exists():
         job, _, number = job.rpartition("/")
     elif "/" in number:

@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(least: float = 0, *, above: bool = False) -> Callable[[str], float]:
-    """The type of an option that takes a finite number of seconds or days, from ``least`` or above it."""
+    """Return the type of an option that takes a finite number of seconds or days, from ``least`` or above it."""
 
     def parse(text: str) -> float:
         try:
@@ -57,7 +57,7 @@ def number(least: float = 0, *, above: bool = False) -> Callable[[str], float]:
 
 
 def whole_number(least: int = 0) -> Callable[[str], int]:
-    """The type of an option that takes an integer from ``least``."""
+    """Return the type of an option that takes an integer from ``least``."""
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= _MAX_NUMBER):
@@ -68,7 +68,7 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
 
 
 def hostlist(text: str) -> tuple[str, ...]:
-    """The type of an argument that names nodes. Raises UsageError."""
+    """Return the type of an argument that names nodes. Raises UsageError."""
     try:
         if names := expand(text):
             return names
@@ -92,7 +92,7 @@ def add_command(
     of_job: bool = False,
     json: bool = False,
 ) -> argparse.ArgumentParser:
-    """A command whose help is ``text``, with ``more`` in its own help.
+    """Return a command whose help is ``text``, with ``more`` in its own help.
 
     ``of_job`` gives it the argument JOB, ``json`` the option ``--json``.
     """
@@ -109,7 +109,7 @@ def add_command(
 
 
 def add_group(commands: Commands, name: str, text: str, *, member: str = "command") -> Commands:
-    """A command that consists of the commands that are added to what this returns.
+    """Return a command that consists of the commands that are added to what this returns.
 
     Help calls them ``member``; the one that was given is in the attribute ``<member>_name``.
     """

@@ -42,7 +42,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def configured(args: argparse.Namespace, kind: CommandKind, options: Layers[JobConfig]) -> JobConfig:
-    """The configuration of a command that runs a training. Raises ConfigError.
+    """Return the configuration of a command that runs a training. Raises ConfigError.
 
     All that is wrong with it, with the options and with the user's command is reported at once.
     """

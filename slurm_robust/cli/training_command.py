@@ -64,7 +64,7 @@ def _source(text: str) -> str:
 
 
 def checked(args: argparse.Namespace) -> tuple[CommandKind, Layers[JobConfig]]:
-    """How ``srobust run`` is to run the command, and what its options set. Raises UsageError."""
+    """Return how ``srobust run`` is to run the command, and what its options set. Raises UsageError."""
     kind = kind_of(args, USAGE)
     if args.name and not all(c.isascii() and (c.isalnum() or c in "-_") for c in args.name):
         raise UsageError(f"--name {args.name!r} is not a folder name", fix="use letters, digits, '-' and '_'")
@@ -83,7 +83,9 @@ def options_of(args: argparse.Namespace, own: OwnSettings) -> Layers[JobConfig]:
 
 
 def kind_of(args: argparse.Namespace, usage: str) -> CommandKind:
-    """How the user's command is to be run. Raises UsageError, which shows ``usage`` where there is none."""
+    """Return how the user's command is to be run. Raises UsageError, which shows ``usage`` where there is
+    none.
+    """
     if not args.command:
         raise UsageError("nothing to run", fix=f"usage: {usage}")
     if args.module and args.verbatim:

@@ -48,12 +48,12 @@ def split_command(argv: list[str]) -> tuple[list[str], tuple[str, ...], bool]:
 
 
 def width(option: str) -> int:
-    """How many words it takes, its value included."""
+    """Return how many words it takes, its value included."""
     return 2 if option in (*OWN_OPTIONS, *OTHER_VALUE_OPTIONS) else 1
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
-    """The arguments of any command. Raises UsageError, also for those that ``parser`` does not know."""
+    """Return the arguments of any command. Raises UsageError, also for those that ``parser`` does not know."""
     command: tuple[str, ...] = ()
     verbatim = False
     if argv[:1] in (["run"], ["replay"]):
@@ -69,7 +69,7 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
 
 
 def _options_of(parser: argparse.ArgumentParser, argv: list[str]) -> set[str]:
-    """The options of the command that ``argv`` names, as far as it names one."""
+    """Return the options of the command that ``argv`` names, as far as it names one."""
     for action in parser._actions:
         choices = action.choices if isinstance(action, argparse._SubParsersAction) else {}
         for word in argv:

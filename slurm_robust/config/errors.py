@@ -30,7 +30,7 @@ class Problem(NamedTuple):
 
     @classmethod
     def of(cls, error: SrobustError) -> Problem:
-        """The error in full, with its exit code."""
+        """Return the error in full, with its exit code."""
         return cls(error.in_full(), error.exit_code)
 
 
@@ -43,7 +43,7 @@ class InvalidSettings(ConfigError):
 
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> InvalidSettings:
-        """All problems. Of several exit codes, wrong configuration counts first, then wrong usage."""
+        """Return all problems. Of several exit codes, wrong configuration counts first, then wrong usage."""
         codes = {problem.code for problem in problems}
         code = next((c for c in (ExitCode.CONFIG, ExitCode.USAGE) if c in codes), ExitCode.NO_INPUT)
         return cls(tuple(problem.text for problem in problems), code=code)

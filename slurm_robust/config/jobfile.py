@@ -66,7 +66,7 @@ def from_environment(environ: Mapping[str, str]) -> Layers[JobConfig]:
 
 
 def _misspells(variable: str, names: Collection[str]) -> bool:
-    """Whether the variable, which would be silently without effect, is nearly one of ``names``."""
+    """Return whether the variable, which would be silently without effect, is nearly one of ``names``."""
     if not variable.upper().startswith("SROBUST_") or variable in names:
         return False
     return bool(difflib.get_close_matches(variable.upper(), names, 1, _ALIKE))

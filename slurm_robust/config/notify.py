@@ -121,12 +121,12 @@ class NotifyConfig(Section):
 
 
 def url_problem(url: str) -> str:
-    """What is wrong with a webhook's URL, without showing it; "" if nothing is."""
+    """Return what is wrong with a webhook's URL, without showing it; "" if nothing is."""
     return "is not an address that begins with http:// or https://" if _split(url) is None else ""
 
 
 def _split(url: str) -> SplitResult | None:
-    """The parts of a URL that can be used."""
+    """Return the parts of a URL that can be used."""
     if not url.isascii() or not url.isprintable() or " " in url:
         return None
     try:
@@ -137,7 +137,7 @@ def _split(url: str) -> SplitResult | None:
 
 
 def _unfit(url: str) -> str:
-    """Why a URL must not stand in a configuration."""
+    """Return why a URL must not stand in a configuration."""
     parts = _split(url)
     if parts is None:
         return url_problem(url)
@@ -151,7 +151,7 @@ def _shown(name: str) -> str:
 
 
 def _is_address(text: str) -> bool:
-    """Whether it is one address and nothing else: a header must not get another line or recipient."""
+    """Return whether it is one address and nothing else: a header must not get another line or recipient."""
     name, at, domain = text.rpartition("@")
     plain = text.isascii() and text.isprintable() and not set(text) & set(' ,;:<>()[]\\"')
     return plain and not text.startswith("-") and bool((name and domain) or not at)

@@ -53,12 +53,14 @@ class RunPlan(Record):
     """From where the job goes on; None for one that began anew."""
 
     def storage(self, directory: JobDirectory) -> Path:
-        """Where the job's checkpoints on shared storage are; ``directory``: the job's."""
+        """Return where the job's checkpoints on shared storage are; ``directory``: the job's."""
         return checkpoints_of(self.config, self.training, directory, self.cwd)
 
 
 def checkpoints_of(config: JobConfig, training: str, directory: JobDirectory, cwd: str) -> Path:
-    """Where a job's checkpoints on storage are: as configured, else in its training's folder, or its own."""
+    """Return where a job's checkpoints on storage are: as configured, else in its training's folder, or its
+    own.
+    """
     if config.checkpoint.directory:
         return Path(cwd, config.checkpoint.directory)
     if training:
@@ -72,7 +74,9 @@ def save_plan(directory: JobDirectory, plan: RunPlan) -> None:
 
 
 def load_plan(directory: JobDirectory, run_id: str = "") -> RunPlan:
-    """The plan that :func:`save_plan` wrote, of this run unless it is "". Raises :class:`PreflightError`."""
+    """Return the plan that :func:`save_plan` wrote, of this run unless it is "". Raises
+    :class:`PreflightError`.
+    """
     path = directory.path / "plan.json"
     try:
         check_own_folder(directory.path)

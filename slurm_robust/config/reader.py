@@ -119,7 +119,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a YAML file. Raises ConfigError."""
+    """Return the content of a YAML file. Raises ConfigError."""
     try:
         return read_regular(path, MAX_BYTES)
     except OSError as error:
@@ -177,13 +177,13 @@ class SchemaKey:
 
 
 def as_json(value: object) -> str:
-    """A value as JSON in one line, which is YAML too."""
+    """Return a value as JSON in one line, which is YAML too."""
     return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 @functools.cache
 def schema_keys(schema: type[Section]) -> dict[str, SchemaKey]:
-    """All keys by their full names (``timings.heartbeat_s``), in the order of the schema."""
+    """Return all keys by their full names (``timings.heartbeat_s``), in the order of the schema."""
     found: dict[str, SchemaKey] = {}
     for item in msgspec.structs.fields(schema):
         if is_section(item.type):
@@ -196,17 +196,17 @@ def schema_keys(schema: type[Section]) -> dict[str, SchemaKey]:
 
 
 def default_of(item: msgspec.structs.FieldInfo) -> Any:
-    """The value of a field that nobody sets."""
+    """Return the value of a field that nobody sets."""
     return item.default if item.default_factory is msgspec.NODEFAULT else item.default_factory()
 
 
 def is_section(kind: Any) -> bool:
-    """Whether a type expression is that of a nested section."""
+    """Return whether a type expression is that of a nested section."""
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def expected(kind: Any) -> str:
-    """A type in words: ``an integer of 1 or more, or null``."""
+    """Return a type in words: ``an integer of 1 or more, or null``."""
     if get_origin(kind) is Annotated:
         titles = (meta.title for meta in kind.__metadata__ if meta.title)
         return next(titles, None) or expected(kind.__origin__)
@@ -234,7 +234,7 @@ _NAMES: dict[Any, str] = {
 
 
 def shown(value: object) -> str:
-    """A value that was set, for messages: ``the string 'four'``, ``null``."""
+    """Return a value that was set, for messages: ``the string 'four'``, ``null``."""
     if value is None or isinstance(value, bool):
         return as_json(value)
     kinds = {int: "number", float: "number", str: "string", list: "list", dict: "mapping"}
@@ -349,7 +349,7 @@ class Checker:
 
 
 def place_of(places: Mapping[Key, ValueOrigin], key: Key) -> ValueOrigin:
-    """The place of a key, or of the nearest mapping or list around it that has one."""
+    """Return the place of a key, or of the nearest mapping or list around it that has one."""
     known = (key[:end] for end in range(len(key), -1, -1) if key[:end] in places)
     return places[found] if (found := next(known, None)) is not None else ValueOrigin("default")
 
@@ -466,7 +466,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_yaml(layers: Layers[S], config: S) -> str:
-    """The configuration as YAML, each value with its origin as a comment."""
+    """Return the configuration as YAML, each value with its origin as a comment."""
     lines: list[str] = []
     opened = ""
     for name in sorted(schema_keys(layers.schema), key=lambda name: "." in name):
@@ -481,7 +481,7 @@ def as_yaml(layers: Layers[S], config: S) -> str:
 
 
 def _without_secrets(value: object) -> object:
-    """A value for people: fields that nobody is to see say only that they are set."""
+    """Return a value for people: fields that nobody is to see say only that they are set."""
     if isinstance(value, tuple):
         return [_without_secrets(item) for item in value]
     if not isinstance(value, Section):
@@ -499,5 +499,5 @@ def _is_secret(kind: Any) -> bool:
 
 
 def _in_schema(key: Key) -> str:
-    """The name that the schema has for ``key``: one of several has the name of them all."""
+    """Return the name that the schema has for ``key``: one of several has the name of them all."""
     return ".".join(part for part in key if not part.isdecimal())

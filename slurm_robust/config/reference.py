@@ -80,14 +80,14 @@ def groups(schema: type[Section]) -> Iterator[Group]:
 
 
 def _list(held: type[Section], name: str, holder: str) -> Group:
-    """The keys of each item of a list in a section."""
+    """Return the keys of each item of a list in a section."""
     texts = docstrings(held)
     entries = tuple(_entry(field, f"{name}[].", texts) for field in msgspec.structs.fields(held))
     return Group(name=name, text=texts[""], entries=entries, holder=holder)
 
 
 def as_yaml(schema: type[Section], header: str) -> str:
-    """A file in which every key is a comment with its default."""
+    """Return a file in which every key is a comment with its default."""
     lines = [f"# {line}".rstrip() for line in header.strip().splitlines()]
     for group in groups(schema):
         text = _plain(group.text)
@@ -134,7 +134,7 @@ def as_roff(schema: type[Section]) -> str:
 
 
 def page_with_tables(page: str, schema: type[Section]) -> str:
-    """A page of the documentation with its generated part as it must be."""
+    """Return a page of the documentation with its generated part as it must be."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -153,13 +153,13 @@ def _entry(item: msgspec.structs.FieldInfo, prefix: str, texts: dict[str, str]) 
 
 
 def _inner(kind: Any) -> type[Section] | None:
-    """The section that a type is, or that its lists or mappings hold."""
+    """Return the section that a type is, or that its lists or mappings hold."""
     kinds = [part for member in types_of(kind) for part in (member, *get_args(member))]
     return next((part for part in kinds if is_section(part)), None)
 
 
 def docstrings(kind: type) -> dict[str, str]:
-    """The text of a section, record or enum under the empty name, and those of its fields or members."""
+    """Return the text of a section, record or enum under the empty name, and those of its fields or members."""
     definition = _classes(kind.__module__)[kind.__name__]
     texts = {"": _joined(ast.get_docstring(definition) or "")}
     for before, after in zip(definition.body, definition.body[1:], strict=False):

@@ -68,7 +68,7 @@ def main(
 
 
 def code_of(diagnosis: Diagnosis) -> Code:
-    """What the diagnosis means for a script."""
+    """Return what the diagnosis means for a script."""
     outcomes = {result.outcome for result in diagnosis.results}
     if Outcome.FAIL in outcomes or diagnosis.suspects:
         return Code.FAILED
@@ -76,7 +76,7 @@ def code_of(diagnosis: Diagnosis) -> Code:
 
 
 def render(diagnosis: Diagnosis, nodes: Sequence[str]) -> RenderableType:
-    """The suspects, a row for each node with a column for each test, and the reason of each failure."""
+    """Return the suspects, a row for each node with a column for each test, and the reason of each failure."""
     parts: list[RenderableType] = [_headline(diagnosis.suspects)]
     if diagnosis.reason:
         parts.append(Text(one_line(diagnosis.reason)))
@@ -122,7 +122,7 @@ def _with(result: TestResult) -> str:
 
 
 def _place(environ: Mapping[str, str], wanted: Sequence[str]) -> tuple[TestSite, Sequence[str]]:
-    """Where to test, and the nodes there."""
+    """Return where to test, and the nodes there."""
     if not environ.get("SLURM_JOB_ID"):
         here = socket.gethostname().partition(".")[0]
         if wanted and tuple(wanted) != (here,):
@@ -146,7 +146,7 @@ def _place(environ: Mapping[str, str], wanted: Sequence[str]) -> tuple[TestSite,
 
 
 def code_of_replay(verdict: ReplayVerdict) -> Code:
-    """What the verdict means for a script."""
+    """Return what the verdict means for a script."""
     if verdict.suspects:
         return Code.FAILED
     outcomes = {seen.outcome for seen in (*verdict.horizontal, *verdict.vertical)}
@@ -154,7 +154,7 @@ def code_of_replay(verdict: ReplayVerdict) -> Code:
 
 
 def render_replay(verdict: ReplayVerdict) -> RenderableType:
-    """The suspects and why, and a row for each group of each phase."""
+    """Return the suspects and why, and a row for each group of each phase."""
     parts: list[RenderableType] = [_headline(verdict.suspects), Text(one_line(verdict.reason))]
     table = Table("phase", "group", "nodes", "")
     for phase, seen in (

@@ -17,7 +17,7 @@ from slurm_robust.util.process import die_with_parent
 
 
 def gpus_of(part: TestPart) -> list[torch.device]:
-    """The node's GPUs; [] where it should have none.
+    """Return the node's GPUs; [] where it should have none.
 
     Raises :class:`NotHere` where this PyTorch cannot use GPUs at all, and :class:`Wrong` where it sees fewer
     than there should be. Uses none of them.
@@ -33,7 +33,8 @@ def gpus_of(part: TestPart) -> list[torch.device]:
 
 
 def counted_in_child(count: Callable[[], int], limit_s: float) -> int:
-    """What ``count`` returns, which it may start the driver for: with MIG, or without NVML, PyTorch does.
+    """Return what ``count`` returns, which it may start the driver for: with MIG, or without NVML, PyTorch
+    does.
 
     No process that is forked later could use a GPU then. Raises :class:`Wrong` with what it raised, and
     :class:`Died` where it did not come to an end.
@@ -51,7 +52,7 @@ def counted_in_child(count: Callable[[], int], limit_s: float) -> int:
 
 
 def can_use_gpus() -> bool:
-    """Whether this PyTorch was built for GPUs, whether or not there are any."""
+    """Return whether this PyTorch was built for GPUs, whether or not there are any."""
     return torch.version.cuda is not None or torch.version.hip is not None
 
 
@@ -85,7 +86,7 @@ def one_thread() -> Iterator[None]:
 
 
 def name_of(device: torch.device) -> str:
-    """The model of the processor, with what decides how this PyTorch computes on it."""
+    """Return the model of the processor, with what decides how this PyTorch computes on it."""
     if device.type == "cuda":
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         libraries = f"CUDA {torch.version.cuda or torch.version.hip}, cuDNN {cudnn}"

@@ -31,7 +31,9 @@ _ENOUGH_NODES = 3
 def judge(
     rounds: Sequence[DiagnosticRound], answers: Iterable[PartAnswer], left_out: Mapping[str, str]
 ) -> Diagnosis:
-    """The diagnosis. ``rounds`` were run and gave ``answers``; ``left_out`` is what was not even begun."""
+    """Return the diagnosis. ``rounds`` were run and gave ``answers``; ``left_out`` is what was not even
+    begun.
+    """
     answers = list(answers)
     judging = _Judging()
     quiet = judging.silent(rounds, answers)
@@ -57,7 +59,7 @@ def judge(
 
 
 def quiet_nodes(round_: DiagnosticRound, answers: Iterable[PartAnswer]) -> dict[str, str]:
-    """Nodes that have not answered for all programs of the round, with the first that lacks."""
+    """Return nodes that have not answered for all programs of the round, with the first that lacks."""
     answered = {(a.result.test, a.result.node) for a in answers}
     lacking = {
         node: next((name for name in round_.programs if (name, node) not in answered), "")
@@ -107,7 +109,7 @@ def _is_dead(answer: PartAnswer) -> bool:
 
 
 def far_below(results: Sequence[TestResult]) -> list[TestResult]:
-    """The results, failed where the rate is far below that of others of the same test and kind."""
+    """Return the results, failed where the rate is far below that of others of the same test and kind."""
     best: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     together: dict[tuple[str, str, tuple[str, ...]], float] = {}
     for result in results:
@@ -185,7 +187,9 @@ def retry_rounds(
 def _by_themselves(
     alone: DiagnosticRound, answers: Sequence[PartAnswer], quiet: Mapping[str, str]
 ) -> DiagnosticRound | None:
-    """Nodes that were only far slower, or have measured nothing, measure again with nobody else at work."""
+    """Return nodes that were only far slower, or have measured nothing, measure again with nobody else at
+    work.
+    """
     results = [a for a in answers if a.result.test in alone.programs and not a.left_out]
     again = [(slow.test, slow.node) for slow in only_slow([a.result for a in results])]
     again += [(a.result.test, a.result.node) for a in results if not a.measured]
@@ -200,7 +204,8 @@ def _by_themselves(
 def _with_others(
     pairs: Sequence[DiagnosticRound], answers: Sequence[PartAnswer], quiet: Mapping[str, str]
 ) -> DiagnosticRound | None:
-    """A round in which nodes that failed with both neighbours each meet a good one that they have not met.
+    """Return a round in which nodes that failed with both neighbours each meet a good one that they have not
+    met.
 
     It clears a good node between two bad ones, and one that had bad luck twice. A node that was only slow,
     or has measured nothing, meets a neighbour again where there is nobody else; one that finds no partner
@@ -238,7 +243,7 @@ class _Judging:
         self.left_out: dict[str, str] = {}
 
     def silent(self, rounds: Sequence[DiagnosticRound], answers: Sequence[PartAnswer]) -> dict[str, str]:
-        """Nodes that gave no answer, with the test; nobody of a round in which all were silent."""
+        """Return nodes that gave no answer, with the test; nobody of a round in which all were silent."""
         found: dict[str, str] = {}
         asked: set[tuple[str, tuple[str, ...]]] = set()
         for round_ in rounds:
@@ -259,7 +264,7 @@ class _Judging:
         return found
 
     def compared(self, results: Sequence[TestResult]) -> list[TestResult]:
-        """The results, failed where the digest is not that of most nodes of the same kind."""
+        """Return the results, failed where the digest is not that of most nodes of the same kind."""
         classes: dict[tuple[str, str], list[TestResult]] = defaultdict(list)
         for result in results:
             if result.digest and result.outcome is Outcome.PASS:
@@ -276,7 +281,7 @@ class _Judging:
         return [judged(result) for result in results]
 
     def _majority(self, test: str, results: Sequence[TestResult]) -> str:
-        """The digest of more than half of them, "" for none."""
+        """Return the digest of more than half of them, "" for none."""
         if len(results) == 1:
             alone = f"{results[0].node} has none of its kind to be compared with"
             self.left_out[test] = "; ".join(filter(None, (self.left_out.get(test), alone)))

@@ -88,7 +88,7 @@ class LiveJob:
         return load_client(self.directory.keys)
 
     def read(self) -> JobState:
-        """The state by the journal as it is now. Raises ``NoSuchJob``, ``JournalDamaged``."""
+        """Return the state by the journal as it is now. Raises ``NoSuchJob``, ``JournalDamaged``."""
         return fold(load_events(self.directory))
 
     def failed(self, answer: FromController | Foreign | None) -> NotLive:
@@ -111,7 +111,7 @@ def not_understood(job_id: int, answer: FromController | Foreign) -> NotLive:
 
 
 def unanswered(job_id: int, epoch: EpochRecord, slurm: SlurmClient) -> NotLive:
-    """Why a controller does not answer, and what to do. A cancelled job did not record its own end."""
+    """Return why a controller does not answer, and what to do. A cancelled job did not record its own end."""
     view = ask_slurm(slurm, job_id)
     if view.is_over:
         return NotLive(
@@ -252,7 +252,7 @@ def take(
 
 
 def explain(taken: LiveStacks, state: JobState, t: float) -> StackSample:
-    """What the stacks say: of a hang if one is open, else of training that goes on.
+    """Return what the stacks say: of a hang if one is open, else of training that goes on.
 
     Raises :class:`NotLive` where ``state`` does not know the generation.
     """
@@ -281,7 +281,7 @@ def explain(taken: LiveStacks, state: JobState, t: float) -> StackSample:
 
 
 def _most_first(groups: Sequence[StackGroup]) -> tuple[StackGroup, ...]:
-    """What most ranks do makes clear what is odd about the others."""
+    """Return what most ranks do makes clear what is odd about the others."""
     usual = max((g for g in groups if not g.is_outlier), key=lambda g: len(g.ranks), default=None)
     return tuple(sorted(groups, key=lambda g: g is not usual))
 
@@ -290,7 +290,7 @@ def _most_first(groups: Sequence[StackGroup]) -> tuple[StackGroup, ...]:
 
 
 def render(sample: StackSample) -> RenderableType:
-    """The whole screen."""
+    """Return the whole screen."""
     examples = [each.example for each in sample.groups]
     sources = " and ".join(sorted({stack.source for stack in examples} - {""}))
     ranks = sum(len(each.ranks) for each in sample.groups)
@@ -338,7 +338,7 @@ def _groups(groups: Sequence[StackGroup]) -> Table:
 
 
 def whole(stack: RankStacks) -> RenderableType:
-    """All processes of one rank with all their threads, and what its process groups did last."""
+    """Return all processes of one rank with all their threads, and what its process groups did last."""
     how = f", by {stack.source} in {stack.took_s:.2f} s" if stack.source else ""
     groups = (
         f"  group {c.group}: {c.operation} {c.sequence}, {c.state}"

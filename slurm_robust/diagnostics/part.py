@@ -92,7 +92,9 @@ def unknown(text: str, *, measured: bool = True) -> Measurement:
 
 
 def worst(found: list[Measurement]) -> Measurement:
-    """The one that says most: failures, the measured ones first, what is unknown, passes; first of equals."""
+    """Return the one that says most: failures, the measured ones first, what is unknown, passes; first of
+    equals.
+    """
     return min(found, key=lambda one: (one.outcome.order, not one.measured))
 
 
@@ -101,7 +103,7 @@ _LATE = 0.8
 
 
 def in_children(bodies: Mapping[str, Callable[[], Measurement]], limit_s: float) -> dict[str, Measurement]:
-    """What each body found, by its name. One that raises has failed.
+    """Return what each body found, by its name. One that raises has failed.
 
     One that dies or does not end in time has measured nothing.
 
@@ -119,7 +121,7 @@ def _decoded(name: str, answer: isolate.CallResult, limit_s: float) -> Measureme
 
 
 def without_value(answer: isolate.CallResult, limit_s: float, what: str = "") -> Measurement:
-    """What a child that has not answered within ``limit_s`` seconds leaves to say of ``what`` it did."""
+    """Return what a child that has not answered within ``limit_s`` seconds leaves to say of ``what`` it did."""
     if answer.hung or answer.is_cut or (answer.died and answer.took_s >= _LATE * limit_s):
         return late(limit_s, what)
     text = f"{what}: {answer.error}".removeprefix(": ")

@@ -27,7 +27,7 @@ class Launched(Protocol):
         ...
 
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Return whether nothing more will come."""
         ...
 
     def end(self) -> None:
@@ -39,11 +39,11 @@ class TestSite(Protocol):
     """Knows some nodes, and starts commands there."""
 
     def gpus(self, node: str) -> int:
-        """How many GPUs we hold there."""
+        """Return how many GPUs we hold there."""
         ...
 
     def addresses(self, nodes: Sequence[str]) -> Mapping[str, str]:
-        """Where the nodes reach each other. Raises ``SlurmError``."""
+        """Return where the nodes reach each other. Raises ``SlurmError``."""
         ...
 
     def launch(self, nodes: Sequence[str], command: tuple[str, ...], folder: Path) -> Launched:
@@ -136,7 +136,7 @@ class HerePlace:
 
 
 def gpus_here() -> int:
-    """The GPUs of this node that NVML shows; 0 without a driver."""
+    """Return the GPUs of this node that NVML shows; 0 without a driver."""
     import pynvml
 
     try:

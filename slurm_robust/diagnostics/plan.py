@@ -70,7 +70,7 @@ class DiagnosticPlan(Record):
 def plan(
     nodes: Sequence[str], *, bitwise: bool, gpus: bool, storage: str, tests: Sequence[str] = ()
 ) -> DiagnosticPlan:
-    """What to run on ``nodes``, which are in the order of Slurm, hence neighbours in the network.
+    """Return what to run on ``nodes``, which are in the order of Slurm, hence neighbours in the network.
 
     ``bitwise``: also the reference model. ``gpus``: every node has some. ``storage``: a folder to be tested,
     "" for none. ``tests``: only these, () for all. Raises ``KeyError`` for a test that does not exist.

@@ -94,13 +94,13 @@ def _choose_interface(ranks: Ranks) -> None:
 
 
 def pattern(source: int, target: int, words: int, device: torch.device) -> torch.Tensor:
-    """What ``source`` sends to ``target``: words of 32 bits that no other pair of ranks sends."""
+    """Return what ``source`` sends to ``target``: words of 32 bits that no other pair of ranks sends."""
     index = torch.arange(words, dtype=torch.int32, device=device)
     return index * 2654435 ^ (source * 40503 + target * 9973)
 
 
 def best_rate(exchange: Callable[[], object], sent: int, repeats: int, device: torch.device) -> float:
-    """GB/s of the fastest of some exchanges of ``sent`` bytes: others may disturb, nothing can hasten.
+    """Return GB/s of the fastest of some exchanges of ``sent`` bytes: others may disturb, nothing can hasten.
 
     Without a GPU it is the CPUs that move the bytes. An exchange in which a rank had to wait for one does
     not count; 0.0 where there was no other: a busy node says nothing of its links.
@@ -123,7 +123,7 @@ def best_rate(exchange: Callable[[], object], sent: int, repeats: int, device: t
 def judged(
     rank: int, received: Sequence[torch.Tensor], expected: Callable[[int], torch.Tensor], rate: float
 ) -> Measurement:
-    """Whether the words that ``rank`` received from each rank, at ``rate``, are the expected ones."""
+    """Return whether the words that ``rank`` received from each rank, at ``rate``, are the expected ones."""
     for other, words in enumerate(received):
         unlike = int((words != expected(other)).sum())
         if unlike:
@@ -135,7 +135,7 @@ def judged(
 
 
 def _waited_s() -> float:
-    """How long the threads of this process have waited for a CPU, in seconds (proc_pid_schedstat)."""
+    """Return how long the threads of this process have waited for a CPU, in seconds (proc_pid_schedstat)."""
     waited = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:

@@ -139,7 +139,7 @@ class _DiagnosticRun:
     def _play(
         self, round_: DiagnosticRound, limit_s: float, port: int, others: list[str]
     ) -> list[PartAnswer]:
-        """What the parts answer; what else they and srun print is appended to ``others``."""
+        """Return what the parts answer; what else they and srun print is appended to ``others``."""
         with tempfile.TemporaryDirectory(prefix="srobust-diagnose-", ignore_cleanup_errors=True) as folder:
             command = self._command(round_, limit_s, port)
             launched = self._place.launch(round_.nodes, command, Path(folder))

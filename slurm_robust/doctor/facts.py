@@ -115,7 +115,7 @@ class Facts(Record):
     # -- slurm.conf ------------------------------------------------------------------------------------
 
     def setting(self, key: str) -> str:
-        """A value of slurm.conf, "" for one that is not set."""
+        """Return a value of slurm.conf, "" for one that is not set."""
         return known(self.slurm, "slurm.conf").get(key, "")
 
     def number(self, key: str) -> int:
@@ -123,7 +123,7 @@ class Facts(Record):
         return known(parse_number(self.setting(key)), key)
 
     def words(self, key: str) -> frozenset[str]:
-        """A list in lower case, without the values of its items."""
+        """Return a list in lower case, without the values of its items."""
         return parse_words(self.setting(key))
 
     def parameter(self, key: str, name: str) -> int | None:
@@ -162,24 +162,24 @@ class Facts(Record):
         return (own or self.setting("PreemptMode")).upper().partition(",")[0]
 
     def hook_limit(self, hook: str) -> int | None:
-        """Seconds that Slurm lets the Prolog or the Epilog run; None if nothing says it."""
+        """Return seconds that Slurm lets the Prolog or the Epilog run; None if nothing says it."""
         return parse_number(self.setting(f"{hook}Timeout") or self.setting("PrologEpilogTimeout"))
 
     # -- the job ---------------------------------------------------------------------------------------
 
     def option(self, name: str) -> str | None:
-        """The value of a long option of sbatch; None if it was not given."""
+        """Return the value of a long option of sbatch; None if it was not given."""
         options = known(self.options, "sbatch's options")
         if name not in options.given and not options.complete:
             raise Unseen("all of sbatch's options")
         return options.given.get(name)
 
     def variable(self, name: str) -> str | None:
-        """A variable of the workers' environment; None if it is not set."""
+        """Return a variable of the workers' environment; None if it is not set."""
         return known(self.environ, "the environment").get(name)
 
     def version(self, name: str) -> Version:
-        """The release of ``torch``, ``nccl``, ``cuda`` or ``driver``."""
+        """Return the release of ``torch``, ``nccl``, ``cuda`` or ``driver``."""
         return known(getattr(known(self.software, "software"), name) or None, name)
 
     @property

@@ -77,7 +77,7 @@ class _Site(Record):
 def gather(
     wanted: DoctorRequest, config: JobConfig, environ: Mapping[str, str], slurm: SlurmClient, host: Host
 ) -> tuple[Facts, tuple[str, ...]]:
-    """The facts, and a sentence on each part that was not seen.
+    """Return the facts, and a sentence on each part that was not seen.
 
     Raises ``JobNotFound`` for a job that was named and is not there.
     """
@@ -134,7 +134,7 @@ def gather(
 def _site(
     slurm: SlurmClient, job_id: int | None, environ: Mapping[str, str], *, named: bool, reserved: bool
 ) -> tuple[_Site, tuple[str, ...]]:
-    """Everything that Slurm is asked. It is not asked again after it gave no answer."""
+    """Return everything that Slurm is asked. It is not asked again after it gave no answer."""
     conf, ahead, made, job, submitted, gpus = None, None, None, None, None, None
     unseen: tuple[str, ...] = ()
     try:
@@ -158,7 +158,7 @@ def _site(
 
 
 def hook_times(host: Host) -> dict[str, HookTimes] | None:
-    """How long prologs and epilogs took here; None if the event log is not there or not for this user."""
+    """Return how long prologs and epilogs took here; None if the event log is not there or not for this user."""
     file = host.path(str(nodefile.FILE))
     try:
         config = nodefile.load(file) if nodefile.files(file) else NodeConfig()
@@ -188,7 +188,7 @@ def _terms(slurm: SlurmClient, site: _Site, submitted: options.Options | None) -
 
 
 def installed(name: str) -> str:
-    """The release of a package of this Python, "" if it is not installed; nothing is imported."""
+    """Return the release of a package of this Python, "" if it is not installed; nothing is imported."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -217,7 +217,7 @@ def _numbers(version: str) -> Version:
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
-    """What a host's name resolves to here; nothing for one that does not resolve."""
+    """Return what a host's name resolves to here; nothing for one that does not resolve."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -35,7 +35,7 @@ class HazardReport(Record):
     """How long Slurm leaves the job at each of its ends."""
 
     def of(self, level: Level) -> list[Hazard]:
-        """The hazards of one level."""
+        """Return the hazards of one level."""
         return [hazard for hazard in self.hazards if hazard.level is level]
 
 
@@ -51,7 +51,7 @@ def main(wanted: DoctorRequest, config: JobConfig, *, json: bool, verbose: bool)
 
 
 def saved_s(job_id: int) -> float | None:
-    """How long the job took to put its newest step from memory on storage; None if no journal tells."""
+    """Return how long the job took to put its newest step from memory on storage; None if no journal tells."""
     try:
         events = read(find(str(job_id), None).journal)
     except (NoSuchJob, JournalDamaged, OSError):

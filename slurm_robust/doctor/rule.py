@@ -81,7 +81,7 @@ class Hazard(Record):
 
 
 def apply(rule: HazardRule, facts: Facts) -> Hazard:
-    """What ``rule`` makes of the facts; nothing is raised."""
+    """Return what ``rule`` makes of the facts; nothing is raised."""
     missing: list[str] = [need for need in rule.needs if getattr(facts, need) is None]
     try:
         text = "" if missing else rule.judge(facts)
@@ -102,6 +102,6 @@ def apply(rule: HazardRule, facts: Facts) -> Hazard:
 
 
 def apply_all(rules: Iterable[HazardRule], facts: Facts) -> tuple[Hazard, ...]:
-    """All hazards, the worst first."""
+    """Return all hazards, the worst first."""
     order = list(Level)
     return tuple(sorted((apply(rule, facts) for rule in rules), key=lambda found: order.index(found.level)))

@@ -75,7 +75,7 @@ def read(path: Path) -> str:
 
 
 def run_of(script: str) -> RobustRun | None:
-    """The first ``srobust run``; None for a script without one."""
+    """Return the first ``srobust run``; None for a script without one."""
     commands = shell.parse(script).commands
     runs: list[tuple[int, int]] = []
     variables: list[str] = []
@@ -97,7 +97,9 @@ def run_of(script: str) -> RobustRun | None:
 
 
 def _hears(commands: Sequence[Command], index: int, start: int) -> bool | None:
-    """Whether ``srobust run`` gets the USR1 that Slurm sends to the batch script: only known ways count."""
+    """Return whether ``srobust run`` gets the USR1 that Slurm sends to the batch script: only known ways
+    count.
+    """
     command = commands[index]
     piped = command.end in ("|", "|&") or (index > 0 and commands[index - 1].end in ("|", "|&"))
     words = [*command.words[:start]]
@@ -115,14 +117,14 @@ def _hears(commands: Sequence[Command], index: int, start: int) -> bool | None:
 
 
 def _behind_exec(words: Sequence[str]) -> Sequence[str]:
-    """The program behind ``exec`` and its options: ``exec -cl -a NAME program``."""
+    """Return the program behind ``exec`` and its options: ``exec -cl -a NAME program``."""
     while words and (option := re.fullmatch(r"-(?:-|[cl]+|[cl]*(a))", words[0])):
         words = words[2:] if option[1] else words[1:]
     return words
 
 
 def _passes(words: Sequence[str]) -> bool | None:
-    """Whether the words before ``run`` start ``srobust`` without a process of their own in between."""
+    """Return whether the words before ``run`` start ``srobust`` without a process of their own in between."""
     left = [*words]
     while left:
         program = unquoted(left.pop(0)).rpartition("/")[2]
@@ -138,7 +140,7 @@ def _passes(words: Sequence[str]) -> bool | None:
 
 
 def _passed_on(commands: Sequence[Command], index: int) -> bool | None:
-    """Whether a ``trap`` passes USR1 on to what was started in the background, and waits for it."""
+    """Return whether a ``trap`` passes USR1 on to what was started in the background, and waits for it."""
     traps = [
         words
         for command in commands
@@ -164,7 +166,7 @@ def _passed_on(commands: Sequence[Command], index: int) -> bool | None:
 
 
 def commands_of(commands: Sequence[Command], action: str) -> tuple[Command, ...]:
-    """The commands of a trap's action: those of a function of the script that it names, or its own."""
+    """Return the commands of a trap's action: those of a function of the script that it names, or its own."""
     named = re.fullmatch(r"\w+", action)
     return (*(_of_function(commands, action) if named else ()), *shell.parse(action).commands)
 
@@ -185,7 +187,7 @@ def _of_function(commands: Sequence[Command], name: str) -> Iterator[Command]:
 
 
 def _killed(words: Sequence[str]) -> str | None:
-    """Whom a ``kill -USR1`` is sent to; None for another command."""
+    """Return whom a ``kill -USR1`` is sent to; None for another command."""
     words = [unquoted(word) for word in words if word not in _KEYWORDS]
     if words[:1] != ["kill"] or len(words) < 3:
         return None
@@ -198,7 +200,7 @@ def _killed(words: Sequence[str]) -> str | None:
 
 
 def _pid_variables(after: Sequence[Command]) -> frozenset[str]:
-    """The variables that hold the process id of the last command in the background."""
+    """Return the variables that hold the process id of the last command in the background."""
     found: set[str] = set()
     for command in after:
         found |= {name for name, value in shell.assigned(command.words) if unquoted(value) in ("$!", "${!}")}
@@ -208,12 +210,12 @@ def _pid_variables(after: Sequence[Command]) -> frozenset[str]:
 
 
 def expands(word: str) -> bool:
-    """Whether only the shell knows what the word will be. (In single quotes it would stay as it is.)"""
+    """Return whether only the shell knows what the word will be. (In single quotes it would stay as it is.)"""
     return "$" in word or "`" in word
 
 
 def unquoted(word: str) -> str:
-    """A word as the command gets it."""
+    """Return a word as the command gets it."""
     try:
         return "".join(shlex.split(word))
     except ValueError:
@@ -221,7 +223,7 @@ def unquoted(word: str) -> str:
 
 
 def start_of(words: Sequence[str]) -> int | None:
-    """Where the words of a command that follow ``srobust run`` begin; None for another command."""
+    """Return where the words of a command that follow ``srobust run`` begin; None for another command."""
     for index in range(1, len(words)):
         program = words[index - 1].strip("\"'").rpartition("/")[2]
         module = tuple(words[max(0, index - 2) : index]) == ("-m", "slurm_robust.cli")

@@ -114,7 +114,7 @@ def _line(found: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(command: Command) -> tuple[str, ...]:
-    """Its words without what opens a block."""
+    """Return its words without what opens a block."""
     words = command.words
     while words and words[0] in ("then", "do", "else", "{"):
         words = words[1:]
@@ -122,7 +122,7 @@ def _plain(command: Command) -> tuple[str, ...]:
 
 
 def _options(commands: Iterable[Command]) -> frozenset[str]:
-    """What ``set`` switches on: letters and names."""
+    """Return what ``set`` switches on: letters and names."""
     found: set[str] = set()
     for command in commands:
         if command.words[:1] == ("set",):
@@ -132,7 +132,9 @@ def _options(commands: Iterable[Command]) -> frozenset[str]:
 
 
 def _hides(commands: Sequence[Command], index: int) -> tuple[str, int | None]:
-    """What decides instead of ``srobust run`` on the script's exit code, and the code if it is a constant."""
+    """Return what decides instead of ``srobust run`` on the script's exit code, and the code if it is a
+    constant.
+    """
     run, after = commands[index], commands[index + 1 :]
     before = _options(commands[:index])
     if "exec" in run.words[: start_of(run.words)] and run.end not in ("|", "|&", "&"):
@@ -165,7 +167,7 @@ def _hides(commands: Sequence[Command], index: int) -> tuple[str, int | None]:
 
 
 def _alternative(after: Sequence[Command]) -> tuple[str, int | None]:
-    """What follows ``||``."""
+    """Return what follows ``||``."""
     words = _plain(after[0]) if after else ()
     if words[:1] in (("true",), (":",)):
         return f"|| {words[0]}", 0

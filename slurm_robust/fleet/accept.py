@@ -94,7 +94,7 @@ class _NodeDay(Record):
 
 
 def held_by(rows: Sequence[AccountingRow], submitted: float, t: float) -> tuple[NodeWork, ...]:
-    """Nodes and times of a job by its accounting, of the runs between ``submitted`` and ``t``."""
+    """Return nodes and times of a job by its accounting, of the runs between ``submitted`` and ``t``."""
     found = []
     for row in rows:
         if row.step or row.start_time is None or not row.nodes:
@@ -123,7 +123,7 @@ def accept(
     cluster: str,
     now: float,
 ) -> JobEntry:
-    """The entry of a job.
+    """Return the entry of a job.
 
     ``held``: by :func:`held_by`, None if accounting does not answer. ``known``: all nodes of Slurm that
     the job may have held, None if Slurm does not answer. ``now``: seconds since 1970 by the collector's
@@ -164,7 +164,7 @@ def accept(
 
 
 def shares_of(entry: JobEntry) -> dict[tuple[int, str], _NodeDay]:
-    """What the job adds, by day and node."""
+    """Return what the job adds, by day and node."""
     found: dict[tuple[int, str], list[float]] = {}
     for one in entry.work:
         for day in range(int(one.start // DAY_S), int(one.end // DAY_S) + 1):
@@ -263,7 +263,7 @@ def _possible(
 
 
 def _lost(said: Mapping[str, float], most: float) -> dict[str, float]:
-    """All incidents of a job together cost no more than the job had."""
+    """Return all incidents of a job together cost no more than the job had."""
     found = {}
     for name, seconds in said.items():
         if name in _CLASSES and (seconds := _between(seconds, most)):

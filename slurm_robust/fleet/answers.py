@@ -156,12 +156,12 @@ class FleetReport(Record):
 
 
 def rated(count: int, node_hours: float) -> Measured | None:
-    """A rate per node-day with its 95 % interval."""
+    """Return a rate per node-day with its 95 % interval."""
     return measure(count, node_hours / 24)
 
 
 def ratio(own: int, hours: float, all_failures: int, all_hours: float) -> float | None:
-    """A node's rate by that of the others, to which half a failure is added: none has a rate of zero."""
+    """Return a node's rate by that of the others, to which half a failure is added: none has a rate of zero."""
     others = all_hours - hours
     if hours <= 0 or others <= 0:
         return None
@@ -169,8 +169,8 @@ def ratio(own: int, hours: float, all_failures: int, all_hours: float) -> float 
 
 
 def advise(totals: Totals, sizes: tuple[int, ...] = (8, 64, 512)) -> tuple[Advice, ...]:
-    """The interval for jobs of some sizes, by the incidents of the whole fleet; ``()`` where nothing is
-    measured.
+    """Return the interval for jobs of some sizes, by the incidents of the whole fleet; ``()`` where nothing
+    is measured.
     """
     if not totals.write_s or not totals.incidents or not totals.node_hours:
         return ()

@@ -143,7 +143,7 @@ class _Site:
         return held_by(rows, submitted_of(spooled, now), min(spooled.t, now))
 
     def _known(self, spooled: SpooledSummary) -> frozenset[str] | None:
-        """The nodes that the job may have held."""
+        """Return the nodes that the job may have held."""
         try:
             of_run = expand(spooled.nodes)
         except InvalidHostlist:
@@ -153,7 +153,7 @@ class _Site:
         return None if self._is_elsewhere(spooled) else frozenset(self.places) or None
 
     def _is_elsewhere(self, spooled: SpooledSummary) -> bool:
-        """Whether the job is of another cluster, about which this Slurm would tell of another job."""
+        """Return whether the job is of another cluster, about which this Slurm would tell of another job."""
         return bool(spooled.cluster and self._cluster and spooled.cluster != self._cluster)
 
 

@@ -110,7 +110,7 @@ class FleetIndex:
     # -- transactions ------------------------------------------------------------------------------
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """What ``work`` finds in one transaction. It may be called again. Raises :mod:`.errors`."""
+        """Return what ``work`` finds in one transaction. It may be called again. Raises :mod:`.errors`."""
         return self._patiently(work, writes=False)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
@@ -250,7 +250,7 @@ class _Adding:
         self._blames: list[dict[str, Any]] = []
 
     def add(self, entries: Sequence[JobEntry]) -> Added:
-        """All of them; the last of several entries of one job counts."""
+        """Return all of them; the last of several entries of one job counts."""
         counts = {"new": 0, "renewed": 0, "unchanged": 0, "older": 0}
         by_key = {(e.cluster, e.job_id, e.submitted): e for e in entries}
         self._learn_nodes(by_key.values())
@@ -501,7 +501,7 @@ def _engine(url: sa.URL, lock_s: float, *, create: bool) -> sa.Engine:
 
 
 def _is_away(error: exc.DBAPIError, text: str) -> bool:
-    """Whether it may pass: no connection, or another writer's turn."""
+    """Return whether it may pass: no connection, or another writer's turn."""
     if isinstance(error, exc.OperationalError) or error.connection_invalidated:
         return not _REFUSALS.search(text)
     return False

@@ -15,12 +15,12 @@ ENVIRONMENT = "SROBUST_FLEET_INDEX"
 
 
 def index_url(given: str | None, environ: Mapping[str, str], config: NodeConfig) -> str:
-    """The option, else the environment, else the node's configuration; "" where none names an index."""
+    """Return the option, else the environment, else the node's configuration; "" where none names an index."""
     return given or environ.get(ENVIRONMENT, "") or config.fleet.index
 
 
 def open_index(url: str, *, create: bool = False, patience_s: float | None = None) -> FleetIndex:
-    """The index at ``url``. Raises the errors of :mod:`slurm_robust.fleet.errors`."""
+    """Return the index at ``url``. Raises the errors of :mod:`slurm_robust.fleet.errors`."""
     if not url:
         raise NoIndex(
             "no fleet index is configured",

@@ -46,7 +46,7 @@ class IncidentFilter(Record):
 
 
 def incidents(connection: sa.Connection, wanted: IncidentFilter) -> tuple[FleetIncidentRow, ...]:
-    """The newest first."""
+    """Return the newest first."""
     job, incident = schema.job, schema.incident
     training = _training(connection)
     asked = sa.select(
@@ -139,7 +139,7 @@ def trainings(
 
 
 def training_report(connection: sa.Connection, name: str, since: float) -> TrainingReport:
-    """The trainings of one name, each with its jobs."""
+    """Return the trainings of one name, each with its jobs."""
     job, incident, training = schema.job, schema.incident, _training(connection)
     found = trainings(connection, since, name)
     many = sa.select(sa.func.count()).where(incident.c.job == job.c.id).correlate(job).scalar_subquery()
@@ -170,7 +170,7 @@ def training_report(connection: sa.Connection, name: str, since: float) -> Train
 
 
 def report(connection: sa.Connection, since: float, until: float) -> FleetReport:
-    """All of ``srobust fleet``."""
+    """Return all of ``srobust fleet``."""
     found = totals(connection, since)
     return FleetReport(
         since=since,
@@ -186,7 +186,7 @@ def report(connection: sa.Connection, since: float, until: float) -> FleetReport
 
 
 def totals(connection: sa.Connection, since: float) -> Totals:
-    """All jobs that did anything since ``since``."""
+    """Return all jobs that did anything since ``since``."""
     job = schema.job
     ours = job.c["last"] >= since
     jobs = connection.execute(
@@ -350,7 +350,7 @@ def node_failures(
 
 
 def _training(connection: sa.Connection) -> sa.ColumnElement[str]:
-    """The training of a job, "" for all in an index that is older than trainings."""
+    """Return the training of a job, "" for all in an index that is older than trainings."""
     return sa.literal("") if schema.version_of(connection) < 2 else schema.job.c.training
 
 

@@ -83,7 +83,7 @@ def show_incidents(url: str, asked: IncidentQuestion, *, json: bool, as_csv: boo
 
 
 def incidents_text(rows: Sequence[FleetIncidentRow], limit: int) -> RenderableType:
-    """A table, and whether there may be more."""
+    """Return a table, and whether there may be more."""
     if not rows:
         return "no incident in the fleet index is like that"
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -176,7 +176,7 @@ def _trainings(rows: Sequence[TrainingRow]) -> Table:
 
 
 def fleet_text(found: FleetReport) -> RenderableType:
-    """The whole report."""
+    """Return the whole report."""
     totals = found.totals
     if not totals.jobs:
         return f"no job in the fleet index has worked since {date_and_time(found.since)}"
@@ -231,7 +231,7 @@ def _groups(rows: Sequence[GroupRow], title: str) -> Table:
 
 
 def nodes_table(rows: Sequence[NodeRow]) -> Table:
-    """Nodes with their rates."""
+    """Return nodes with their rates."""
     table = _table(
         "NODE", "TYPE", "RACK", "NODE-HOURS", "FAILED", "NETWORK", "PER NODE-DAY", "95 %", "X OTHERS", left=3
     )
@@ -250,7 +250,7 @@ def nodes_table(rows: Sequence[NodeRow]) -> Table:
 
 
 def rate_cells(rate: Measured | None) -> tuple[str, str]:
-    """The rate and its interval."""
+    """Return the rate and its interval."""
     return ("-", "-") if rate is None else (f"{rate.rate:.4f}", f"{rate.low:.4f} - {rate.high:.4f}")
 
 

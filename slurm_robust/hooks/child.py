@@ -40,7 +40,7 @@ def run_hook(name: str, file: str, environ: Mapping[str, str], begun: float) -> 
 
 
 def begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tuple[NodeConfig, float]:
-    """The configuration, and how long the hook may still take, which the parent learns, too.
+    """Return the configuration, and how long the hook may still take, which the parent learns, too.
 
     ``begun``: when the hook did. Raises ``RuntimeError`` where the start has used up its time.
     """
@@ -77,7 +77,8 @@ def _budget_s(name: str, config: NodeConfig) -> float:
 
 
 def read_configuration(file: str, begun: float) -> tuple[NodeConfig, str, float]:
-    """What the files say, or the defaults, which only observe, and why; and how long reading them took.
+    """Return what the files say, or the defaults, which only observe, and why; and how long reading them
+    took.
 
     The parent learns what is being done, and so what it was that did not end.
     """

@@ -14,7 +14,7 @@ from slurm_robust.slurm.process import CommandTimeout, CompletedCommand, run_com
 
 
 def slurm_client(config: NodeConfig, deadline: float) -> SlurmClient:
-    """A client for hooks: no environment assumed, each command bounded, all of them by ``deadline``.
+    """Return a client for hooks: no environment assumed, each command bounded, all of them by ``deadline``.
 
     ``deadline`` is a time of ``time.monotonic()``.
     """

@@ -123,7 +123,7 @@ def _import_msgspec() -> None:
 
 
 def _report_failure(name: str, answer: CallResult, environ: Mapping[str, str]) -> bool:
-    """Whether the site wants this hook to be closed then.
+    """Return whether the site wants this hook to be closed then.
 
     A child tells of it, since what that needs may not be importable in time either.
     """

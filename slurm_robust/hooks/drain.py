@@ -76,7 +76,7 @@ def decide(
     config: Drain,
     now: float,
 ) -> DrainDecision:
-    """What to do with ``node``. ``record`` has counted this run already (:func:`after_run`).
+    """Return what to do with ``node``. ``record`` has counted this run already (:func:`after_run`).
 
     The same in observe mode, where it is only reported. ``now``: seconds since 1970.
     """
@@ -97,30 +97,32 @@ def decide(
 
 
 def may_be_common(report: Report) -> bool:
-    """Whether other nodes are likely to find the same: anything but this node's own hardware or kernel."""
+    """Return whether other nodes are likely to find the same: anything but this node's own hardware or
+    kernel.
+    """
     return any(
         found.blame is not Party.NODE or found.check.startswith(SITE_CHECKS) for found in report.causes
     )
 
 
 def untouchable(node: SlurmNode) -> str:
-    """The states of the node that are somebody else's business; empty when there are none."""
+    """Return the states of the node that are somebody else's business; empty when there are none."""
     foreign = sorted(node.states - _BASES - _HARMLESS)
     return "+".join(foreign or ([] if node.states & _BASES else ["UNKNOWN"]))
 
 
 def is_own(node: SlurmNode, record: OwnDrain) -> bool:
-    """Whether the drain of ``node`` is ours and nobody has changed its reason since."""
+    """Return whether the drain of ``node`` is ours and nobody has changed its reason since."""
     return bool(record.reason) and node.reason in (record.reason, record.former) and is_tagged(node)
 
 
 def is_tagged(node: SlurmNode) -> bool:
-    """Whether the node is drained with a reason of some node's own hook."""
+    """Return whether the node is drained with a reason of some node's own hook."""
     return node.is_drained and node.reason.startswith(TAG)
 
 
 def shares_of(nodes: Iterable[SlurmNode], name: str, now: float) -> tuple[PartitionDrains, ...]:
-    """Drains of ours in each partition of the node ``name``, itself left out. ``now`` is slurmctld's."""
+    """Return drains of ours in each partition of the node ``name``, itself left out. ``now`` is slurmctld's."""
     every = tuple(nodes)
     shares = []
     for partition in next((node.partitions for node in every if node.name == name), ()):
@@ -136,7 +138,7 @@ def shares_of(nodes: Iterable[SlurmNode], name: str, now: float) -> tuple[Partit
 
 
 def beyond_cap(nodes: Iterable[SlurmNode], name: str, config: Drain) -> str:
-    """Why the drain of ``name``, which stands now, is one too many; empty when it is not.
+    """Return why the drain of ``name``, which stands now, is one too many; empty when it is not.
 
     For a drain that Slurm perhaps took after the drain lock of its node expired: it gives way to all others.
     """
@@ -152,7 +154,8 @@ def beyond_cap(nodes: Iterable[SlurmNode], name: str, config: Drain) -> str:
 def hindrance(
     node: SlurmNode, record: OwnDrain, findings: Sequence[Finding], left_out: Mapping[str, str], runs: int
 ) -> str:
-    """What keeps a node drained that ``runs`` runs found fit, and only a person can change; else empty.
+    """Return what keeps a node drained that ``runs`` runs found fit, and only a person can change; else
+    empty.
 
     ``findings`` and ``left_out`` are those of a whole periodic run.
     """

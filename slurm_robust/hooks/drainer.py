@@ -130,7 +130,7 @@ def _pending(report: Report) -> Pending:
 
 
 def _is_new(file: DrainFile, now: float) -> bool:
-    """Whether Slurm is about to be asked for a drain."""
+    """Return whether Slurm is about to be asked for a drain."""
     record = as_of(file.load(), now)
     return not record.reason and record.waits_until <= now
 
@@ -193,7 +193,9 @@ class _Drainer:
         return done
 
     def _without_slurm(self) -> DrainResult | None:
-        """What is to be done with a node of which no drain of ours is known, if Slurm need not be asked."""
+        """Return what is to be done with a node of which no drain of ours is known, if Slurm need not be
+        asked.
+        """
         if self._report.fit:
             return DrainResult(action=DrainAction.NOTHING, why="the node is fit")
         if self._now >= self._record.waits_until:
@@ -242,7 +244,7 @@ class _Drainer:
         )
 
     def _together(self, left: Left) -> Pending:
-        """What was left, and what was kept before during the same boot."""
+        """Return what was left, and what was kept before during the same boot."""
         before = self._record.pending
         if before is None or self._record.pending_boot != left.boot_id:
             return left.conclusion
@@ -348,7 +350,7 @@ class _Drainer:
             return self._drain(decision, slurm, held)
 
     def _decide_among_all(self, slurm: SlurmClient, now: float) -> drain.DrainDecision:
-        """The decision with all nodes in view. ``now``: by slurmctld's clock."""
+        """Return the decision with all nodes in view. ``now``: by slurmctld's clock."""
         every = slurm.nodes()
         mine = [node for node in every if node.name == self._report.node]
         if not mine:

@@ -111,7 +111,7 @@ class _HookRun:
         return HookResult(exit_code=code, message=report.reason or drained)
 
     def _untested(self, *, was_tested: bool) -> HookResult:
-        """The job's owner does not want to wait for tests, and the site allows that."""
+        """Return the job's owner does not want to wait for tests, and the site allows that."""
         self.log.write("tests_skipped", job=self.job, uid=number(self._environ, "SLURM_JOB_UID"))
         if self._config.hooks.tell_owner and self.job:
             seen.keep(self._config, self.job, HookSeen(at=self._now, skipped=True))
@@ -286,7 +286,7 @@ class _HookRun:
 
 
 def is_refused(report: Report, done: DrainResult) -> bool:
-    """Whether the job must not start here.
+    """Return whether the job must not start here.
 
     Slurm drains a node whose prolog fails, by its own reason if need be, and nobody bounds that. So a prolog
     fails only where our own drain stands, which is within the bounds. Where Slurm did not answer, the job

@@ -20,7 +20,7 @@ _KNOWN_BYTES = 256
 
 
 def running_jobs(host: Host) -> frozenset[int] | None:
-    """Jobs that have a step here: each step has a slurmstepd that names it. None if one does not.
+    """Return jobs that have a step here: each step has a slurmstepd that names it. None if one does not.
 
     Any process may call itself so: it is one if it belongs to root, or to whom this process belongs.
     """
@@ -42,7 +42,7 @@ def running_jobs(host: Host) -> frozenset[int] | None:
 
 
 def no_other_job(host: Host, job: int = 0) -> bool | None:
-    """Whether nothing but ``job`` can be running; None where that is not known."""
+    """Return whether nothing but ``job`` can be running; None where that is not known."""
     running = running_jobs(host)
     return None if running is None else not running - {job}
 

@@ -122,12 +122,12 @@ def causes_of(report: Report | Pending) -> tuple[DrainCause, ...]:
 
 
 def cause_of(finding: Finding) -> DrainCause:
-    """What failed, without the numbers."""
+    """Return what failed, without the numbers."""
     return DrainCause(check=finding.check, subject=finding.subject)
 
 
 def has_passed(cause: DrainCause, findings: Sequence[Finding]) -> bool | None:
-    """Whether a run shows that the cause is gone; None when the run did not check it.
+    """Return whether a run shows that the cause is gone; None when the run did not check it.
 
     A subject that has vanished has not passed: a GPU that fell off the bus has no finding at all any more. A
     cause without a subject (no answer at all) has passed when nothing of its check is wrong or unknown.
@@ -162,7 +162,7 @@ def after_run(record: OwnDrain, report: Report, *, whole: bool = False) -> OwnDr
 
 
 def as_of(record: OwnDrain, now: float) -> OwnDrain:
-    """The record without times of the future, which a clock that was ahead once has left."""
+    """Return the record without times of the future, which a clock that was ahead once has left."""
     ahead = now + AHEAD_S
     told = msgspec.structs.replace(
         record,
@@ -180,7 +180,7 @@ class DrainFile:
         self.path = state / "drain.json"
 
     def exists(self) -> bool:
-        """Whether there is anything to remember, as far as can be told.
+        """Return whether there is anything to remember, as far as can be told.
 
         Not by ``Path.exists()``, which raises before Python 3.14 where the folder cannot be read.
         """
@@ -202,7 +202,7 @@ class DrainFile:
             os.close(fd)
 
     def load(self) -> OwnDrain:
-        """The record; an empty one where there is none. A damaged file is set aside first.
+        """Return the record; an empty one where there is none. A damaged file is set aside first.
 
         Nothing wrong follows from an empty record: a drain that it does not know is nobody's to undo.
         """
@@ -229,7 +229,7 @@ class DrainFile:
             pass  # The run is in the log all the same.
 
     def take_left(self) -> Left | None:
-        """What was left, once. A damaged one does not exist."""
+        """Return what was left, once. A damaged one does not exist."""
         try:
             content = self._left.read_bytes()
             self._left.unlink()

@@ -32,7 +32,7 @@ _GPU_COUNTERS = (
 
 
 def wants_no_tests(config: NodeConfig, environ: Mapping[str, str]) -> bool:
-    """Whether the site lets jobs skip the prolog's tests, and this one's comment asks for that.
+    """Return whether the site lets jobs skip the prolog's tests, and this one's comment asks for that.
 
     slurmd itself sets the variable (``prep_script_slurmd.c``), from what slurmctld has of the job; releases
     that do not set it test every job.
@@ -41,7 +41,7 @@ def wants_no_tests(config: NodeConfig, environ: Mapping[str, str]) -> bool:
 
 
 def seen_by(report: Report, memory: Memory) -> HookSeen:
-    """What a run of the checks saw, with the counters that it has read."""
+    """Return what a run of the checks saw, with the counters that it has read."""
     failed = [found for found in report.findings if found.outcome is Outcome.FAIL]
     return HookSeen(
         at=report.at,
@@ -78,7 +78,7 @@ def _gpu_counters(facts: GpuFacts) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def driver_errors(report: Report, memory: Memory, since: float) -> tuple[DriverError, ...]:
-    """What the driver reported from ``since`` on, without the lines, which name other processes."""
+    """Return what the driver reported from ``since`` on, without the lines, which name other processes."""
     log = memory.newest(kernel.SOURCE, report.at, report.boot_id)
     events = log.facts.events if log is not None else ()
     found = [
@@ -105,7 +105,7 @@ def keep(config: NodeConfig, job: int, seen: HookSeen) -> None:
 
 
 def take(config: NodeConfig, job: int) -> HookSeen | None:
-    """What :func:`keep` kept, once."""
+    """Return what :func:`keep` kept, once."""
     path = _folder(config) / f"{job}.json"
     try:
         data = path.read_bytes()

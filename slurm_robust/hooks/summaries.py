@@ -60,7 +60,7 @@ class NotKept(Record):
 
 
 def spool_folder(config: NodeConfig) -> str:
-    """Where the spool is."""
+    """Return where the spool is."""
     return config.fleet.spool_dir or os.path.join(config.paths.state, "fleet-spool")
 
 
@@ -94,7 +94,7 @@ def spool_summary(
 def judge(
     data: bytes, job: EndedJob, node: str, environ: Mapping[str, str], now: float
 ) -> SpooledSummary | Ignored | None:
-    """What goes into the spool; None where another node's epilog takes it. Pure."""
+    """Return what goes into the spool; None where another node's epilog takes it. Pure."""
     try:
         said = decode_summary(data)
     except SummaryRefused as error:

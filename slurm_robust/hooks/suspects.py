@@ -62,7 +62,7 @@ class EndedJob(Record):
 def read_suspect(
     config: NodeConfig, environ: Mapping[str, str], node: str, now: float
 ) -> Suspect | Ignored | None:
-    """What the ended job recorded about ``node``; None where it recorded nothing. Raises nothing.
+    """Return what the ended job recorded about ``node``; None where it recorded nothing. Raises nothing.
 
     ``environ`` is that of the epilog, ``now`` seconds since 1970. Takes :data:`READ_S` at most.
     """
@@ -78,7 +78,9 @@ def read_suspect(
 
 
 def job_of(environ: Mapping[str, str]) -> EndedJob | None:
-    """The job of an epilog; None outside of one, and for jobs of root, whose word nobody needs to check."""
+    """Return the job of an epilog; None outside of one, and for jobs of root, whose word nobody needs to
+    check.
+    """
     numbers = [environ.get(f"SLURM_JOB_{name}", "") for name in ("ID", "UID")]
     if not all(re.fullmatch(r"[0-9]{1,10}", number) for number in numbers) or int(numbers[1]) == 0:
         return None
@@ -95,7 +97,7 @@ def job_of(environ: Mapping[str, str]) -> EndedJob | None:
 
 
 def judge(data: bytes, job: EndedJob, node: str, now: float) -> Suspect | Ignored:
-    """The content with texts of one line of printable ASCII each, if it counts. Pure."""
+    """Return the content with texts of one line of printable ASCII each, if it counts. Pure."""
     try:
         said = msgspec.json.decode(data, type=Suspect)
     except UNREADABLE as error:
@@ -119,7 +121,7 @@ def judge(data: bytes, job: EndedJob, node: str, now: float) -> Suspect | Ignore
 
 
 def read_as_user(job: EndedJob, templates: tuple[str, ...], path: tuple[str, ...], most: int) -> bytes:
-    """The content of a file in the job's directory, the first that there is; nothing without one.
+    """Return the content of a file in the job's directory, the first that there is; nothing without one.
 
     ``path``: its folders there and its name; ``most``: bytes. Changes the rights of this process for good.
     Raises ``RuntimeError``.
@@ -142,7 +144,7 @@ def read_as_user(job: EndedJob, templates: tuple[str, ...], path: tuple[str, ...
 
 
 def places(templates: tuple[str, ...], job: EndedJob) -> tuple[str, ...]:
-    """Folders in which the job's directory may be. What is filled in is not expanded again."""
+    """Return folders in which the job's directory may be. What is filled in is not expanded again."""
     values = {"work_dir": job.work_dir, "user": job.user, "uid": str(job.uid), "job_id": str(job.job_id)}
     found = []
     for template in templates:
@@ -164,7 +166,7 @@ def become(job: EndedJob) -> None:
 
 
 def _groups(job: EndedJob) -> list[int]:
-    """The user's own groups, for project folders; never root's."""
+    """Return the user's own groups, for project folders; never root's."""
     try:
         return [g for g in os.getgrouplist(pwd.getpwuid(job.uid).pw_name, job.gid) if g != 0]
     except KeyError:
@@ -194,7 +196,7 @@ def _read(folder: str, below: tuple[str, ...], name: str, uid: int, most: int) -
 
 
 def open_below(folder: str, below: tuple[str, ...], uid: int) -> int:
-    """The folder ``folder/below...``, of which no part below ``folder`` is a link or another user's.
+    """Return the folder ``folder/below...``, of which no part below ``folder`` is a link or another user's.
 
     Raises ``OSError``, ``RuntimeError``.
     """
@@ -209,7 +211,7 @@ def open_below(folder: str, below: tuple[str, ...], uid: int) -> int:
 
 
 def open_own(name: str, within: int, uid: int) -> int:
-    """The user's own folder of that name, no link. Raises ``OSError``, ``RuntimeError``."""
+    """Return the user's own folder of that name, no link. Raises ``OSError``, ``RuntimeError``."""
     fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=within)
     if os.fstat(fd).st_uid == uid:
         return fd

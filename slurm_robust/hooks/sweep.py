@@ -103,7 +103,7 @@ def sweep_job(
 
 
 def number(environ: Mapping[str, str], name: str) -> int:
-    """A variable of Slurm's that holds a positive number; 0 for anything else."""
+    """Return a variable of Slurm's that holds a positive number; 0 for anything else."""
     text = environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else 0
 
@@ -153,7 +153,7 @@ def _list(shm: Path, is_wanted: Callable[[AgentFolder], bool], end: float) -> _L
 
 
 def _folder(entry: os.DirEntry[str]) -> AgentFolder | None:
-    """What the name says; None where agents give no such name, or it is not a folder."""
+    """Return what the name says; None where agents give no such name, or it is not a folder."""
     named = parse_folder_name(entry.name)
     if named is None or named.job_id > MAX_JOB or not entry.is_dir(follow_symlinks=False):
         return None
@@ -221,7 +221,7 @@ def _comes_back(
 
 
 def _run_of(folder: Path) -> bytes:
-    """The number that the agent left; empty if it is not a number."""
+    """Return the number that the agent left; empty if it is not a number."""
     fd = os.open(folder / "run", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     text = os.read(fd, 12)
     return text if re.fullmatch(_RUN, text) else b""
@@ -250,7 +250,7 @@ def _as_owner(folder: AgentFolder, task: Callable[[], bytes]) -> bytes:
 
 
 def _delete(path: Path) -> bytes:
-    """The folder with all that is in it. Raises ``OSError`` for what the owner may not remove."""
+    """Return the folder with all that is in it. Raises ``OSError`` for what the owner may not remove."""
     top = os.open(path, _OPEN_FOLDER)
     moved = 0
     while names := _some_names(top):
@@ -285,6 +285,6 @@ def _flatten(top: int, name: str, moved: int) -> int:
 
 
 def _some_names(folder: int) -> list[tuple[str, bool]]:
-    """Names in an open folder, and whether they are folders: as many as memory and time allow."""
+    """Return names in an open folder, and whether they are folders: as many as memory and time allow."""
     with os.scandir(folder) as entries:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _FEW_NAMES)]

@@ -106,7 +106,9 @@ def _summed(took: list[float], runs: list[_Run]) -> HookTimes:
 
 
 def is_near(times: HookTimes, limit_s: int | None) -> bool:
-    """Whether usual runs come near a limit of Slurm's. A single slow run does not; no limit is never near."""
+    """Return whether usual runs come near a limit of Slurm's. A single slow run does not; no limit is never
+    near.
+    """
     is_limit = limit_s is not None and 0 < limit_s < NEVER_S
     return is_limit and times.runs >= MIN_RUNS and times.usual_s >= NEAR * (limit_s or 0)
 
@@ -130,7 +132,7 @@ def said(hook: str, times: HookTimes) -> str:
 
 
 def not_measured(times: Mapping[str, HookTimes], hook: str) -> str:
-    """Why nothing is said of a hook; "" where enough runs are known."""
+    """Return why nothing is said of a hook; "" where enough runs are known."""
     known = times.get(hook)
     runs = known.runs if known is not None else 0
     return "" if runs >= MIN_RUNS else f"{count(runs, 'run')} in the event log"

@@ -49,7 +49,7 @@ class Round(Record):
 
 
 def rounds(config: Watch, checks: Sequence[AnyCheck]) -> tuple[Round, ...]:
-    """All checks come first, so that they spare the others when both are due."""
+    """Return all checks come first, so that they spare the others when both are due."""
     every_s = {Probe.KERNEL: config.all_s, Probe.GPU: config.gpu_s, Probe.NETWORK: config.network_s}
     groups = {probe: tuple(check.name for check in checks if check.probe is probe) for probe in every_s}
     return (
@@ -82,7 +82,7 @@ class Schedule:
             self._due[Probe.KERNEL] = min(self._due[Probe.KERNEL], max(now + SETTLE_S, self._checked + GAP_S))
 
     def next(self, now: float) -> tuple[Round | None, float]:
-        """The round that is due, and seconds until one is."""
+        """Return the round that is due, and seconds until one is."""
         first = min(self._rounds, key=lambda one: self._due[one.name])
         return (first if self._due[first.name] <= now else None), max(0.0, self._due[first.name] - now)
 

@@ -114,7 +114,7 @@ class GpuEvents:
         return self._found.fileno()
 
     def read(self) -> tuple[list[XidEvent], list[str]]:
-        """What happened since the last call; why nothing was heard, each reason when it is new."""
+        """Return what happened since the last call; why nothing was heard, each reason when it is new."""
         found = self._found.take()
         reasons = [reason for reason in found if isinstance(reason, str)]
         return [event for event in found if isinstance(event, XidEvent)], reasons
@@ -136,12 +136,12 @@ class GpuEvents:
 
 
 def _without_gpus(error: Exception) -> bool:
-    """Whether there is nothing to be heard: no library of NVIDIA's, or no driver."""
+    """Return whether there is nothing to be heard: no library of NVIDIA's, or no driver."""
     return isinstance(error, OSError) or (isinstance(error, NvmlError) and error.absent)
 
 
 def findings_of(events: Iterable[XidEvent]) -> list[Finding]:
-    """Events that mean broken hardware, as findings of the kernel's log. Pure."""
+    """Return events that mean broken hardware, as findings of the kernel's log. Pure."""
     rules = [(event, xid.rule(event.code)) for event in events if event.code]
     return [
         Finding(

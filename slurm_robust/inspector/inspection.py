@@ -80,7 +80,7 @@ class AlertBook:
 
 
 def _has_passed(subject: Subject, observation: Observation, failed: set[Subject]) -> bool:
-    """Whether an observation shows that a fault is over.
+    """Return whether an observation shows that a fault is over.
 
     A subject that has vanished has not passed: a GPU that fell off the bus may have no finding any more. A
     fault of a whole check (no answer) is over when nothing of the check is wrong or unknown; a check that

@@ -48,11 +48,11 @@ class Inspector:
         return self._process.pid if self._process else 0
 
     def fileno(self) -> int:
-        """Descriptor that is readable when :meth:`read` has something; -1 while there is none."""
+        """Return descriptor that is readable when :meth:`read` has something; -1 while there is none."""
         return self._channel.fileno() if self._channel else -1
 
     def read(self, now: float) -> list[Observation]:
-        """Observations since the last call; the end of the process is one. Starts it when that is due."""
+        """Return observations since the last call; the end of the process is one. Starts it when that is due."""
         self._ending = [process for process in self._ending if process.poll() is None]
         self._take_started()
         if self._channel is None:

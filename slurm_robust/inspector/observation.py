@@ -40,7 +40,7 @@ _decoder = msgspec.json.Decoder(Observation)
 
 
 def subject_of(finding: Finding) -> Subject:
-    """What a finding is about."""
+    """Return what a finding is about."""
     return finding.check, finding.subject
 
 
@@ -85,5 +85,5 @@ def encode(observation: Observation) -> bytes:
 
 
 def decode(packet: bytes) -> Observation:
-    """The inverse of :func:`encode`. Raises ``msgspec.DecodeError``."""
+    """Return the inverse of :func:`encode`. Raises ``msgspec.DecodeError``."""
     return decoded(_decoder, packet, msgspec.DecodeError)

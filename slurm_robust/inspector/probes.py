@@ -105,7 +105,7 @@ class ProbeRunner:
         return carried(ports, interfaces, self._config.network)
 
     def judged(self, findings: Sequence[Finding]) -> Observation:
-        """Findings from elsewhere (the driver's events), judged by the site's rules."""
+        """Return findings from elsewhere (the driver's events), judged by the site's rules."""
         wanted = [found for found in findings if rule_of(self._config, found.check).enabled is not False]
         report = Report(at=time.time(), context=CheckContext.LIVE, findings=tuple(wanted))
         return sort(conclude(report, self._config, {}), CHECKS)
@@ -121,7 +121,7 @@ class ProbeRunner:
 
 
 def _unread(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Why the kernel's log cannot be read; mostly ordinary users may not."""
+    """Return why the kernel's log cannot be read; mostly ordinary users may not."""
     silent = [f.text for f in findings if f.check.startswith("kernel.") and f.outcome is Outcome.UNKNOWN]
     return tuple(f"inspection: {text}" for text in dict.fromkeys(silent))
 
@@ -129,7 +129,8 @@ def _unread(findings: Sequence[Finding]) -> tuple[str, ...]:
 def carried(
     infiniband: InfinibandFacts | None, ethernet: EthernetFacts | None, limits: NetworkLimits
 ) -> int | None:
-    """Bytes that the links for training have received and sent since they count; None if nothing tells.
+    """Return bytes that the links for training have received and sent since they count; None if nothing
+    tells.
 
     These are the InfiniBand and RoCE ports (those of ``network.infiniband``, else all), and the Ethernet
     interfaces of ``network.ethernet``: any other may be the management network.
@@ -178,7 +179,7 @@ class KernelNews:
         self.came()
 
     def came(self) -> bool:
-        """Whether there is anything new that a check knows."""
+        """Return whether there is anything new that a check knows."""
         try:
             return self._log is not None and bool(self._log.read(BEGINS))
         except OSError:
@@ -222,5 +223,5 @@ def _until_next_s(spec: InspectionSpec, observation: Observation, silent: int) -
 
 
 def _is_silent(observation: Observation) -> bool:
-    """Whether the driver has not answered."""
+    """Return whether the driver has not answered."""
     return (LOST, "") in (*map(subject_of, observation.failed), *observation.unknown)

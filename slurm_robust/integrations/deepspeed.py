@@ -100,7 +100,7 @@ class EngineState:
             setattr(engine, name, value)
 
     def _trained(self) -> set[int]:
-        """Ids of the parameters whose weights the optimizer has."""
+        """Return ids of the parameters whose weights the optimizer has."""
         optimizer = self._engine.optimizer
         names = ("bit16_groups", "bf16_groups", "fp16_groups")  # stages 1 and 2, stage 1 with bf16, stage 3
         groups = next(getattr(optimizer, name) for name in names if hasattr(optimizer, name))

@@ -211,7 +211,7 @@ class RobustCallback(TrainerCallback):
         self._checkpointer = self._trainer = self._rng = None
 
     def _peek(self, trainer: Trainer) -> int:
-        """Step of the checkpoint to go on from; of its contents only the counters are read."""
+        """Return step of the checkpoint to go on from; of its contents only the counters are read."""
         names = _entries(trainer, self._counters)
         unread: dict[str, Stateful] = {name: Unread() for name in names}
         peek = Checkpointer({**unread, "trainer": self._counters}, **self._options)

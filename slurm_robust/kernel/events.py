@@ -157,7 +157,7 @@ class _Reader:
 
 
 def _clears(record: KernelRecord) -> tuple[str, ...]:
-    """The subjects whose events are over with this record: none for most records."""
+    """Return the subjects whose events are over with this record: none for most records."""
     text = record.text
     if text.startswith(MARK):
         name = text.removeprefix(MARK).strip()
@@ -181,7 +181,7 @@ _Kind = tuple[str, str, int, str]
 
 
 def _kind(event: KernelEvent) -> _Kind:
-    """What must be equal for two messages to count as one event."""
+    """Return what must be equal for two messages to count as one event."""
     return event.shape, event.subject, event.code, event.severity
 
 

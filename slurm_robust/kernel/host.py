@@ -39,14 +39,14 @@ class Host:
             return ""
 
     def number(self, name: str) -> int | None:
-        """The whole number in a file; None where there is none."""
+        """Return the whole number in a file; None where there is none."""
         try:
             return int(self.read(name, 64), 0)
         except (OSError, ValueError):
             return None
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """What is in a folder, sorted; nothing where there is none."""
+        """Return what is in a folder, sorted; nothing where there is none."""
         try:
             return tuple(sorted(os.listdir(self.path(folder))))
         except OSError:
@@ -67,7 +67,7 @@ class Host:
         return self.read_or("/proc/sys/kernel/random/boot_id")
 
     def uptime_s(self) -> float:
-        """Seconds since the boot."""
+        """Return seconds since the boot."""
         fields = self.read_or("/proc/uptime").split()
         return float(fields[0]) if fields else time.monotonic()
 

@@ -49,7 +49,7 @@ class JobGroup(NamedTuple):
 
 
 def group_of(path: str) -> JobGroup | None:
-    """The job's group that ``path`` lies in, a container in a step included; None outside of jobs."""
+    """Return the job's group that ``path`` lies in, a container in a step included; None outside of jobs."""
     found = re.search(JOB_FOLDER, path)
     if found is None:
         return None
@@ -58,7 +58,7 @@ def group_of(path: str) -> JobGroup | None:
 
 
 def own_job(host: Host) -> int | None:
-    """The job of this process, by its environment."""
+    """Return the job of this process, by its environment."""
     return _job_of_environment(host, "self")
 
 
@@ -115,12 +115,13 @@ def _scopes(host: Host, parent: str, depth: int) -> Iterator[str]:
 
 
 def _is_in_use(host: Host, group: JobGroup) -> bool:
-    """Whether it has processes, or that is not known. Slurm cannot always remove the group of a job."""
+    """Return whether it has processes, or that is not known. Slurm cannot always remove the group of a job."""
     return "populated 0" not in host.read_or(f"{group.folder}/cgroup.events").splitlines()
 
 
 def _jobs_of_steps(host: Host) -> dict[int, int] | None:
-    """Jobs by the pid of a step's daemon, which names its job in its command line; None without any daemon.
+    """Return jobs by the pid of a step's daemon, which names its job in its command line; None without any
+    daemon.
 
     Only root's processes are asked.
     """
@@ -143,7 +144,7 @@ def _group_of_process(host: Host, pid: int) -> JobGroup | None:
 
 
 def _processes(host: Host, folder: str) -> Iterable[str]:
-    """Some processes of a group and those below it."""
+    """Return some processes of a group and those below it."""
     walk = islice(os.walk(host.path(folder)), _MAX_GROUPS)
     files = (
         os.path.relpath(f"{path}/cgroup.procs", host.root)

@@ -80,7 +80,7 @@ class KernelEvent(Record):
 
 
 def parse(line: bytes) -> KernelRecord | None:
-    """The record of one line; None for anything else, and for the later parts of a broken-up message.
+    """Return the record of one line; None for anything else, and for the later parts of a broken-up message.
 
     A part (flag ``+``, before Linux 5.10) may begin with what a user chose, and must not pass for a message.
     """
@@ -139,7 +139,9 @@ class KernelLog:
     def read(
         self, begins: tuple[bytes, ...] = (b"",), *, max_bytes: int = 2**24, max_s: float = 2.0
     ) -> list[KernelRecord]:
-        """All records that are there and were not read yet, if their text begins with one of ``begins``."""
+        """Return all records that are there and were not read yet, if their text begins with one of
+        ``begins``.
+        """
         lines = b"".join((self._rest, *self._chunks(max_bytes, time.monotonic() + max_s))).split(b"\n")
         self._rest = lines.pop()[:_LONGEST]
         # Nearly all records are of no interest, so they are not parsed: that would take most of the time.
@@ -151,7 +153,7 @@ class KernelLog:
         return found
 
     def _chunks(self, max_bytes: int, until: float) -> list[bytes]:
-        """All that can be read now: of the device one record at a time."""
+        """Return all that can be read now: of the device one record at a time."""
         chunks: list[bytes] = []
         self.cut = False
         while True:

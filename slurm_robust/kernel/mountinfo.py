@@ -63,12 +63,12 @@ class Declared(Record, omit_defaults=True):
 
 
 def is_network(kind: str) -> bool:
-    """Whether a kind of file system needs somebody else to answer."""
+    """Return whether a kind of file system needs somebody else to answer."""
     return kind in NETWORK or kind.startswith("fuse.")
 
 
 def mounted(host: Host) -> tuple[Mounted, ...]:
-    """All mounts of this mount namespace, in the order in which they were made. Raises ``OSError``."""
+    """Return all mounts of this mount namespace, in the order in which they were made. Raises ``OSError``."""
     lines = host.read("/proc/self/mountinfo", 2**22).splitlines()
     return tuple(entry for line in lines if (entry := parse(line)))
 
@@ -92,7 +92,7 @@ def parse(line: str) -> Mounted | None:
 
 
 def declared(host: Host) -> dict[str, Declared]:
-    """What is mounted at boot, by path. What is only mounted on use or by hand is left out."""
+    """Return what is mounted at boot, by path. What is only mounted on use or by hand is left out."""
     found: dict[str, Declared] = {}
     for line in host.read_or("/etc/fstab").splitlines():
         fields = line.split()
@@ -118,7 +118,7 @@ def automatic(mounts: Sequence[Mounted]) -> frozenset[str]:
 
 
 def holding(path: str, mounts: Sequence[Mounted]) -> Mounted | None:
-    """The mount in which a path lies, as far as its text tells: no link is followed."""
+    """Return the mount in which a path lies, as far as its text tells: no link is followed."""
     best: Mounted | None = None
     for entry in mounts:
         # Of two at the same place the later one hides the other.
@@ -128,12 +128,12 @@ def holding(path: str, mounts: Sequence[Mounted]) -> Mounted | None:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether a path is a folder or in it."""
+    """Return whether a path is a folder or in it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the patterns is for this path."""
+    """Return whether one of the patterns is for this path."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 

@@ -50,5 +50,5 @@ _SUGGESTIONS = {
 
 
 def recovery(number: int) -> Recovery:
-    """The action by the driver's number."""
+    """Return the action by the driver's number."""
     return _NUMBERS.get(number, Recovery.UNKNOWN)

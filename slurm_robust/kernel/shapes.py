@@ -380,13 +380,13 @@ def _compiled(name: str) -> re.Pattern[str]:
 
 
 def reset_of(text: str) -> str:
-    """The GPU that AMD's driver has reset, by a message of it; empty for any other message."""
+    """Return the GPU that AMD's driver has reset, by a message of it; empty for any other message."""
     found = re.match(_AMD_RESET.replace("{PCI}", _PCI), text)
     return found[1] if found else ""
 
 
 def recognise(text: str) -> tuple[Shape, str] | None:
-    """What a message is, and the device it names (empty: none); None for the many that mean nothing."""
+    """Return what a message is, and the device it names (empty: none); None for the many that mean nothing."""
     for shape in SHAPES.values():
         if text.startswith(shape.begins) and (found := _compiled(shape.name).match(text)):
             return shape, next(filter(None, found.groups()), "")

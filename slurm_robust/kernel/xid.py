@@ -81,7 +81,7 @@ _BEFORE = r"(?s).{0,120}?(?=NVRM: |nvidia-nvswitch\d*: SXid)"
 
 
 def without_prefix(line: str) -> str:
-    """The kernel's text in a line of dmesg, journalctl or syslog.
+    """Return the kernel's text in a line of dmesg, journalctl or syslog.
 
     Not for decisions about a node: users can write such lines.
     """
@@ -111,7 +111,7 @@ def parse(text: str) -> KernelEvent | None:
 
 
 def parse_address(text: str) -> str:
-    """The GPU of the first of several messages that tell one thing; empty for any other message."""
+    """Return the GPU of the first of several messages that tell one thing; empty for any other message."""
     found = re.match(_BEGUN, text)
     return found[1].lower() if found else ""
 

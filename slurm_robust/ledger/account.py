@@ -85,7 +85,7 @@ class Account:
         self._still.append((begin_ms, end_ms))
 
     def stood_still_ms(self, until_ms: int) -> int:
-        """How long it stood still from the pen until then, which :meth:`write` forgets with this."""
+        """Return how long it stood still from the pen until then, which :meth:`write` forgets with this."""
         known = self._still
         self._still = [(max(begin, until_ms), end) for begin, end in known if end > until_ms]
         return sum(max(0, min(end, until_ms) - max(begin, self.at_ms)) for begin, end in known)
@@ -141,7 +141,7 @@ class Account:
         self.at_ms = until_ms
 
     def spans(self) -> tuple[Span, ...]:
-        """All that was written."""
+        """Return all that was written."""
         self._begin(is_training=False)
         return tuple(self._done)
 

@@ -33,7 +33,7 @@ class Accounted(Record):
 
 
 def accounted(rows: Sequence[AccountingRow], events: Sequence[ev.AnyEvent]) -> Accounted:
-    """The runs of the journal's job.
+    """Return the runs of the journal's job.
 
     slurmdbd may have lost runs, and after a reset of job ids it has older jobs of the same id as well. So the
     submit time, which each run has of its own, says which row belongs to which run of the journal.
@@ -75,7 +75,7 @@ def ends_of(runs: Sequence[AccountedRun]) -> dict[int, float]:
 
 
 def _by_row(rows: Sequence[AccountingRow]) -> list[AccountedRun]:
-    """A run for each; a job that lost or gave back a node has several rows of one run."""
+    """Return a run for each; a job that lost or gave back a node has several rows of one run."""
     found: dict[int, AccountedRun] = {}
     for row in rows:
         if row.step:

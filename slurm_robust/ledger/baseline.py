@@ -31,7 +31,7 @@ class Baseline:
         """Milliseconds a step, 0 as long as nothing is known."""
 
     def excess_ms(self, length_ms: float, steps: int) -> float:
-        """What of ``length_ms`` for ``steps`` steps goes beyond the baseline; learns from it."""
+        """Return what of ``length_ms`` for ``steps`` steps goes beyond the baseline; learns from it."""
         if steps <= 0 or length_ms <= 0:
             return 0.0
         each = length_ms / steps

@@ -17,7 +17,7 @@ def joined(
     journals: Sequence[Sequence[ev.AnyEvent]],
     incidents_before: Sequence[int] = (),
 ) -> Ledger:
-    """The ledger of a training, by those of its chapters in their order.
+    """Return the ledger of a training, by those of its chapters in their order.
 
     Each begins where the one before has ended, or later (``not_before`` of
     :func:`~slurm_robust.ledger.ledger.ledger`). ``incidents_before``: what is added to the incidents' numbers

@@ -20,7 +20,7 @@ _OF_THE_LAST_RUN = (ev.GenerationEnded, ev.ControllerStarted, ev.ClockCompared, 
 
 
 def corrected(events: Sequence[ev.AnyEvent]) -> list[float]:
-    """The time of each event in seconds since 1970, by slurmctld's clock as far as that is known."""
+    """Return the time of each event in seconds since 1970, by slurmctld's clock as far as that is known."""
     first: dict[int, float] = {}
     for event in events:
         if isinstance(event, ev.ClockCompared):

@@ -86,7 +86,7 @@ def ledger(
     best: int = -1,
     not_before: float | None = None,
 ) -> Ledger:
-    """The ledger of a journal until the job's end, or until ``now`` while it goes on.
+    """Return the ledger of a journal until the job's end, or until ``now`` while it goes on.
 
     ``now``: seconds since 1970, by a clock that agrees with slurmctld's.
     ``runs``: Slurm's account, for what the journal does not have. ``ended``: Slurm says that the job is over.
@@ -400,7 +400,7 @@ class _Sweep:
         self._trains = False
 
     def _pace_ms(self) -> float:
-        """What a step takes: of this generation, else of one before; 0 where nothing is known."""
+        """Return what a step takes: of this generation, else of one before; 0 where nothing is known."""
         if self._generation_pace[0] != self.account.situation.generation:
             number = self.account.situation.generation
             newest = max((known for known in self._paces if known <= number), default=0)
@@ -459,7 +459,7 @@ def _first(*values: float | None) -> float | None:
 
 
 def _paces(events: Sequence[ev.AnyEvent]) -> dict[int, float]:
-    """Milliseconds that each of the first steps of a generation took, where more than one is known."""
+    """Return milliseconds that each of the first steps of a generation took, where more than one is known."""
     first: dict[int, tuple[float, int]] = {}
     found: dict[int, float] = {}
     for event in events:
@@ -475,7 +475,7 @@ def _paces(events: Sequence[ev.AnyEvent]) -> dict[int, float]:
 
 
 def _sealed(events: Sequence[ev.AnyEvent]) -> dict[int, int]:
-    """The newest step of each generation of which there is proof other than a controller's word."""
+    """Return the newest step of each generation of which there is proof other than a controller's word."""
     found: dict[int, int] = {}
     for event in events:
         if isinstance(event, _STEPS):  # most of a long journal

@@ -31,7 +31,8 @@ from slurm_robust.version import __version__
 
 
 def summary_of_job(events: Sequence[ev.AnyEvent], now: float, node: str = "") -> JobSummary | None:
-    """The summary of a journal at ``now`` (seconds since 1970); None for a journal that does not begin.
+    """Return the summary of a journal at ``now`` (seconds since 1970); None for a journal that does not
+    begin.
 
     ``node``: of the controller that writes it.
     """
@@ -146,7 +147,7 @@ def _incidents(
 
 
 def _node_seconds(books: Ledger) -> dict[int, dict[str, float]]:
-    """What each incident cost, by class of time."""
+    """Return what each incident cost, by class of time."""
     found: dict[int, dict[TimeClass, float]] = {}
     for span in books.spans:
         if not span.incident:

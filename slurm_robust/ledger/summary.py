@@ -89,12 +89,12 @@ class Summary(Record):
 
 
 def summary_of(events: Sequence[ev.AnyEvent], now: float) -> Summary:
-    """The figures of a journal alone, until the job's end, or until ``now`` (seconds since 1970)."""
+    """Return the figures of a journal alone, until the job's end, or until ``now`` (seconds since 1970)."""
     return summarise(ledger(events, now), events)
 
 
 def summarise(books: Ledger, events: Sequence[ev.AnyEvent]) -> Summary:
-    """The figures of a ledger; ``events`` is the journal that it was made from."""
+    """Return the figures of a ledger; ``events`` is the journal that it was made from."""
     by_incident: dict[int, list[Span]] = {}
     for span in books.spans:
         if span.incident:
@@ -104,7 +104,7 @@ def summarise(books: Ledger, events: Sequence[ev.AnyEvent]) -> Summary:
 
 
 def figures(books: Ledger, incidents: tuple[IncidentCost, ...], over: Collection[int], steps: int) -> Summary:
-    """The figures of a ledger whose ``incidents`` and ``steps`` are known; ``over``: those that are."""
+    """Return the figures of a ledger whose ``incidents`` and ``steps`` are known; ``over``: those that are."""
     classes: Counter[TimeClass] = Counter()
     details: Counter[str] = Counter()
     lost, held_ms = Lost(), 0
@@ -140,7 +140,7 @@ def figures(books: Ledger, incidents: tuple[IncidentCost, ...], over: Collection
 
 
 def lost_in(span: Span) -> Lost:
-    """What of a span was lost."""
+    """Return what of a span was lost."""
     ms = span.end_ms - span.begin_ms - span.effective_ms
     hours = ms / _HOUR_MS
     return Lost(ms=ms, node_hours=hours * span.nodes, gpu_hours=hours * span.gpus)

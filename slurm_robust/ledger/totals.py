@@ -49,7 +49,9 @@ class Tally:
                     self._change(self._marks[-1].number, ended=event.t)
 
     def totals(self, classes: Mapping[TimeClass, int]) -> JobTotals:
-        """What was counted; ``classes``: milliseconds by the newest ledger, none as long as there is none."""
+        """Return what was counted; ``classes``: milliseconds by the newest ledger, none as long as there is
+        none.
+        """
         return JobTotals(
             classes={one.value: classes.get(one, 0) / 1000 for one in TimeClass if classes},
             incidents={symptom.value: self._incidents[symptom] for symptom in Symptom},

@@ -46,7 +46,7 @@ def grown(track: list[Reading], window_s: float, now: float) -> int:
 
 
 def most_within(track: list[Reading], window_s: float) -> int:
-    """The most by which a counter rose within any stretch of ``window_s``."""
+    """Return the most by which a counter rose within any stretch of ``window_s``."""
     rises = _rises(track)
     stretches = (
         sum(rise for _, end, rise in rises[first:] if end <= begin + window_s)
@@ -61,14 +61,14 @@ def _rises(track: list[Reading]) -> list[tuple[float, float, int]]:
 
 
 def ignored(limits: NetworkLimits, *names: str) -> bool:
-    """Whether the site excludes it from checks."""
+    """Return whether the site excludes it from checks."""
     return any(fnmatchcase(name, pattern) for pattern in limits.ignore for name in names)
 
 
 def flaps(
     check: str, subject: str, track: list[Reading], now: float, limits: NetworkLimits, source: str
 ) -> Finding:
-    """What the losses of one link within the last hour mean; ``track`` are readings of their counter."""
+    """Return what the losses of one link within the last hour mean; ``track`` are readings of their counter."""
     recent = [(at, count) for at, count in track if at >= now - HOUR_S]
     lost = grown(recent, HOUR_S, now)
     close = most_within(recent, limits.flap_window_s)

@@ -68,19 +68,19 @@ class Memory:
         return tuple(sample for sample in samples if sample is not None)
 
     def fresh(self, source: AnySource, now: float, boot_id: str) -> View[Any] | None:
-        """The newest facts, unless they are too old, of another boot, or of a clock that was put back."""
+        """Return the newest facts, unless they are too old, of another boot, or of a clock that was put back."""
         kept = self._contents.facts.get(source.name)
         if not kept or kept[-1].boot_id != boot_id or not 0 <= now - kept[-1].at <= source.fresh_s:
             return None
         return _sample(source, kept[-1])
 
     def newest(self, source: Source[F], now: float, boot_id: str) -> View[F] | None:
-        """What this run has gathered, or has used again; None for neither."""
+        """Return what this run has gathered, or has used again; None for neither."""
         new = self._new.get(source.name)
         return _sample(source, new[1]) if new else self.fresh(source, now, boot_id)
 
     def baseline(self, source: AnySource) -> Any:
-        """The site's baseline of this source; None where there is none."""
+        """Return the site's baseline of this source; None where there is none."""
         try:
             return msgspec.json.decode(self._baselines[source.name], type=source.facts)
         except (KeyError, msgspec.MsgspecError):
@@ -124,7 +124,7 @@ class Memory:
         return {name for name, failed in self._failed.items() if failed}
 
     def changes(self) -> tuple[list[str], list[str]]:
-        """Subjects that fail since the run just counted, and those that do so no longer."""
+        """Return subjects that fail since the run just counted, and those that do so no longer."""
         before = self._contents.failing.keys()
         now = self._counted(self._contents.failing, self._failing, self._passed).keys()
         return sorted(now - before), sorted(before - now)

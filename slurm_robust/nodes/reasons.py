@@ -20,7 +20,7 @@ _OURS = re.compile(rf"(?:^|(?<=[\s,.)\]])){TAG}")
 
 
 def parts(reason: str) -> tuple[str, ...]:
-    """What one after the other wrote, without what separates it; nothing for an empty reason.
+    """Return what one after the other wrote, without what separates it; nothing for an empty reason.
 
     ``Epilog error; srobust: gpu3 XID 79`` has two parts.
     """
@@ -32,12 +32,12 @@ def parts(reason: str) -> tuple[str, ...]:
 
 
 def is_ours(part: str) -> bool:
-    """Whether this part is of srobust."""
+    """Return whether this part is of srobust."""
     return part.startswith(TAG)
 
 
 def has_ours(reason: str) -> bool:
-    """Whether srobust wrote a part of it, whoever wrote the others."""
+    """Return whether srobust wrote a part of it, whoever wrote the others."""
     return any(map(is_ours, parts(reason)))
 
 

@@ -34,7 +34,7 @@ def all_checks(config: NodeConfig, host: Host) -> tuple[AnyCheck, ...]:
 def choose(
     checks: Iterable[AnyCheck], config: NodeConfig, context: CheckContext, only: Sequence[str] = ()
 ) -> tuple[tuple[AnyCheck, ...], dict[str, str]]:
-    """The checks to run, and those that the site has switched off, with the reason. Pure."""
+    """Return the checks to run, and those that the site has switched off, with the reason. Pure."""
     chosen = []
     left_out = {}
     for check in checks:
@@ -49,7 +49,9 @@ def choose(
 
 
 def contexts_of(check: AnyCheck, rule: CheckRule) -> frozenset[CheckContext]:
-    """Where a check runs by the site's rule for it. Live with the periodic runs, if it can run live. Pure."""
+    """Return where a check runs by the site's rule for it. Live with the periodic runs, if it can run live.
+    Pure.
+    """
     if rule.contexts is None:
         return check.contexts
     contexts = frozenset(map(CheckContext, rule.contexts))
@@ -117,7 +119,7 @@ def failing_runs(report: Report, memory: Memory | None) -> dict[str, int]:
 def baseline_facts(
     config: NodeConfig, host: Host, budget_s: float, checks: Sequence[AnyCheck] | None = None
 ) -> tuple[dict[str, Record], dict[str, str]]:
-    """What the node is like now, by source, and the sources that could not be read, with the reason.
+    """Return what the node is like now, by source, and the sources that could not be read, with the reason.
 
     Sources whose facts may never be used again (``fresh_s`` is 0) describe a moment and not the node.
     """
@@ -185,7 +187,7 @@ class _CheckRun:
                 self._memory.remember(source, sample)
 
     def findings(self, check: AnyCheck) -> tuple[Finding, ...]:
-        """What a check says, or why it can say nothing."""
+        """Return what a check says, or why it can say nothing."""
         sample = self.facts.get(check.source.name)
         if sample is None:
             return (_of(check, _silence(check, self.answers[check.source.name])),)

@@ -46,7 +46,7 @@ class SiteFacts(Record):
 
 
 def checks(config: NodeConfig, host: Host = Host()) -> tuple[AnyCheck, ...]:  # noqa: B008 - only a path
-    """The checks that the site has configured, and those that lie in its folder."""
+    """Return the checks that the site has configured, and those that lie in its folder."""
     named = {check.name: check for check in config.site_checks}
     dropped = {check.name: check for check in _of_folder(host, config.site_checks_dir)}
     return tuple(_made(check) for check in (dropped | named).values())

@@ -78,7 +78,9 @@ class Report(Record):
 
 
 def rule_of(config: NodeConfig, check: str) -> CheckRule:
-    """What the site says of a check. A pattern that comes later overrides; the full name overrides all."""
+    """Return what the site says of a check. A pattern that comes later overrides; the full name overrides
+    all.
+    """
     if not config.checks:
         return _NO_RULE
     merged = _NO_RULE
@@ -134,12 +136,12 @@ def reason(causes: list[Finding]) -> str:
 
 
 def overridden(finding: Finding, rule: CheckRule) -> Finding:
-    """The finding with the site's own suggestion."""
+    """Return the finding with the site's own suggestion."""
     if rule.suggestion is None:
         return finding
     return msgspec.structs.replace(finding, suggestion=Suggestion(rule.suggestion))
 
 
 def _worst_first(finding: Finding) -> tuple[bool, int]:
-    """What is known to be bad before what is unknown, and the heavier remedy first; else as found."""
+    """Return what is known to be bad before what is unknown, and the heavier remedy first; else as found."""
     return finding.outcome is Outcome.UNKNOWN, -finding.suggestion.weight

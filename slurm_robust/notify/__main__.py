@@ -179,12 +179,12 @@ class Teller:
         return POLL_S if at is None else min(POLL_S, max(0.05, at - time.time()))
 
     def _is_ours(self) -> bool:
-        """Whether the controller of this host has the job; if that cannot be read, nothing is sent."""
+        """Return whether the controller of this host has the job; if that cannot be read, nothing is sent."""
         newest = newest_epoch(self._directory.epochs)
         return newest is None or newest.epoch <= self._after or newest.host == self._host
 
     def _has_work(self) -> bool:
-        """Whether anything is to be written down or sent."""
+        """Return whether anything is to be written down or sent."""
         at = self._courier.next_at(time.time())
         return (at is not None and at <= time.time()) or self._is_changed(self._courier.record(self._offset))
 
@@ -218,7 +218,7 @@ class Teller:
 
 
 def routes_of(plan: RunPlan) -> tuple[Route, ...]:
-    """What each configured channel is told."""
+    """Return what each configured channel is told."""
     notify = plan.config.notify
     return tuple(
         Route(
@@ -232,13 +232,13 @@ def routes_of(plan: RunPlan) -> tuple[Route, ...]:
 
 
 def name_of(directory: JobDirectory, plan: RunPlan) -> str:
-    """The job as commands of ours take it: by its id only where it is in the usual place."""
+    """Return the job as commands of ours take it: by its id only where it is in the usual place."""
     usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
     return str(plan.job_id) if usual else shlex.quote(str(directory.path))
 
 
 def subject_of(plan: RunPlan, name: str) -> Subject:
-    """The job as messages name it."""
+    """Return the job as messages name it."""
     return Subject(
         job=plan.array_task or str(plan.job_id),
         command=shlex.join(plan.command),

@@ -86,7 +86,7 @@ def attempt(channel: MessageChannel, message: Message, timeout_s: float) -> Send
 
 
 def make_channel(config: ChannelConfig, cwd: str, environ: Environ) -> MessageChannel:
-    """The channel of a configuration. ``cwd``: files and programs are relative to it."""
+    """Return the channel of a configuration. ``cwd``: files and programs are relative to it."""
     if config.command:
         return CommandChannel(config.command, cwd, environ)
     if config.mail:
@@ -95,7 +95,9 @@ def make_channel(config: ChannelConfig, cwd: str, environ: Environ) -> MessageCh
 
 
 def missing(config: ChannelConfig, cwd: str, environ: Environ) -> str:
-    """What a channel lacks on this node, with the fix, before there is anything to send; "" if nothing."""
+    """Return what a channel lacks on this node, with the fix, before there is anything to send; "" if
+    nothing.
+    """
     if config.command or config.mail:
         program = config.command[0] if config.command else config.sendmail
         path = os.path.join(cwd, program) if "/" in program else program
@@ -155,7 +157,7 @@ class MailChannel:
 
 
 def compose_mail(message: Message, to: Sequence[str], sender: str | None) -> bytes:
-    """The mail as sendmail reads it, lines ending in LF. Headers are encoded by RFC 2047."""
+    """Return the mail as sendmail reads it, lines ending in LF. Headers are encoded by RFC 2047."""
     mail = EmailMessage(policy=SMTP.clone(linesep="\n"))
     mail["Subject"] = one_line(message.subject).encode(errors="replace").decode()
     mail["To"] = ", ".join(to)  # checked with the configuration: addresses and nothing else
@@ -241,7 +243,9 @@ _REACH = "check that the controller's node reaches the server (https_proxy in th
 
 
 def payload(message: Message) -> bytes:
-    """The JSON that is posted. ``&``, ``<`` and ``>`` are escaped, as Slack wants it: nobody is mentioned."""
+    """Return the JSON that is posted. ``&``, ``<`` and ``>`` are escaped, as Slack wants it: nobody is
+    mentioned.
+    """
     whole = message.text.encode(errors="replace").decode()
     text = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     if len(text) > _MAX_TEXT:
@@ -279,7 +283,7 @@ def _late(timeout_s: float) -> ChannelFailed:
 
 
 def _drain(answer: Any, until: float) -> bytes:
-    """The beginning of what is answered, as far as it comes in time."""
+    """Return the beginning of what is answered, as far as it comes in time."""
     found = b""
     with suppress(OSError, http.client.HTTPException):
         while len(found) < _MAX_ANSWER and time.monotonic() < until:

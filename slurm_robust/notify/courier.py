@@ -46,7 +46,7 @@ class Route(Record):
     """In which a message has been sent, or has failed."""
 
     def wants(self, notice: Notice) -> bool:
-        """Whether the notice is for this channel."""
+        """Return whether the notice is for this channel."""
         return notice.kind in self.kinds and notice.severity.rank >= self.min_severity.rank
 
 
@@ -123,7 +123,7 @@ class Courier:
                     _shorten(box)
 
     def due(self, now: float) -> list[Delivery]:
-        """The messages to send now. They count as being sent from now on: write that down first."""
+        """Return the messages to send now. They count as being sent from now on: write that down first."""
         orders = []
         for name, box in self._boxes.items():
             _set_clock(box, now)
@@ -197,19 +197,19 @@ class Courier:
         return found if found < float("inf") else None
 
     def untold(self) -> dict[str, int]:
-        """How many notices wait, by channel."""
+        """Return how many notices wait, by channel."""
         found = {n: len(box.state.waiting) + len(box.under_way) for n, box in self._boxes.items()}
         return {name: number for name, number in found.items() if number}
 
     def lines(self) -> list[str]:
-        """What is to be said in the job's log since the last call."""
+        """Return what is to be said in the job's log since the last call."""
         found = [line for box in self._boxes.values() for line in box.lines]
         for box in self._boxes.values():
             box.lines.clear()
         return found
 
     def record(self, offset: int) -> Notified:
-        """What the next process must know; ``offset``: the journal was read up to there."""
+        """Return what the next process must know; ``offset``: the journal was read up to there."""
         channels = {name: _written(box) for name, box in self._boxes.items()}
         return Notified(run_id=self._run_id, offset=offset, channels={**self._others, **channels})
 
@@ -221,7 +221,7 @@ class Courier:
         return at if self._has_place(box, max(at, now)) else max(at, self._place_at(box))
 
     def _has_place(self, box: _Box, now: float) -> bool:
-        """Whether the limit allows another message."""
+        """Return whether the limit allows another message."""
         return sum(t > now - HOUR_S for t in box.state.sent) < self._allowed(box)
 
     def _place_at(self, box: _Box) -> float:
@@ -266,7 +266,7 @@ def _set_clock(box: _Box, now: float) -> None:
 
 
 def _written(box: _Box) -> ChannelState:
-    """What is under way is written down as waiting, too: nobody knows yet whether it arrives."""
+    """Return what is under way is written down as waiting, too: nobody knows yet whether it arrives."""
     return replace(box.state, waiting=(*box.under_way, *box.state.waiting))
 
 

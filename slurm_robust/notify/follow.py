@@ -68,7 +68,7 @@ class JournalFollower:
             yield Followed(event, self._offset, state)
 
     def _state_before(self, event: ev.ControllerStarted) -> JobState | None:
-        """The state by what counts since another controller took over."""
+        """Return the state by what counts since another controller took over."""
         try:
             with self._path.open("rb") as file:
                 events = parse(file.read(self._offset))[0]

@@ -85,12 +85,12 @@ class Overview(Record):
 
 
 def way_of(channel: ChannelConfig) -> str:
-    """How a channel tells people."""
+    """Return how a channel tells people."""
     return "command" if channel.command else "mail" if channel.mail else "webhook"
 
 
 def of_job(name: str, job_dir: str | None) -> tuple[JobDirectory, JobConfig, str]:
-    """A job's folder, the configuration that it runs with, and the folder it was submitted from.
+    """Return a job's folder, the configuration that it runs with, and the folder it was submitted from.
 
     Raises ``NoSuchJob``, ``PreflightError``.
     """
@@ -123,7 +123,7 @@ def run_test(config: NotifyConfig, cwd: str, job: str, environ: Mapping[str, str
 
 
 def sample(job: str) -> Message:
-    """What a test sends: nobody takes it for an incident."""
+    """Return what a test sends: nobody takes it for an incident."""
     by = f"{_user()} on {socket.gethostname()}"
     notice = Notice(
         key="test",

@@ -46,7 +46,7 @@ class Message(Record):
 
 
 def compose(job: Subject, notices: Sequence[Notice], left_out: int = 0, *, again: bool = False) -> Message:
-    """The message of ``notices``, of which there is at least one.
+    """Return the message of ``notices``, of which there is at least one.
 
     ``left_out``: so many more are not in it; ``again``: a part of it may have arrived before.
     """

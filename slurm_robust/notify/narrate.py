@@ -32,7 +32,7 @@ class Narrator:
         self._gave_up = False  # it was told in this run
 
     def tell(self, event: ev.AnyEvent) -> tuple[Notice, ...]:
-        """The notices of the next event."""
+        """Return the notices of the next event."""
         told = tuple(self._tell(event))
         self._state = apply(event, self._state)
         return (*told, *self._standbys(event))
@@ -188,7 +188,7 @@ class Narrator:
 
 
 def supervisor_ended(name: str, run: int, code: int, t: float) -> Notice:
-    """The notice of a run whose supervisor ended without an end in the journal."""
+    """Return the notice of a run whose supervisor ended without an end in the journal."""
     return Notice(
         key=f"supervisor/{run}",
         t=t,

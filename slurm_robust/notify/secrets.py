@@ -31,7 +31,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """The text itself."""
+        """Return the text itself."""
         return self._value
 
     def hide(self, text: str) -> str:
@@ -51,7 +51,7 @@ Source = Callable[[], Secret]
 
 
 def from_file(path: str) -> Secret:
-    """The one line of a file. Raises :class:`SecretError` unless it is this user's alone."""
+    """Return the one line of a file. Raises :class:`SecretError` unless it is this user's alone."""
     path = os.path.expanduser(path)
     try:
         with os.fdopen(open_ours(path), "rb") as file:
@@ -73,7 +73,7 @@ def from_file(path: str) -> Secret:
 
 
 def from_environment(name: str, environ: Mapping[str, str]) -> Secret:
-    """The value of a variable. Raises :class:`SecretError`."""
+    """Return the value of a variable. Raises :class:`SecretError`."""
     if not (value := environ.get(name, "").strip()):
         fix = f"export {name} in the batch script, before 'srobust run'"
         raise SecretError(f"the environment variable {name} is not set", fix)

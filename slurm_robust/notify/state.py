@@ -15,7 +15,9 @@ _MAX_BYTES = 16 << 20
 
 
 def load(directory: JobDirectory, run_id: str) -> Notified | None:
-    """What earlier processes have written down of this run; None if there is nothing. Raises ``OSError``."""
+    """Return what earlier processes have written down of this run; None if there is nothing. Raises
+    ``OSError``.
+    """
     try:
         found = NOTIFIED.decode(read_ours(directory.notified, _MAX_BYTES))
     except (FileNotFoundError, *UNREADABLE):

@@ -159,7 +159,7 @@ def _here(
     slurm: SlurmClient,
     allocation: Allocation,
 ) -> Here:
-    """The job that starts, as :func:`start` wants to know it."""
+    """Return the job that starts, as :func:`start` wants to know it."""
     training, cwd = config.training or "", os.getcwd()
     return Here(
         directory=directory,
@@ -192,7 +192,7 @@ def _chapter(
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:
-    """What slurm.conf should say for this job; nothing where Slurm does not show it."""
+    """Return what slurm.conf should say for this job; nothing where Slurm does not show it."""
     try:
         slurm_conf = slurm.config()
     except SlurmError:

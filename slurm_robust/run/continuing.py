@@ -72,7 +72,7 @@ class ContinueOptions(Record):
             )
 
     def chosen(self) -> list[str]:
-        """The options that choose a beginning, as they were given."""
+        """Return the options that choose a beginning, as they were given."""
         source = [f"--from {self.source}"] if self.source else []
         step = [f"--step {self.step}"] if self.step is not None else []
         return [*source, *step, *(["--fresh"] if self.fresh else [])]
@@ -114,7 +114,7 @@ def start(wish: ContinueOptions, here: Here) -> Started:
 
 
 def _own(here: Here) -> StartingPoint | None:
-    """What this job has written, though its journal is gone; None for nothing."""
+    """Return what this job has written, though its journal is gone; None for nothing."""
     store, job_id = CheckpointStore(here.storage), here.chapter.job_id
     if same(here.storage, here.directory.checkpoints):
         return of_folder(here.storage) if stored(store) else None
@@ -196,7 +196,7 @@ def _check_still_free(training: TrainingDirectory, number: int, last: Chapter, h
 
 
 def _finished(told: StartingPoint, wish: ContinueOptions, here: Here) -> str:
-    """Why a training whose newest job that trained ended with 0 needs no other one; "" where it does."""
+    """Return why a training whose newest job that trained ended with 0 needs no other one; "" where it does."""
     earlier = told.earlier
     if earlier is None:
         return ""
@@ -213,7 +213,7 @@ def _finished(told: StartingPoint, wish: ContinueOptions, here: Here) -> str:
 
 
 def _left(training: TrainingDirectory, here: Here) -> StartingPoint | None:
-    """What its storage has although no journal of its jobs is left; None without any checkpoint.
+    """Return what its storage has although no journal of its jobs is left; None without any checkpoint.
 
     Raises :class:`PreflightError` where the folder may be another training's.
     """

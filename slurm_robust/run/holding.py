@@ -88,7 +88,7 @@ def check_not_held(chapter: Chapter, directory: JobDirectory, asked: Applicant) 
 def _look(
     chapter: Chapter, directory: JobDirectory, asked: Applicant
 ) -> tuple[Hold, ev.RunEnded | None, SlurmJob | None, str]:
-    """Whether the job holds the training now; its end, Slurm's word on it, and why Slurm gives none."""
+    """Return whether the job holds the training now; its end, Slurm's word on it, and why Slurm gives none."""
     # Its folder may be another job's by now, and its own be moved aside.
     found = earlier_job(directory, chapter.run_id)
     events = found.events if found is not None else []
@@ -105,7 +105,7 @@ def _look(
 def await_kept(
     training: TrainingDirectory, run_id: str, timeout_s: float, clock: WaitClock = REAL
 ) -> tuple[Chapter, ...]:
-    """The chapters, once the newest is this run's or that of a job that keeps the training.
+    """Return the chapters, once the newest is this run's or that of a job that keeps the training.
 
     A job that has claimed it asks Slurm about the job before, and gives it back if that runs again. One that
     has decided nothing after ``timeout_s`` may have died: its chapter counts. Raises ``OSError``.
@@ -148,7 +148,7 @@ def take_alone(alone: Alone, what: str, clock: WaitClock = REAL) -> None:
 
 
 def is_free(chapter: Chapter, ended: ev.RunEnded | None, slurm: SlurmClient) -> bool:
-    """Whether the job has surely ended, asked once. ``ended``: as of :func:`judge`."""
+    """Return whether the job has surely ended, asked once. ``ended``: as of :func:`judge`."""
     job, answer = _ask(slurm, chapter.job_id)
     return judge(chapter, ended, job, answers=not answer) is Hold.FREE
 

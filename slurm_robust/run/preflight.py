@@ -69,7 +69,7 @@ def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> Non
 def sizes(
     config: JobConfig, allocation: Allocation, before: int | None = None, *, later_run: bool = False
 ) -> tuple[Sizes, int]:
-    """Slots and spares for this allocation, and processes per node. Raises PreflightError.
+    """Return slots and spares for this allocation, and processes per node. Raises PreflightError.
 
     ``before``: the slots of the run or job before, None for the first one of a training; ``later_run``: it
     was a run of this job.
@@ -128,7 +128,7 @@ def _resize(nodes: int, allocation: Allocation, *, later_run: bool) -> str:
 
 
 def job_directory(config: JobConfig, environ: Mapping[str, str], job_id: int, name: str) -> JobDirectory:
-    """Where the job's folder is: ``<root>/<job id>``, or ``<root>/<job id>.<name>``."""
+    """Return where the job's folder is: ``<root>/<job id>``, or ``<root>/<job id>.<name>``."""
     base = Path(environ.get("SLURM_SUBMIT_DIR") or os.getcwd())
     root = base / (config.job_dir or JOBS_FOLDER)
     return JobDirectory(root / (f"{job_id}.{name}" if name else str(job_id)))
@@ -274,7 +274,7 @@ def make_plan(
 
 
 def _own_output() -> str:
-    """Where this process's output goes, "" where that is no file."""
+    """Return where this process's output goes, "" where that is no file."""
     try:
         return os.readlink("/proc/self/fd/1") if stat.S_ISREG(os.fstat(1).st_mode) else ""
     except OSError:
@@ -282,7 +282,7 @@ def _own_output() -> str:
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation:
-    """The allocation of this batch script. Raises PreflightError outside of Slurm, and for a hetjob."""
+    """Return the allocation of this batch script. Raises PreflightError outside of Slurm, and for a hetjob."""
     try:
         allocation = allocation_from_environment(environ)
     except NotInAllocation as error:

@@ -70,7 +70,8 @@ class StartingPoint(NamedTuple):
 
 
 def other_jobs(training: TrainingDirectory, chapters: Iterable[Chapter], here: Here) -> list[Chapter]:
-    """The chapters that are not this job, which may have taken the training in a start that did not get far.
+    """Return the chapters that are not this job, which may have taken the training in a start that did not
+    get far.
 
     One that has a journal is another job, which only had the same id. Raises ``JournalDamaged``, ``OSError``.
     """
@@ -84,7 +85,7 @@ def other_jobs(training: TrainingDirectory, chapters: Iterable[Chapter], here: H
 
 
 def newest_that_tells(training: TrainingDirectory, chapters: Sequence[Chapter]) -> StartingPoint | None:
-    """What counts after the newest of these jobs that has something to tell."""
+    """Return what counts after the newest of these jobs that has something to tell."""
     for chapter in reversed(chapters):
         found = earlier_job(training.job(chapter), chapter.run_id)
         if found is not None and policy.tells(found.state):
@@ -99,12 +100,12 @@ def _of_job(found: Earlier) -> StartingPoint:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether both are one folder."""
+    """Return whether both are one folder."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 def stored(store: CheckpointStore) -> list[CheckpointId] | None:
-    """What is complete there; None if storage does not say."""
+    """Return what is complete there; None if storage does not say."""
     try:
         return store.complete()
     except OSError:
@@ -112,7 +113,7 @@ def stored(store: CheckpointStore) -> list[CheckpointId] | None:
 
 
 def find_source(text: str, here: Here, of: TrainingDirectory | None = None) -> StartingPoint:
-    """The job, training or folder that a person named. ``of``: the training that this job has taken.
+    """Return the job, training or folder that a person named. ``of``: the training that this job has taken.
 
     Raises :class:`PreflightError`, ``NoSuchJob``.
     """
@@ -183,7 +184,7 @@ def _has_checkpoints(path: Path) -> bool:
 
 
 def of_folder(path: Path, job_id: int = 0) -> StartingPoint:
-    """A folder of checkpoints that somebody has put somewhere.
+    """Return a folder of checkpoints that somebody has put somewhere.
 
     ``job_id``: only what this job wrote counts; 0 for all.
     """
@@ -209,12 +210,12 @@ def of_folder(path: Path, job_id: int = 0) -> StartingPoint:
 
 
 def has_written(job_id: int, store: CheckpointStore) -> bool:
-    """Whether a complete checkpoint is there that this job wrote."""
+    """Return whether a complete checkpoint is there that this job wrote."""
     return any(run_of(store, ref).startswith(f"{job_id}-") for ref in stored(store) or ())
 
 
 def run_of(store: CheckpointStore, ref: CheckpointId) -> str:
-    """The run that wrote a complete checkpoint, "" where its files do not say."""
+    """Return the run that wrote a complete checkpoint, "" where its files do not say."""
     return _written_as(store, ref, store.world_size(ref))[0]
 
 

@@ -62,7 +62,7 @@ def claimed(folder: StateFolder) -> Iterator[None]:
 
 
 def _lockable(path: Path) -> bool:
-    """Whether no ``up`` holds the folder at this moment."""
+    """Return whether no ``up`` holds the folder at this moment."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,7 +270,7 @@ def _start_database(view: SandboxView, head: int, progress: Progress) -> None:
 
 
 def accounts(config: SandboxConfig) -> str:
-    """The cluster and its users in the form that ``sacctmgr load`` reads."""
+    """Return the cluster and its users in the form that ``sacctmgr load`` reads."""
     lines = [
         f"Cluster - '{CLUSTER}':Fairshare=1:QOS='normal'",
         "Parent - 'root'",
@@ -283,7 +283,7 @@ def accounts(config: SandboxConfig) -> str:
 
 
 def _greets(path: Path) -> bool:
-    """Whether the database server sends its greeting: the socket alone exists some time before that."""
+    """Return whether the database server sends its greeting: the socket alone exists some time before that."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(1.0)
         try:

@@ -111,12 +111,14 @@ class SandboxConfig:
         return (HEAD, *self.node_names)
 
     def address(self, node: str) -> str:
-        """The node's IPv4 address. The same in every sandbox: each has a network of its own."""
+        """Return the node's IPv4 address. The same in every sandbox: each has a network of its own."""
         index = 1 if node == HEAD else 10 + int(node[1:])
         return str(NETWORK[index])
 
     def uid(self, user: str) -> int:
-        """Uid, and gid, of one of ``users``; 0 for root. Raises :class:`InvalidSandbox` for anybody else."""
+        """Return uid, and gid, of one of ``users``; 0 for root. Raises :class:`InvalidSandbox` for anybody
+        else.
+        """
         if user == "root":
             return 0
         if user not in self.users:
@@ -129,14 +131,14 @@ class SandboxConfig:
 
     @classmethod
     def from_json(cls, text: str) -> SandboxConfig:
-        """The record that :meth:`to_json` wrote."""
+        """Return the record that :meth:`to_json` wrote."""
         raw = json.loads(text)
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
         return cls(**fields)
 
 
 def check_name(name: str) -> str:
-    """A sandbox's name, which is also a folder's. Raises :class:`InvalidSandbox`."""
+    """Return a sandbox's name, which is also a folder's. Raises :class:`InvalidSandbox`."""
     if not _NAME.fullmatch(name):
         raise InvalidSandbox(f"{name!r} cannot name a sandbox: use up to 32 of a-z, 0-9, - and _")
     return name

@@ -124,7 +124,7 @@ def topology_conf(config: SandboxConfig) -> str:
 
 
 def node_range(config: SandboxConfig) -> str:
-    """All compute nodes as a hostlist."""
+    """Return all compute nodes as a hostlist."""
     return "n1" if config.nodes == 1 else f"n[1-{config.nodes}]"
 
 
@@ -180,14 +180,16 @@ def _merge(settings: dict[str, str], lines: tuple[str, ...]) -> list[str]:
 
 
 def passwd(config: SandboxConfig, machine: str) -> str:
-    """The machine's /etc/passwd with the sandbox's users put in place of those of their names and uids."""
+    """Return the machine's /etc/passwd with the sandbox's users put in place of those of their names and
+    uids.
+    """
     # Not "x": without a line in /etc/shadow su would fail, which slurmd asks for a user's environment.
     own = [f"{user}:*:{config.uid(user)}:{config.uid(user)}::/home/{user}:/bin/bash" for user in config.users]
     return _join(_without(config, machine), own)
 
 
 def group(config: SandboxConfig, machine: str) -> str:
-    """The machine's /etc/group with one group per user."""
+    """Return the machine's /etc/group with one group per user."""
     own = [f"{user}:x:{config.uid(user)}:" for user in config.users]
     return _join(_without(config, machine), own)
 

@@ -34,7 +34,7 @@ class PlantedFault:
     target: str
 
     def to_json(self) -> str:
-        """The line in faults.jsonl."""
+        """Return the line in faults.jsonl."""
         return as_json(asdict(self), indent=None)
 
 
@@ -63,7 +63,7 @@ class Faults:
         return self._signal_rank("continue-rank", job_id, rank, signal.SIGCONT)
 
     def rank_pid(self, job_id: int, rank: int) -> int:
-        """The machine's pid of a rank's worker. Raises :class:`FaultRefused`."""
+        """Return the machine's pid of a rank's worker. Raises :class:`FaultRefused`."""
         processes = self._processes()
         worker = procs.find_rank(processes, job_id, rank)
         if worker is None:
@@ -75,7 +75,9 @@ class Faults:
     # -- nodes -------------------------------------------------------------------------------------
 
     def power_cut(self, node: str) -> PlantedFault:
-        """The node is dead immediately: no process ends in order, no packet leaves. Undo: :meth:`boot`."""
+        """Return the node is dead immediately: no process ends in order, no packet leaves. Undo:
+        :meth:`boot`.
+        """
         self._need_node(node, on=True)
         fault = self._record("power-cut", node)
         self._view.control.power_cut(node)
@@ -216,7 +218,7 @@ class Faults:
         return fault
 
     def daemon_pid(self, node: str, name: str) -> int | None:
-        """The machine's pid of a node's daemon, None when it does not run."""
+        """Return the machine's pid of a node's daemon, None when it does not run."""
         return procs.daemon(self._view.node_pid(node), name)
 
     def _daemon(self, node: str, name: str) -> int:

@@ -14,7 +14,7 @@ MADE = ".made-by-srobust-sandbox"
 
 
 def state_root() -> Path:
-    """The folder of all sandboxes: ``$SROBUST_SANDBOX_DIR``, else /var/lib/srobust-sandbox."""
+    """Return the folder of all sandboxes: ``$SROBUST_SANDBOX_DIR``, else /var/lib/srobust-sandbox."""
     return Path(os.path.abspath(os.environ.get("SROBUST_SANDBOX_DIR") or DEFAULT_ROOT))
 
 
@@ -58,7 +58,7 @@ class StateFolder:
         return self.path / "lib"
 
     def gpus(self, node: str) -> Path:
-        """Folder with the state of the node's GPUs."""
+        """Return folder with the state of the node's GPUs."""
         return self.path / "gpus" / node
 
     @property
@@ -82,13 +82,15 @@ class StateFolder:
         return self.path / "log"
 
     def log(self, daemon: str) -> Path:
-        """The log of ``slurmctld``, ``slurmdbd``, ``munged``, ``mariadbd``, ``init`` or ``slurmd-<node>``."""
+        """Return the log of ``slurmctld``, ``slurmdbd``, ``munged``, ``mariadbd``, ``init`` or
+        ``slurmd-<node>``.
+        """
         return self.logs / f"{daemon}.log"
 
     def home(self, user: str) -> Path:
-        """The user's home folder as this machine sees it; inside it is /home/<user>."""
+        """Return the user's home folder as this machine sees it; inside it is /home/<user>."""
         return self.path / "home" / user
 
     def spool(self, node: str) -> Path:
-        """The node's SlurmdSpoolDir: a disk that survives a power cut."""
+        """Return the node's SlurmdSpoolDir: a disk that survives a power cut."""
         return self.path / "spool" / node

@@ -28,7 +28,7 @@ _FLAGS = ("-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread", f"-Wl,-sona
 
 
 def library(cache: Path) -> Path:
-    """The compiled library, in a folder of its own below ``cache``.
+    """Return the compiled library, in a folder of its own below ``cache``.
 
     Raises :class:`RequirementMissing` without a compiler and :class:`BootFailed` if it does not compile.
     """
@@ -79,7 +79,7 @@ class StandInGpus:
         self._count = count
 
     def uuid(self, index: int) -> str:
-        """Unique over all nodes."""
+        """Return unique over all nodes."""
         digest = hashlib.sha256(f"{self._node}/{index}".encode()).hexdigest()
         return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 

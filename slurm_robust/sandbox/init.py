@@ -49,7 +49,7 @@ class _InitNode:
         return self.receive(timeout_s)
 
     def receive(self, timeout_s: float) -> dict[str, object]:
-        """The next line from the node. Raises ``OSError`` when it does not come."""
+        """Return the next line from the node. Raises ``OSError`` when it does not come."""
         self.link.settimeout(timeout_s)
         buffer = b""
         while not buffer.endswith(b"\n"):

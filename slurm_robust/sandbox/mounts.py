@@ -37,7 +37,7 @@ def plan_mounts(
     wanted: Iterable[ReachablePath],
     closed: Callable[[str], bool],
 ) -> tuple[MountSpec, ...]:
-    """The node's mounts in their order.
+    """Return the node's mounts in their order.
 
     ``closed`` says whether others may not search a folder. Raises :class:`InvalidSandbox` for a wanted
     path that would hide the sandbox's own mounts.
@@ -85,7 +85,7 @@ def _own_binds(config: SandboxConfig, state: str, node: str) -> Iterable[MountSp
 
 
 def python_paths() -> tuple[str, ...]:
-    """What a user needs to run this very Python: environment, base interpreter, and this package."""
+    """Return what a user needs to run this very Python: environment, base interpreter, and this package."""
     package_parent = Path(__file__).resolve().parents[2]
     found = [sys.prefix, sys.base_prefix, str(package_parent)]
     found += [os.path.realpath(path) for path in found]
@@ -95,7 +95,7 @@ def python_paths() -> tuple[str, ...]:
 
 
 def closed_to_others(path: str) -> bool:
-    """Whether users other than root and the owner cannot pass through the folder."""
+    """Return whether users other than root and the owner cannot pass through the folder."""
     try:
         return not os.stat(path).st_mode & 0o001
     except FileNotFoundError:

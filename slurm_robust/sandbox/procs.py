@@ -34,7 +34,7 @@ class SandboxProcess:
 
 
 def read_process(pid: int) -> SandboxProcess | None:
-    """The process, or None when it is gone (a zombie is shown, without command line and environment)."""
+    """Return the process, or None when it is gone (a zombie is shown, without command line and environment)."""
     try:
         found = psutil.Process(pid).as_dict(["ppid", "name", "status", "cmdline", "environ"])
         nspids = _nspids(pid)
@@ -52,7 +52,7 @@ def read_process(pid: int) -> SandboxProcess | None:
 
 
 def _nspids(pid: int) -> tuple[int, ...]:
-    """The process's pid in each nested PID namespace, this machine's first. Raises ``OSError``."""
+    """Return the process's pid in each nested PID namespace, this machine's first. Raises ``OSError``."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
             return tuple(map(int, line.split()[1:]))
@@ -60,7 +60,7 @@ def _nspids(pid: int) -> tuple[int, ...]:
 
 
 def pid_namespace(pid: int) -> int | None:
-    """The inode of the process's PID namespace (also of a zombie); None when it is gone."""
+    """Return the inode of the process's PID namespace (also of a zombie); None when it is gone."""
     try:
         return int(re.sub(r"\D", "", os.readlink(f"/proc/{pid}/ns/pid")))
     except (OSError, ValueError):
@@ -68,7 +68,9 @@ def pid_namespace(pid: int) -> int | None:
 
 
 def members(init_pid: int) -> tuple[int, ...]:
-    """Every process in the PID namespace whose PID 1 is ``init_pid``, itself included; deeper ones not."""
+    """Return every process in the PID namespace whose PID 1 is ``init_pid``, itself included; deeper ones
+    not.
+    """
     namespace = pid_namespace(init_pid)
     if namespace is None:
         return ()
@@ -76,12 +78,12 @@ def members(init_pid: int) -> tuple[int, ...]:
 
 
 def find_child(parent: int, fits: Callable[[SandboxProcess], bool]) -> SandboxProcess | None:
-    """The first live child of ``parent`` that fits; None when there is none."""
+    """Return the first live child of ``parent`` that fits; None when there is none."""
     return next((child for child in children(parent) if child.is_live and fits(child)), None)
 
 
 def children(parent: int) -> tuple[SandboxProcess, ...]:
-    """All children, zombies too."""
+    """Return all children, zombies too."""
     # psutil would read all processes of the machine. The kernel lists the children of each thread apart.
     pids: list[str] = []
     for listed in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -93,13 +95,14 @@ def children(parent: int) -> tuple[SandboxProcess, ...]:
 
 
 def daemon(node_init: int, name: str) -> int | None:
-    """The live child called ``name`` of a node's PID 1; None when there is none."""
+    """Return the live child called ``name`` of a node's PID 1; None when there is none."""
     found = find_child(node_init, lambda process: process.comm == name)
     return found.pid if found else None
 
 
 def sandbox_processes(state: Path) -> tuple[int, ...]:
-    """Every live process that runs the init of the sandbox in ``state``: PID 1, nodes, half-started ones.
+    """Return every live process that runs the init of the sandbox in ``state``: PID 1, nodes, half-started
+    ones.
 
     Looked up by the command line, so that it also finds those of an ``up`` that was killed half way.
     """
@@ -107,7 +110,7 @@ def sandbox_processes(state: Path) -> tuple[int, ...]:
 
 
 def runs_init(pid: int, state: Path) -> bool:
-    """Whether the process is alive and runs the init of the sandbox in ``state``."""
+    """Return whether the process is alive and runs the init of the sandbox in ``state``."""
     try:
         command = psutil.Process(pid).cmdline()
     except psutil.Error:
@@ -116,7 +119,7 @@ def runs_init(pid: int, state: Path) -> bool:
 
 
 def sandbox_init(state: Path) -> int | None:
-    """The machine's pid of the sandbox's PID 1: of its processes the one that is nobody's nested node."""
+    """Return the machine's pid of the sandbox's PID 1: of its processes the one that is nobody's nested node."""
     candidates = []
     for process in filter(None, map(read_process, sandbox_processes(state))):
         if len(process.nspids) > 1 and process.nspids[-1] == 1:
@@ -125,13 +128,13 @@ def sandbox_init(state: Path) -> int | None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether nothing of the process is left but, at most, a zombie that its parent has not reaped."""
+    """Return whether nothing of the process is left but, at most, a zombie that its parent has not reaped."""
     process = read_process(pid)
     return process is None or not process.is_live
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.02) -> bool:
-    """Whether the condition came true in time; it is asked at least once."""
+    """Return whether the condition came true in time; it is asked at least once."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -154,7 +157,7 @@ def wait_gone(pids: Iterable[int], timeout_s: float) -> tuple[int, ...]:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether anything listens on the TCP port in the network namespace of ``pid``."""
+    """Return whether anything listens on the TCP port in the network namespace of ``pid``."""
     for table in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
@@ -168,7 +171,7 @@ def listens(pid: int, port: int) -> bool:
 
 
 def find_rank(processes: Iterable[SandboxProcess], job_id: int, rank: int) -> SandboxProcess | None:
-    """The worker of one rank: of all processes that carry its mark, the one whose parent does not.
+    """Return the worker of one rank: of all processes that carry its mark, the one whose parent does not.
 
     The mark is ``RANK`` in the environment, or the name ``srobust-rank<R>`` that forked workers give
     themselves, together with ``SLURM_JOB_ID``. Helpers that a worker forks carry the same mark.
@@ -187,7 +190,7 @@ def find_rank(processes: Iterable[SandboxProcess], job_id: int, rank: int) -> Sa
 
 
 def ranks_of(processes: Iterable[SandboxProcess], job_id: int) -> tuple[int, ...]:
-    """All ranks of the job that have a process, for the message when one is not found."""
+    """Return all ranks of the job that have a process, for the message when one is not found."""
     found = set()
     for process in processes:
         if process.environ.get("SLURM_JOB_ID") != str(job_id):

@@ -91,7 +91,7 @@ class Sandbox(SandboxView):
 
     @classmethod
     def attach(cls, name: str = "default") -> Sandbox:
-        """The running sandbox of that name. Raises :class:`NotUp`, or :class:`RequirementMissing`."""
+        """Return the running sandbox of that name. Raises :class:`NotUp`, or :class:`RequirementMissing`."""
         folder = StateFolder(name)
         try:
             config = SandboxConfig.from_json(folder.config.read_text())
@@ -113,14 +113,14 @@ class Sandbox(SandboxView):
         self.down()
 
     def gpus(self, node: str) -> StandInGpus:
-        """The stand-in GPUs of a compute node. Raises :class:`SandboxError` for a node without any."""
+        """Return the stand-in GPUs of a compute node. Raises :class:`SandboxError` for a node without any."""
         self.check_node(node)
         if not self.config.gpus_per_node:
             raise SandboxError(f"{self.name} has no GPUs", fix="up with --gpus-per-node 8")
         return StandInGpus(self.folder.gpus(node) / STATE_FILE, node, self.config.gpus_per_node)
 
     def home(self, user: str) -> Path:
-        """The user's home folder on this machine; inside it is /home/<user>."""
+        """Return the user's home folder on this machine; inside it is /home/<user>."""
         self.config.uid(user)
         return self.folder.home(user)
 
@@ -176,7 +176,7 @@ class Sandbox(SandboxView):
             )
 
     def read_log(self, daemon: str, lines: int = 0) -> str:
-        """A daemon's log, the last ``lines`` of it if that is not 0. Raises :class:`SandboxError`."""
+        """Return a daemon's log, the last ``lines`` of it if that is not 0. Raises :class:`SandboxError`."""
         known = sorted(path.stem for path in self.folder.logs.glob("*.log"))
         if daemon not in known:
             raise NotThere(f"no log of {daemon!r}; there are: {', '.join(known)}")
@@ -189,7 +189,7 @@ class Sandbox(SandboxView):
 
 
 def sandbox_names() -> tuple[str, ...]:
-    """Names of all sandboxes that have a state folder, also of broken ones, and no folders of others."""
+    """Return names of all sandboxes that have a state folder, also of broken ones, and no folders of others."""
     try:
         return tuple(sorted(entry.name for entry in state_root().iterdir() if (entry / MADE).exists()))
     except FileNotFoundError:
@@ -200,7 +200,7 @@ def sandbox_names() -> tuple[str, ...]:
 
 
 def missing_packages(accounting: bool, has: Callable[[str], bool]) -> tuple[str, ...]:
-    """Debian packages of the programs that ``has`` does not find, sorted. Pure."""
+    """Return Debian packages of the programs that ``has`` does not find, sorted. Pure."""
     programs = _ALWAYS | (_ACCOUNTING if accounting else {})
     return tuple(sorted({package for program, package in programs.items() if not has(program)}))
 

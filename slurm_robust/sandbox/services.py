@@ -24,7 +24,7 @@ class Service:
 
 
 def service(node: str, name: str, args: tuple[str, ...] = ()) -> Service:
-    """The daemon ``name`` of ``node`` with more arguments. Raises ``ValueError`` if it is unknown."""
+    """Return the daemon ``name`` of ``node`` with more arguments. Raises ``ValueError`` if it is unknown."""
     known = head_services() if node == HEAD else node_services(node)
     if name not in known:
         raise ValueError(f"no daemon {name!r} on {node}; there are: {', '.join(known)}")

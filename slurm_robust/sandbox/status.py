@@ -112,7 +112,7 @@ def _daemons(sandbox: Sandbox, node: str) -> tuple[str, ...]:
 
 
 def status_table(status: SandboxStatus) -> str:
-    """The record as a table for people."""
+    """Return the record as a table for people."""
     rows = [("NODE", "ADDRESS", "POWER", "NETWORK", "SLURM", "DAEMONS", "REASON")]
     for node in status.nodes:
         power, cable = ("on" if node.on else "off"), ("plugged" if node.connected else "cut")

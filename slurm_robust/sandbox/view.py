@@ -30,7 +30,7 @@ class SandboxView:
         self._init_pid: int | None = None
 
     def init_pid(self) -> int:
-        """The machine's pid of the sandbox's PID 1. Raises :class:`NotUp`."""
+        """Return the machine's pid of the sandbox's PID 1. Raises :class:`NotUp`."""
         known = self._init_pid
         if known is None or not procs.runs_init(known, self.folder.path):
             known = self._init_pid = procs.sandbox_init(self.folder.path)
@@ -42,7 +42,9 @@ class SandboxView:
         return known
 
     def node_pid(self, node: str) -> int:
-        """The machine's pid of the node's PID 1. Raises :class:`SandboxError` when it is off or unknown."""
+        """Return the machine's pid of the node's PID 1. Raises :class:`SandboxError` when it is off or
+        unknown.
+        """
         self.check_node(node, head=True)
         state = self.control.nodes().get(node)
         if state is None or not state.on:
@@ -62,13 +64,14 @@ class SandboxView:
             raise NotThere(f"no node {node!r} in {self.folder.name!r}; there are: {', '.join(names)}")
 
     def host_pids(self, node: str) -> tuple[int, ...]:
-        """The machine's pids of everything that runs on the node, its PID 1 included."""
+        """Return the machine's pids of everything that runs on the node, its PID 1 included."""
         return procs.members(self.node_pid(node))
 
     def enter_command(
         self, node: str = HEAD, user: str | None = None, env: Mapping[str, str] | None = None
     ) -> tuple[str, ...]:
-        """The beginning of a command line that runs the rest on the node as the user, in the user's home.
+        """Return the beginning of a command line that runs the rest on the node as the user, in the user's
+        home.
 
         The command gets a fresh environment plus ``env`` and dies with the process that this
         starts. Good until the node's next boot. ``user`` None is the first user.
@@ -145,7 +148,7 @@ class SandboxView:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def log_tail(self, daemon: str) -> str:
-        """The end of a daemon's log and of its output, for messages."""
+        """Return the end of a daemon's log and of its output, for messages."""
         paths = (self.folder.log(daemon), self.folder.logs / f"{daemon}.out")
         text = "\n".join(filter(None, (_tail(path, 15) for path in paths)))
         return text or f"(no log in {self.folder.logs})"

@@ -66,7 +66,7 @@ class SlurmClient(Protocol):
         ...
 
     def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
-        """The nodes ``names`` in that order, or all. Raises InvalidNode for an unknown name."""
+        """Return the nodes ``names`` in that order, or all. Raises InvalidNode for an unknown name."""
         ...
 
     def node(self, name: str) -> SlurmNode:
@@ -82,51 +82,51 @@ class SlurmClient(Protocol):
         ...
 
     def submission(self, job_id: int) -> Submission:
-        """How the job was submitted. slurmdbd has it some seconds late. Raises JobNotFound."""
+        """Return how the job was submitted. slurmdbd has it some seconds late. Raises JobNotFound."""
         ...
 
     def jobs(self, user: str | None = None) -> tuple[SlurmJob, ...]:
-        """Jobs that have not ended (pending, running, completing), of one user or all."""
+        """Return jobs that have not ended (pending, running, completing), of one user or all."""
         ...
 
     def steps(self, job_id: int) -> tuple[SlurmStep, ...]:
-        """Steps of a job that have not ended; ``()`` when it has none. Raises JobNotFound.
+        """Return steps of a job that have not ended; ``()`` when it has none. Raises JobNotFound.
 
         A step whose node died stays listed until Slurm declares the node DOWN, and longer.
         """
         ...
 
     def allocation(self, job_id: int) -> Allocation:
-        """What the job holds now; no nodes for one that does not run. Raises JobNotFound."""
+        """Return what the job holds now; no nodes for one that does not run. Raises JobNotFound."""
         ...
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """All reservations that this user may see."""
+        """Return all reservations that this user may see."""
         ...
 
     def accounting(self, job_id: int) -> tuple[AccountingRow, ...]:
-        """All runs and steps that slurmdbd has of the job, oldest run first; ``()`` when none.
+        """Return all runs and steps that slurmdbd has of the job, oldest run first; ``()`` when none.
 
         Rows appear up to 10 s late. Raises CommandFailed where accounting is off.
         """
         ...
 
     def runs(self, within_s: float) -> tuple[AccountingRow, ...]:
-        """All runs of all jobs, without steps, that lay within the last ``within_s`` seconds.
+        """Return all runs of all jobs, without steps, that lay within the last ``within_s`` seconds.
 
         Raises CommandFailed where accounting is off. On a large site slurmdbd may take minutes.
         """
         ...
 
     def node_events(self, within_s: float) -> tuple[NodeEvent, ...]:
-        """What happened to all nodes within the last ``within_s`` seconds, as slurmdbd has it.
+        """Return what happened to all nodes within the last ``within_s`` seconds, as slurmdbd has it.
 
         Raises CommandFailed where accounting is off.
         """
         ...
 
     def topology(self) -> tuple[Switch, ...]:
-        """The switches of topology/tree; ``()`` where the site declares none."""
+        """Return the switches of topology/tree; ``()`` where the site declares none."""
         ...
 
     def config(self) -> dict[str, str]:
@@ -134,18 +134,18 @@ class SlurmClient(Protocol):
         ...
 
     def partitions(self) -> tuple[Terms, ...]:
-        """All partitions, with how their jobs are preempted where partitions decide that."""
+        """Return all partitions, with how their jobs are preempted where partitions decide that."""
         ...
 
     def qos(self) -> tuple[Terms, ...]:
-        """All QOS, with how their jobs are preempted where they decide that.
+        """Return all QOS, with how their jobs are preempted where they decide that.
 
         Raises CommandFailed where accounting is off.
         """
         ...
 
     def accounts(self) -> dict[str, frozenset[str]]:
-        """The accounts of this cluster and their users, as far as slurmdbd shows them to this user.
+        """Return the accounts of this cluster and their users, as far as slurmdbd shows them to this user.
 
         Raises CommandFailed where accounting is off.
         """

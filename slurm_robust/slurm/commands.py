@@ -351,7 +351,7 @@ _SPANK = ("SLURM_SPANK_", "_SLURM_SPANK_")
 
 
 def step_environment(environ: Mapping[str, str], request: StepRequest) -> dict[str, str]:
-    """Environment for srun: ``environ`` without the variables that would change the step, plus the
+    """Return environment for srun: ``environ`` without the variables that would change the step, plus the
     request's own.
     """
     kept = {

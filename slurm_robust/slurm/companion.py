@@ -89,7 +89,7 @@ _SAME = {"account": "SLURM_JOB_ACCOUNT", "qos": "SLURM_JOB_QOS"}
 
 
 def is_companion_of(job: SlurmJob, job_id: int, run_id: str) -> bool:
-    """Whether ``job`` lends its node to the run ``run_id`` of ``job_id``."""
+    """Return whether ``job`` lends its node to the run ``run_id`` of ``job_id``."""
     return job.name == companion_name(job_id) and job.comment.endswith(f"run {run_id}")
 
 
@@ -120,7 +120,7 @@ class Lent:
         )
 
     def holder(self, node: str) -> Allocation:
-        """The allocation that has ``node``: a companion's, else the job's own."""
+        """Return the allocation that has ``node``: a companion's, else the job's own."""
         return self._held.get(node, self._own)
 
     def steps(
@@ -140,7 +140,9 @@ class Lent:
 
 
 def settings_of_borrower(environ: Mapping[str, str]) -> dict[str, str]:
-    """What workers on a companion's node must see of Slurm, so that all ranks see one job; {} elsewhere."""
+    """Return what workers on a companion's node must see of Slurm, so that all ranks see one job; {}
+    elsewhere.
+    """
     job, nodes = environ.get(OF_JOB, ""), environ.get(OF_NODES, "")
     if not job:
         return {}
@@ -152,7 +154,9 @@ def settings_of_borrower(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_over(client: SlurmClient, job_id: int, run: int) -> bool:
-    """Whether Slurm says that ``run`` (SLURM_RESTART_COUNT) of the job has ended. Raises ``SlurmError``."""
+    """Return whether Slurm says that ``run`` (SLURM_RESTART_COUNT) of the job has ended. Raises
+    ``SlurmError``.
+    """
     try:
         job = client.job(job_id)
     except JobNotFound:

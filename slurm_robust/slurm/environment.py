@@ -10,7 +10,7 @@ from slurm_robust.util.hostlist import InvalidHostlist, expand
 
 
 def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:
-    """What the variables ``SLURM_*`` of ``environ`` say. No process is started.
+    """Return what the variables ``SLURM_*`` of ``environ`` say. No process is started.
 
     The variables are those of the moment in which the batch script (or step) was started. After a
     lost node, a shrink or an expansion they are stale: ask :meth:`SlurmClient.allocation` then.
@@ -40,13 +40,13 @@ def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:
 
 
 def time_limit(environ: Mapping[str, str]) -> float | None:
-    """How long this run of the job may take, in seconds; None if Slurm does not say (before 22.05)."""
+    """Return how long this run of the job may take, in seconds; None if Slurm does not say (before 22.05)."""
     begin, end = _time(environ, "SLURM_JOB_START_TIME"), _time(environ, "SLURM_JOB_END_TIME")
     return end - begin if begin is not None and end is not None and end > begin else None
 
 
 def array_task(environ: Mapping[str, str]) -> str:
-    """The id that squeue shows for a task of a job array (``38_1``), "" for any other job."""
+    """Return the id that squeue shows for a task of a job array (``38_1``), "" for any other job."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     return f"{array}_{task}" if array and task else ""
 

@@ -278,7 +278,7 @@ GONE = (JobNotFound, StepNotFound, InvalidNode, ReservationNotFound)
 
 
 def classify(done: CompletedCommand) -> SlurmCommandError:
-    """The typed error for a command that failed, from its text. Pure."""
+    """Return the typed error for a command that failed, from its text. Pure."""
     text = f"{done.stderr}\n{done.stdout}"
     known, kind = _kind(text)
     # Advice of Slurm may follow the line that says what is wrong.
@@ -294,7 +294,8 @@ def classify(done: CompletedCommand) -> SlurmCommandError:
 
 
 def of_document(listed: Sequence[object]) -> SlurmCommandError:
-    """The typed error for the list ``errors`` of a JSON document, which comes with exit code 0, too. Pure.
+    """Return the typed error for the list ``errors`` of a JSON document, which comes with exit code 0, too.
+    Pure.
 
     An entry has ``description``, ``error``, ``error_number`` and ``source``; of them 22.05 has some. That no
     error is named (``error_number`` 0) says that nothing is known, not that nothing is there.
@@ -309,7 +310,7 @@ def of_document(listed: Sequence[object]) -> SlurmCommandError:
 
 
 def _kind(text: str) -> tuple[str, type[SlurmCommandError]]:
-    """The part of the text that says what is wrong, in lower case, and the error's type."""
+    """Return the part of the text that says what is wrong, in lower case, and the error's type."""
     low = text.lower()
     for part, kind in _TEXTS:
         if part in low:

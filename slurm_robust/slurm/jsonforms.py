@@ -27,7 +27,7 @@ Object: TypeAlias = Mapping[str, Any]
 
 
 def load(text: str) -> Object:
-    """The document. Raises UnparsableOutput; an empty output is an error.
+    """Return the document. Raises UnparsableOutput; an empty output is an error.
 
     (``sacct`` with a parser version that it does not know prints nothing and exits with 0.)
     """
@@ -84,7 +84,7 @@ def _string(value: object) -> str:
 
 
 def _states(*values: object) -> frozenset[str]:
-    """States in ``"idle"``, ``["IDLE", "DRAIN"]`` and ``state_flags``."""
+    """Return states in ``"idle"``, ``["IDLE", "DRAIN"]`` and ``state_flags``."""
     states: set[str] = set()
     for value in values:
         for state in value if isinstance(value, list) else [value]:
@@ -94,7 +94,7 @@ def _states(*values: object) -> frozenset[str]:
 
 
 def _listed(value: object) -> tuple[str, ...]:
-    """A list of names, or one string with commas."""
+    """Return a list of names, or one string with commas."""
     if isinstance(value, list):
         return tuple(str(item) for item in value)
     return parse_list(_string(value))
@@ -174,12 +174,12 @@ def _least_nodes(tres: str) -> int:
 
 
 def ended_for_good(job: SlurmJob) -> bool:
-    """Whether a listing of live jobs leaves ``job`` out (``squeue --json`` of 22.05 lists all)."""
+    """Return whether a listing of live jobs leaves ``job`` out (``squeue --json`` of 22.05 lists all)."""
     return job.is_finished and not job.is_completing and bool(job.states & TERMINAL_STATES)
 
 
 def parse_allocation(document: Object) -> Allocation:
-    """What the job holds, from ``scontrol show job ID --json`` (24.11 on)."""
+    """Return what the job holds, from ``scontrol show job ID --json`` (24.11 on)."""
     items = _items(document, "jobs")
     if not items:
         raise UnparsableOutput("no job in the JSON", stdout=str(document)[:2000])

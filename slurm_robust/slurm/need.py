@@ -67,7 +67,9 @@ class Places(Record):
 
 
 def places(job: SlurmJob, nodes: Iterable[SlurmNode], own: Collection[str] = ()) -> Places:
-    """The nodes of the job's partitions by what they are to it; ``own``: those that the job gives back."""
+    """Return the nodes of the job's partitions by what they are to it; ``own``: those that the job gives
+    back.
+    """
     found: dict[str, list[str]] = {name: [] for name in Places.__struct_fields__}
     partitions = set(job.partition.split(","))
     for node in nodes:
@@ -120,7 +122,7 @@ def affordable(
 
 
 def size_of(need: Need, job: SlurmJob, available: int) -> Size:
-    """The size to ask for, of a job as it was submitted or asked for before.
+    """Return the size to ask for, of a job as it was submitted or asked for before.
 
     Slurm takes a number of tasks as a bound for the number of nodes, in both directions: never more nodes
     than tasks, and of a job with ``--ntasks-per-node`` never fewer than its tasks need (seen on 22.05). So

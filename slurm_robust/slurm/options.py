@@ -89,7 +89,7 @@ class Signal(Record):
 
 
 def of_script(script: str, environ: Mapping[str, str]) -> Options:
-    """What ``sbatch`` would take from a batch script and from the environment, which overrides it."""
+    """Return what ``sbatch`` would take from a batch script and from the environment, which overrides it."""
     lines = _lines(script)
     given, unknown = _of_words(lines.words, to_the_end=True)
     given = _merged(given, _of_environment(environ))
@@ -105,7 +105,7 @@ def of_script(script: str, environ: Mapping[str, str]) -> Options:
 
 
 def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options:
-    """What a job was submitted with. ``environ``: of the job, which has what sbatch had, or of nobody.
+    """Return what a job was submitted with. ``environ``: of the job, which has what sbatch had, or of nobody.
 
     No word is ``unknown``: sbatch has taken them all.
     """
@@ -122,7 +122,7 @@ def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options
 
 
 def parse_signal(text: str) -> Signal | None:
-    """The value of ``--signal``; None for one that sbatch refuses."""
+    """Return the value of ``--signal``; None for one that sbatch refuses."""
     match = re.fullmatch(r"(?:([RB]+):)?(?:SIG)?(\w+)(?:@(\d+))?", text.strip(), re.IGNORECASE)
     if match is None:
         return None
@@ -190,14 +190,18 @@ _COMPONENTS = re.compile(r"(?<=\s)(?:hetjob|packjob)(?=\s|$)", re.IGNORECASE)
 
 
 def _commented(mark: str, text: str) -> Iterable[str]:
-    """The options in a comment; none in one that shows a command (``# sbatch --nodes=4 train.sbatch``)."""
+    """Return the options in a comment; none in one that shows a command (``# sbatch --nodes=4
+    train.sbatch``).
+    """
     words, wrong = _arguments(text)
     given, unknown = _of_words(words, to_the_end=mark == "sbatch")
     return () if mark == "sbatch" and (wrong or unknown) else given
 
 
 def _comments(script: str) -> frozenset[int]:
-    """The numbers of the lines that a shell takes for comments; all of them where it is no shell's script."""
+    """Return the numbers of the lines that a shell takes for comments; all of them where it is no shell's
+    script.
+    """
     shebang, _, _ = script.partition("\n")
     if re.search(r"sh\b", shebang):
         return shell.parse(script).comments
@@ -209,7 +213,7 @@ _PART = re.compile(r""""((?:\\.|[^"\\])*)"|'((?:\\.|[^'\\])*)'|((?:\\.|[^\s\\"'#
 
 
 def _arguments(text: str) -> tuple[list[str], list[str]]:
-    """The words of an option line as sbatch cuts it, and what it refuses.
+    """Return the words of an option line as sbatch cuts it, and what it refuses.
 
     Quotes join and a backslash guards, also within quotes; a ``#`` that neither guards ends the line, also
     within a word. Source: Slurm's src/sbatch/opt.c, get_argument(), 22.05 to 26.05.
@@ -234,7 +238,7 @@ def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_words(words: Sequence[str], *, to_the_end: bool = False) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The options, parsed as by getopt_long(3), and the words that are not options.
+    """Return the options, parsed as by getopt_long(3), and the words that are not options.
 
     Unless ``to_the_end``, up to the first such word: the batch script, whose own options follow.
     """
@@ -267,7 +271,7 @@ def _of_words(words: Sequence[str], *, to_the_end: bool = False) -> tuple[dict[s
 
 
 def _full_name(written: str) -> str:
-    """The long option that is written so, or begins so if it is the only one; "" for none."""
+    """Return the long option that is written so, or begins so if it is the only one; "" for none."""
     names = [name for name in _NAMES if name.startswith(written)]
     return written if written in names else names[0] if len(names) == 1 else ""
 

@@ -63,7 +63,7 @@ def run_command(
     env: Mapping[str, str] | None = None,
     stdin: str = "",
 ) -> CompletedCommand:
-    """The real :class:`CommandRunner`.
+    """Return the real :class:`CommandRunner`.
 
     The command inherits the signals that this thread blocks, so that a dying controller can finish what it
     asks of Slurm.

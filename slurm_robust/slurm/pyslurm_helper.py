@@ -27,7 +27,7 @@ Module = Any
 
 
 def read_nodes(pyslurm: Module, names: list[str] | None) -> list[SlurmNode]:
-    """All nodes, or those named."""
+    """Return all nodes, or those named."""
     loaded = pyslurm.Nodes.load()
     if names is None:
         return [to_node(loaded[name]) for name in loaded]
@@ -38,7 +38,7 @@ def read_nodes(pyslurm: Module, names: list[str] | None) -> list[SlurmNode]:
 
 
 def to_node(node: Any) -> SlurmNode:
-    """A ``pyslurm.Node``. ``configured_gres`` is ``{"gpu:h100": 8}``."""
+    """Return a ``pyslurm.Node``. ``configured_gres`` is ``{"gpu:h100": 8}``."""
     return SlurmNode(
         name=node.name,
         address=node.address or "",
@@ -58,7 +58,7 @@ def _gres(given: dict[str, int] | None) -> tuple[Gres, ...]:
 
 
 def to_job(job: Any) -> SlurmJob:
-    """A ``pyslurm.Job``. Its time limit is in minutes; None is unlimited."""
+    """Return a ``pyslurm.Job``. Its time limit is in minutes; None is unlimited."""
     return SlurmJob(
         job_id=job.id,
         name=job.name or "",
@@ -103,7 +103,7 @@ def modify_nodes(pyslurm: Module, nodes: list[str], **changes: str) -> None:
 
 
 def methods(pyslurm: Module) -> dict[str, Callable[..., object]]:
-    """What the helper can do. Clearing excluded nodes is not here: pyslurm silently does nothing."""
+    """Return what the helper can do. Clearing excluded nodes is not here: pyslurm silently does nothing."""
     return {
         "nodes": lambda names: read_nodes(pyslurm, names),
         "job": lambda job_id: to_job(pyslurm.Job.load(job_id)),
@@ -118,7 +118,7 @@ def methods(pyslurm: Module) -> dict[str, Callable[..., object]]:
 
 
 def answer(table: dict[str, Callable[..., object]], rpc_error: type[Exception], line: bytes) -> object:
-    """The reply to one request."""
+    """Return the reply to one request."""
     request = msgspec.json.decode(line)
     try:
         return {"value": table[request["method"]](**request["params"])}

@@ -139,7 +139,7 @@ class SlurmNode(Record):
         return "IDLE" in self.states and "COMPLETING" not in self.states
 
     def gpus(self) -> int:
-        """Number of GPUs configured."""
+        """Return number of GPUs configured."""
         return sum(g.count for g in self.gres if g.name == "gpu")
 
 
@@ -225,7 +225,7 @@ class SlurmJob(Record):
         return bool(self.states & {"RUNNING", "CONFIGURING", "SUSPENDED"}) and not self.is_completing
 
     def is_in_run(self, restart_count: int) -> bool:
-        """Whether the run with this restart count, and no later one, goes on."""
+        """Return whether the run with this restart count, and no later one, goes on."""
         return self.is_running and self.restart_count == restart_count
 
     @property
@@ -300,7 +300,7 @@ class Allocation(Record):
 
     @classmethod
     def of(cls, job: SlurmJob, gpus: Mapping[str, int]) -> Allocation:
-        """What ``job`` holds; a node that ``gpus`` leaves out counts as having none."""
+        """Return what ``job`` holds; a node that ``gpus`` leaves out counts as having none."""
         return cls(
             job_id=job.job_id,
             nodes=job.held_nodes,

@@ -86,7 +86,7 @@ class Clock(Protocol):
     """Time for deadlines. ``sleep`` may return early."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return seconds that never go back."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -267,7 +267,7 @@ def _learn(
 
 
 def _wants_nodes(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> bool:
-    """Whether what the job is to ask for depends on the nodes, and may have to be asked for now."""
+    """Return whether what the job is to ask for depends on the nodes, and may have to be asked for now."""
     if not (order.exclude or order.need or order.holders or memory.extra_exclude):
         return False
     if memory.wanted is None:
@@ -276,7 +276,7 @@ def _wants_nodes(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) ->
 
 
 def _look(client: SlurmClient, order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> RequeueMemory:
-    """What to ask for by the nodes as they are; without an answer, as before."""
+    """Return what to ask for by the nodes as they are; without an answer, as before."""
     try:
         wanted = wanted_of(order, memory.extra_exclude, job, client.nodes())
     except SlurmCommandError:

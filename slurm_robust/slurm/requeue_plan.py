@@ -175,7 +175,7 @@ class RequeueEnd(Record):
 def wanted_of(
     order: RequeueRequest, extra: Sequence[str], job: SlurmJob, nodes: Sequence[SlurmNode]
 ) -> _DesiredJob:
-    """What to ask for. ``extra``: nodes to leave out beside those of the order.
+    """Return what to ask for. ``extra``: nodes to leave out beside those of the order.
 
     The nodes that the job holds count as free, since it gives them back.
     """
@@ -192,7 +192,7 @@ def wanted_of(
 
 
 def decide(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | Wait | RequeueEnd:
-    """The next step for ``job`` as it is now."""
+    """Return the next step for ``job`` as it is now."""
     has_lost_script = order.revives and job.has_lost_script and job.restart_count <= order.ending_run
     if job.is_running or has_lost_script:
         return _decide_running(order, job, memory)
@@ -283,7 +283,9 @@ def _start(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | 
 
 
 def _ask_by_name(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | Wait | None:
-    """The holders are required only once they are free, so a watcher that dies leaves no job that waits."""
+    """Return the holders are required only once they are free, so a watcher that dies leaves no job that
+    waits.
+    """
     if not order.holders or RequeueCommand.PIN in memory.refused:
         return None
     if memory.pending_for_s >= BY_NAME_S:
@@ -302,7 +304,7 @@ def _asked_by_name(order: RequeueRequest, job: SlurmJob) -> bool:
 
 
 def after(memory: RequeueMemory, action: Do, error: SlurmCommandError | None) -> RequeueMemory:
-    """What to remember after ``action`` succeeded or failed with ``error``."""
+    """Return what to remember after ``action`` succeeded or failed with ``error``."""
     stage = action.stage
     if error is None:
         # With another list of nodes, or released, it has to be ordered to start once more.
@@ -330,7 +332,9 @@ def after(memory: RequeueMemory, action: Do, error: SlurmCommandError | None) ->
 
 
 def newly_drained(before: frozenset[str] | None, nodes: Sequence[SlurmNode]) -> tuple[str, ...]:
-    """Nodes that are drained by a failed prolog now and were not ``before``; none if that is not known."""
+    """Return nodes that are drained by a failed prolog now and were not ``before``; none if that is not
+    known.
+    """
     if before is None:
         return ()
     return tuple(
@@ -341,7 +345,7 @@ def newly_drained(before: frozenset[str] | None, nodes: Sequence[SlurmNode]) -> 
 
 
 def waiting_advice(job: SlurmJob) -> str:
-    """Why a job that is held, or that no nodes fit, waits, and who can help how; "" for any other."""
+    """Return why a job that is held, or that no nodes fit, waits, and who can help how; "" for any other."""
     release = f"scontrol release {job.job_id}"
     if job.reason == "BadConstraints":
         update = f"scontrol update JobId={job.job_id} ExcNodeList="

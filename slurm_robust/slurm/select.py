@@ -20,7 +20,7 @@ def make_client(
     installed: Callable[[], bool] | None = None,
     helper: PyslurmHelper | None = None,
 ) -> SlurmClient:
-    """The client for ``backend``: ``cli``, ``pyslurm`` or ``auto``.
+    """Return the client for ``backend``: ``cli``, ``pyslurm`` or ``auto``.
 
     ``auto`` takes pyslurm when it imports (in a process of its own) and was built for the site's
     series of Slurm, else the command line. ``pyslurm`` raises :class:`BackendUnavailable` with the

@@ -31,7 +31,7 @@ class QueuedJob(Record):
 
 
 def queued_job(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> QueuedJob | None:
-    """The job as Slurm knows it; None without an answer. ``environ`` has PATH and SLURM_CONF."""
+    """Return the job as Slurm knows it; None without an answer. ``environ`` has PATH and SLURM_CONF."""
     done = _ask(job_id, ["-o", "%A %T %N"], environ, timeout_s)
     if done is None or (done.exit_code == 0 and not done.stdout.strip()):
         return None  # of a job that it does not know squeue says so
@@ -43,7 +43,7 @@ def queued_job(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> 
 
 
 def restart_count(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> int | None:
-    """How often the job was requeued; None without an answer.
+    """Return how often the job was requeued; None without an answer.
 
     Asked of squeue, which prints only the numbers: ``scontrol show job`` also prints text of the user.
     """

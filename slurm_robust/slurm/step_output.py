@@ -72,7 +72,7 @@ _ENDED = re.compile(
 
 
 def why_ended(lines: Iterable[str], job_id: int) -> str | None:
-    """Why Slurm has ended steps of ``job_id``, in slurmstepd's words.
+    """Return why Slurm has ended steps of ``job_id``, in slurmstepd's words.
 
     :data:`PREEMPTION`, ``JOB REQUEUE``, ``TIME LIMIT``; "": somebody has cancelled it; None: slurmstepd says
     nothing.
@@ -83,7 +83,7 @@ def why_ended(lines: Iterable[str], job_id: int) -> str | None:
 
 
 def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd:
-    """The end of an srun for ``nodes``, from all lines of its output."""
+    """Return the end of an srun for ``nodes``, from all lines of its output."""
     messages = [line.strip() for line in lines if _SLURMS.match(line) and not _is_harmless(line)]
     # A wrapper of srun, or srun itself before it has a name, prints no prefix.
     messages = messages or [line.strip() for line in lines if line.strip() and not _is_harmless(line)]
@@ -125,7 +125,7 @@ def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str
 
 
 def last_raised(lines: Iterable[str]) -> tuple[str, ...]:
-    """The last line of the last Python traceback in ``lines``; srun does not say whose it is."""
+    """Return the last line of the last Python traceback in ``lines``; srun does not say whose it is."""
     found, is_inside = "", False
     for line in lines:
         if line.startswith(_TRACEBACK):

@@ -73,7 +73,7 @@ def blocks(text: str, first: str) -> Iterator[str]:
 
 
 def fields_of(block: str) -> dict[str, str]:
-    """The fields of one record. Raises UnparsableOutput when one appears twice (see the module)."""
+    """Return the fields of one record. Raises UnparsableOutput when one appears twice (see the module)."""
     fields: dict[str, str] = {}
     last = ""
     for line in block.splitlines():
@@ -131,7 +131,7 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
 
 
 def _in_one_line(reason: str) -> str:
-    """A reason as Slurm prints it, with the stamp behind all of it."""
+    """Return a reason as Slurm prints it, with the stamp behind all of it."""
     first, _, others = reason.partition("\n")
     stamp = _STAMP.search(first)
     first = first[: stamp.start()] if stamp else first
@@ -253,7 +253,7 @@ def _least_nodes(fields: dict[str, str]) -> int:
 
 
 def parse_allocation(text: str) -> Allocation:
-    """What the job holds, from ``scontrol -d show job ID``."""
+    """Return what the job holds, from ``scontrol -d show job ID``."""
     job = parse_job(text)
     gpus: dict[str, int] = {}
     # ``Nodes=n[1-2] CPU_IDs=0-1,8 Mem=0 GRES=gpu:h200:4(IDX:0-3)``

@@ -72,7 +72,7 @@ def parse_version(text: str) -> SlurmVersion:
 
 
 def parse_time(text: str) -> float | None:
-    """Seconds since 1970, or Slurm's local time ``2026-11-21T08:17:39``; None for Unknown and N/A."""
+    """Return seconds since 1970, or Slurm's local time ``2026-11-21T08:17:39``; None for Unknown and N/A."""
     value = text.strip()
     if value in _UNSET or value == "0":
         return None
@@ -134,7 +134,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of ``40G``, as ``--mem`` has it: without a unit MiB. Raises ``ValueError``."""
+    """Return bytes of ``40G``, as ``--mem`` has it: without a unit MiB. Raises ``ValueError``."""
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.strip().upper())
     if match is None:
         raise ValueError(f"{text!r} is not a size such as 40G")
@@ -142,7 +142,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_names(text: str, *, functions: bool = False) -> tuple[str, ...]:
-    """A hostlist to names, in order. Raises UnparsableOutput.
+    """Return a hostlist to names, in order. Raises UnparsableOutput.
 
     With ``functions``, ``switch{leaf3}`` stays as it is written: what a job asks for goes back to Slurm.
     """
@@ -159,7 +159,7 @@ def parse_number(text: str) -> int | None:
 
 
 def parse_words(text: str) -> frozenset[str]:
-    """A list as a setting of slurm.conf, in lower case, without the values of its items."""
+    """Return a list as a setting of slurm.conf, in lower case, without the values of its items."""
     return frozenset(item.partition("=")[0].strip().lower() for item in text.split(",")) - {""}
 
 

@@ -38,12 +38,12 @@ from slurm_robust.slurm.select import make_client
 
 
 def survives_the_job(config: Mapping[str, str]) -> bool:
-    """Whether a detached process outlives the job on this site (``SlurmClient.config()``)."""
+    """Return whether a detached process outlives the job on this site (``SlurmClient.config()``)."""
     return config.get("ProctrackType", "") in {"proctrack/linuxproc", "proctrack/pgid"}
 
 
 def watcher_command(order: RequeueRequest, *, log: Path, timeout_s: float) -> list[str]:
-    """The command line of a watcher."""
+    """Return the command line of a watcher."""
     order = msgspec.structs.replace(order, may_requeue=False)
     return [
         sys.executable,
@@ -58,8 +58,8 @@ def watcher_command(order: RequeueRequest, *, log: Path, timeout_s: float) -> li
 def watcher_job(
     order: RequeueRequest, *, keep_off: Sequence[str] = (), log: Path, partition: str = ""
 ) -> SubmitRequest:
-    """A small job that orders the other one to start, on none of the nodes ``keep_off`` and those that are
-    left out. Slurm drops it if it cannot run within two minutes, for then the begin time is over anyway.
+    """Return a small job that orders the other one to start, on none of the nodes ``keep_off`` and those that
+    are left out. Slurm drops it if it cannot run within two minutes, for then the begin time is over anyway.
     """
     order = msgspec.structs.replace(order, until=Until.STARTED)
     return SubmitRequest(

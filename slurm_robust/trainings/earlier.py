@@ -83,7 +83,7 @@ class Earlier(Record):
         return found[0] if found else None
 
     def hint(self, training: str = "") -> str:
-        """The line for a new job of the same script, which begins anew; ``training``: what it begins."""
+        """Return the line for a new job of the same script, which begins anew; ``training``: what it begins."""
         ended = self.state.ended
         end = f" (ended with {ended.code} at {minute(ended.t)})" if ended is not None else ""
         step = self.newest.step if self.newest is not None else 0
@@ -98,7 +98,9 @@ class Earlier(Record):
         )
 
     def loss(self) -> str:
-        """The line for a job that begins this one's training anew, as nothing of it is left; "" otherwise."""
+        """Return the line for a job that begins this one's training anew, as nothing of it is left; ""
+        otherwise.
+        """
         if self.state.world.best_step < 0 or self.newest is not None:
             return ""
         return (
@@ -108,7 +110,7 @@ class Earlier(Record):
 
 
 def earlier_job(directory: JobDirectory, run_id: str = "") -> Earlier | None:
-    """The job of a folder, of this run unless it is ""; None if there is no journal of it.
+    """Return the job of a folder, of this run unless it is ""; None if there is no journal of it.
 
     A folder of the same name that was moved aside is found, too. Raises ``JournalDamaged``, ``OSError``.
     """

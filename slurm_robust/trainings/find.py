@@ -41,7 +41,7 @@ class NotBegun(NoSuchJob):
 
 
 def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDirectory:
-    """The folder of the job that a person named.
+    """Return the folder of the job that a person named.
 
     ``name`` is a job id, the id of an array's task as squeue shows it (``38_1``), a folder, or the name of a
     training, which stands for its newest job. Ids and names are looked up in ``root``, else in
@@ -53,7 +53,7 @@ def find(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDi
 
 
 def named(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobDirectory | TrainingDirectory:
-    """The job or the training that a person named. As :func:`find`."""
+    """Return the job or the training that a person named. As :func:`find`."""
     if not name:
         raise NoSuchJob("JOB is empty", fix="give a job's id, or its folder", code=ExitCode.USAGE)
     number = _ID.fullmatch(name)
@@ -86,12 +86,12 @@ def named(name: str, root: str | None, slurm: SlurmClient | None = None) -> JobD
 
 
 def root_of(root: str | None) -> Path:
-    """Where the folders of jobs and trainings are: ``--job-dir``, else ``srobust-jobs`` here."""
+    """Return where the folders of jobs and trainings are: ``--job-dir``, else ``srobust-jobs`` here."""
     return Path(root) if root else Path.cwd() / JOBS_FOLDER
 
 
 def _by_name(name: str, root: str | None) -> JobDirectory | TrainingDirectory:
-    """The training or the folder that has a name which is no job id."""
+    """Return the training or the folder that has a name which is no job id."""
     path = Path(name)
     if _LOOKS_LIKE_ID.fullmatch(name) and not path.exists():
         raise _no_such_id(name)
@@ -107,7 +107,7 @@ def _by_name(name: str, root: str | None) -> JobDirectory | TrainingDirectory:
 
 
 def find_training(name: str, root: str | None) -> TrainingDirectory | None:
-    """The training that a person named by its name or folder, with a chapter; None if there is none.
+    """Return the training that a person named by its name or folder, with a chapter; None if there is none.
 
     Raises :class:`NoSuchJob` for one that may not be read.
     """
@@ -123,7 +123,7 @@ def find_training(name: str, root: str | None) -> TrainingDirectory | None:
 
 
 def no_such_training(name: str, root: str | None, text: str) -> NoSuchJob:
-    """The error for a name that nothing has; it lists those that there are."""
+    """Return the error for a name that nothing has; it lists those that there are."""
     where = root_of(root)
     try:
         known = [one.path.name.removeprefix(PREFIX) for one in trainings(where)]
@@ -136,7 +136,9 @@ def no_such_training(name: str, root: str | None, text: str) -> NoSuchJob:
 
 
 def moved_aside(root: Path, name: str) -> tuple[str, ...]:
-    """Names of folders in ``root`` of trainings ``name`` that made room for a new one; none if unreadable."""
+    """Return names of folders in ``root`` of trainings ``name`` that made room for a new one; none if
+    unreadable.
+    """
     try:
         every = trainings(root)
     except OSError:
@@ -156,7 +158,7 @@ class TrainingPosition(Record):
 
 
 def place_of(directory: JobDirectory, training: str, run_id: str) -> TrainingPosition:
-    """Where the job of this folder and run is in its ``training``."""
+    """Return where the job of this folder and run is in its ``training``."""
     try:
         found = training_of(directory, training, run_id)
         chapters = found.read() if found is not None else ()
@@ -169,7 +171,7 @@ def place_of(directory: JobDirectory, training: str, run_id: str) -> TrainingPos
 
 
 def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirectory | None:
-    """Where the folder of one of its jobs is now; None if it is gone and another job has its place.
+    """Return where the folder of one of its jobs is now; None if it is gone and another job has its place.
 
     One that has no journal yet is where it will be. Raises ``OSError``.
     """
@@ -181,7 +183,7 @@ def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirector
 
 
 def _run_of(directory: JobDirectory) -> str:
-    """The ``run_id`` of a journal, "" where it does not begin with one."""
+    """Return the ``run_id`` of a journal, "" where it does not begin with one."""
     try:
         with directory.journal.open("rb") as file:
             first = decode_event(file.readline())
@@ -191,7 +193,7 @@ def _run_of(directory: JobDirectory) -> str:
 
 
 def newest_job(training: TrainingDirectory, slurm: SlurmClient) -> JobDirectory:
-    """The folder of the newest job of a training that has begun.
+    """Return the folder of the newest job of a training that has begun.
 
     Raises :class:`NotBegun` while the newest one is only pending or starting, :class:`NoSuchJob`.
     """
@@ -248,7 +250,7 @@ def _folder(path: Path) -> JobDirectory:
 
 
 def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoSuchJob | None]:
-    """The folder of job ``name`` below ``root``, or why it cannot be read."""
+    """Return the folder of job ``name`` below ``root``, or why it cannot be read."""
     try:
         places = [root / name, *sorted(root.glob(f"{name}.*"))]
         found = next((place for place in places if _has_journal(place)), None)
@@ -262,7 +264,7 @@ def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoS
 
 
 def _has_journal(folder: Path) -> bool:
-    """Whether it has an event. Raises ``OSError`` where it may not be read."""
+    """Return whether it has an event. Raises ``OSError`` where it may not be read."""
     try:
         # Not Path.exists: from Python 3.14 on it says False of what may not be read.
         return os.stat(JobDirectory(folder).journal).st_size > 0
@@ -278,7 +280,7 @@ def _nothing(name: str, places: str) -> NoSuchJob:
 
 
 def _without_journal(job_id: str, places: str, view: SlurmView, slurm: SlurmClient) -> NoSuchJob:
-    """Why a job has no journal, by its state in Slurm."""
+    """Return why a job has no journal, by its state in Slurm."""
     had = "if its 'srobust run' has a --job-dir, give the same"
     if view.away:
         text = f"no journal of job {job_id} in {places}, and Slurm {view.silent}"
@@ -332,7 +334,7 @@ def _no_such_id(name: str) -> NoSuchJob:
 
 
 def load_events(directory: JobDirectory, *, quiet: bool = False) -> list[AnyEvent]:
-    """The journal's events. Raises :class:`NoSuchJob` when it cannot be read, ``JournalDamaged``.
+    """Return the journal's events. Raises :class:`NoSuchJob` when it cannot be read, ``JournalDamaged``.
 
     That of a job of months takes seconds; ``quiet``: without a bar.
     """
@@ -348,7 +350,7 @@ def load_events(directory: JobDirectory, *, quiet: bool = False) -> list[AnyEven
 
 
 def without_events(directory: JobDirectory) -> NoSuchJob:
-    """The error for a journal of which nothing counts."""
+    """Return the error for a journal of which nothing counts."""
     return NoSuchJob(
         f"{directory.journal} has no whole event: the job has just begun, its folder was removed "
         "meanwhile, or the file is of another program",
@@ -357,7 +359,7 @@ def without_events(directory: JobDirectory) -> NoSuchJob:
 
 
 def unreadable(folder: Path, error: OSError) -> NoSuchJob:
-    """The error for a job's folder that storage does not let this user read."""
+    """Return the error for a job's folder that storage does not let this user read."""
     if not isinstance(error, PermissionError):
         return NoSuchJob(f"{folder} cannot be read: {error.strerror}")
     return NoSuchJob(

@@ -89,7 +89,8 @@ def strictly(directory: JobDirectory) -> tuple[list[AnyEvent], list[str]]:
 def jobs_of(
     training: TrainingDirectory, slurm: SlurmClient, load: LoadJournal = strictly
 ) -> list[Begun | ChapterRow]:
-    """All jobs of a training, oldest first; a row for one without a journal, or whose journal is damaged.
+    """Return all jobs of a training, oldest first; a row for one without a journal, or whose journal is
+    damaged.
 
     Raises :class:`NoSuchJob` where the training's folder cannot be read.
     """
@@ -104,7 +105,7 @@ def jobs_of(
 def newest_of(
     training: TrainingDirectory, slurm: SlurmClient
 ) -> tuple[int, Begun | ChapterRow | None, Begun | None]:
-    """How many jobs a training has, the newest, and the newest with a journal.
+    """Return how many jobs a training has, the newest, and the newest with a journal.
 
     Raises :class:`NoSuchJob` where the training's folder cannot be read.
     """
@@ -122,7 +123,7 @@ def newest_of(
 
 
 def storage(training: TrainingDirectory, job: Begun | None) -> Path:
-    """Where the checkpoints of a training are; ``job``: its newest that knows."""
+    """Return where the checkpoints of a training are; ``job``: its newest that knows."""
     if job is None:
         return training.checkpoints
     try:
@@ -161,7 +162,7 @@ def _job(
 
 
 def unread(chapter: Chapter, why: str, *, goes_on: bool) -> ChapterRow:
-    """The row of a job whose journal cannot be read. ``goes_on``: Slurm may still have it."""
+    """Return the row of a job whose journal cannot be read. ``goes_on``: Slurm may still have it."""
     return ChapterRow(
         job=chapter.job,
         job_id=chapter.job_id,
@@ -175,7 +176,7 @@ def unread(chapter: Chapter, why: str, *, goes_on: bool) -> ChapterRow:
 def without_journal(
     chapter: Chapter, *, slurm: str, goes_on: bool, pending: bool, has_folder: bool
 ) -> ChapterRow:
-    """The row of a job that has written nothing yet, or of which nothing is left.
+    """Return the row of a job that has written nothing yet, or of which nothing is left.
 
     ``slurm``: its state there, "" for an unknown job.
     """

@@ -24,7 +24,7 @@ CANCELLED = "cancelled"
 def phase_of(
     events: Sequence[ev.AnyEvent], state: JobState | None = None, *, is_over: bool = False
 ) -> tuple[str, str]:
-    """A job's activity, and the reason for it.
+    """Return a job's activity, and the reason for it.
 
     ``state``: the fold of ``events``, where it is known; ``is_over``: Slurm has ended the job.
     """

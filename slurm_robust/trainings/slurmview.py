@@ -71,12 +71,12 @@ class SlurmView(Record):
 
 
 def make_slurm() -> SlurmClient:
-    """The client for commands that must answer immediately."""
+    """Return the client for commands that must answer immediately."""
     return make_client("cli", timeout_s=ANSWER_S)
 
 
 def ask_slurm(slurm: SlurmClient, job_id: int) -> SlurmView:
-    """The job as Slurm knows it now. Never raises."""
+    """Return the job as Slurm knows it now. Never raises."""
     try:
         job = slurm.job(job_id)
         # Of a requeued job NumNodes may be what was left of it, once it had been shrunk.
@@ -125,7 +125,7 @@ def need_of(state: JobState) -> Need | None:
 
 
 def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> PendingJob | None:
-    """What a pending job waits for, None for any other. ``state``: of its journal, where it has one."""
+    """Return what a pending job waits for, None for any other. ``state``: of its journal, where it has one."""
     if not job.is_pending:
         return None
     need = need_of(state) if state is not None else None
@@ -137,7 +137,9 @@ def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> Pend
 
 
 def completing_advice(slurm: SlurmClient, job: SlurmJob) -> str:
-    """What a COMPLETING job waits for and how to end that; "" for any other, and where Slurm does not say."""
+    """Return what a COMPLETING job waits for and how to end that; "" for any other, and where Slurm does not
+    say.
+    """
     if not job.is_completing or not job.nodes:
         return ""
     try:

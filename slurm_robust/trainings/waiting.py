@@ -72,7 +72,7 @@ class PendingJob(Record):
 def waiting(
     job: SlurmJob, nodes: Sequence[SlurmNode], need: Need | None, weakest: Sequence[str] = ()
 ) -> PendingJob | None:
-    """What ``job`` waits for; None if it is not pending.
+    """Return what ``job`` waits for; None if it is not pending.
 
     ``nodes``: all of Slurm's, none where it has not shown them; ``need``: with how many nodes the job can go
     on, where that is known; ``weakest``: the nodes that we left out, the weakest first.
@@ -107,7 +107,7 @@ def waiting(
 def _way(
     job: SlurmJob, found: Places, need: Need, weakest: Sequence[str], *, is_known: bool
 ) -> tuple[str, str]:
-    """The command that starts the job on nodes that are free, and what it does; or what has to happen."""
+    """Return the command that starts the job on nodes that are free, and what it does; or what has to happen."""
     changes: dict[str, str] = {}
     short = need.least - len(found.free)
     if short > len(found.left_out_free):
@@ -145,7 +145,7 @@ def _update(job: SlurmJob, changes: dict[str, str]) -> str:
 
 
 def _too_few(found: Places, short: int) -> str:
-    """What has to happen before the job can start."""
+    """Return what has to happen before the job can start."""
     missing = short - len(found.left_out_free)
     ways = []
     if found.busy:

@@ -104,7 +104,7 @@ def is_private(path: str | os.PathLike[str], group: int, owners: Collection[int]
 
 
 def group_name(group: int) -> str:
-    """Its name, or its number."""
+    """Return its name, or its number."""
     import grp
 
     try:

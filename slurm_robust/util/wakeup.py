@@ -56,7 +56,7 @@ class Inbox(Generic[T]):
         self._wakeup = WakeUp()
 
     def fileno(self) -> int:
-        """Descriptor for a poller."""
+        """Return descriptor for a poller."""
         return self._wakeup.fileno()
 
     def put(self, item: T) -> None:

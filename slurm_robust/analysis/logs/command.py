@@ -111,7 +111,7 @@ def main(files: Sequence[str], *, stream: str, rules: Sequence[Path], json: bool
 def _read(
     texts: Mapping[int, str], stream: str, rules: RuleSet
 ) -> tuple[Mapping[int, Reading], tuple[int, ...]]:
-    """What each log says, and who failed first. Several ranks may have written a single one."""
+    """Return what each log says, and who failed first. Several ranks may have written a single one."""
     if len(texts) == 1:
         ((rank, text),) = texts.items()
         reading, roots = read_merged(text, stream, rules)
@@ -136,7 +136,7 @@ def answer_file(source: str, out: Path, *, rules: Sequence[Path]) -> int:
 
 
 def answer(record: LogRecord, rules: RuleSet) -> ClassifiedLog:
-    """The verdict on one record."""
+    """Return the verdict on one record."""
     logs = {log.rank: log.text for log in record.ranks or ()}
     roots: tuple[str | int, ...] = ()
     if logs:
@@ -232,7 +232,7 @@ def _reading(reading: Reading) -> dict[str, object]:
 
 
 def render(readings: Mapping[int, Reading], roots: Sequence[int], empty: Collection[int]) -> RenderableType:
-    """The whole screen. Log text is Text, since it may contain what rich takes for markup."""
+    """Return the whole screen. Log text is Text, since it may contain what rich takes for markup."""
     parts: list[RenderableType] = [_explained(of_all(readings, roots), len(empty) == len(readings))]
     if len(readings) > 1:
         ranks = ", ".join(map(str, roots))

@@ -73,7 +73,7 @@ def _is_best(name: str) -> bool:
 
 
 def jump(lines: Sequence[Line]) -> int | None:
-    """The first line whose loss or gradient norm is far above what it was before."""
+    """Return the first line whose loss or gradient norm is far above what it was before."""
     before: dict[str, deque[float]] = {}
     for at, name, value in _values(lines):
         if "loss_" in name:

@@ -73,7 +73,7 @@ def place(lines: Sequence[Line], at: int) -> str:
 
 
 def without_source(lines: Sequence[Line]) -> list[Line]:
-    """The lines, empty where a traceback quotes the user's source or marks a place in it.
+    """Return the lines, empty where a traceback quotes the user's source or marks a place in it.
 
     Source is no evidence: it may be a comment, or a message that is never raised. Lines of others may stand
     between a frame and its source; the exception's own line ends a traceback.
@@ -103,7 +103,7 @@ def without_source(lines: Sequence[Line]) -> list[Line]:
 
 
 def _cut(lines: Sequence[Line]) -> int:
-    """The number of lines with which a log begins inside the source that a traceback quotes."""
+    """Return the number of lines with which a log begins inside the source that a traceback quotes."""
     texts = [_CHANGING.sub("0", line.text) for line in lines[: _QUOTED + 1]]
     for at in range(1, len(texts)):
         label = len(commonprefix(texts[: at + 1]).rstrip(" "))  # noqa: RUF071  # of characters
@@ -183,7 +183,7 @@ def raised(lines: Sequence[Line], having: Callable[[str], list[int]]) -> Iterato
 
 
 def explained(lines: Sequence[Line], found: Container[int]) -> list[int]:
-    """The first lines of tracebacks whose exception itself is among the lines that rules ``found``."""
+    """Return the first lines of tracebacks whose exception itself is among the lines that rules ``found``."""
     heads = (at for at, line in enumerate(lines) if _HEAD in line.text and at in found)
     return [at for at in heads if (length := _length(lines, at)) > 1 and at + length - 1 in found]
 

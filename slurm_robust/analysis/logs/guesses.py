@@ -49,7 +49,9 @@ _LIST = 8
 
 
 def without_guess(text: str) -> str:
-    """The text without its guesses: up to the end of the sentence, and of the line where a list follows."""
+    """Return the text without its guesses: up to the end of the sentence, and of the line where a list
+    follows.
+    """
     found = _search(text)
     kept, begin = [], 0
     while found:
@@ -65,7 +67,7 @@ def _search(text: str) -> re.Match[str] | None:
 
 
 def is_guess(lines: Sequence[Line], at: int) -> bool:
-    """Whether line ``at`` is an entry of a list that began with a guess."""
+    """Return whether line ``at`` is an entry of a list that began with a guess."""
     if not _ENTRY.match(lines[at].text):
         return False
     above = range(at - 1, max(-1, at - _LIST), -1)
@@ -74,7 +76,7 @@ def is_guess(lines: Sequence[Line], at: int) -> bool:
 
 
 def _opens_list(text: str) -> bool:
-    """Whether a guess is left open at the end of the line: its list has begun, or is announced."""
+    """Return whether a guess is left open at the end of the line: its list has begun, or is announced."""
     found = _search(text)
     if found is None:
         return False

@@ -115,7 +115,9 @@ def sightings(lines: Sequence[Line], rules: RuleSet, stream: str) -> Sightings:
 
 
 def _seen(log: _Log, rules: RuleSet, stream: str, ignored: Set[int]) -> list[Sighting]:
-    """What is left of the rules that match when each line has been given to the ones that count for it."""
+    """Return what is left of the rules that match when each line has been given to the ones that count for
+    it.
+    """
     lines = log.lines
     found: dict[int, dict[str, LogRule]] = defaultdict(dict)
     for literal, triggers in rules.triggers.items():
@@ -148,7 +150,9 @@ def _matching(triggers: Sequence[Trigger], text: str, stream: str) -> Iterator[L
 
 
 def _heard(rules: Sequence[LogRule]) -> list[LogRule]:
-    """The rules that count for a line: a site's before ours, then the highest weight; noise hides others."""
+    """Return the rules that count for a line: a site's before ours, then the highest weight; noise hides
+    others.
+    """
     known = [rule for rule in rules if rule.site] or list(rules)
     most = max((rule.weight for rule in known), default=0)
     heard = [rule for rule in known if rule.weight == most]
@@ -171,7 +175,7 @@ def _code(message: str) -> int | None:
 
 
 def _kind(message: str) -> str:
-    """What one of NVIDIA's codes means for the node."""
+    """Return what one of NVIDIA's codes means for the node."""
     found = _event(message)
     if found is None:
         return ""
@@ -180,7 +184,7 @@ def _kind(message: str) -> str:
 
 
 def _event(message: str) -> KernelEvent | None:
-    """The code in a message of the driver, or in one of a program that repeats it."""
+    """Return the code in a message of the driver, or in one of a program that repeats it."""
     retold = None if message.startswith("NVRM: ") else _XID.search(message)
     if retold is None:
         return xid.parse(message)
@@ -188,7 +192,9 @@ def _event(message: str) -> KernelEvent | None:
 
 
 def _needs(text: str) -> tuple[str, str]:
-    """The GPU of XID 154, with all but times that stands in front of it, and what it needs; "" for none."""
+    """Return the GPU of XID 154, with all but times that stands in front of it, and what it needs; "" for
+    none.
+    """
     message = xid.without_prefix(text)
     found = xid.parse(message)
     if found is None or found.code != xid.RECOVERY_ACTION:
@@ -244,14 +250,14 @@ class _Log:
         self._texts: dict[int, str] = {}
 
     def text(self, at: int) -> str:
-        """What rules read of a line: one spelling for all releases, no guess, nothing that is over."""
+        """Return what rules read of a line: one spelling for all releases, no guess, nothing that is over."""
         if at not in self._texts:
             is_void = at in self._over or is_guess(self.lines, at) or self._is_quoted(at)
             self._texts[at] = "" if is_void else without_guess(canonical(self.lines[at].text))
         return self._texts[at]
 
     def _is_quoted(self, at: int) -> bool:
-        """Whether a training prints there what its model or its data say."""
+        """Return whether a training prints there what its model or its data say."""
         labelled = quoted.labelled(self.lines[at].text)
         if labelled is False:
             return False
@@ -291,7 +297,7 @@ class _Log:
         return min(ends, default=None)
 
     def having(self, literal: str) -> list[int]:
-        """The first and the last lines that may have ``literal``."""
+        """Return the first and the last lines that may have ``literal``."""
         shape = _shape_of_literal(literal)
         if _longest_word(shape) not in self._words:
             return []
@@ -306,11 +312,13 @@ class _Log:
         return [*first[:half], *sorted(at for ats in found for at in ats[-half:])[-half:]]
 
     def has(self, pattern: re.Pattern[str]) -> bool:
-        """Whether the shape of any line is like that."""
+        """Return whether the shape of any line is like that."""
         return any(map(pattern.search, self._alike))
 
     def trouble(self, harmless: Set[int]) -> tuple[Line, ...]:
-        """The last lines that look like failures, without ``harmless`` ones and those that are like them."""
+        """Return the last lines that look like failures, without ``harmless`` ones and those that are like
+        them.
+        """
         alike = (ats for shape, ats in self._alike.items() if _TROUBLE.search(shape))
         suspicious = sorted(at for ats in alike if harmless.isdisjoint(ats) for at in ats)
         if suspicious and self.progress.goes_on(suspicious[-1], len(self.lines)):
@@ -328,7 +336,7 @@ class _Log:
                 yield rule, chosen[at]
 
     def allows(self, rule: LogRule) -> bool:
-        """Whether the rest of the log is as the rule wants it."""
+        """Return whether the rest of the log is as the rule wants it."""
         return all(map(self._holds, rule.all)) and not any(map(self._holds, rule.without))
 
     def _holds(self, pattern: str) -> bool:

@@ -26,7 +26,7 @@ MAX_ALIKE, MAX_RANKS = 4, 128
 def read_merged(
     text: str, stream: str = "program", rules: RuleSet | None = None
 ) -> tuple[Reading, tuple[int, ...]]:
-    """What holds for the whole text, and the ranks that failed first; none where nothing tells."""
+    """Return what holds for the whole text, and the ranks that failed first; none where nothing tells."""
     whole = read(text, stream, rules)
     if whole.tier is None or whole.verdict.symptom == "preemption_or_time_limit":
         return whole, ()  # nobody failed first
@@ -45,7 +45,7 @@ def read_merged(
 
 
 def _by_rank(text: str) -> dict[int, str]:
-    """The lines of each rank, of ranks that say the same only the first ones."""
+    """Return the lines of each rank, of ranks that say the same only the first ones."""
     lines: dict[int, list[str]] = defaultdict(list)
     for _, line in lines_of(text):
         found = _LABEL.match(line)

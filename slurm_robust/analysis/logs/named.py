@@ -96,14 +96,14 @@ _GROUP = re.compile(r"\bPG (?:ID|GUID) (\w{1,40})")
 
 
 def enqueued(lines: Iterable[Line]) -> dict[str, int]:
-    """The number of the last collective that a rank has begun, by process group."""
+    """Return the number of the last collective that a rank has begun, by process group."""
     found = ((line.text, _ENQUEUED.search(line.text)) for line in lines if "nqueued" in line.text)
     groups = ((_GROUP.search(text), number) for text, number in found if number)
     return {group[1] if group else "": int(number[1]) for group, number in groups}
 
 
 def ranks_in(text: str) -> tuple[int, ...]:
-    """The ranks that a line names, in order; () without any."""
+    """Return the ranks that a line names, in order; () without any."""
     if not _HINT.search(text):
         return ()
     found = (match for pattern in _RANKS for match in pattern.finditer(text))
@@ -111,20 +111,24 @@ def ranks_in(text: str) -> tuple[int, ...]:
 
 
 def ranks_of(texts: Iterable[str]) -> tuple[int, ...]:
-    """The ranks that most of the lines which name any agree on, in order."""
+    """Return the ranks that most of the lines which name any agree on, in order."""
     counts = Counter(rank for text in texts for rank in ranks_in(text))
     most = max(counts.values(), default=0)
     return tuple(rank for rank, count in counts.items() if count == most)
 
 
 def in_another_collective(text: str) -> str | None:
-    """The rank that c10d compares the printing one with; of several ranks most name the one that differs."""
+    """Return the rank that c10d compares the printing one with; of several ranks most name the one that
+    differs.
+    """
     found = _OTHER_COLLECTIVE.search(text)
     return found[1] if found else None
 
 
 def told_of(lines: Sequence[Line], at: int) -> tuple[int, ...]:
-    """The ranks whose error the line tells, by its label or by what stands above it; () if it names none."""
+    """Return the ranks whose error the line tells, by its label or by what stands above it; () if it names
+    none.
+    """
     label = _LABEL.match(lines[at].text.lstrip())
     for index in range(at, max(-1, at - _SPAN), -1):
         text = lines[index].text
@@ -138,7 +142,7 @@ def told_of(lines: Sequence[Line], at: int) -> tuple[int, ...]:
 
 
 def own_host(text: str) -> str:
-    """The host that wrote a log, where its lines tell it; else empty."""
+    """Return the host that wrote a log, where its lines tell it; else empty."""
     for hint in _HOST_HINTS:
         at = text.find(hint)
         begin = max(0, text.rfind("\n", 0, at))
@@ -148,7 +152,7 @@ def own_host(text: str) -> str:
 
 
 def hosts_gone(text: str) -> tuple[str, ...]:
-    """The hosts of which a line says that they have failed as a whole, in order; () without any."""
+    """Return the hosts of which a line says that they have failed as a whole, in order; () without any."""
     found = (match["hosts"] for pattern in _GONE for match in pattern.finditer(text))
     return tuple(dict.fromkeys(host for hosts in found for host in _expanded(hosts)))
 
@@ -161,6 +165,6 @@ def _expanded(hosts: str) -> tuple[str, ...]:
 
 
 def hosts_in(text: str) -> tuple[str, ...]:
-    """Addresses and names of hosts that a line names as gone or silent, in order; () without any."""
+    """Return addresses and names of hosts that a line names as gone or silent, in order; () without any."""
     found = (match["host"].strip("[]") for pattern in _HOSTS for match in pattern.finditer(text))
     return tuple(dict.fromkeys((*hosts_gone(text), *found)))

@@ -30,7 +30,7 @@ class BadPattern(ValueError):
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """The pattern without regard to case. Raises :class:`BadPattern`."""
+    """Return the pattern without regard to case. Raises :class:`BadPattern`."""
     try:
         return _compile(pattern)
     except re.error as error:
@@ -65,7 +65,7 @@ def literals_of(pattern: str) -> tuple[str, ...]:
 
 
 def _choices(tokens: list[tuple[str, str]]) -> list[str]:
-    """A literal for each alternative, up to the end of the group. The tokens are used up."""
+    """Return a literal for each alternative, up to the end of the group. The tokens are used up."""
     literals: list[str] = []
     parts: list[list[str]] = [[""]]  # runs of characters, and groups with a literal for each alternative
     while tokens:
@@ -111,7 +111,7 @@ def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _nests(pattern: str) -> bool:
-    """Whether an unbounded repetition contains another one."""
+    """Return whether an unbounded repetition contains another one."""
     holds = [False]
     closed = False
     for kind, token in _tokens(pattern):

@@ -120,7 +120,9 @@ def first_causes(readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
 
 
 def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
-    """The rank that is in another collective than all others: most name it, or it alone says so of itself."""
+    """Return the rank that is in another collective than all others: most name it, or it alone says so of
+    itself.
+    """
     # Ranks are compared in order, so the one that differs names rank 0, and all others name it.
     names = Counter(other for line in lines.values() if (other := in_another_collective(line)))
     (first, times), (_, next_times), *_ = [*names.most_common(2), ("", 0), ("", 0)]
@@ -134,7 +136,7 @@ def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
 
 
 def _late(failed: Mapping[Key, Reading], strength: Mapping[Key, tuple[int, int]]) -> tuple[Key, ...]:
-    """The few ranks that have begun fewer collectives of a process group than most, where all tell it."""
+    """Return the few ranks that have begun fewer collectives of a process group than most, where all tell it."""
     if min(strength.values())[0] < _ROOTS.index(EvidenceTier.EFFECT):
         return ()  # a cause tells more
     shared = set.intersection(*(set(reading.enqueued) for reading in failed.values()))
@@ -147,7 +149,7 @@ def _late(failed: Mapping[Key, Reading], strength: Mapping[Key, tuple[int, int]]
 
 
 def _absent(best: Mapping[Key, Reading], readings: Mapping[Key, Reading]) -> tuple[Key, ...]:
-    """The ranks for which the others wait: those that are named, else those that say nothing."""
+    """Return the ranks for which the others wait: those that are named, else those that say nothing."""
     named = {str(rank) for reading in best.values() for rank in reading.named or reading.told_of}
     gone = {host for reading in best.values() for host in reading.gone}
     found = tuple(key for key in readings if str(key) in named or _is_on(key, readings[key], gone))
@@ -159,7 +161,9 @@ def _absent(best: Mapping[Key, Reading], readings: Mapping[Key, Reading]) -> tup
 
 
 def _tells_of_another(key: Key, readings: Mapping[Key, Reading]) -> bool:
-    """Whether what a rank prints is the error of another one that is known, or the end of another host."""
+    """Return whether what a rank prints is the error of another one that is known, or the end of another
+    host.
+    """
     reading = readings[key]
     told_of = set(map(str, reading.told_of))
     if reading.gone and not _is_on(key, reading, reading.gone):
@@ -168,23 +172,23 @@ def _tells_of_another(key: Key, readings: Mapping[Key, Reading]) -> bool:
 
 
 def _is_on(key: Key, reading: Reading, hosts: Container[str]) -> bool:
-    """Whether a log is that of a rank on one of these hosts, or of the host itself."""
+    """Return whether a log is that of a rank on one of these hosts, or of the host itself."""
     return reading.host in hosts or str(key) in hosts
 
 
 def _waits(reading: Reading) -> bool:
-    """Whether a rank only lost others, or waited for them in vain."""
+    """Return whether a rank only lost others, or waited for them in vain."""
     return reading.tier is EvidenceTier.EFFECT and not set(_WAITING).isdisjoint(reading.verdict.symptoms)
 
 
 def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) -> dict[Key, float]:
-    """The value in each line; nothing counts unless all lines have one."""
+    """Return the value in each line; nothing counts unless all lines have one."""
     values = {key: value for key, line in lines.items() if (value := read(line)) is not None}
     return values if len(values) == len(lines) else dict.fromkeys(lines, 0.0)
 
 
 def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
-    """The least one is the root. A rank that only ended comes before one that complains about a peer."""
+    """Return the least one is the root. A rank that only ended comes before one that complains about a peer."""
     if of_another:
         return max(
             _ROOTS.index(EvidenceTier.EFFECT), _ROOTS.index(reading.tier or EvidenceTier.NOISE)
@@ -197,13 +201,13 @@ def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
 
 
 def _collective(line: str) -> float | None:
-    """The number of the collective that a line speaks of. A rank in a later one waits for the others."""
+    """Return the number of the collective that a line speaks of. A rank in a later one waits for the others."""
     found = _COLLECTIVE.search(line)
     return float(found[1] or found[2]) if found else None
 
 
 def _time(line: str) -> float | None:
-    """Seconds of the day that a line begins with, roughly."""
+    """Return seconds of the day that a line begins with, roughly."""
     found = _TIME.search(line[:200])
     if found is None:
         return None
@@ -211,7 +215,7 @@ def _time(line: str) -> float | None:
 
 
 def blames_peer(exit: WorkerExit, rules: RuleSet | None = None) -> bool:
-    """Whether this worker failed because another one, or the network to it, had gone."""
+    """Return whether this worker failed because another one, or the network to it, had gone."""
     return _may_complain(exit) and _complains(exit, read_exit(exit, rules))
 
 
@@ -229,7 +233,7 @@ def _shows_device(reading: Reading) -> bool:
 
 
 def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeExit | None:
-    """The failed exit that explains the others; None when no worker failed.
+    """Return the failed exit that explains the others; None when no worker failed.
 
     The order is that of :func:`first_causes`: who shows a failure of a device comes first, then a worker
     killed by a signal or stopped by an exception of its own, one that was asked to end, one that waited in
@@ -256,7 +260,9 @@ def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeEx
 def _named_by_most(
     failed: Sequence[NodeExit], naming: Iterable[NodeExit], rules: RuleSet | None
 ) -> NodeExit | None:
-    """The worker that more messages of others name than any other; None where they contradict each other."""
+    """Return the worker that more messages of others name than any other; None where they contradict each
+    other.
+    """
     ranks = {each.exit.rank for each in failed}
     counts: Counter[int] = Counter()
     for each in naming:

@@ -83,11 +83,11 @@ class LogProgress:
         return self._places[-1] if self._places else None
 
     def begins(self, before: int) -> bool:
-        """Whether a step was done before this line."""
+        """Return whether a step was done before this line."""
         return bool(self._places) and self._places[0] < before
 
     def goes_on(self, after: int, before: int) -> bool:
-        """Whether two more steps were done between these lines than before the first."""
+        """Return whether two more steps were done between these lines than before the first."""
         begin, end = bisect_left(self._places, after + 1), bisect_left(self._places, before)
         if end - begin < 2:
             return False
@@ -119,7 +119,7 @@ class _Repairs:
                 self._last[key] = max(repair.at, self._last.get(key, -1))
 
     def take_back(self, failure: Sighting) -> bool:
-        """Whether one of them is later and speaks of the same thing, or either names none."""
+        """Return whether one of them is later and speaks of the same thing, or either names none."""
         if failure.rule.symptom not in self._symptoms:
             return False
         subjects = _subjects(failure.line)
@@ -139,7 +139,7 @@ def split(
     ended: int | None,
     count: int,
 ) -> tuple[list[Sighting], set[int]]:
-    """The sightings that stand, and the lines of those that are taken back.
+    """Return the sightings that stand, and the lines of those that are taken back.
 
     ``seen``: with those of the tier ``recovery``. ``raised``: the lines with the exceptions of tracebacks.
     ``ended``: the line that tells the training's end. ``count``: of all lines.
@@ -167,7 +167,7 @@ def split(
 
 
 def causes_first(seen: Sequence[Sighting]) -> list[Sighting]:
-    """The deciding one first; what an earlier line brings about comes after all else."""
+    """Return the deciding one first; what an earlier line brings about comes after all else."""
     begins: dict[str, int] = {}
     for each in seen:
         for symptom in each.rule.brings:
@@ -182,7 +182,7 @@ def causes_first(seen: Sequence[Sighting]) -> list[Sighting]:
 def in_reports(
     lines: Sequence[Line], seen: Iterable[Sighting], having: Callable[[str], list[int]]
 ) -> set[int]:
-    """The lines of all reports of the firmware of which one says that nothing needs to be done."""
+    """Return the lines of all reports of the firmware of which one says that nothing needs to be done."""
     marked = having("[hardware error]")
     done = {
         each.at: set(each.rule.takes_back)

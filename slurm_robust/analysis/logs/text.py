@@ -33,14 +33,16 @@ _ZERO = re.compile(
 
 
 def canonical(text: str) -> str:
-    """The line as all releases of its program would write it, without the failures that it counts as none."""
+    """Return the line as all releases of its program would write it, without the failures that it counts as
+    none.
+    """
     if "=0" in text:
         text = _ZERO.sub("", text)
     return _NCCL_FUNCTION.sub(r"\1 ", text, count=1) if ") NCCL WARN " in text else text
 
 
 def lines_of(text: str) -> list[Line]:
-    """The lines of a log. A progress bar's carriage returns divide a line but are not counted."""
+    """Return the lines of a log. A progress bar's carriage returns divide a line but are not counted."""
     text = text.removesuffix("\n")
     if len(text) <= HEAD + TAIL:
         return list(_numbered(text, 1))

@@ -58,7 +58,7 @@ _BELOW = 8
 
 
 def classify(text: str, stream: str = "program", rules: RuleSet | None = None) -> Classification:
-    """The verdict on the log of one rank, node or job.
+    """Return the verdict on the log of one rank, node or job.
 
     ``stream``: what wrote it: ``program``, ``kernel``, ``slurm`` or ``nvidia-smi``. ``rules``: without them
     those of this package.
@@ -109,7 +109,7 @@ def read(text: str, stream: str = "program", rules: RuleSet | None = None) -> Re
 
 
 def _named(lines: Sequence[Line], seen: Sequence[Sighting]) -> tuple[int, ...]:
-    """The ranks that the deciding line names, or a list below it, or other lines if it only waits."""
+    """Return the ranks that the deciding line names, or a list below it, or other lines if it only waits."""
     first = seen[0]
     is_list = lines[first.at].text.rstrip().endswith(":")
     own = lines[first.at : first.at + (_BELOW if is_list else 1)]
@@ -121,14 +121,14 @@ def _named(lines: Sequence[Line], seen: Sequence[Sighting]) -> tuple[int, ...]:
 
 
 def _symptoms(seen: Sequence[Sighting]) -> tuple[str, ...]:
-    """The main one, and those of other lines that name a cause."""
+    """Return the main one, and those of other lines that name a cause."""
     first, *others = (sighting.rule for sighting in seen)
     own = [rule for rule in others if rule.tier is EvidenceTier.CAUSE]
     return tuple(dict.fromkeys((first.symptom, *first.also, *(rule.symptom for rule in own))))
 
 
 def classify_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Classification:
-    """The verdict on the end of a worker, by its exception, else by its last output and exit code."""
+    """Return the verdict on the end of a worker, by its exception, else by its last output and exit code."""
     found = read_exit(exit, rules)
     return (found if found.verdict.suspects else without_conviction(found)).verdict
 
@@ -142,7 +142,7 @@ def without_conviction(reading: Reading) -> Reading:
 
 
 def read_exit(exit: WorkerExit, rules: RuleSet | None = None) -> Reading:
-    """What the end of a worker says, together with what decided."""
+    """Return what the end of a worker says, together with what decided."""
     found = read(_text(exit), rules=rules)
     if found.tier is None and not exit.failed:
         return Reading(verdict=HEALTHY)  # its exit code says so
@@ -162,7 +162,7 @@ def _text(exit: WorkerExit) -> str:
 
 
 def _ending(exit: WorkerExit) -> str:
-    """The line that torchrun would write, so that one set of rules holds for both."""
+    """Return the line that torchrun would write, so that one set of rules holds for both."""
     if exit.signal is not None:
         return f"exitcode: -{exit.signal} ({signal_name(exit.signal)})"
     return f"exitcode: {exit.code}" if exit.failed else ""

@@ -35,7 +35,7 @@ class StepTimes:
         return len(self._window)
 
     def quantile(self, share: float) -> float:
-        """The least measured time that ``share`` of all do not exceed; 0 without any."""
+        """Return the least measured time that ``share`` of all do not exceed; 0 without any."""
         if self._ordered is None:
             self._ordered = sorted(self._window)
         if not self._ordered:
@@ -165,5 +165,5 @@ def _at_least(text: str, seconds: float, floor: float) -> Bound:
 
 
 def span(seconds: float) -> str:
-    """Seconds for people, in two digits, so that the words change only when it matters."""
+    """Return seconds for people, in two digits, so that the words change only when it matters."""
     return f"{float(f'{seconds:.2g}'):g} s"

@@ -122,11 +122,11 @@ class MetricWatch:
             self._see_jump(name, series, records, fresh, self._warm_until)
 
     def verdict(self) -> MetricVerdict | None:
-        """The next thing that is wrong and was not reported yet; None if there is none."""
+        """Return the next thing that is wrong and was not reported yet; None if there is none."""
         return self._pending.pop(0) if self._pending else None
 
     def healed(self) -> tuple[str, ...]:
-        """Texts about what has become normal again since the last call."""
+        """Return texts about what has become normal again since the last call."""
         found, self._healed = tuple(self._healed), []
         return found
 
@@ -156,7 +156,9 @@ class MetricWatch:
             self._good_step = max(self._good_step, min(r.step for r in records))
 
     def _good(self, records: Sequence[Progress]) -> int:
-        """The newest step that was good on all ranks: as they saw it themselves, else as it was seen here."""
+        """Return the newest step that was good on all ranks: as they saw it themselves, else as it was seen
+        here.
+        """
         bad = min((r.bad_step for r in records if r.bad_step >= 0), default=None)
         return self._good_step if bad is None else bad - 1
 
@@ -196,7 +198,7 @@ def _is_bad(value: float | None) -> bool:
 
 
 def where_it_began(records: Sequence[Progress]) -> str:
-    """Where the loss is not finite, and on which rank since the earliest step; "" where it is finite.
+    """Return where the loss is not finite, and on which rank since the earliest step; "" where it is finite.
 
     Who was heard first may not be where it began: each rank records its own first bad step.
     """
@@ -205,7 +207,7 @@ def where_it_began(records: Sequence[Progress]) -> str:
 
 
 def _first_bad(record: Progress) -> int:
-    """The step since which the numbers of this rank are not finite, as far as it is known."""
+    """Return the step since which the numbers of this rank are not finite, as far as it is known."""
     return record.bad_step if record.bad_step >= 0 and _is_bad(record.loss) else record.step
 
 

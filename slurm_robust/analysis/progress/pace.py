@@ -106,7 +106,7 @@ class _Sample(Record):
         return found if len(found) < len(self.records) else ()
 
     def left_behind(self, seconds: float) -> tuple[int, ...]:
-        """Ranks without a step for longer than ``seconds``, while others go on and none is in a phase."""
+        """Return ranks without a step for longer than ``seconds``, while others go on and none is in a phase."""
         if self.phases or self.phase_ended_s <= seconds or self.still_s > seconds:
             return ()
         return tuple(r.rank for r in self.records if 0 <= r.step < self.step and r.age_s > seconds)
@@ -198,7 +198,7 @@ class PaceWatch:
         return -math.inf if self._sample is None else self._sample.now - self._sample.still_s
 
     def verdict(self, now: float, held_s: float = 0.0) -> PaceVerdict | None:
-        """What is wrong; None if nothing is, or if it was reported already.
+        """Return what is wrong; None if nothing is, or if it was reported already.
 
         ``held_s``: since it last moved, training was held up for so long, which is no part of a hang.
         """
@@ -207,7 +207,7 @@ class PaceWatch:
         return self._hang(self._sample, now, held_s) or self._alone(self._sample) or self._slow(now)
 
     def bound(self, now: float) -> tuple[float, str]:
-        """How many seconds without a step are allowed at present (infinite: any), and why."""
+        """Return how many seconds without a step are allowed at present (infinite: any), and why."""
         found = self._bound(self._sample)
         return found.seconds, found.why
 
@@ -275,7 +275,8 @@ class PaceWatch:
             self._slowdown.add(seconds, steps)
 
     def _stretch(self, sample: _Sample, begin: float) -> tuple[float, bool] | None:
-        """Seconds from ``begin``, or the end of a phase after it, to the newest step; if from ``begin``.
+        """Return seconds from ``begin``, or the end of a phase after it, to the newest step; if from
+        ``begin``.
 
         None if a phase hides how long it was.
         """
@@ -372,7 +373,9 @@ class PaceWatch:
 
 
 def is_news(before: PaceHistory, after: PaceHistory) -> bool:
-    """Whether the change is worth a line in the journal: a figure by more than a quarter, or a new one."""
+    """Return whether the change is worth a line in the journal: a figure by more than a quarter, or a new
+    one.
+    """
     if before.hung_after != after.hung_after or before.phases.keys() != after.phases.keys():
         return True
     names = ("steps", "p50_s", "p99_s", "longest_s", "first_step_s", "pause_s", "doubts")

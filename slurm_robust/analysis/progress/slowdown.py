@@ -110,7 +110,7 @@ class Reminder:
         """How often this one was reported."""
 
     def is_due(self, recent_s: float, now: float) -> bool:
-        """Whether to report it ``now`` (monotonic), and count that. ``recent_s``: seconds per step."""
+        """Return whether to report it ``now`` (monotonic), and count that. ``recent_s``: seconds per step."""
         since = now - self._reported_at
         if since < SUSTAINED_S:
             # What is measured was in part before the slowdown, so it rises without becoming worse.

@@ -63,7 +63,8 @@ def fallen_silent(
     *,
     longest_pause_s: float = 0.0,
 ) -> Fault | None:
-    """A hang, if a training that used the network between its nodes does so no more, and does nothing else.
+    """Return a hang, if a training that used the network between its nodes does so no more, and does nothing
+    else.
 
     ``traffic`` of each node that trains; a node without such links, or whose links never carried anything,
     says nothing, and then the rule has no say. Nor has it where the links carried something for a short while

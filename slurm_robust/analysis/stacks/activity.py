@@ -78,12 +78,14 @@ _POINT_TO_POINT = re.compile(r"(\b|_)(i?send|i?recv|p2p)(_|\b)")
 
 
 def is_native(file: str) -> bool:
-    """Whether a call in ``file`` is C or C++: Python's files end in ``.py``, or are named ``<string>``."""
+    """Return whether a call in ``file`` is C or C++: Python's files end in ``.py``, or are named
+    ``<string>``.
+    """
     return not file.endswith((".py", ".pyx")) and not file.startswith("<") and file != ""
 
 
 def meaning(function: str, file: str) -> Meaning:
-    """What one call says by itself. ``function`` without the class before it."""
+    """Return what one call says by itself. ``function`` without the class before it."""
     if is_native(file):
         return next((found for found, name in _NATIVE if re.search(name, function)), Role.NATIVE)
     for found, name, path in _PYTHON:
@@ -93,5 +95,5 @@ def meaning(function: str, file: str) -> Meaning:
 
 
 def is_point_to_point(form: str) -> bool:
-    """Whether the innermost call of a normalised stack sends to, or receives from, a single rank."""
+    """Return whether the innermost call of a normalised stack sends to, or receives from, a single rank."""
     return bool(_POINT_TO_POINT.search(form.partition("\n")[0]))

@@ -55,7 +55,8 @@ def localise(
     most_share: float = MAX_SHARE,
     moving: bool = False,
 ) -> Localisation:
-    """The ranks to blame, by the stacks of all of ``layout``; the agents of those ``missing`` were silent.
+    """Return the ranks to blame, by the stacks of all of ``layout``; the agents of those ``missing`` were
+    silent.
 
     A group is blamed if it has at most ``most_share`` of the nodes; ranks named exactly also if they are on
     one node, or in one group and on less than half of the nodes. Without such ``ranks``, the reason says why.
@@ -119,11 +120,11 @@ class _Scene:
         return frozenset(self.views) - self.healthy
 
     def doing(self, *activities: Activity) -> frozenset[int]:
-        """Ranks with one of these activities."""
+        """Return ranks with one of these activities."""
         return frozenset(rank for rank, view in self.views.items() if view.activity in activities)
 
     def waiting(self) -> frozenset[int]:
-        """Ranks that wait, or may wait, for other ranks."""
+        """Return ranks that wait, or may wait, for other ranks."""
         return self.unclear | {rank for rank, view in self.views.items() if view.activity.waits}
 
     def describe(self, ranks: Collection[int]) -> str:
@@ -135,7 +136,7 @@ class _Scene:
         return f"{'ranks' if several else 'rank'} {fold_ranks(ranks)}: {text}{more}"
 
     def most(self) -> str:
-        """What most of the others do."""
+        """Return what most of the others do."""
         return f"{len(self.healthy)} of {len(self.views)} ranks do what most do"
 
     def nobody(self, reason: str) -> Localisation:
@@ -158,7 +159,7 @@ class _Scene:
         )
 
     def group(self, ranks: Collection[int], reason: str) -> Localisation:
-        """The smallest group that covers these ranks, if there is one that is small enough."""
+        """Return the smallest group that covers these ranks, if there is one that is small enough."""
         total = node_count(self.layout)
         groups = covering(ranks, self.layout, self.most_share * total)
         if not groups:
@@ -177,7 +178,7 @@ class _Scene:
 
 
 def allowed(ranks: Collection[int], layout: ParallelLayout, most_share: float) -> bool:
-    """Whether this many ranks that are named exactly may be blamed."""
+    """Return whether this many ranks that are named exactly may be blamed."""
     count, total = len(nodes_of(ranks, layout)), node_count(layout)
     if count <= max(1.0, most_share * total):
         return True
@@ -190,7 +191,7 @@ def too_many(ranks: Collection[int], layout: ParallelLayout) -> str:
 
 
 def _stages(layout: ParallelLayout) -> Callable[[int], int]:
-    """The pipeline stage of a rank."""
+    """Return the pipeline stage of a rank."""
     stride = 1
     for name, size in layout.sizes:
         if name == "pp":
@@ -206,7 +207,9 @@ def _halted(scene: _Scene) -> Localisation | None:
 
 
 def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
-    """Ranks of which neither the agent nor NCCL's RAS hears: two witnesses that have nothing in common."""
+    """Return ranks of which neither the agent nor NCCL's RAS hears: two witnesses that have nothing in
+    common.
+    """
     missed = {
         absent.rank
         for stack in stacks
@@ -220,7 +223,7 @@ def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
 
 
 def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
-    """Ranks that have not come to a collective, by the flight recorder."""
+    """Return ranks that have not come to a collective, by the flight recorder."""
     waiting = scene.waiting()
     found = recorded(stacks, lambda rank: rank not in waiting and rank not in scene.healthy)
     if found is None or not found.ranks <= scene.views.keys():
@@ -234,7 +237,7 @@ def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
 
 
 def _elsewhere(scene: _Scene) -> Localisation | None:
-    """Ranks that do something of their own while at least half of all ranks wait for peers."""
+    """Return ranks that do something of their own while at least half of all ranks wait for peers."""
     waiting = scene.waiting()
     ranks = frozenset(scene.views) - waiting
     if not ranks or 2 * len(waiting) < len(scene.views):
@@ -247,7 +250,7 @@ def _elsewhere(scene: _Scene) -> Localisation | None:
 
 
 def _differing(scene: _Scene, moving: bool) -> Localisation:
-    """Ranks that do something else than most."""
+    """Return ranks that do something else than most."""
     ranks = scene.outliers
     if not ranks:
         view = scene.views[min(scene.views)]
@@ -310,17 +313,17 @@ class RankGroup(Record):
 
 
 def nodes_of(ranks: Iterable[int], layout: ParallelLayout) -> frozenset[int]:
-    """Slots on which ``ranks`` run."""
+    """Return slots on which ``ranks`` run."""
     return frozenset(rank // layout.nproc_per_node for rank in ranks)
 
 
 def node_count(layout: ParallelLayout) -> int:
-    """How many nodes the world has."""
+    """Return how many nodes the world has."""
     return math.ceil(layout.world_size / layout.nproc_per_node)
 
 
 def covering(ranks: Collection[int], layout: ParallelLayout, most_nodes: float) -> list[RankGroup]:
-    """All groups of at most ``most_nodes`` nodes that hold ``ranks``, the smallest first.
+    """Return all groups of at most ``most_nodes`` nodes that hold ``ranks``, the smallest first.
 
     Of equal ones those of fewer dimensions come first, then the one that changes faster with the rank.
     """
@@ -361,7 +364,7 @@ def _combinations(layout: ParallelLayout, per_node: int, most_nodes: float) -> I
 
 
 def _members(rank: int, names: Collection[str], layout: ParallelLayout) -> set[int]:
-    """The ranks that differ from ``rank`` in the dimensions ``names`` only."""
+    """Return the ranks that differ from ``rank`` in the dimensions ``names`` only."""
     found, stride = {rank}, 1
     for name, size in layout.sizes:
         if name in names:
@@ -394,7 +397,7 @@ class _Candidate(Record):
 def vote(
     rounds: Sequence[Localisation], layout: ParallelLayout, *, most_share: float = MAX_SHARE
 ) -> Localisation:
-    """The smallest set of ranks that holds the verdicts of more than half of the rounds.
+    """Return the smallest set of ranks that holds the verdicts of more than half of the rounds.
 
     It is what a round blamed, or a parallel group of at most ``most_share`` of the nodes with several such,
     if these are more than chance puts into a group of its size. Empty, with the reason, where there is none,
@@ -443,7 +446,9 @@ def _candidates(
 
 
 def _by_chance(votes: int, rounds: int, share: float) -> float:
-    """The chance that this many verdicts on random nodes fall into one group with ``share`` of the nodes."""
+    """Return the chance that this many verdicts on random nodes fall into one group with ``share`` of the
+    nodes.
+    """
     tail = range(votes, rounds + 1)
     return sum(math.comb(rounds, k) * share**k * (1 - share) ** (rounds - k) for k in tail) / share
 

@@ -76,7 +76,7 @@ class Reader:
         self._known: dict[tuple[Frame, ...], _ThreadActivity] = {}
 
     def read(self, frames: tuple[Frame, ...]) -> _ThreadActivity:
-        """What a thread with these calls, innermost first, does."""
+        """Return what a thread with these calls, innermost first, does."""
         known = self._known.get(frames)
         if known is None:
             known = self._known[frames] = doing(frames)
@@ -106,7 +106,7 @@ def doing(frames: tuple[Frame, ...]) -> _ThreadActivity:
 
 
 def _innermost(calls: Sequence[Call]) -> tuple[Activity, int]:
-    """The activity, and the index of the call that says so: behind the last one for an idle thread."""
+    """Return the activity, and the index of the call that says so: behind the last one for an idle thread."""
     waits = False
     for index, call in enumerate(calls):
         if call.meaning is Role.WAIT:
@@ -178,7 +178,7 @@ class RankView(Record):
 
 
 def fingerprint(stack: RankStacks) -> str:
-    """What a rank does, as text that is equal for ranks which wait at the same place of the same code.
+    """Return what a rank does, as text that is equal for ranks which wait at the same place of the same code.
 
     It has no addresses, thread ids, folders of the machine or lines of library code, and no threads or
     processes but the main one and those for which it waits.
@@ -189,7 +189,7 @@ def fingerprint(stack: RankStacks) -> str:
 def views(
     stacks: Iterable[RankStacks], layout: ParallelLayout, missing: Collection[int] = ()
 ) -> dict[int, RankView]:
-    """All ranks of the world; those that are ``missing`` or not in ``stacks`` are silent."""
+    """Return all ranks of the world; those that are ``missing`` or not in ``stacks`` are silent."""
     reader = Reader()
     world, absent = layout.world_size, frozenset(missing)
     taken = {s.rank: view(s, reader) for s in stacks if s.rank < world and s.rank not in absent}
@@ -198,7 +198,7 @@ def views(
 
 
 def without_libraries(stack: RankStacks) -> RankStacks:
-    """Its Python calls only."""
+    """Return its Python calls only."""
 
     def python(thread: ThreadStack) -> ThreadStack:
         return structs.replace(thread, frames=tuple(f for f in thread.frames if not is_native(f.file)))
@@ -208,7 +208,7 @@ def without_libraries(stack: RankStacks) -> RankStacks:
 
 
 def view(stack: RankStacks, reader: Reader) -> RankView:
-    """What this rank does."""
+    """Return what this rank does."""
     worker = next((p for p in stack.processes if p.kind is ProcessKind.WORKER), None)
     if worker is None:
         return RankView(activity=Activity.SILENT)
@@ -227,7 +227,7 @@ def view(stack: RankStacks, reader: Reader) -> RankView:
 
 
 def _main(threads: Sequence[ThreadStack], reader: Reader) -> _ThreadActivity | None:
-    """What the main thread does, or the threads that it waits for."""
+    """Return what the main thread does, or the threads that it waits for."""
     if not threads:
         return None
     main = next((t for t in threads if t.is_main or t.name == "MainThread"), threads[0])

@@ -53,7 +53,9 @@ class _Question(Record):
 
 
 def recorded(stacks: Sequence[RankStacks], is_busy: Callable[[int], bool]) -> Recorded | None:
-    """Whom the recorder blames; None when it names nobody. ``is_busy``: this rank's host waits for nobody."""
+    """Return whom the recorder blames; None when it names nobody. ``is_busy``: this rank's host waits for
+    nobody.
+    """
     groups, pairs = _records(stacks)
     every = [found for members in groups.values() if (found := _question(members)) is not None]
     for group in every:
@@ -116,12 +118,12 @@ _Members = dict[int, _Place | None]
 
 
 def _is_timed(stacks: Iterable[RankStacks]) -> bool:
-    """Whether the recorder shows ``started``: only with TORCH_NCCL_ENABLE_TIMING."""
+    """Return whether the recorder shows ``started``: only with TORCH_NCCL_ENABLE_TIMING."""
     return any(record.state == _STARTED for stack in stacks for record in stack.collectives)
 
 
 def _places(records: Iterable[Collective], is_timed: bool) -> list[tuple[Collective, bool]]:
-    """The records of one rank, and whether it is in that operation.
+    """Return the records of one rank, and whether it is in that operation.
 
     Where the recorder does not show what has started, a GPU is in what its host has enqueued first.
     """
@@ -137,7 +139,7 @@ def _places(records: Iterable[Collective], is_timed: bool) -> list[tuple[Collect
 
 
 def _records(stacks: Sequence[RankStacks]) -> tuple[dict[_Key, _Members], dict[int, int | None]]:
-    """Where each rank stands by group, and which rank waits for which in sends and receives.
+    """Return where each rank stands by group, and which rank waits for which in sends and receives.
 
     Groups with sends and receives have no common count of operations. Of several in one kernel
     (``coalesced``) the recorder does not show the peers: None.

@@ -44,7 +44,7 @@ def _diag(program: str, level: int, limit_s: float) -> Measurement:
 
 
 def read(output: str) -> Measurement:
-    """What ``dcgmi diag --json`` says, of release 2 to 4."""
+    """Return what ``dcgmi diag --json`` says, of release 2 to 4."""
     try:
         document = msgspec.json.decode(output[output.index("{") :])
         (report,) = [v for v in document.values() if isinstance(v, dict) and "test_categories" in v]
@@ -114,7 +114,7 @@ def restored(nvml: Any = None) -> Iterator[list[str]]:
 
 
 def settings(nvml: Any, handle: Any) -> GpuSettings:
-    """What is set now."""
+    """Return what is set now."""
 
     def ask(name: str, *args: int) -> int | None:
         try:

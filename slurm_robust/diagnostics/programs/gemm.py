@@ -58,7 +58,7 @@ def _gpu(device: torch.device) -> Measurement:
 
 
 def _cores(until: float) -> tuple[int, str]:
-    """How many cores were tested, and what is wrong with the last of them."""
+    """Return how many cores were tested, and what is wrong with the last of them."""
     count = 0
     with one_thread():
         for core in each_core(until):
@@ -69,7 +69,7 @@ def _cores(until: float) -> tuple[int, str]:
 
 
 def _products(device: torch.device, tiles: int, side: int, until: float) -> str:
-    """What is wrong with products on ``device``, "" for nothing; made again until the time is over."""
+    """Return what is wrong with products on ``device``, "" for nothing; made again until the time is over."""
     for dtype in _EXACT:
         if wrong := exact_product(device, dtype, tiles):
             return wrong

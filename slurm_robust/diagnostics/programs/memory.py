@@ -29,7 +29,7 @@ def run(part: TestPart) -> Measurement:
 
 
 def available() -> int:
-    """Bytes that may be taken without harm: what the machine and the process's cgroups have left."""
+    """Return bytes that may be taken without harm: what the machine and the process's cgroups have left."""
     free = int(psutil.virtual_memory().available)
     rooms = (group.free() for group in memory_cgroups())
     return max(0, min([free, *(room for room in rooms if room is not None)]))
@@ -58,7 +58,7 @@ def fill(chunk: Words, number: int, pattern: int) -> None:
 
 
 def unlike(chunk: Words, number: int, pattern: int) -> int:
-    """How many words are not as :func:`fill` wrote them."""
+    """Return how many words are not as :func:`fill` wrote them."""
     return int(np.count_nonzero(chunk ^ np.uint64(pattern) != _places(chunk, number)))
 
 

@@ -67,7 +67,7 @@ class TinyGpt(nn.Module):
         self.head = nn.Linear(_WIDTH, _VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of the next tokens."""
+        """Return logits of the next tokens."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         logits: torch.Tensor = self.head(self.blocks(self.tokens(tokens) + self.places(places)))
         return logits
@@ -96,7 +96,7 @@ def _on_gpu(device: torch.device) -> Measurement:
 
 
 def agreed(digests: dict[str, str], kind: str) -> Measurement:
-    """The digest that all of a node's processors found, or which of them are alone with theirs."""
+    """Return the digest that all of a node's processors found, or which of them are alone with theirs."""
     (most, count), *others = Counter(digests.values()).most_common()
     if not others:
         return Measurement(digest=most, kind=kind, value=f"{most[:12]} on {len(digests)}")
@@ -107,7 +107,7 @@ def agreed(digests: dict[str, str], kind: str) -> Measurement:
 
 
 def step_digest(device: torch.device) -> str:
-    """SHA-256 over loss, gradients and updated weights, in float32 and on GPUs also in bfloat16."""
+    """Return SHA-256 over loss, gradients and updated weights, in float32 and on GPUs also in bfloat16."""
     total = hashlib.sha256()
     for dtype in (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,):
         torch.manual_seed(2509_16293)

@@ -46,7 +46,7 @@ def _write_and_read(path: Path, block: bytes, begun: float) -> Measurement:
 
 
 def unlike_blocks(path: Path, block: bytes) -> int:
-    """How many blocks of the file are not those that were written. Raises ``OSError``."""
+    """Return how many blocks of the file are not those that were written. Raises ``OSError``."""
     descriptor = _open_past_the_cache(path)
     try:
         # O_DIRECT reads into whole pages only.

@@ -66,7 +66,7 @@ class ReplayTask(Record):
     """Those to meet at, (0,) for any free one."""
 
     def command_line(self) -> tuple[str, ...]:
-        """The command that does one node's part of it."""
+        """Return the command that does one node's part of it."""
         module = "slurm_robust.diagnostics.replay.node"
         return (sys.executable, "-m", module, msgspec.json.encode(self).decode())
 
@@ -101,7 +101,7 @@ def _announce(folder: Path, name: str, port: int) -> None:
 
 
 def _await_place(folder: Path, deadline: float) -> tuple[str, int] | None:
-    """Address and port of rank 0; None when they do not come in time."""
+    """Return address and port of rank 0; None when they do not come in time."""
     while _RENDEZVOUS not in os.listdir(folder):
         if time.monotonic() > deadline:
             return None
@@ -162,12 +162,12 @@ _FAILED = "failed"
 
 
 def trace_path(folder: Path, rank: int) -> Path:
-    """The digests of one rank."""
+    """Return the digests of one rank."""
     return folder / f"rank-{rank:05d}.jsonl"
 
 
 def output_path(folder: Path, rank: int) -> Path:
-    """What one rank printed, for people."""
+    """Return what one rank printed, for people."""
     return folder / f"rank-{rank:05d}.log"
 
 
@@ -181,7 +181,7 @@ def leave_failure(folder: Path, text: str) -> None:
 
 
 def has_failed(folder: Path) -> bool:
-    """Whether a rank of the group has failed, so that the others wait for nothing.
+    """Return whether a rank of the group has failed, so that the others wait for nothing.
 
     Lists the folder, which NFS asks the server for; it may remember for a minute that a file was not there.
     """
@@ -192,7 +192,9 @@ def has_failed(folder: Path) -> bool:
 
 
 def group_run(folder: Path, nodes: Sequence[str], nproc: int, waited_s: float) -> GroupRun:
-    """What the group did, by its ranks' files; ``waited_s`` seconds were given to it. Raises ``OSError``."""
+    """Return what the group did, by its ranks' files; ``waited_s`` seconds were given to it. Raises
+    ``OSError``.
+    """
     ranks = [read_lines(trace_path(folder, rank)) for rank in range(len(nodes) * nproc)]
     trouble = _failure(folder, nodes, nproc, ranks) if has_failed(folder) else ""
     machines = [line.name for lines in ranks for line in lines if isinstance(line, Machine)]
@@ -208,7 +210,7 @@ def group_run(folder: Path, nodes: Sequence[str], nproc: int, waited_s: float) -
 
 
 def _failure(folder: Path, nodes: Sequence[str], nproc: int, ranks: Sequence[Sequence[Line]]) -> str:
-    """The rank that failed first, by what the ranks' ends and last output say of each other."""
+    """Return the rank that failed first, by what the ranks' ends and last output say of each other."""
     ends = [
         NodeExit(
             node=nodes[rank // nproc], exit=_exit(rank, line.code, read_tail((output_path(folder, rank),)))

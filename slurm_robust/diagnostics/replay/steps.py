@@ -140,7 +140,9 @@ class StepReplayer:
         return msgspec.structs.replace(verdict, took_s=time.monotonic() - begun)
 
     def _phase(self, phase: ReplayPhase, order: _Order, deadline: float) -> tuple[GroupSeen, ...]:
-        """What was seen of each group; ``deadline`` is one of ``time.monotonic()``. Raises ``OSError``."""
+        """Return what was seen of each group; ``deadline`` is one of ``time.monotonic()``. Raises
+        ``OSError``.
+        """
         begun = time.monotonic()
         running: list[_Group] = []
         try:
@@ -213,7 +215,7 @@ class StepReplayer:
 
 
 def patience_s(took: Sequence[float], groups: int, limit_s: float) -> float:
-    """How long groups are waited for, when some of them ran to their end in ``took`` seconds each."""
+    """Return how long groups are waited for, when some of them ran to their end in ``took`` seconds each."""
     if 2 * len(took) <= groups:
         return limit_s
     return min(limit_s, max(_PATIENCE * median(took), _MIN_PATIENCE_S))
@@ -246,19 +248,19 @@ class _Group:
         return f"{self.folder.parent.name}-{self.folder.name}"
 
     def is_gone(self) -> bool:
-        """Whether nothing of it runs."""
+        """Return whether nothing of it runs."""
         return all(handle.poll() is not None for handle in self.handles)
 
     def has_ended(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Return whether there is nothing to wait for."""
         return self.is_gone() or has_failed(self.folder)
 
     def has_trouble(self) -> bool:
-        """Whether it did not run, or not to its end."""
+        """Return whether it did not run, or not to its end."""
         return bool(self.left_out or self.trouble) or has_failed(self.folder)
 
     def run(self, nproc: int, waited_s: float) -> GroupRun:
-        """What it did. Raises ``OSError``."""
+        """Return what it did. Raises ``OSError``."""
         if self.left_out or self.trouble:
             return GroupRun(nodes=self.nodes, left_out=self.left_out, trouble=self.trouble)
         return group_run(self.folder, self.nodes, nproc, waited_s)

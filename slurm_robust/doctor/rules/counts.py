@@ -25,7 +25,7 @@ _OUTER = (
 
 
 def _number(facts: Facts, option: str) -> int | None:
-    """A plain number, of a range the lower end."""
+    """Return a plain number, of a range the lower end."""
     text = (facts.option(option) or "").partition("-")[0]
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 

@@ -20,7 +20,7 @@ def _dotted(version: Version) -> str:
 
 
 def _within(facts: Facts, first: Version, fixed: Version) -> str:
-    """Names NCCL's release if it is at least ``first`` and before ``fixed``."""
+    """Return names NCCL's release if it is at least ``first`` and before ``fixed``."""
     have = facts.version("nccl")
     return f"NCCL is {_dotted(have)}" if first <= have < fixed else ""
 

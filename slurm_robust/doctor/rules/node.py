@@ -27,7 +27,7 @@ def _limited(facts: Facts) -> str:
 
 
 def _plan(facts: Facts) -> MemoryPlan | None:
-    """How many snapshots of the state that the user named would fit; None if none are wanted."""
+    """Return how many snapshots of the state that the user named would fit; None if none are wanted."""
     rooms = known(known(facts.node, "the node").rooms or None, "memory")
     nodes = 2 if facts.nodes is None else facts.nodes
     if not facts.config.checkpoint.memory:

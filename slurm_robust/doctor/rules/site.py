@@ -24,7 +24,7 @@ _CREDENTIAL_S = 150.0
 
 
 def leaving_s(timings: Timings) -> float:
-    """The longest time in which a job that is ordered to leave does so."""
+    """Return the longest time in which a job that is ordered to leave does so."""
     return timings.stop_grace_s + min(timings.kill_wait_s, LEAVING_S) + MARGIN_S + timings.shutdown_s
 
 

@@ -160,7 +160,7 @@ _ARRAY = r"(?m)^(md\S*) : (active|inactive)(?: \([^)]*\))* ?(.*)\n(.*)$"
 
 
 def arrays(text: str) -> dict[str, Array]:
-    """What ``/proc/mdstat`` tells, by name of the array."""
+    """Return what ``/proc/mdstat`` tells, by name of the array."""
     found = {}
     for name, state, members, numbers in re.findall(_ARRAY, text):
         level = members.split(" ")[0] if "[" not in members.split(" ")[0] else ""

@@ -90,7 +90,7 @@ def _cpuinfo(host: Host, field: str) -> str:
 
 
 def _slurm_library(host: Host) -> str:
-    """Its file's name has the version; asking slurmd for it would cost a process."""
+    """Return its file's name has the version; asking slurmd for it would cost a process."""
     names = (name for folder in LIBRARIES for name in host.names(folder) if name.startswith("libslurm.so."))
     return max(names, key=len, default="")
 

@@ -72,7 +72,7 @@ def gather(host: Host, config: NodeConfig) -> EthernetFacts:
 
 
 def _is_physical(host: Host, name: str) -> bool:
-    """Whether there is a port to it: no bridge or virtual function, no IPoIB, no USB link to the BMC."""
+    """Return whether there is a port to it: no bridge or virtual function, no IPoIB, no USB link to the BMC."""
     device = host.path(f"{SYSFS}/{name}/device")
     return (
         device.is_symlink()
@@ -127,7 +127,7 @@ def judge_state(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Findi
 
 
 def _wanted(view: View[EthernetFacts], limits: NetworkLimits) -> dict[str, str]:
-    """Interfaces to judge with the reason for which they should be up; empty where there is none."""
+    """Return interfaces to judge with the reason for which they should be up; empty where there is none."""
     if limits.ethernet:
         return dict.fromkeys(limits.ethernet, "configured")
     wanted = dict.fromkeys(view.facts.interfaces, "")

@@ -70,7 +70,7 @@ def gather(host: Host, config: NodeConfig) -> ImexFacts:
 
 
 def _answer(host: Host, option: str, limit_s: float) -> str:
-    """Its output; "" where it does not come in time. Raises ``OSError`` where it cannot be run."""
+    """Return its output; "" where it does not come in time. Raises ``OSError`` where it cannot be run."""
     # Slow to import, and most nodes have no such program.
     from slurm_robust.nodes.site import ENVIRON
     from slurm_robust.util.program import run_program
@@ -111,7 +111,7 @@ def judge(view: View[ImexFacts], config: NodeConfig) -> Iterator[Finding]:
 
 
 def _is_amiss(old: ImexFacts, now: ImexFacts) -> bool:
-    """Whether it was not ready then either, by its own doing or that of others as now."""
+    """Return whether it was not ready then either, by its own doing or that of others as now."""
     if now.state == READY:
         return old.state == READY and old.domain not in ("", UP)
     return old.state not in ("", READY) and (old.state in _OWN) == (now.state in _OWN)

@@ -158,7 +158,7 @@ def judge_state(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Fin
 
 
 def _wanted(view: View[InfinibandFacts], limits: NetworkLimits) -> dict[str, str]:
-    """Ports to judge with the reason for which they should be up; empty where there is none."""
+    """Return ports to judge with the reason for which they should be up; empty where there is none."""
     if limits.infiniband:
         return dict.fromkeys(limits.infiniband, "configured")
     wanted = dict.fromkeys(view.facts.ports, "")

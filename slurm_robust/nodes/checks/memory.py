@@ -80,7 +80,7 @@ def _controllers(host: Host) -> dict[str, Controller]:
 
 
 def _controller(host: Host, folder: str) -> Controller:
-    """Its modules are read only where something went wrong."""
+    """Return its modules are read only where something went wrong."""
     corrected = host.number(f"{folder}/ce_count") or 0
     uncorrected = host.number(f"{folder}/ue_count") or 0
     worst = _worst_module(host, folder) if corrected or uncorrected else ""

@@ -121,7 +121,7 @@ def _mount(entry: Mounted, answer: CallResult | None, is_automatic: bool) -> Mou
 
 
 def _resolved(host: Host, paths: set[str], limits: StorageLimits) -> dict[str, str]:
-    """Where those that are not in the table lead to. Even reading links may hang."""
+    """Return where those that are not in the table lead to. Even reading links may hang."""
 
     def resolving(path: str) -> Callable[[], bytes]:
         return lambda: os.path.realpath(host.path(path)).encode()
@@ -150,7 +150,7 @@ def judge_present(view: View[MountsFacts], config: NodeConfig) -> Iterator[Findi
 
 
 def _expected(view: View[MountsFacts], limits: StorageLimits) -> dict[str, tuple[str, bool]]:
-    """Paths with the reason for which something should be mounted there, and whether that is optional."""
+    """Return paths with the reason for which something should be mounted there, and whether that is optional."""
     if limits.mounts:
         return dict.fromkeys(_named(limits), ("configured", False))
     recorded = view.baseline.mounts if view.baseline else {}

@@ -93,12 +93,12 @@ def gather(host: Host, config: NodeConfig) -> ProcessFacts:
 
 
 def is_user(uid: int, config: NodeConfig) -> bool:
-    """Whether it is an ordinary user's."""
+    """Return whether it is an ordinary user's."""
     return uid >= config.memory.min_user_uid and uid not in _SYSTEM_UIDS
 
 
 def _names(processes: list[KernelProcess]) -> tuple[str, ...]:
-    """The most frequent ones."""
+    """Return the most frequent ones."""
     return tuple(name for name, _ in Counter(process.name for process in processes).most_common(3))
 
 
@@ -120,7 +120,7 @@ def _daemons(host: Host, found: list[KernelProcess], config: NodeConfig) -> tupl
 
 
 def _units(host: Host) -> frozenset[str]:
-    """What is enabled, if systemd runs at all. Packages install more than a site uses."""
+    """Return what is enabled, if systemd runs at all. Packages install more than a site uses."""
     if not host.path(SYSTEMD_RUNS).is_dir():
         return frozenset()
     wants = (name for name in host.names(SYSTEMD) if name.endswith(".wants"))
@@ -129,7 +129,7 @@ def _units(host: Host) -> frozenset[str]:
 
 
 def _cpus(host: Host) -> int:
-    """How many are online; 1 where that is not known."""
+    """Return how many are online; 1 where that is not known."""
     ranges = [part.partition("-") for part in host.read_or("/sys/devices/system/cpu/online").split(",")]
     try:
         return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)

@@ -93,7 +93,7 @@ def gather_munge(host: Host, config: NodeConfig) -> MungeFacts:
 
 
 def _silent(path: str, own: int, detail: str | None, config: NodeConfig) -> MungeFacts:
-    """Who is connected while munged does not answer the connection ``own`` (an inode)."""
+    """Return who is connected while munged does not answer the connection ``own`` (an inode)."""
     try:
         found = connections(path)
     except OSError:

@@ -19,7 +19,7 @@ _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 
 
 def read_gpus(host: Host, first: int = 0) -> GpuFacts:
-    """All AMD GPUs; their indices start at ``first``."""
+    """Return all AMD GPUs; their indices start at ``first``."""
     cards = _cards(host)
     return GpuFacts(
         gpus=tuple(_gpu(host, card, index) for index, card in enumerate(cards, start=first)),
@@ -28,7 +28,7 @@ def read_gpus(host: Host, first: int = 0) -> GpuFacts:
 
 
 def _cards(host: Host) -> tuple[str, ...]:
-    """Folders of the devices, in the order of their PCI addresses as the runtime has it."""
+    """Return folders of the devices, in the order of their PCI addresses as the runtime has it."""
     names = [name for name in host.names(DRM) if _CARD.fullmatch(name)]
     devices = [f"{DRM}/{name}/device" for name in names]
     ours = [device for device in devices if host.read_or(f"{device}/vendor") == VENDOR]
@@ -133,7 +133,7 @@ def _celsius(host: Host, name: str) -> float | None:
 
 
 def read_use(host: Host, first: int = 0) -> tuple[Use, ...]:
-    """Who uses which GPU now: processes with a queue of the compute driver, and memory of each GPU."""
+    """Return who uses which GPU now: processes with a queue of the compute driver, and memory of each GPU."""
     found = []
     for index, device in enumerate(_cards(host), start=first):
         used = host.number(f"{device}/mem_info_vram_used")
@@ -149,7 +149,7 @@ def read_use(host: Host, first: int = 0) -> tuple[Use, ...]:
 
 
 def _kfd_id(host: Host, bus: str) -> str:
-    """The compute driver's own number of a GPU; empty if it has none."""
+    """Return the compute driver's own number of a GPU; empty if it has none."""
     domain, _, rest = bus.partition(":")
     try:
         number, _, device = rest.partition(":")
@@ -170,7 +170,7 @@ def _kfd_id(host: Host, bus: str) -> str:
 
 
 def _holders(host: Host, gpu_id: str) -> list[int]:
-    """Processes with memory on the GPU."""
+    """Return processes with memory on the GPU."""
     if not gpu_id:
         return []
     pids = filter(str.isdecimal, host.names(f"{KFD}/proc"))

@@ -95,7 +95,7 @@ def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
 
 
 def _worst(findings: list[Finding]) -> Finding:
-    """The first failure; if there is none, what was said of uncorrected errors."""
+    """Return the first failure; if there is none, what was said of uncorrected errors."""
     failed = [found for found in findings if found.outcome is Outcome.FAIL]
     return failed[0] if failed else findings[1]
 

@@ -191,7 +191,7 @@ MPS = "nvidia-cuda-mps"
 
 
 def process(host: Host, pid: int) -> GpuProcess:
-    """A process by its number, with what ``/proc`` says of it."""
+    """Return a process by its number, with what ``/proc`` says of it."""
     stat = host.read_or(f"/proc/{pid}/stat")
     name, _, rest = stat.partition("(")[2].rpartition(")")
     fields = rest.split()
@@ -204,12 +204,12 @@ def process(host: Host, pid: int) -> GpuProcess:
 
 
 def _is_of_mps(host: Host, stat: list[str]) -> bool:
-    """Whether its parent is a daemon of MPS too, by its name."""
+    """Return whether its parent is a daemon of MPS too, by its name."""
     return len(stat) > 1 and host.read_or(f"/proc/{stat[1]}/comm").startswith(MPS)
 
 
 def _is_ending(host: Host, pid: int, stat: list[str]) -> bool:
-    """Whether it is gone, on its way out, or has SIGKILL and is still held up in the kernel.
+    """Return whether it is gone, on its way out, or has SIGKILL and is still held up in the kernel.
 
     What a process has registered with the driver goes back page by page: tens of seconds for a big one.
     """

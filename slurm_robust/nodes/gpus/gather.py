@@ -26,7 +26,7 @@ _POLL_S = 0.1
 
 
 def gather_gpus(host: Host, _config: NodeConfig) -> GpuFacts:
-    """Facts of all GPUs. Raises what goes wrong in reading them."""
+    """Return facts of all GPUs. Raises what goes wrong in reading them."""
     # Here: a hook that takes the facts from an earlier run does not need it.
     import threading
 
@@ -72,7 +72,7 @@ def _uptime(host: Host) -> float | None:
 
 
 def _frame(thread: int | None) -> FrameType | None:
-    """The function call that the thread is in."""
+    """Return the function call that the thread is in."""
     return sys._current_frames().get(thread or 0)
 
 

@@ -61,7 +61,7 @@ def answering(facts: GpuFacts) -> tuple[Gpu, ...]:
 
 
 def twin(facts: GpuFacts | None, gpu: Gpu) -> Gpu | None:
-    """The same GPU in other facts; None if it was not there, or did not answer."""
+    """Return the same GPU in other facts; None if it was not there, or did not answer."""
     for other in answering(facts) if facts else ():
         if (other.uuid, other.bus) == (gpu.uuid, gpu.bus):
             return other
@@ -69,7 +69,7 @@ def twin(facts: GpuFacts | None, gpu: Gpu) -> Gpu | None:
 
 
 def earlier(view: GpuView, gpu: Gpu) -> tuple[Gpu, ...]:
-    """The GPU in the samples of this boot's last hour, oldest first."""
+    """Return the GPU in the samples of this boot's last hour, oldest first."""
     samples = [
         sample.facts
         for sample in view.before
@@ -79,7 +79,9 @@ def earlier(view: GpuView, gpu: Gpu) -> tuple[Gpu, ...]:
 
 
 def seen_before(view: GpuView, same: Callable[[GpuFacts], bool]) -> bool:
-    """Whether all runs since one at least :data:`CONFIRM_AFTER_S` ago, in this boot, were like this one."""
+    """Return whether all runs since one at least :data:`CONFIRM_AFTER_S` ago, in this boot, were like this
+    one.
+    """
     begun = view.at
     for sample in reversed(view.before):
         if sample.boot_id != view.boot_id or sample.at > view.at or not same(sample.facts):

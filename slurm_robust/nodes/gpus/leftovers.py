@@ -49,14 +49,14 @@ def judge_leftovers(view: View[GpuUse], config: NodeConfig) -> Iterator[Finding]
 
 
 def is_held(gpu: Use, config: NodeConfig) -> bool:
-    """Whether memory or processes are left of something that has ended."""
+    """Return whether memory or processes are left of something that has ended."""
     if any(process.ending and not _is_daemon(process, config) for process in gpu.processes):
         return True
     return not gpu.processes and (gpu.memory_mb or 0) > config.gpu.max_leftover_memory_mb
 
 
 def is_being_freed(findings: Iterable[Finding]) -> bool:
-    """Whether it is worth checking again soon."""
+    """Return whether it is worth checking again soon."""
     return any(
         found.check == LEFTOVERS and found.outcome is Outcome.UNKNOWN and found.source == _SOURCE
         for found in findings

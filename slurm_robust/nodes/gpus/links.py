@@ -53,7 +53,7 @@ def _links_up(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
 
 
 def _wanted_links(view: GpuView, limits: GpuLimits, gpu: Gpu) -> tuple[int, str, Suggestion]:
-    """How many links should be up, who says so, and what to do if they are not."""
+    """Return how many links should be up, who says so, and what to do if they are not."""
     if limits.min_nvlinks is not None:
         return limits.min_nvlinks, f"{LINK_STATE}, gpu.min_nvlinks", Suggestion.RESET
     known = twin(view.baseline, gpu)

@@ -70,7 +70,7 @@ _MIB = 2**20
 
 
 def read_gpus(host: Host) -> GpuFacts:
-    """All NVIDIA GPUs of this machine. Nothing where there are none."""
+    """Return all NVIDIA GPUs of this machine. Nothing where there are none."""
     ours = _on_bus(host)
     if not host.is_real:
         return GpuFacts(on_bus=ours)
@@ -301,14 +301,14 @@ def _uuid(data: bytes) -> str:
 
 
 def fabric_health(mask: int) -> tuple[str, ...]:
-    """What of the fabric is degraded by NVML's mask. Pure."""
+    """Return what of the fabric is degraded by NVML's mask. Pure."""
     wrong = mask >> 8 & 0xF
     found = [text for shift, text in _FABRIC_HEALTH.items() if mask >> shift & 3 == 1]
     return (*found, f"configuration: {_CONFIGURATION.get(wrong, wrong)}") if wrong > 1 else tuple(found)
 
 
 def read_use(host: Host) -> tuple[Use, ...]:
-    """Who uses which GPU now. GPUs that do not answer are left out: other checks speak of them."""
+    """Return who uses which GPU now. GPUs that do not answer are left out: other checks speak of them."""
     if not host.is_real:
         return ()
     try:

@@ -66,7 +66,7 @@ class Nvml:
             pass  # A driver that died meanwhile has nothing to be shut down.
 
     def ask(self, name: str, *args: Any, not_here: tuple[int, ...] = ()) -> Any:
-        """The answer of a function; None if this library, driver or GPU cannot say.
+        """Return the answer of a function; None if this library, driver or GPU cannot say.
 
         ``not_here``: errors that mean the same for this question. Any other is kept in ``errors``, by the
         name of the function; that the GPU is lost or needs a reset is raised.
@@ -83,7 +83,7 @@ class Nvml:
             return None
 
     def cannot_say(self, code: int) -> bool:
-        """Whether an error says nothing of the GPU, only that there is no such answer for us."""
+        """Return whether an error says nothing of the GPU, only that there is no such answer for us."""
         return code in self._cannot_say
 
     def text(self, name: str, *args: Any) -> str:
@@ -92,7 +92,9 @@ class Nvml:
         return found.decode(errors="replace") if isinstance(found, bytes) else found or ""
 
     def fields(self, handle: Any, wanted: Sequence[int | tuple[int, int]]) -> Fields:
-        """Values by field and scope (the link, for those that have one; else 0), as far as they are there."""
+        """Return values by field and scope (the link, for those that have one; else 0), as far as they are
+        there.
+        """
         found = {}
         for answer in self.ask("nvmlDeviceGetFieldValues", handle, list(wanted)) or ():
             code = answer.nvmlReturn

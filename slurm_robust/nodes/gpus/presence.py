@@ -150,7 +150,7 @@ def _has_errors(index: int, facts: GpuFacts) -> bool:
 
 
 def _unanswered(gpu: Gpu) -> str:
-    """What a GPU that speaks for itself leaves open: worth a word, no reason to doubt the rest."""
+    """Return what a GPU that speaks for itself leaves open: worth a word, no reason to doubt the rest."""
     more = f" (+{len(gpu.errors) - 1})" if len(gpu.errors) > 1 else ""
     return f"answers, but {gpu.errors[0]}{more}" if gpu.errors else ""
 
