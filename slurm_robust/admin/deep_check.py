@@ -106,7 +106,9 @@ def _remember(file: DrainFile, record: OwnDrain) -> None:
 
 
 def serials(config: NodeConfig, host: Host) -> dict[str, str]:
-    """Return vendor, model and serial numbers of the machine, and of each GPU as far as its driver answers."""
+    """Return vendor, model and serial numbers of the machine, and of each GPU as far as its driver
+    answers.
+    """
     found = {name: host.read_or(f"/sys/class/dmi/id/{name}") for name in _DMI}
     answer = call({"gpus": partial(_gpus, host, config)}, {"gpus": _GPUS_S}, _GPUS_S)["gpus"]
     found |= msgspec.json.decode(answer.value or b"{}", type=dict[str, str])

@@ -120,7 +120,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def own_log(path: Path) -> list[Path]:
-    """Return the event log of this node, if there is one. Raises :class:`LogUnreadable` where it cannot be
+    """Return the event log of this node, if there is one. Raises :class:`LogUnreadable` if it cannot be
     read.
     """
     try:
@@ -167,7 +167,7 @@ def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
 
 
 def fault_kind(event: NodeEvent, site: Sequence[DrainReason] = ()) -> str:
-    """Return what the event says against the node; empty where somebody took it out of service without a
+    """Return what the event says against the node; empty if somebody took it out of service without a
     fault.
     """
     part = evidence(event.reason, site)

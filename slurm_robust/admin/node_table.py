@@ -33,7 +33,7 @@ class NodeView(Record):
 
     node: str
     state: str
-    """Slurm's names, ``?`` where Slurm does not answer or does not know the node (any more)."""
+    """Slurm's names, ``?`` if Slurm does not answer or does not know the node (any more)."""
     reason: str
     drains: int | None
     """Times that it was drained or down, by slurmdbd; None if that does not answer."""

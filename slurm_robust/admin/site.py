@@ -65,7 +65,9 @@ class Site:
         }
 
     def network_kind(self, name: str) -> str:
-        """Return the kind of the network file system in which a folder lies, which other nodes see; else ""."""
+        """Return the kind of the network file system in which a folder lies, which other nodes see; else
+        "".
+        """
         try:
             mounts = mountinfo.mounted(Host(self.tree.root))
         except OSError:
@@ -88,7 +90,7 @@ class Site:
         return self.tree.find(f"{items.UNITS}/timers.target.wants/{items.TIMER}") is not None
 
     def slurm_files(self) -> dict[str, str]:
-        """slurm.conf and what it includes; nothing where there is none. Raises :class:`InstallError`."""
+        """slurm.conf and what it includes; nothing if there is none. Raises :class:`InstallError`."""
         if not self.main or not self.tree.path(self.main).exists():
             return {}
         try:

@@ -60,7 +60,7 @@ class HookSettings(Record):
     prolog: str
     epilog: str
     health_check: str
-    """Empty where a timer runs the checks."""
+    """Empty if a timer runs the checks."""
 
     budget_s: float = 20.0
     """The longest that one of our hooks takes."""

@@ -60,7 +60,7 @@ class Score(Record):
     expected: float
     """Blame at the rate of the other nodes."""
     ratio: float | None = None
-    """``blame`` by ``expected``; None where there is nobody to compare with."""
+    """``blame`` by ``expected``; None if there is nobody to compare with."""
     least: float | None = None
     """What ``expected`` must be multiplied by, with 95 % confidence, for the blame not to be surprising."""
     p: float = 1.0

@@ -192,7 +192,7 @@ class GroupSeen(Record):
     nodes: tuple[str, ...]
     outcome: Outcome
     text: str = ""
-    """Says briefly what is wrong, "" where nothing is."""
+    """Says briefly what is wrong, "" if nothing is."""
 
 
 def judge(runs: Sequence[GroupRun]) -> tuple[GroupSeen, ...]:
@@ -250,7 +250,7 @@ class ReplayVerdict(Record):
     a: tuple[int, ...] = ()
     b: tuple[int, ...] = ()
     horizontal: tuple[GroupSeen, ...] = ()
-    """What was seen of each group; empty where the phase was not run."""
+    """What was seen of each group; empty if the phase was not run."""
     vertical: tuple[GroupSeen, ...] = ()
     """The same."""
     took_s: float = 0.0
@@ -290,7 +290,7 @@ def is_settled(horizontal: Sequence[GroupSeen]) -> bool:
 def conclude(
     grid: Grid, nodes: Sequence[str], horizontal: Sequence[GroupSeen], vertical: Sequence[GroupSeen] = ()
 ) -> ReplayVerdict:
-    """Return the verdict of both phases; ``vertical`` is empty where :func:`is_settled` made it needless."""
+    """Return the verdict of both phases; ``vertical`` is empty if :func:`is_settled` made it needless."""
     if not vertical:
         return ReplayVerdict(reason=_of_one_phase(horizontal), horizontal=tuple(horizontal))
     found = intersect(grid, [seen.outcome for seen in horizontal], [seen.outcome for seen in vertical])

@@ -46,7 +46,7 @@ class RunPlan(Record):
     start: str = ""
     """This start of ``srobust run``; controllers of other hosts that take over serve the same one."""
     output: str = ""
-    """The job's own output, in which a controller on another node goes on; "" where that is no file."""
+    """The job's own output, in which a controller on another node goes on; "" if that is no file."""
     training: str = ""
     """As in :class:`~slurm_robust.model.events.RunStarted`."""
     continued: ev.Continued | None = None

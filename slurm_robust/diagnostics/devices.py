@@ -17,9 +17,9 @@ from slurm_robust.util.process import die_with_parent
 
 
 def gpus_of(part: TestPart) -> list[torch.device]:
-    """Return the node's GPUs; [] where it should have none.
+    """Return the node's GPUs; [] if it should have none.
 
-    Raises :class:`NotHere` where this PyTorch cannot use GPUs at all, and :class:`Wrong` where it sees fewer
+    Raises :class:`NotHere` if this PyTorch cannot use GPUs at all, and :class:`Wrong` if it sees fewer
     than there should be. Uses none of them.
     """
     if not part.gpus:
@@ -37,7 +37,7 @@ def counted_in_child(count: Callable[[], int], limit_s: float) -> int:
     does.
 
     No process that is forked later could use a GPU then. Raises :class:`Wrong` with what it raised, and
-    :class:`Died` where it did not come to an end.
+    :class:`Died` if it did not come to an end.
     """
 
     def task(parent: int = os.getpid()) -> bytes:

@@ -76,7 +76,7 @@ class LiveJob:
 
     @cached_property
     def epoch(self) -> EpochRecord:
-        """The newest controller. Raises :class:`NotLive` where there is none yet."""
+        """The newest controller. Raises :class:`NotLive` if there is none yet."""
         epoch = newest_epoch(self.directory.epochs)
         if epoch is None:
             raise NotLive(f"job {self.state.job_id} has no controller yet", fix="try again in a few seconds")
@@ -254,7 +254,7 @@ def take(
 def explain(taken: LiveStacks, state: JobState, t: float) -> StackSample:
     """Return what the stacks say: of a hang if one is open, else of training that goes on.
 
-    Raises :class:`NotLive` where ``state`` does not know the generation.
+    Raises :class:`NotLive` if ``state`` does not know the generation.
     """
     identity = state.world.layouts.get(taken.generation)
     if identity is None:

@@ -44,7 +44,7 @@ class Measurement(Record):
     rate: float = 0.0
     kind: str = ""
     measured: bool = True
-    """False where the program came to no result: its time was over, or something ended it."""
+    """False if the program came to no result: its time was over, or something ended it."""
 
 
 class NotHere(Exception):
@@ -121,7 +121,9 @@ def _decoded(name: str, answer: isolate.CallResult, limit_s: float) -> Measureme
 
 
 def without_value(answer: isolate.CallResult, limit_s: float, what: str = "") -> Measurement:
-    """Return what a child that has not answered within ``limit_s`` seconds leaves to say of ``what`` it did."""
+    """Return what a child that has not answered within ``limit_s`` seconds leaves to say of ``what`` it
+    did.
+    """
     if answer.hung or answer.is_cut or (answer.died and answer.took_s >= _LATE * limit_s):
         return late(limit_s, what)
     text = f"{what}: {answer.error}".removeprefix(": ")

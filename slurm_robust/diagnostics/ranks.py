@@ -103,7 +103,7 @@ def best_rate(exchange: Callable[[], object], sent: int, repeats: int, device: t
     """Return GB/s of the fastest of some exchanges of ``sent`` bytes: others may disturb, nothing can hasten.
 
     Without a GPU it is the CPUs that move the bytes. An exchange in which a rank had to wait for one does
-    not count; 0.0 where there was no other: a busy node says nothing of its links.
+    not count; 0.0 if there was no other: a busy node says nothing of its links.
     """
     rates, waited = [], []
     for _ in range(repeats):

@@ -26,7 +26,7 @@ class Unseen(Exception):
 
 
 class Software(Record):
-    """Releases as numbers, which compare; empty where none is installed or it does not show."""
+    """Releases as numbers, which compare; empty if none is installed or it does not show."""
 
     torch: Version = ()
     nccl: Version = ()

@@ -158,7 +158,9 @@ def _site(
 
 
 def hook_times(host: Host) -> dict[str, HookTimes] | None:
-    """Return how long prologs and epilogs took here; None if the event log is not there or not for this user."""
+    """Return how long prologs and epilogs took here; None if the event log is not there or not for this
+    user.
+    """
     file = host.path(str(nodefile.FILE))
     try:
         config = nodefile.load(file) if nodefile.files(file) else NodeConfig()

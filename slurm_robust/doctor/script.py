@@ -210,7 +210,9 @@ def _pid_variables(after: Sequence[Command]) -> frozenset[str]:
 
 
 def expands(word: str) -> bool:
-    """Return whether only the shell knows what the word will be. (In single quotes it would stay as it is.)"""
+    """Return whether only the shell knows what the word will be. (In single quotes it would stay as it
+    is.)
+    """
     return "$" in word or "`" in word
 
 

@@ -44,7 +44,7 @@ _MAX_NUMBER = 2**31 - 1
 
 
 class NodePlace(Record):
-    """Where a node belongs, "" where nobody says."""
+    """Where a node belongs, "" if nobody says."""
 
     type: str = ""
     rack: str = ""
@@ -87,8 +87,9 @@ class _NodeDay(Record):
 
     work_s: float = 0.0
     failures: int = 0
-    """1 where the job blamed the node for an incident with cause ``node``. A job counts once against a node,
-    however often it blamed it: who could write more would."""
+    """1 if the job blamed the node for an incident with cause ``node``. A job counts once against a node,
+    however often it blamed it: who could write more would.
+    """
     network: int = 0
     """The same for cause ``network``."""
 

@@ -161,7 +161,9 @@ def rated(count: int, node_hours: float) -> Measured | None:
 
 
 def ratio(own: int, hours: float, all_failures: int, all_hours: float) -> float | None:
-    """Return a node's rate by that of the others, to which half a failure is added: none has a rate of zero."""
+    """Return a node's rate by that of the others, to which half a failure is added: none has a rate of
+    zero.
+    """
     others = all_hours - hours
     if hours <= 0 or others <= 0:
         return None
@@ -169,7 +171,7 @@ def ratio(own: int, hours: float, all_failures: int, all_hours: float) -> float 
 
 
 def advise(totals: Totals, sizes: tuple[int, ...] = (8, 64, 512)) -> tuple[Advice, ...]:
-    """Return the interval for jobs of some sizes, by the incidents of the whole fleet; ``()`` where nothing
+    """Return the interval for jobs of some sizes, by the incidents of the whole fleet; ``()`` if nothing
     is measured.
     """
     if not totals.write_s or not totals.incidents or not totals.node_hours:

@@ -15,7 +15,7 @@ ENVIRONMENT = "SROBUST_FLEET_INDEX"
 
 
 def index_url(given: str | None, environ: Mapping[str, str], config: NodeConfig) -> str:
-    """Return the option, else the environment, else the node's configuration; "" where none names an index."""
+    """Return the option, else the environment, else the node's configuration; "" if none names an index."""
     return given or environ.get(ENVIRONMENT, "") or config.fleet.index
 
 

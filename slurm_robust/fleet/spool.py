@@ -46,7 +46,7 @@ class Unusable(Record):
 def waiting_in(folder: Path) -> Iterator[SpooledFile | Unusable]:
     """What the spool holds, one after the other; files of other names are none of it.
 
-    Raises :class:`NoIndex` where there is no spool, ``OSError`` where it cannot be listed.
+    Raises :class:`NoIndex` if there is no spool, ``OSError`` if it cannot be listed.
     """
     if not folder.is_dir():
         raise NoIndex(

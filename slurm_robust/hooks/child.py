@@ -42,7 +42,7 @@ def run_hook(name: str, file: str, environ: Mapping[str, str], begun: float) -> 
 def begin(name: str, file: str, environ: Mapping[str, str], begun: float) -> tuple[NodeConfig, float]:
     """Return the configuration, and how long the hook may still take, which the parent learns, too.
 
-    ``begun``: when the hook did. Raises ``RuntimeError`` where the start has used up its time.
+    ``begun``: when the hook did. Raises ``RuntimeError`` if the start has used up its time.
     """
     config, problem, reading_s = read_configuration(file, begun)
     budget_s = _budget_s(name, config)

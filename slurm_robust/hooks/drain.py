@@ -122,7 +122,9 @@ def is_tagged(node: SlurmNode) -> bool:
 
 
 def shares_of(nodes: Iterable[SlurmNode], name: str, now: float) -> tuple[PartitionDrains, ...]:
-    """Return drains of ours in each partition of the node ``name``, itself left out. ``now`` is slurmctld's."""
+    """Return drains of ours in each partition of the node ``name``, itself left out. ``now`` is
+    slurmctld's.
+    """
     every = tuple(nodes)
     shares = []
     for partition in next((node.partitions for node in every if node.name == name), ()):

@@ -289,9 +289,9 @@ def is_refused(report: Report, done: DrainResult) -> bool:
     """Return whether the job must not start here.
 
     Slurm drains a node whose prolog fails, by its own reason if need be, and nobody bounds that. So a prolog
-    fails only where our own drain stands, which is within the bounds. Where Slurm did not answer, the job
+    fails only if our own drain stands, which is within the bounds. Where Slurm did not answer, the job
     starts: else a fault of many nodes and a silent slurmctld would cost the whole partition, while a single
-    node's fault is seen by the job's agents and by the epilog. Only where a site wants to be closed to what
+    node's fault is seen by the job's agents and by the epilog. Only if a site wants to be closed to what
     is unknown, it has its will, although we do not drain for that.
     """
     if report.fit:

@@ -42,7 +42,7 @@ def running_jobs(host: Host) -> frozenset[int] | None:
 
 
 def no_other_job(host: Host, job: int = 0) -> bool | None:
-    """Return whether nothing but ``job`` can be running; None where that is not known."""
+    """Return whether nothing but ``job`` can be running; None if that is not known."""
     running = running_jobs(host)
     return None if running is None else not running - {job}
 

@@ -42,7 +42,7 @@ def tell(
     memory: Memory,
     limit_s: float = WRITE_S,
 ) -> FileFound | Ignored | None:
-    """Write what both hooks saw into the job's directory; None where there is no such directory.
+    """Write what both hooks saw into the job's directory; None if there is no such directory.
 
     ``environ`` is that of the epilog. Raises nothing and takes ``limit_s`` seconds at most.
     """

@@ -67,7 +67,7 @@ def spool_folder(config: NodeConfig) -> str:
 def spool_summary(
     config: NodeConfig, environ: Mapping[str, str], node: str, now: float, limit_s: float = READ_S + WRITE_S
 ) -> Kept | NotKept | Ignored | None:
-    """Put the summary of the ended job into the spool; None where there is none for this node.
+    """Put the summary of the ended job into the spool; None if there is none for this node.
 
     ``environ`` is that of the epilog, ``now`` seconds since 1970. Raises nothing and takes ``limit_s``
     seconds at most.
@@ -94,7 +94,7 @@ def spool_summary(
 def judge(
     data: bytes, job: EndedJob, node: str, environ: Mapping[str, str], now: float
 ) -> SpooledSummary | Ignored | None:
-    """Return what goes into the spool; None where another node's epilog takes it. Pure."""
+    """Return what goes into the spool; None if another node's epilog takes it. Pure."""
     try:
         said = decode_summary(data)
     except SummaryRefused as error:

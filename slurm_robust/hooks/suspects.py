@@ -62,7 +62,7 @@ class EndedJob(Record):
 def read_suspect(
     config: NodeConfig, environ: Mapping[str, str], node: str, now: float
 ) -> Suspect | Ignored | None:
-    """Return what the ended job recorded about ``node``; None where it recorded nothing. Raises nothing.
+    """Return what the ended job recorded about ``node``; None if it recorded nothing. Raises nothing.
 
     ``environ`` is that of the epilog, ``now`` seconds since 1970. Takes :data:`READ_S` at most.
     """

@@ -78,7 +78,7 @@ class _Listing(Record):
 def sweep_gone(config: NodeConfig, job: int, node: str, limit_s: float, shm: Path = SHARED_MEMORY) -> Swept:
     """For the prolog of ``job``: removes copies of jobs that are over, or that run without this node.
 
-    Slurm is asked only where there are any, and without its answer nothing is removed.
+    Slurm is asked only if there are any, and without its answer nothing is removed.
     """
     deadline = time.monotonic() + limit_s
     if not job:
@@ -153,7 +153,7 @@ def _list(shm: Path, is_wanted: Callable[[AgentFolder], bool], end: float) -> _L
 
 
 def _folder(entry: os.DirEntry[str]) -> AgentFolder | None:
-    """Return what the name says; None where agents give no such name, or it is not a folder."""
+    """Return what the name says; None if agents give no such name, or it is not a folder."""
     named = parse_folder_name(entry.name)
     if named is None or named.job_id > MAX_JOB or not entry.is_dir(follow_symlinks=False):
         return None

@@ -1,7 +1,7 @@
 """What hooks tell Prometheus, by files that node_exporter's textfile collector reads.
 
-Each hook has a file of its own for what it found; all write the one of the node's drain. Imported only
-where a site has configured a folder.
+Each hook has a file of its own for what it found; all write the one of the node's drain. Imported only if a
+site has configured a folder.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def of_node(own: OwnDrain, mode: str, now: float) -> Iterator[Family]:
 
 
 def publish(config: NodeConfig, hook: str, report: Report, exit_code: int, *, whole: bool) -> str:
-    """Write the files; why they could not be written, "" where they were. Never blocks for long.
+    """Write the files; why they could not be written, "" if they were. Never blocks for long.
 
     ``whole``: it was a run of all checks; else only the drain is written.
     """

@@ -132,7 +132,7 @@ def said(hook: str, times: HookTimes) -> str:
 
 
 def not_measured(times: Mapping[str, HookTimes], hook: str) -> str:
-    """Return why nothing is said of a hook; "" where enough runs are known."""
+    """Return why nothing is said of a hook; "" if enough runs are known."""
     known = times.get(hook)
     runs = known.runs if known is not None else 0
     return "" if runs >= MIN_RUNS else f"{count(runs, 'run')} in the event log"

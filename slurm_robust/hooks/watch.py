@@ -157,7 +157,7 @@ class _EndSignals:
 
 
 def _kernel_log() -> KernelLog | None:
-    """From now on; None where it cannot be read, so that only intervals are left."""
+    """From now on; None if it cannot be read, so that only intervals are left."""
     try:
         log = KernelLog(Host())
         log.read()

@@ -34,8 +34,8 @@ class XidEvent(Record):
 class XidEvents:
     """Waits for XIDs of all GPUs of this node. Use it in a ``with`` block.
 
-    Events that happen while nobody waits are kept by the driver. Entering raises ``OSError`` where there
-    is no NVIDIA library and ``RuntimeError`` where the driver gives no events.
+    Events that happen while nobody waits are kept by the driver. Entering raises ``OSError`` if there
+    is no NVIDIA library and ``RuntimeError`` if the driver gives no events.
     """
 
     def __init__(self) -> None:

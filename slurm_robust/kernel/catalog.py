@@ -3,7 +3,7 @@
 Source: NVIDIA's Xid catalog for Ampere and newer, in a copy of autumn 2026 with codes up to 172
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). Codes that it calls unused are left
 out, except 61 of older GPUs, and so is ROBUST_CHANNEL_ before mnemonics. The third column is the catalog's
-immediate action, empty where it names none. The meanings are ours.
+immediate action, empty if it names none. The meanings are ours.
 
 Imported when a node has an XID to judge, which most never have.
 """

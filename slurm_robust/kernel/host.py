@@ -32,21 +32,21 @@ class Host:
             return file.read(limit).decode(errors="replace").strip()
 
     def read_or(self, name: str) -> str:
-        """Like :meth:`read`; "" where there is no such file or it cannot be read."""
+        """Like :meth:`read`; "" if there is no such file or it cannot be read."""
         try:
             return self.read(name)
         except OSError:
             return ""
 
     def number(self, name: str) -> int | None:
-        """Return the whole number in a file; None where there is none."""
+        """Return the whole number in a file; None if there is none."""
         try:
             return int(self.read(name, 64), 0)
         except (OSError, ValueError):
             return None
 
     def names(self, folder: str) -> tuple[str, ...]:
-        """Return what is in a folder, sorted; nothing where there is none."""
+        """Return what is in a folder, sorted; nothing if there is none."""
         try:
             return tuple(sorted(os.listdir(self.path(folder))))
         except OSError:
@@ -63,7 +63,7 @@ class Host:
         return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else None
 
     def boot_id(self) -> str:
-        """Another one after each boot; empty where the kernel does not say."""
+        """Another one after each boot; empty if the kernel does not say."""
         return self.read_or("/proc/sys/kernel/random/boot_id")
 
     def uptime_s(self) -> float:

@@ -63,7 +63,7 @@ def own_job(host: Host) -> int | None:
 
 
 def jobs_here(host: Host) -> frozenset[int] | None:
-    """Jobs with processes on this node; None where that is not known, or not of all of them."""
+    """Jobs with processes on this node; None if that is not known, or not of all of them."""
     roots = list(_roots(host))
     groups = [group for root in roots for name in host.names(root) if (group := group_of(f"{root}/{name}"))]
     jobs = {group.job_id for group in groups if group.job_id is not None}
@@ -115,7 +115,9 @@ def _scopes(host: Host, parent: str, depth: int) -> Iterator[str]:
 
 
 def _is_in_use(host: Host, group: JobGroup) -> bool:
-    """Return whether it has processes, or that is not known. Slurm cannot always remove the group of a job."""
+    """Return whether it has processes, or that is not known. Slurm cannot always remove the group of a
+    job.
+    """
     return "populated 0" not in host.read_or(f"{group.folder}/cgroup.events").splitlines()
 
 

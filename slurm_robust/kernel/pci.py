@@ -24,7 +24,7 @@ class PciDevice(Record):
     vendor: str
     device: str
     driver: str = ""
-    """Empty where none is bound to it."""
+    """Empty if none is bound to it."""
 
     @property
     def id(self) -> str:
@@ -33,7 +33,9 @@ class PciDevice(Record):
 
 
 def devices(host: Host) -> tuple[PciDevice, ...]:
-    """Return all physical functions, sorted by address. Virtual ones come and go with what they are made for."""
+    """Return all physical functions, sorted by address. Virtual ones come and go with what they are made
+    for.
+    """
     # Large nodes have hundreds: paths as plain text, and one file of each that has it all.
     folder = str(host.path(DEVICES))
     found = (_read(f"{folder}/{address}", address) for address in host.names(DEVICES))

@@ -45,7 +45,9 @@ class NodeXids:
         yield from self._fabric()
 
     def _gpu(self, address: str, events: list[KernelEvent]) -> Finding | None:
-        """Return the worst; what follows from it (13, 31, 43, 45 of the programs that it took) is left out."""
+        """Return the worst; what follows from it (13, 31, 43, 45 of the programs that it took) is left
+        out.
+        """
         rules = [(xid.rule(event.code, event.severity), event) for event in events]
         matter = [
             (rule, event)

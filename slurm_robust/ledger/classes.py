@@ -79,7 +79,7 @@ matter (the paper's MFU), which :attr:`TimeClass.SLOW` shows."""
 
 
 class OtherNames(Record):
-    """One class in the words of others; "" where they have no name for it."""
+    """One class in the words of others; "" if they have no name for it."""
 
     google: str
     meta: str

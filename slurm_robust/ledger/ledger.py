@@ -400,7 +400,7 @@ class _Sweep:
         self._trains = False
 
     def _pace_ms(self) -> float:
-        """Return what a step takes: of this generation, else of one before; 0 where nothing is known."""
+        """Return what a step takes: of this generation, else of one before; 0 if nothing is known."""
         if self._generation_pace[0] != self.account.situation.generation:
             number = self.account.situation.generation
             newest = max((known for known in self._paces if known <= number), default=0)

@@ -104,7 +104,9 @@ def summarise(books: Ledger, events: Sequence[ev.AnyEvent]) -> Summary:
 
 
 def figures(books: Ledger, incidents: tuple[IncidentCost, ...], over: Collection[int], steps: int) -> Summary:
-    """Return the figures of a ledger whose ``incidents`` and ``steps`` are known; ``over``: those that are."""
+    """Return the figures of a ledger whose ``incidents`` and ``steps`` are known; ``over``: those that
+    are.
+    """
     classes: Counter[TimeClass] = Counter()
     details: Counter[str] = Counter()
     lost, held_ms = Lost(), 0

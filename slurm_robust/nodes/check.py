@@ -100,7 +100,8 @@ class View(Record, Generic[F], kw_only=False):
     baseline: F | None = None
     job_gone: bool | None = None
     """Whether no job is meant to run on the node (prolog, epilog, an idle node), so that what still runs is
-    left over; None where that is not known."""
+    left over; None if that is not known.
+    """
 
 
 SETTLED_S = 900.0
@@ -135,8 +136,9 @@ class Check(Record, Generic[F], kw_only=False):
     """The second, independent evidence that the judge asks for where users can write the first."""
 
     hangs: bool = False
-    """Whether this check speaks for the source when it hangs: one of each source; none where the source
-    bounds its own question."""
+    """Whether this check speaks for the source when it hangs: one of each source; none if the source
+    bounds its own question.
+    """
 
     effect: Effect = Effect.FAULT
     """On a training that runs."""

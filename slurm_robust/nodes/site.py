@@ -115,7 +115,7 @@ def _judged(check: SiteCheck, facts: SiteFacts) -> Finding:
 
 
 def _of_command(check: SiteCheck, host: Host) -> SiteFacts:
-    """Run it. Raises ``RuntimeError`` for one that root must not run, ``OSError`` where it cannot be run."""
+    """Run it. Raises ``RuntimeError`` for one that root must not run, ``OSError`` if it cannot be run."""
     named = check.command[0]
     if not named.startswith("/"):
         raise RuntimeError(f"{named} is not run: no absolute path")

@@ -39,7 +39,7 @@ class Connections(Record):
 def connections(path: str) -> Connections:
     """Those of the socket that is bound to the file at ``path``, by whatever name.
 
-    Raises ``OSError`` where the kernel does not tell, or names no socket there.
+    Raises ``OSError`` if the kernel does not tell, or names no socket there.
     """
     found = os.stat(path)
     device = os.major(found.st_dev) << _MINOR_BITS | os.minor(found.st_dev)
@@ -68,7 +68,7 @@ def connections(path: str) -> Connections:
 
 def _sockets() -> Iterator[tuple[int, dict[int, bytes]]]:
     """Inode and attributes of each local socket in this network namespace."""
-    # Takes milliseconds to import, and is needed only where something is wrong.
+    # Takes milliseconds to import, and is needed only if something is wrong.
     import socket
 
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:

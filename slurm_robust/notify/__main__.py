@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Teller:
-    """Follows the journal of a run and tells people. Ends by itself only where another host has the job."""
+    """Follows the journal of a run and tells people. Ends by itself only if another host has the job."""
 
     def __init__(self, directory: JobDirectory, plan: RunPlan, since: int, after: int, last_s: float) -> None:
         """``since``, ``after``, ``last_s``: as the options. Raises ``OSError``."""
@@ -232,7 +232,7 @@ def routes_of(plan: RunPlan) -> tuple[Route, ...]:
 
 
 def name_of(directory: JobDirectory, plan: RunPlan) -> str:
-    """Return the job as commands of ours take it: by its id only where it is in the usual place."""
+    """Return the job as commands of ours take it: by its id only if it is in the usual place."""
     usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
     return str(plan.job_id) if usual else shlex.quote(str(directory.path))
 

@@ -192,7 +192,7 @@ def _chapter(
 
 
 def slurm_times(slurm: SlurmClient, config: JobConfig, allocation: Allocation) -> tuple[str, ...]:
-    """Return what slurm.conf should say for this job; nothing where Slurm does not show it."""
+    """Return what slurm.conf should say for this job; nothing if Slurm does not show it."""
     try:
         slurm_conf = slurm.config()
     except SlurmError:

@@ -86,7 +86,7 @@ class Started(NamedTuple):
 
     continued: ev.Continued | None = None
     finished: str = ""
-    """Why there is nothing to do, "" where there is."""
+    """Why there is nothing to do, "" if there is."""
 
 
 def start(wish: ContinueOptions, here: Here) -> Started:
@@ -196,7 +196,7 @@ def _check_still_free(training: TrainingDirectory, number: int, last: Chapter, h
 
 
 def _finished(told: StartingPoint, wish: ContinueOptions, here: Here) -> str:
-    """Return why a training whose newest job that trained ended with 0 needs no other one; "" where it does."""
+    """Return why a training whose newest job that trained ended with 0 needs no other one; "" if it does."""
     earlier = told.earlier
     if earlier is None:
         return ""
@@ -215,7 +215,7 @@ def _finished(told: StartingPoint, wish: ContinueOptions, here: Here) -> str:
 def _left(training: TrainingDirectory, here: Here) -> StartingPoint | None:
     """Return what its storage has although no journal of its jobs is left; None without any checkpoint.
 
-    Raises :class:`PreflightError` where the folder may be another training's.
+    Raises :class:`PreflightError` if the folder may be another training's.
     """
     found = stored(CheckpointStore(here.storage))
     if not found:
@@ -298,7 +298,7 @@ def _are(steps: str) -> str:
 
 
 def _claim(training: TrainingDirectory, number: int, before: Sequence[Chapter], chapter: Chapter) -> bool:
-    """Take the training as its chapter ``number``; False where it is not as it was ``before`` any more."""
+    """Take the training as its chapter ``number``; False if it is not as it was ``before`` any more."""
     make_own_folder(training.path)
     if not publish_once(training.claim(number), encoded(chapter)):
         return False

@@ -274,7 +274,7 @@ def make_plan(
 
 
 def _own_output() -> str:
-    """Return where this process's output goes, "" where that is no file."""
+    """Return where this process's output goes, "" if that is no file."""
     try:
         return os.readlink("/proc/self/fd/1") if stat.S_ISREG(os.fstat(1).st_mode) else ""
     except OSError:
@@ -282,7 +282,9 @@ def _own_output() -> str:
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation:
-    """Return the allocation of this batch script. Raises PreflightError outside of Slurm, and for a hetjob."""
+    """Return the allocation of this batch script. Raises PreflightError outside of Slurm, and for a
+    hetjob.
+    """
     try:
         allocation = allocation_from_environment(environ)
     except NotInAllocation as error:

@@ -215,7 +215,7 @@ def has_written(job_id: int, store: CheckpointStore) -> bool:
 
 
 def run_of(store: CheckpointStore, ref: CheckpointId) -> str:
-    """Return the run that wrote a complete checkpoint, "" where its files do not say."""
+    """Return the run that wrote a complete checkpoint, "" if its files do not say."""
     return _written_as(store, ref, store.world_size(ref))[0]
 
 

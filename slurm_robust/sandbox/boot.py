@@ -283,7 +283,9 @@ def accounts(config: SandboxConfig) -> str:
 
 
 def _greets(path: Path) -> bool:
-    """Return whether the database server sends its greeting: the socket alone exists some time before that."""
+    """Return whether the database server sends its greeting: the socket alone exists some time before
+    that.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(1.0)
         try:

@@ -18,7 +18,7 @@ _PREFIX = "srobust-node-"
 
 
 def check_kernel(controllers: Path = Path("/proc/cgroups")) -> None:
-    """Raise :class:`RequirementMissing` where version 1 does not have what Slurm needs."""
+    """Raise :class:`RequirementMissing` if version 1 does not have what Slurm needs."""
     try:
         rows = [line.split() for line in controllers.read_text().splitlines()]
     except OSError:

@@ -34,7 +34,9 @@ class SandboxProcess:
 
 
 def read_process(pid: int) -> SandboxProcess | None:
-    """Return the process, or None when it is gone (a zombie is shown, without command line and environment)."""
+    """Return the process, or None when it is gone (a zombie is shown, without command line and
+    environment).
+    """
     try:
         found = psutil.Process(pid).as_dict(["ppid", "name", "status", "cmdline", "environ"])
         nspids = _nspids(pid)
@@ -119,7 +121,9 @@ def runs_init(pid: int, state: Path) -> bool:
 
 
 def sandbox_init(state: Path) -> int | None:
-    """Return the machine's pid of the sandbox's PID 1: of its processes the one that is nobody's nested node."""
+    """Return the machine's pid of the sandbox's PID 1: of its processes the one that is nobody's nested
+    node.
+    """
     candidates = []
     for process in filter(None, map(read_process, sandbox_processes(state))):
         if len(process.nspids) > 1 and process.nspids[-1] == 1:

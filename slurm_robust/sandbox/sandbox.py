@@ -189,7 +189,9 @@ class Sandbox(SandboxView):
 
 
 def sandbox_names() -> tuple[str, ...]:
-    """Return names of all sandboxes that have a state folder, also of broken ones, and no folders of others."""
+    """Return names of all sandboxes that have a state folder, also of broken ones, and no folders of
+    others.
+    """
     try:
         return tuple(sorted(entry.name for entry in state_root().iterdir() if (entry / MADE).exists()))
     except FileNotFoundError:

@@ -107,26 +107,26 @@ class SlurmClient(Protocol):
     def accounting(self, job_id: int) -> tuple[AccountingRow, ...]:
         """Return all runs and steps that slurmdbd has of the job, oldest run first; ``()`` when none.
 
-        Rows appear up to 10 s late. Raises CommandFailed where accounting is off.
+        Rows appear up to 10 s late. Raises CommandFailed if accounting is off.
         """
         ...
 
     def runs(self, within_s: float) -> tuple[AccountingRow, ...]:
         """Return all runs of all jobs, without steps, that lay within the last ``within_s`` seconds.
 
-        Raises CommandFailed where accounting is off. On a large site slurmdbd may take minutes.
+        Raises CommandFailed if accounting is off. On a large site slurmdbd may take minutes.
         """
         ...
 
     def node_events(self, within_s: float) -> tuple[NodeEvent, ...]:
         """Return what happened to all nodes within the last ``within_s`` seconds, as slurmdbd has it.
 
-        Raises CommandFailed where accounting is off.
+        Raises CommandFailed if accounting is off.
         """
         ...
 
     def topology(self) -> tuple[Switch, ...]:
-        """Return the switches of topology/tree; ``()`` where the site declares none."""
+        """Return the switches of topology/tree; ``()`` if the site declares none."""
         ...
 
     def config(self) -> dict[str, str]:
@@ -140,14 +140,14 @@ class SlurmClient(Protocol):
     def qos(self) -> tuple[Terms, ...]:
         """Return all QOS, with how their jobs are preempted where they decide that.
 
-        Raises CommandFailed where accounting is off.
+        Raises CommandFailed if accounting is off.
         """
         ...
 
     def accounts(self) -> dict[str, frozenset[str]]:
         """Return the accounts of this cluster and their users, as far as slurmdbd shows them to this user.
 
-        Raises CommandFailed where accounting is off.
+        Raises CommandFailed if accounting is off.
         """
         ...
 
@@ -203,7 +203,7 @@ class SlurmClient(Protocol):
     def set_comment(self, job_id: int, text: str) -> None:
         """Set the job's comment, one line; empty clears it. Raises JobNotFound, JobFinished.
 
-        slurmdbd keeps it only where slurm.conf has ``AccountingStoreFlags=job_comment``.
+        slurmdbd keeps it only if slurm.conf has ``AccountingStoreFlags=job_comment``.
         """
         ...
 
@@ -264,7 +264,7 @@ class SlurmClient(Protocol):
         gets it, until the reservation ends by slurmctld's clock or is deleted.
 
         Of a ``node_count`` that the whole partition does not have, Slurm gives what is free (seen on 22.05).
-        For users who are not in the accounts, 22.05 refuses it, but from 23.11 on Slurm does so only where
+        For users who are not in the accounts, 22.05 refuses it, but from 23.11 on Slurm does so only if
         AccountingStorageEnforce has associations (``_set_assoc_list``, reservation.c). Else it reserves nodes
         that no job gets (seen on 24.11 and 26.05).
         """

@@ -25,7 +25,9 @@ class LiveConfiguration:
         self._run = run
 
     def read(self) -> dict[str, tuple[str, ...]]:
-        """Return values by key in lower case; several where a key has several. Raises ConfigurationRefused."""
+        """Return values by key in lower case; several where a key has several. Raises
+        ConfigurationRefused.
+        """
         found = text.parse_config(self._scontrol("show", "config"))
         return {key.lower(): values for key, values in found.items()}
 

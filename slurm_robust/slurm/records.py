@@ -164,7 +164,7 @@ class SlurmJob(Record):
     """Of a requeued job Slurm goes on to show how many nodes its last run had; see ``least_nodes``."""
 
     least_nodes: int = 0
-    """The fewest nodes that a pending job asks for; 0 where Slurm does not say."""
+    """The fewest nodes that a pending job asks for; 0 if Slurm does not say."""
 
     num_tasks: int = 0
     tasks_per_node: int = 0
@@ -261,7 +261,7 @@ class SlurmJob(Record):
 
 
 class Submission(Record):
-    """How a job was submitted, each "" where Slurm does not show it (no accounting, another user's job).
+    """How a job was submitted, each "" if Slurm does not show it (no accounting, another user's job).
 
     ``line``: the command, whose quotes Slurm does not keep. ``script``: the batch script.
     """
@@ -296,7 +296,7 @@ class Allocation(Record):
     restart_count: int = 0
     end_time: float | None = None
     tasks_per_node: int = 0
-    """What ``--ntasks-per-node`` of the submission says; 0 where it does not, or that is not known."""
+    """What ``--ntasks-per-node`` of the submission says; 0 if it does not, or that is not known."""
 
     @classmethod
     def of(cls, job: SlurmJob, gpus: Mapping[str, int]) -> Allocation:
@@ -339,7 +339,7 @@ class Terms(Record):
     """From Slurm's choice of a job to its end."""
 
     mode: str = ""
-    """REQUEUE, CANCEL, SUSPEND or OFF; "" where PreemptMode of slurm.conf holds."""
+    """REQUEUE, CANCEL, SUSPEND or OFF; "" if PreemptMode of slurm.conf holds."""
 
     is_default: bool = False
     """Of a partition: for jobs that name none."""

@@ -303,7 +303,7 @@ class Endpoint:
             raise
         if page is None:
             return False
-        # Compressed only where it has changed.
+        # Compressed only if it has changed.
         known = self._made is not None and self._made[1] is page
         packed = self._made[2] if self._made is not None and known else gzip.compress(page, _GZIP_LEVEL)
         self._made = time.monotonic(), page, packed

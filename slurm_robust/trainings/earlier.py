@@ -83,7 +83,9 @@ class Earlier(Record):
         return found[0] if found else None
 
     def hint(self, training: str = "") -> str:
-        """Return the line for a new job of the same script, which begins anew; ``training``: what it begins."""
+        """Return the line for a new job of the same script, which begins anew; ``training``: what it
+        begins.
+        """
         ended = self.state.ended
         end = f" (ended with {ended.code} at {minute(ended.t)})" if ended is not None else ""
         step = self.newest.step if self.newest is not None else 0

@@ -183,7 +183,7 @@ def chapter_folder(training: TrainingDirectory, chapter: Chapter) -> JobDirector
 
 
 def _run_of(directory: JobDirectory) -> str:
-    """Return the ``run_id`` of a journal, "" where it does not begin with one."""
+    """Return the ``run_id`` of a journal, "" if it does not begin with one."""
     try:
         with directory.journal.open("rb") as file:
             first = decode_event(file.readline())
@@ -264,7 +264,7 @@ def _search(root: Path, name: str, task: bool) -> tuple[JobDirectory | None, NoS
 
 
 def _has_journal(folder: Path) -> bool:
-    """Return whether it has an event. Raises ``OSError`` where it may not be read."""
+    """Return whether it has an event. Raises ``OSError`` if it may not be read."""
     try:
         # Not Path.exists: from Python 3.14 on it says False of what may not be read.
         return os.stat(JobDirectory(folder).journal).st_size > 0

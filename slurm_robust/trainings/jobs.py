@@ -92,7 +92,7 @@ def jobs_of(
     """Return all jobs of a training, oldest first; a row for one without a journal, or whose journal is
     damaged.
 
-    Raises :class:`NoSuchJob` where the training's folder cannot be read.
+    Raises :class:`NoSuchJob` if the training's folder cannot be read.
     """
     try:
         chapters = training.read()
@@ -107,7 +107,7 @@ def newest_of(
 ) -> tuple[int, Begun | ChapterRow | None, Begun | None]:
     """Return how many jobs a training has, the newest, and the newest with a journal.
 
-    Raises :class:`NoSuchJob` where the training's folder cannot be read.
+    Raises :class:`NoSuchJob` if the training's folder cannot be read.
     """
     try:
         chapters = training.read()
@@ -231,7 +231,7 @@ class NewestJob(Record):
     state: ChapterState
     how: str
     slurm: str = ""
-    """Slurm's own state of it, "" where Slurm does not know it."""
+    """Slurm's own state of it, "" if Slurm does not know it."""
     may_hold: bool = True
     """The job has the training, or nobody can say that it has not."""
     has_begun: bool = True

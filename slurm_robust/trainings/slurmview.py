@@ -34,7 +34,7 @@ class SlurmView(Record):
     away: bool = False
     """Slurm may answer later."""
     needs: int = 0
-    """How many nodes a pending job waits for at least, 0 where that is not known."""
+    """How many nodes a pending job waits for at least, 0 if that is not known."""
     most: int = 0
     """And at most."""
     waiting: PendingJob | None = None
@@ -44,7 +44,7 @@ class SlurmView(Record):
 
     @property
     def state(self) -> str:
-        """Slurm's state (``COMPLETING+FAILED``), "" where it is not known."""
+        """Slurm's state (``COMPLETING+FAILED``), "" if it is not known."""
         if self.job is not None:
             return "+".join(sorted(self.job.states))
         return self.row.state if self.row is not None else ""
@@ -100,7 +100,7 @@ def newest_run(slurm: SlurmClient, job_id: int) -> AccountingRow | None:
 
 
 def view_of(events: Sequence[AnyEvent], slurm: SlurmClient) -> SlurmView:
-    """The job of a journal as Slurm knows it; empty where its id now belongs to another job."""
+    """The job of a journal as Slurm knows it; empty if its id now belongs to another job."""
     state = fold(events)
     view = ask_slurm(slurm, state.job_id)
     job = view.job
@@ -125,7 +125,9 @@ def need_of(state: JobState) -> Need | None:
 
 
 def waits_for(slurm: SlurmClient, job: SlurmJob, state: JobState | None) -> PendingJob | None:
-    """Return what a pending job waits for, None for any other. ``state``: of its journal, where it has one."""
+    """Return what a pending job waits for, None for any other. ``state``: of its journal, where it has
+    one.
+    """
     if not job.is_pending:
         return None
     need = need_of(state) if state is not None else None

@@ -38,10 +38,10 @@ class PendingJob(Record):
     """With how many nodes it can go on."""
 
     places: Places
-    """Where the nodes of its partitions are; empty where the reason has nothing to do with them."""
+    """Where the nodes of its partitions are; empty if the reason has nothing to do with them."""
 
     command: str
-    """What starts it now; "" where nothing can, or where Slurm will do it by itself."""
+    """What starts it now; "" if nothing can, or where Slurm will do it by itself."""
 
     why: str
     """What the command does, or what has to happen first."""
@@ -74,7 +74,7 @@ def waiting(
 ) -> PendingJob | None:
     """Return what ``job`` waits for; None if it is not pending.
 
-    ``nodes``: all of Slurm's, none where it has not shown them; ``need``: with how many nodes the job can go
+    ``nodes``: all of Slurm's, none if it has not shown them; ``need``: with how many nodes the job can go
     on, where that is known; ``weakest``: the nodes that we left out, the weakest first.
     """
     if not job.is_pending:
@@ -107,7 +107,9 @@ def waiting(
 def _way(
     job: SlurmJob, found: Places, need: Need, weakest: Sequence[str], *, is_known: bool
 ) -> tuple[str, str]:
-    """Return the command that starts the job on nodes that are free, and what it does; or what has to happen."""
+    """Return the command that starts the job on nodes that are free, and what it does; or what has to
+    happen.
+    """
     changes: dict[str, str] = {}
     short = need.least - len(found.free)
     if short > len(found.left_out_free):

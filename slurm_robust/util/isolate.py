@@ -287,7 +287,7 @@ class _Child:
         is_cut: bool = False,
         died: bool = False,
     ) -> dict[str, CallResult]:
-        """Return the answer to the task under way; none where there is no such task."""
+        """Return the answer to the task under way; none if there is no such task."""
         if not self._name:
             return {}
         name, self._name = self._name, ""

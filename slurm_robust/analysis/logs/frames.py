@@ -73,7 +73,7 @@ def place(lines: Sequence[Line], at: int) -> str:
 
 
 def without_source(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines, empty where a traceback quotes the user's source or marks a place in it.
+    """Return the lines, empty if a traceback quotes the user's source or marks a place in it.
 
     Source is no evidence: it may be a comment, or a message that is never raised. Lines of others may stand
     between a frame and its source; the exception's own line ends a traceback.

@@ -26,7 +26,7 @@ MAX_ALIKE, MAX_RANKS = 4, 128
 def read_merged(
     text: str, stream: str = "program", rules: RuleSet | None = None
 ) -> tuple[Reading, tuple[int, ...]]:
-    """Return what holds for the whole text, and the ranks that failed first; none where nothing tells."""
+    """Return what holds for the whole text, and the ranks that failed first; none if nothing tells."""
     whole = read(text, stream, rules)
     if whole.tier is None or whole.verdict.symptom == "preemption_or_time_limit":
         return whole, ()  # nobody failed first

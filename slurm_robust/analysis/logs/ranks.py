@@ -136,7 +136,9 @@ def _apart(lines: Mapping[Key, str], readings: Iterable[Key]) -> Key | None:
 
 
 def _late(failed: Mapping[Key, Reading], strength: Mapping[Key, tuple[int, int]]) -> tuple[Key, ...]:
-    """Return the few ranks that have begun fewer collectives of a process group than most, where all tell it."""
+    """Return the few ranks that have begun fewer collectives of a process group than most, where all tell
+    it.
+    """
     if min(strength.values())[0] < _ROOTS.index(EvidenceTier.EFFECT):
         return ()  # a cause tells more
     shared = set.intersection(*(set(reading.enqueued) for reading in failed.values()))
@@ -188,7 +190,9 @@ def _where_all(lines: Mapping[Key, str], read: Callable[[str], float | None]) ->
 
 
 def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
-    """Return the least one is the root. A rank that only ended comes before one that complains about a peer."""
+    """Return the least one is the root. A rank that only ended comes before one that complains about a
+    peer.
+    """
     if of_another:
         return max(
             _ROOTS.index(EvidenceTier.EFFECT), _ROOTS.index(reading.tier or EvidenceTier.NOISE)
@@ -201,7 +205,9 @@ def _strength(reading: Reading, *, of_another: bool = False) -> tuple[int, int]:
 
 
 def _collective(line: str) -> float | None:
-    """Return the number of the collective that a line speaks of. A rank in a later one waits for the others."""
+    """Return the number of the collective that a line speaks of. A rank in a later one waits for the
+    others.
+    """
     found = _COLLECTIVE.search(line)
     return float(found[1] or found[2]) if found else None
 
@@ -260,7 +266,7 @@ def root_exit(exits: Iterable[NodeExit], rules: RuleSet | None = None) -> NodeEx
 def _named_by_most(
     failed: Sequence[NodeExit], naming: Iterable[NodeExit], rules: RuleSet | None
 ) -> NodeExit | None:
-    """Return the worker that more messages of others name than any other; None where they contradict each
+    """Return the worker that more messages of others name than any other; None if they contradict each
     other.
     """
     ranks = {each.exit.rank for each in failed}

@@ -22,11 +22,11 @@ class Reading(Record):
 
     verdict: Classification
     number: int = 0
-    """Of the deciding line, from 1; 0 where none decided."""
+    """Of the deciding line, from 1; 0 if none decided."""
     context: tuple[tuple[int, str], ...] = ()
     """The lines around it with their numbers; of an unknown log the last lines that look like failures."""
     tier: EvidenceTier | None = None
-    """Of the rule, as are the next two; None where none matched."""
+    """Of the rule, as are the next two; None if none matched."""
     weight: int = 0
     advice: str = ""
     named: tuple[int, ...] = ()

@@ -198,7 +198,7 @@ def _is_bad(value: float | None) -> bool:
 
 
 def where_it_began(records: Sequence[Progress]) -> str:
-    """Return where the loss is not finite, and on which rank since the earliest step; "" where it is finite.
+    """Return where the loss is not finite, and on which rank since the earliest step; "" if it is finite.
 
     Who was heard first may not be where it began: each rank records its own first bad step.
     """

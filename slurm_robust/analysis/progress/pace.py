@@ -37,7 +37,7 @@ class _Sample(Record):
     """Of ranks that show progress: all that report steps or, if none does, those that count optimizer steps,
     or all if none does that either."""
     speaks: bool
-    """False where none does either."""
+    """False if none does either."""
     reported: bool
     step: int
     """The newest."""
@@ -106,7 +106,9 @@ class _Sample(Record):
         return found if len(found) < len(self.records) else ()
 
     def left_behind(self, seconds: float) -> tuple[int, ...]:
-        """Return ranks without a step for longer than ``seconds``, while others go on and none is in a phase."""
+        """Return ranks without a step for longer than ``seconds``, while others go on and none is in a
+        phase.
+        """
         if self.phases or self.phase_ended_s <= seconds or self.still_s > seconds:
             return ()
         return tuple(r.rank for r in self.records if 0 <= r.step < self.step and r.age_s > seconds)

@@ -32,7 +32,7 @@ class Recorded(Record):
 
     ranks: frozenset[int]
     exact: bool
-    """False where all have begun an operation that none of them ends."""
+    """False if all have begun an operation that none of them ends."""
     reason: str
 
 
@@ -177,7 +177,7 @@ def _peer(record: Collective) -> int | None:
 
 
 def _question(members: _Members) -> _Question | None:
-    """None where nobody waits in the group."""
+    """None if nobody waits in the group."""
     places = {rank: place for rank, place in members.items() if place is not None}
     open_ = {r: p for r, p in places.items() if p.record.state != _COMPLETED}
     if not open_:

@@ -25,7 +25,7 @@ _MAX_BYTES = 2**24
 
 
 def run(part: TestPart) -> Measurement:
-    """See the module. Raises ``NotHere`` where it is not installed."""
+    """See the module. Raises ``NotHere`` if it is not installed."""
     program = shutil.which("dcgmi")
     if program is None:
         raise NotHere("dcgmi is not installed")
@@ -80,7 +80,7 @@ def _text(value: object) -> str:
 
 
 class GpuSettings(Record):
-    """What is set on one GPU and DCGM may change; None where it cannot be read."""
+    """What is set on one GPU and DCGM may change; None if it cannot be read."""
 
     persistence: int | None
     graphics_mhz: int | None

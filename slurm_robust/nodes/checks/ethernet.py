@@ -30,7 +30,7 @@ class Interface(Record, omit_defaults=True):
     """As an administrator set it."""
 
     carrier: bool | None = None
-    """Whether the link is there; None where the driver does not say."""
+    """Whether the link is there; None if the driver does not say."""
 
     gained: int | None = None
     """How often the link came since the driver was loaded."""
@@ -72,7 +72,9 @@ def gather(host: Host, config: NodeConfig) -> EthernetFacts:
 
 
 def _is_physical(host: Host, name: str) -> bool:
-    """Return whether there is a port to it: no bridge or virtual function, no IPoIB, no USB link to the BMC."""
+    """Return whether there is a port to it: no bridge or virtual function, no IPoIB, no USB link to the
+    BMC.
+    """
     device = host.path(f"{SYSFS}/{name}/device")
     return (
         device.is_symlink()
@@ -127,7 +129,7 @@ def judge_state(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Findi
 
 
 def _wanted(view: View[EthernetFacts], limits: NetworkLimits) -> dict[str, str]:
-    """Return interfaces to judge with the reason for which they should be up; empty where there is none."""
+    """Return interfaces to judge with the reason for which they should be up; empty if there is none."""
     if limits.ethernet:
         return dict.fromkeys(limits.ethernet, "configured")
     wanted = dict.fromkeys(view.facts.interfaces, "")

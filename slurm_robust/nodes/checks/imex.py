@@ -44,10 +44,10 @@ class ImexFacts(Record):
     """Whether there is a service, and a program to ask it."""
 
     state: str = ""
-    """Of the daemon; empty where it gave no answer."""
+    """Of the daemon; empty if it gave no answer."""
 
     domain: str = ""
-    """Of all nodes of the domain; empty where it was not told in time."""
+    """Of all nodes of the domain; empty if it was not told in time."""
 
     unready: tuple[str, ...] = ()
     """Addresses of nodes of the domain that are not ready, with their state; a few."""
@@ -70,7 +70,7 @@ def gather(host: Host, config: NodeConfig) -> ImexFacts:
 
 
 def _answer(host: Host, option: str, limit_s: float) -> str:
-    """Return its output; "" where it does not come in time. Raises ``OSError`` where it cannot be run."""
+    """Return its output; "" if it does not come in time. Raises ``OSError`` if it cannot be run."""
     # Slow to import, and most nodes have no such program.
     from slurm_robust.nodes.site import ENVIRON
     from slurm_robust.util.program import run_program

@@ -38,10 +38,10 @@ class Port(Record, omit_defaults=True):
     """The interface of a RoCE port."""
 
     counters: dict[str, int] | None = None
-    """Error counters by their names in ``/sys``, without those that are 0; None where there are none."""
+    """Error counters by their names in ``/sys``, without those that are 0; None if there are none."""
 
     nbytes: int | None = None
-    """Received and sent since it counts; None where that is not reported."""
+    """Received and sent since it counts; None if that is not reported."""
 
 
 class InfinibandFacts(Record):
@@ -158,7 +158,7 @@ def judge_state(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Fin
 
 
 def _wanted(view: View[InfinibandFacts], limits: NetworkLimits) -> dict[str, str]:
-    """Return ports to judge with the reason for which they should be up; empty where there is none."""
+    """Return ports to judge with the reason for which they should be up; empty if there is none."""
     if limits.infiniband:
         return dict.fromkeys(limits.infiniband, "configured")
     wanted = dict.fromkeys(view.facts.ports, "")

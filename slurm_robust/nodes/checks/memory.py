@@ -36,15 +36,15 @@ class MemoryFacts(Record):
     """Set aside as huge pages."""
 
     shm_total: int | None = None
-    """Of /dev/shm itself; None where it is not mounted."""
+    """Of /dev/shm itself; None if it is not mounted."""
 
     shm_free: int | None = None
     controllers: dict[str, Controller] = {}
-    """By name (``mc0``); none where the kernel has no driver for them."""
+    """By name (``mc0``); none if the kernel has no driver for them."""
 
 
 def gather(host: Host, config: NodeConfig) -> MemoryFacts:
-    """Raises ``RuntimeError`` where /proc/meminfo does not say."""
+    """Raises ``RuntimeError`` if /proc/meminfo does not say."""
     lines = (line.partition(":") for line in host.read(MEMINFO).splitlines())
     pages = {name: int(rest.split()[0]) for name, _, rest in lines if rest.split()[:1]}
     if "MemTotal" not in pages or "MemAvailable" not in pages:
@@ -80,7 +80,7 @@ def _controllers(host: Host) -> dict[str, Controller]:
 
 
 def _controller(host: Host, folder: str) -> Controller:
-    """Return its modules are read only where something went wrong."""
+    """Return its modules are read only if something went wrong."""
     corrected = host.number(f"{folder}/ce_count") or 0
     uncorrected = host.number(f"{folder}/ue_count") or 0
     worst = _worst_module(host, folder) if corrected or uncorrected else ""

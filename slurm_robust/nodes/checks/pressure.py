@@ -42,8 +42,9 @@ class PressureFacts(Record):
     """How long processes wait for memory."""
 
     stalled: float | None = None
-    """Share of the last minute in which all processes that had work waited; None where the kernel does not
-    measure it."""
+    """Share of the last minute in which all processes that had work waited; None if the kernel does not
+    measure it.
+    """
 
     job: JobMemory | None = None
     """None outside of jobs that have a cgroup."""

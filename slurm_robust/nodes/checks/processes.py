@@ -129,7 +129,7 @@ def _units(host: Host) -> frozenset[str]:
 
 
 def _cpus(host: Host) -> int:
-    """Return how many are online; 1 where that is not known."""
+    """Return how many are online; 1 if that is not known."""
     ranges = [part.partition("-") for part in host.read_or("/sys/devices/system/cpu/online").split(",")]
     try:
         return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
@@ -143,7 +143,7 @@ SOURCE = Source(name="processes", facts=ProcessFacts, gather=gather, history_s=_
 def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
     """Those that were in uninterruptible sleep a while ago, too; none is known in the first run.
 
-    Only those that cannot be killed ask for a boot, and only where there is no job to blame.
+    Only those that cannot be killed ask for a boot, and only if there is no job to blame.
     """
     then = [
         old.facts.waiting

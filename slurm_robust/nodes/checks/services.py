@@ -51,7 +51,7 @@ class MungeFacts(Record):
     """How many it holds whose owner the kernel does not tell."""
 
     known: bool = True
-    """False where the kernel says nothing of all that."""
+    """False if the kernel says nothing of all that."""
 
     @property
     def is_held(self) -> bool:
@@ -155,7 +155,7 @@ def judge_running(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Find
 
 
 def judge_munge(view: View[MungeFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Whether munged makes credentials; nothing where it has no socket."""
+    """Whether munged makes credentials; nothing if it has no socket."""
     facts = view.facts
     if facts.state == "absent":
         return

@@ -38,7 +38,7 @@ class SnapshotFacts(Record):
 
     folders: tuple[SnapshotFolder, ...] = ()
     jobs: frozenset[int] | None = None
-    """Those that have processes here; None where that is not known, or nobody needs to know."""
+    """Those that have processes here; None if that is not known, or nobody needs to know."""
 
 
 def gather(host: Host, config: NodeConfig) -> SnapshotFacts:

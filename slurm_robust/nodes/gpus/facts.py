@@ -92,7 +92,8 @@ class Gpu(Record):
 
     clique: str = ""
     """NVLink clique, ``CLUSTER-UUID/ID``: GPUs of the same one reach each other over NVLink, also from
-    node to node. Empty where there is none."""
+    node to node. Empty if there is none.
+    """
 
     pcie_width: int | None = None
     pcie_max_width: int | None = None
@@ -159,8 +160,9 @@ class GpuProcess(Record):
     """It is gone or a zombie, and its memory is being freed."""
 
     uid: int | None = None
-    """Its owner; None where that is not known. A server of MPS runs as the user whom it serves: it belongs to
-    the daemon that has started it."""
+    """Its owner; None if that is not known. A server of MPS runs as the user whom it serves: it belongs to
+    the daemon that has started it.
+    """
 
 
 class Use(Record):

@@ -70,7 +70,7 @@ _MIB = 2**20
 
 
 def read_gpus(host: Host) -> GpuFacts:
-    """Return all NVIDIA GPUs of this machine. Nothing where there are none."""
+    """Return all NVIDIA GPUs of this machine. Nothing if there are none."""
     ours = _on_bus(host)
     if not host.is_real:
         return GpuFacts(on_bus=ours)

@@ -22,7 +22,7 @@ class NvmlError(RuntimeError):
 
 
 def load() -> Any:
-    """``pynvml``. Raises ``OSError`` where NVIDIA's library is not, ``ImportError`` where this is not."""
+    """``pynvml``. Raises ``OSError`` if NVIDIA's library is not, ``ImportError`` if this is not."""
     import ctypes
 
     # Tried before pynvml is imported: nodes without GPUs do not pay for that.
@@ -35,8 +35,8 @@ def load() -> Any:
 class Nvml:
     """The loaded and initialised library. ``close`` it, or end the process.
 
-    ``errors`` has what should have been answered and was not since it was last emptied. Raises ``OSError``
-    where there is no library, ``ImportError`` without pynvml, and :class:`NvmlError`.
+    ``errors`` has what should have been answered and was not since it was last emptied. Raises ``OSError`` if
+    there is no library, ``ImportError`` without pynvml, and :class:`NvmlError`.
     """
 
     def __init__(self) -> None:
