@@ -50,10 +50,10 @@ def refill_order(
     stride: int = 1,
     flush: int = -1,
 ) -> list[int]:
-    """Buffers that may take the next snapshot, best first; one that is locked is passed over. Pure.
+    """Return the buffers that may take the next snapshot, best first; one that is locked is passed over.
 
-    ``held``: what each buffer holds whole, None for nothing usable. A number that is not among them is a
-    buffer still to be made: at most one is offered, and only while there are fewer than ``cap``.
+    Pure. ``held``: what each buffer holds whole, None for nothing usable. A number that is not among them is
+    a buffer still to be made: at most one is offered, and only while there are fewer than ``cap``.
     ``generation`` is the running one, ``restored`` what it went on from (None: a fresh start); what earlier
     generations did after that is dead. The newest step is offered only if ``cap`` is 1.
     """

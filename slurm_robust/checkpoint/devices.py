@@ -26,7 +26,7 @@ PIECE_BYTES = 4 * 2**30
 
 
 def pieces(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Parts of ``tensor`` small enough that torch copies each in the thread that asks for it."""
+    """Return the parts of ``tensor`` small enough that torch copies each in the thread that asks for it."""
     if tensor.numel() <= _SERIAL_ELEMENTS or tensor.device.type != "cpu" or not tensor.is_contiguous():
         return (tensor,)
     flat = tensor.view(-1)

@@ -94,7 +94,7 @@ class _Layout(Record):
 
 
 def image_bytes(tensors: Sequence[TensorSpec], tree: bytes) -> int:
-    """Size of the image that holds these."""
+    """Return the size of the image that holds these."""
     return _lay_out(tensors, tree)[0].total
 
 

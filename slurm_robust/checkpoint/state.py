@@ -182,7 +182,7 @@ def unwrapped(entry: Stateful) -> Stateful:
 
 
 def _replicated(entries: Mapping[str, Stateful]) -> set[int]:
-    """Ids of the parameters that DistributedDataParallel keeps equal on all ranks."""
+    """Return the ids of the parameters that DistributedDataParallel keeps equal on all ranks."""
     found = set()
     for entry in entries.values():
         for module in entry.modules() if isinstance(entry, nn.Module) else ():

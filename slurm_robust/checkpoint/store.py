@@ -81,7 +81,7 @@ class CheckpointStore:
         return False
 
     def complete(self, world_size: int | None = None) -> list[CheckpointId]:
-        """Checkpoints of which all parts are there, newest first (by step, then by generation).
+        """Return the checkpoints of which all parts are there, newest first (by step, then by generation).
 
         With ``world_size`` only those written by that many ranks. A folder that does not exist holds
         none. Raises ``OSError`` when the storage does not answer.

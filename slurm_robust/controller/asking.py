@@ -85,7 +85,7 @@ class Asking:
         return False
 
     def _in_the_books(self) -> str:
-        """How slurmdbd says that the run has ended, "" where it does not say."""
+        """Return how slurmdbd says that the run has ended, "" where it does not say."""
         try:
             rows = self._slurm.accounting(self._job_id)
         except (SlurmError, CommandTimeout, OSError):

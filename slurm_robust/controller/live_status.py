@@ -422,7 +422,10 @@ def _standby(state: JobState, node: str) -> str:
 
 
 def failures(heartbeat: Heartbeat) -> list[WorkerExit]:
-    """Workers that failed. Those that TERM or KILL ended are left out: mostly it was an order of ours."""
+    """Return the workers that failed.
+
+    Those that TERM or KILL ended are left out: mostly it was an order of ours.
+    """
     return [e for e in heartbeat.exits if e.failed and (e.signal not in _ORDERED or e.oom)]
 
 

@@ -27,7 +27,7 @@ RECONNECT_S = 8.0
 """Agents notice within about 3 s that their controller is gone, and search for the next one."""
 
 ORDERED_S = 4.0
-"""For agents to find a controller that is to end the run at once; most have by then."""
+"""Time for agents to find a controller that must end the run immediately; most have by then."""
 
 
 class Context:
@@ -81,12 +81,12 @@ class Context:
 
     @property
     def leaving(self) -> str | None:
-        """Why the controller was ordered to end at once, once it was."""
+        """Why the controller was ordered to end immediately, once it was."""
         return self._leaving
 
     @property
     def leaving_code(self) -> ExitCode:
-        """The exit code where :attr:`leaving` ends the controller."""
+        """The exit code with which the controller ends if :attr:`leaving` is set."""
         return self._leaving_code
 
     @property
@@ -99,26 +99,27 @@ class Context:
         return self.fleet.progress(self.world.slots, self.world.generation, now.mono)
 
     def spent(self, now: Now) -> dict[str, float]:
-        """Seconds of this generation in phases and checkpoints, by name, rounded for the journal."""
+        """Return this generation's seconds in phases and checkpoints, by name, rounded for the journal.
+        """
         found = self.fleet.spent(self.world.slots, self.world.generation, now.mono)
         return {name: round(seconds, 3) for name, seconds in found.items() if seconds >= 0.0005}
 
     def exits(self, now: Now) -> tuple[NodeExit, ...]:
-        """Workers of this generation that have ended."""
+        """Return the workers of this generation that have ended."""
         return tuple(self.fleet.exits(self.world.slots, self.world.generation, now.mono))
 
     def is_progress(self, records: Sequence[Progress]) -> bool:
-        """Whether all ranks have completed a step with a finite loss, as far as losses are reported.
+        """Return whether all ranks have completed a step with a finite loss, if losses are reported.
 
-        A job that ends in non-finite numbers again and again would otherwise get ahead each time, and meet
-        no bound.
+        Otherwise a job that ends in non-finite numbers again and again would seem to progress each time, and
+        no bound would stop it.
         """
         if len(records) < self.world.placement.world_size or min(p.step for p in records) < 0:
             return False
         return not self.config.detect.non_finite or all(p.is_finite for p in records)
 
     def end_approaches(self, reason: str) -> None:
-        """The end of this run is near, for ``reason``."""
+        """Take in that the end of this run is near, for ``reason``."""
         self._ending = reason
 
     # -- ways to act -------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class Context:
         self._effects.append(effect)
 
     def knows(self, node: str, order: type[msg.FromController]) -> bool:
-        """Whether the agent on ``node`` speaks a version that has this kind of order."""
+        """Return whether the agent on ``node`` speaks a version that has this kind of order."""
         heartbeat = self.fleet.heartbeat(node)
         return heartbeat is not None and knows(heartbeat.protocol, order)
 
@@ -147,8 +148,8 @@ class Context:
     ) -> None:
         """Put ``question`` to the world outside; never waits.
 
-        ``then`` hears each answer, also a late one. ``within_s``: other than the question's own bound.
-        Without ``then``, a loss of something that only had to be done is written down.
+        ``then`` hears each answer, also a late one. ``within_s`` replaces the question's own bound. If there
+        is no ``then``, the loss of a question that only had to be done is written down.
         """
         due = now.mono + (question.within_s if within_s is None else within_s)
         self._number += 1
@@ -170,11 +171,11 @@ class Context:
             pending.hear(answer, now)
 
     def answered(self, number: int) -> None:
-        """No more answers to question ``number`` will come."""
+        """Take in that no more answers to question ``number`` will come."""
         self._pending.pop(number, None)
 
     def lose_late_answers(self, now: Now) -> None:
-        """Tell those who have asked which answers are late; they still hear them when they come."""
+        """Tell the askers which answers are late; they still hear them when they come."""
         for pending in [p for p in self._pending.values() if now.mono >= p.due and not p.is_heard]:
             within_s, pending.due = pending.due - pending.asked, math.inf
             pending.hear(NoAnswer(reason=f"no answer within {within_s:g} s", late=True), now)

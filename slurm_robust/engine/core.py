@@ -54,16 +54,16 @@ TOLD_STALL_S = 10.0  # less is a slow disk or a crowded processor
 class Stage(Protocol):
     """One phase of a job's life.
 
-    ``enter`` is called once; ``step`` after every input and tick, and returns what comes next or
-    None to stay. A stage reads the core and acts only through its methods ``record``, ``send``, ``emit``,
-    ``note`` and those that the core and its units name for stages; it sets no attribute of theirs.
+    ``enter`` is called once; ``step`` after every input and tick, and returns what comes next or None to
+    stay. A stage reads the core and acts only through its methods ``record``, ``send``, ``emit``, ``note``
+    and the methods that the core and its units offer to stages; it sets none of their attributes.
     """
 
     def enter(self, core: Core, now: Now) -> None:
         """Do what begins this stage."""
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """The next stage by the state and the fleet, or None to stay."""
+        """Return the next stage by the state and the fleet, or None to stay."""
 
 
 Table = Callable[[Transition], Stage]
@@ -135,7 +135,7 @@ class Core(Context):
     # -- inputs ------------------------------------------------------------------------------------
 
     def on_heartbeat(self, heartbeat: msg.Heartbeat, now: Now) -> None:
-        """An agent spoke. Nothing is concluded before :meth:`on_tick`.
+        """Take in a heartbeat of an agent. Nothing is concluded before :meth:`on_tick`.
 
         After a stall of our own many heartbeats wait; judging anybody's silence before all of them are
         read would declare healthy nodes dead.
@@ -168,7 +168,7 @@ class Core(Context):
         self.departure.on_heartbeat(heartbeat, now)
 
     def on_pulse(self, pulse: msg.Pulse, now: Now) -> None:
-        """An agent has nothing new to report."""
+        """Take in that an agent has nothing new to report."""
         heartbeat = self.fleet.feel(pulse, now.mono)
         if heartbeat is not None:
             self._answer(heartbeat, pulse.seq)
@@ -183,7 +183,7 @@ class Core(Context):
         self._older.add(protocol)
 
     def on_foreign(self, message: msg.Foreign, now: Now) -> None:
-        """A message of another version came, and was refused."""
+        """Take in that a message of another version came and was refused."""
         known = self.fleet.heartbeat(message.node)
         protocol = message.protocol if known is None else known.protocol
         sender = f"agent on {one_line(message.node, 80)}" if message.node else "a client"
@@ -192,7 +192,9 @@ class Core(Context):
         self.note(text, message.node, now, say=True)
 
     def on_stall(self, seconds: float, now: Now) -> None:
-        """We ourselves did nothing for ``seconds`` (a slow disk, a stopped process): nobody was silent."""
+        """Excuse all agents: this process itself did nothing for ``seconds`` (a slow disk, a stopped
+        process).
+        """
         self.fleet.forgive(seconds, younger=seconds < TOLD_STALL_S)
         self.starts.forgive(seconds)
         if seconds >= TOLD_STALL_S:
@@ -208,7 +210,7 @@ class Core(Context):
             self.emit(Say(text=text))
 
     def on_tick(self, now: Now) -> list[Effect]:
-        """Time has passed, or something else may have changed: go on as far as possible."""
+        """Go on as far as possible: time has passed, or something else may have changed."""
         if not self._held:
             self.lose_late_answers(now)
             self._go_on(now)
@@ -236,7 +238,9 @@ class Core(Context):
         self._held = held
 
     def on_hold_over(self, seconds: float, now: Now) -> None:
-        """For ``seconds`` nothing was decided, and the clock stood still. Training may have stood, too."""
+        """Go on after a hold of ``seconds``: nothing was decided, the clock stood still, and training may
+        have too.
+        """
         self.incidents.pass_over(seconds)
         if seconds < TOLD_STALL_S:
             return
@@ -250,18 +254,18 @@ class Core(Context):
         self.emit(Say(text=text))
 
     def on_clock(self, ahead_s: float, now: Now) -> None:
-        """This node's clock is ahead of slurmctld's by so much: it was compared, or was set since."""
+        """Take in how far this node's clock is ahead of slurmctld's: it was compared, or was set since."""
         if abs(ahead_s - self._ahead_s) >= MIN_AHEAD_S:
             self._ahead_s = ahead_s
             self.record(ev.ClockCompared(t=now.wall, epoch=self.state.epoch, ahead_s=round(ahead_s, 3)))
 
     def on_end_approaching(self, reason: str, now: Now) -> list[Effect]:
-        """The time limit or a preemption is near (USR1)."""
+        """Take in that the time limit or a preemption is near (USR1)."""
         self.departure.approach(reason, now)
         return self.on_tick(now)
 
     def on_leave(self, reason: str, now: Now, code: ExitCode = ExitCode.TERMINATED) -> list[Effect]:
-        """Slurm ends the job now (TERM), or the owner does (Ctrl-C). ``code``: what it ends with.
+        """Take in that Slurm (TERM) or the owner (Ctrl-C) ends the job now. ``code``: the exit code.
 
         What only memory has is saved in the time that is left. However often the order comes, it is one.
         """
@@ -272,37 +276,45 @@ class Core(Context):
         return self.on_tick(now)
 
     def on_second_order(self, now: Now) -> list[Effect]:
-        """The supervisor says that the owner does not want to wait."""
+        """Hurry: the supervisor says that the owner does not want to wait."""
         if self._leaving is not None:
             self.departure.hurry()
         return self.on_tick(now)
 
     def on_agents_gone(self, now: Now) -> list[Effect]:
-        """The step of the agents has ended."""
+        """Take in that the step of the agents has ended."""
         self.starts.on_all_ended()
         return self.on_tick(now)
 
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
-        """The agent of ``node`` could not begin; ``code``: what the job ends with where too many cannot."""
+        """Take in that the agent of ``node`` could not begin; the job ends with ``code`` if too many
+        cannot.
+        """
         self.starts.on_refusal(node, text, code)
 
     def on_step_end(self, end: StepEnd, now: Now) -> None:
-        """An srun of agents, or some of its tasks, ended. Nothing is concluded before :meth:`on_tick`."""
+        """Take in that an srun of agents, or some of its tasks, ended. Nothing is concluded before
+        :meth:`on_tick`.
+        """
         self.starts.on_end(end, now)
 
     def _on_refused(self, nodes: tuple[str, ...], now: Now) -> None:
-        """After a takeover no srun reports that the agents of ``nodes`` have ended; their ports do."""
+        """Take in that agents of ``nodes`` have ended: after a takeover their ports show it, and no srun."""
         for node in nodes:
             is_new = node not in self.fleet.views and self.starts.waited_s(node, now) is not None
             if not (is_new or self.liveness.hears(node) or self.starts.ended((node,))):
                 self.starts.on_end(StepEnd(nodes=(node,), code=-1, message=GONE, is_task=True), now)
 
     def on_beacons(self, ages: Mapping[str, float]) -> None:
-        """Seconds since the newest beacon of each agent. Nothing is concluded before :meth:`on_tick`."""
+        """Take in the seconds since the newest beacon of each agent. Nothing is concluded before
+        :meth:`on_tick`.
+        """
         self.liveness.on_beacons(ages)
 
     def on_observed(self, found: msg.NodesProbed, now: Now) -> None:
-        """An agent has probed other nodes. Nothing is concluded before :meth:`on_tick`."""
+        """Take in what an agent that probed other nodes has seen. Nothing is concluded before
+        :meth:`on_tick`.
+        """
         self.liveness.on_observed(found, now)
 
     def _on_switches(self, leaves: Mapping[str, str] | NoAnswer, now: Now) -> None:
@@ -313,7 +325,7 @@ class Core(Context):
         self.rules = structs.replace(self.rules, leaves=dict(leaves))
 
     def on_stacks(self, answer: msg.StacksTaken) -> None:
-        """An agent sent the stacks that it was asked for. Nothing is concluded before :meth:`on_tick`."""
+        """Take in the stacks that an agent was asked for. Nothing is concluded before :meth:`on_tick`."""
         if answer.generation == self.world.generation:
             self.stacks.hear(answer)
 
@@ -325,7 +337,7 @@ class Core(Context):
         return self.on_tick(now)
 
     def on_drill(self, drill: msg.Drill, now: Now) -> tuple[msg.DrillReply, list[Effect]]:
-        """The owner tries a fault on the own job."""
+        """Answer a drill: the owner tries a fault on the own job."""
         signals = {"kill-rank": 9, "stop-rank": 19}
         world = self.world.placement.world_size
         if drill.fault not in signals:
@@ -346,7 +358,7 @@ class Core(Context):
         return msg.DrillReply(ok=True, text=text), self.on_tick(now)
 
     def on_stacks_request(self, wish: msg.ShowStacks, now: Now) -> tuple[msg.StacksShown, list[Effect]]:
-        """The owner wants to see what all ranks do, whatever the policy thinks of it."""
+        """Answer the owner who wants to see what all ranks do; the policy has no say in it."""
         state, book = self.state, self.stacks
         if not state.world.running and not book.knows(wish):
             return msg.StacksShown(error="no generation of workers runs now"), []
@@ -439,7 +451,7 @@ class Core(Context):
         self._stop_strays(heartbeat)
 
     def _stop_strays(self, heartbeat: msg.Heartbeat) -> None:
-        """Workers of another generation than today's on a node that came back must end."""
+        """End workers of an older generation, or without a slot, on a node that came back."""
         busy = heartbeat.phase in (msg.Phase.FREEING, msg.Phase.STARTING, msg.Phase.RUNNING)
         over = heartbeat.generation < self.world.generation or not self.world.running
         stray = over or not self.world.placement.holds(heartbeat.node)

@@ -20,7 +20,7 @@ class Send(Record):
     """Send ``message`` to the agent of ``node``; lost without trace if it cannot be reached."""
 
     node: str
-    """Or the id of one agent, where several speak for a node."""
+    """Or the id of one agent, if several speak for a node."""
     message: FromController
 
 

@@ -2,9 +2,9 @@
 
 An order to end, and the decision how a run ends, are written to the journal before anything is done about
 them. So a controller, supervisor or takeover that starts later carries out that end, and does nothing else.
-An end for good (0, 93, an exit code of the training's own) holds for all later runs of the job. Any other end
-holds for the same start of ``srobust run`` only: Slurm may start the job again, and in ``salloc`` its owner
-may do so.
+An end for good (0, 93, an exit code of the training script's own) holds for all later runs of the job. Any
+other end holds for the same start of ``srobust run`` only: Slurm may start the job again, and in ``salloc``
+its owner may do so.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from slurm_robust.model.state import JobState
 
 
 def end_of(state: JobState, start: str) -> ev.RunEnded | None:
-    """The end of this run, or of the whole job, None while there is none.
+    """Return the end of this run, or of the whole job; None while there is none.
 
-    ``start``: of ``srobust run``, "" where it is not known.
+    ``start``: of ``srobust run``, "" if it is not known.
     """
     ended = state.ended
     if ended is None or ended.final or (start and state.start == start):
@@ -27,7 +27,10 @@ def end_of(state: JobState, start: str) -> ev.RunEnded | None:
 
 
 def code_of(state: JobState, start: str) -> int | None:
-    """The exit code with which the run ends or has ended, whatever happens now; None while that is open."""
+    """Return the exit code with which the run ends or has ended, whatever happens now.
+
+    None while that is open.
+    """
     if (ended := end_of(state, start)) is not None:
         return ended.code
     begun = state.end_started
@@ -41,7 +44,7 @@ def code_of(state: JobState, start: str) -> int | None:
 
 
 def bound(state: JobState) -> Transition | None:
-    """With what a controller begins that finds an end, or an order to end, in its journal; None without one.
+    """Return how a controller begins if its journal has an end or an order to end, None if it has neither.
 
     A run that trains, or would train, is ended by its stages as soon as they see the order.
     """
@@ -63,7 +66,7 @@ def _then(begun: ev.EndStarted) -> ToEnding | ToRequeueing:
 
 
 def begun_by(then: ToEnding | ToRequeueing, now: float, *, saves: bool) -> ev.EndStarted:
-    """The event that binds later controllers to leave the allocation by ``then``."""
+    """Return the event that binds later controllers to leave the allocation by ``then``."""
     if isinstance(then, ToEnding):
         return ev.EndStarted(t=now, code=then.code, reason=then.reason, final=then.final, saves=saves)
     return ev.EndStarted(

@@ -155,7 +155,7 @@ class StartAgents(Question[None]):
     within_s: ClassVar[float] = 300.0
     nodes: tuple[str, ...]
     apart: tuple[str, ...] = ()
-    """Of these, nodes that get steps of their own, since they may end the step of others."""
+    """The nodes among them that get steps of their own, since they may end the step of others."""
 
 
 class Knock(Question[Knocked]):
@@ -219,7 +219,7 @@ class BeginRequeue(Question[RequeueAnswer]):
 
     within_s: ClassVar[float] = 600.0
     exclude: tuple[str, ...]
-    """The weakest first, which are given up first where too few other nodes are left."""
+    """The weakest come first: they are given up first if too few other nodes are left."""
     holders: tuple[str, ...] = ()
     """Nodes that alone have parts of the newest step, to be asked for by name for a while."""
     pins: tuple[str, ...] = ()
@@ -302,7 +302,7 @@ class EndStandbyTest(Question[None]):
 
 
 class ReplayTraining(Question[Diagnosis]):
-    """Have ``nodes`` replay the training of ``layout``."""
+    """Have ``nodes`` replay the training steps of ``layout``."""
 
     within_s: ClassVar[float] = 7200.0
     nodes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a stage returns to name the one that comes next. :mod:`.stages.table` builds it."""
+"""What a stage returns to name the next stage. :mod:`.stages.table` builds it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ToRunning(Record):
     agents: dict[str, str]
     """By node the id of the agent that holds its ranks, as launched."""
     launched: float | None = None
-    """Monotonic time of the launch, None where it is not known or long ago."""
+    """Monotonic time of the launch, None if it is not known or long ago."""
 
 
 class ToLocalising(Record):
@@ -49,7 +49,7 @@ class ToObserving(Record):
 
 
 class ToUnreachable(Record):
-    """Many nodes fell silent at once, which convicts none of them: wait for them."""
+    """Many nodes fell silent together, which convicts none of them: wait for them."""
 
     fault: Fault
     agents: dict[str, str] = {}
@@ -68,7 +68,7 @@ class ToStopping(Record):
 
     reason: str
     fault: Fault | None = None
-    """None where nothing is wrong with it."""
+    """None if nothing is wrong with it."""
     waited: bool = False
     """Nodes that cannot be reached have been waited for."""
 

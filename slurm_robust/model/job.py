@@ -175,7 +175,7 @@ class JobDirectory:
         return self.path / "summary.json"
 
     def logs(self, generation: int) -> Path:
-        """Folder of the workers' output of one generation."""
+        """Return the folder of the workers' output of one generation."""
         return self.path / "logs" / f"gen-{generation:03d}"
 
     def worker_log(self, generation: int, rank: int, stream: str) -> Path:
@@ -189,6 +189,6 @@ class JobDirectory:
         return folder / f"rank-{rank:05d}.{stream}"
 
     def worker_logs(self, generation: int, stream: str) -> dict[int, Path]:
-        """Files of a stream that there are, by rank."""
+        """Return the files of a stream that there are, by rank."""
         paths = self.logs(generation).rglob(f"rank-*.{stream}")
         return {int(path.stem.removeprefix("rank-")): path for path in paths}

@@ -34,7 +34,7 @@ def parse(
     advance: Callable[[int], None] | None = None,
     unread: Counter[str] | None = None,
 ) -> tuple[list[ev.AnyEvent], int]:
-    """Events of a journal and the offset up to which it is whole.
+    """Return the events of a journal and the offset up to which it is whole.
 
     What follows that offset is a torn last line. What a controller wrote after another one had taken over is
     left out. ``advance`` is told now and then how many more bytes are read. Raises :class:`JournalDamaged`

@@ -83,7 +83,7 @@ class ParallelLayout(Record):
         return tuple((name, size) for name, size in self.sizes if name != DATA and size > 1)
 
     def groups_of(self, rank: int) -> tuple[tuple[str, int], ...]:
-        """Names of the groups that ``rank`` is in: the dimension and the group's lowest rank.
+        """Return the names of the groups that ``rank`` is in: the dimension and the group's lowest rank.
 
         A group has two ranks at least.
         """
@@ -113,7 +113,7 @@ class ParallelLayout(Record):
 
 
 def replicated(world_size: int) -> str:
-    """Identity of a layout with data parallelism alone, of ranks of which no more is known."""
+    """Return the identity of a layout with data parallelism alone, of ranks of which no more is known."""
     return ParallelLayout(nproc_per_node=1, sizes=((DATA, world_size),)).identity()
 
 

@@ -113,7 +113,7 @@ class JobState(Record, dict=True):
         return {companion.node: job_id for job_id, companion in self.companions.items() if companion.node}
 
     def is_without_progress(self, now: float) -> bool:
-        """Whether this run, if it ends ``now``, had its time and made no new step.
+        """Return whether this run, if it ends ``now``, had its time and made no new step.
 
         One that is preempted early says nothing of its time limit.
         """
@@ -279,7 +279,7 @@ def _moved(worlds: dict[str, World], to: dict[str, str]) -> dict[str, World]:
 
 
 def _end_by(action: GiveUp | Requeue, t: float) -> ev.EndStarted:
-    """What the decision of the policy to leave the nodes binds later controllers to."""
+    """Return what the decision of the policy to leave the nodes binds later controllers to."""
     if isinstance(action, GiveUp):
         final = action.is_for_good
         return ev.EndStarted(t=t, code=action.code, reason=action.reason, final=final, saves=True)

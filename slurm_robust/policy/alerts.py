@@ -42,9 +42,10 @@ class _Event(Record):
 def judge(
     alerts: Mapping[str, Sequence[Alert]], rules: Rules, *, nodes: int
 ) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
-    """Faults that name nodes for their hardware or their links; and lines that say why no other is named.
+    """Return the faults that name nodes for their hardware or their links.
 
-    ``nodes``: how many the job has. No node is evicted for the network if ``detect.network_alerts`` is 0.
+    And lines that say why no other is named. ``nodes``: how many the job has. No node is evicted for the
+    network if ``detect.network_alerts`` is 0.
     """
     together_s = rules.detect.network_s + _APART_S
     evict, crowds = _certain(alerts, nodes, together_s)
@@ -124,7 +125,8 @@ def _events(node: str, alerts: Mapping[str, Sequence[Alert]], rules: Rules) -> I
 
 
 def _shared(events: Sequence[_Event], nodes: int, together_s: float) -> dict[_Event, str]:
-    """Events that more than one node has seen, with the leaf switch behind them, "" for a wider one.
+    """Return the events that more than one node has seen, with the leaf switch behind them, "" for a wider
+    one.
 
     Two nodes behind one leaf that lose their links at once are its doing. Where the leaf is not known, or
     more than one is concerned, it takes a good part of the job.

@@ -33,7 +33,7 @@ from slurm_robust.util.text import count, one_line, some_of
 def assign(
     nodes: tuple[str, ...], slots: int, evicted: Container[str], before: tuple[str, ...] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Slots and spares from an allocation, in its order.
+    """Return the slots and spares from an allocation, in its order.
 
     A node that was in a slot ``before`` gets it again, because its memory holds the copies of these
     ranks. One that this job has evicted is taken only when the slots cannot be filled without it, and
@@ -49,7 +49,9 @@ def assign(
 
 
 def fit_spares(state: JobState) -> tuple[str, ...]:
-    """Standbys in the order in which they are to be taken: those that do not answer last, or not at all."""
+    """Return the standbys in the order in which they are to be taken: those that do not answer last, or not
+    at all.
+    """
     late = tuple(node for node in state.spares if node in state.aside and state.aside[node].usable)
     return (*_heard(state, ()), *late)
 
@@ -57,7 +59,7 @@ def fit_spares(state: JobState) -> tuple[str, ...]:
 def replace_nodes(
     state: JobState, verdict: Verdict, fault: Fault, rules: Rules
 ) -> tuple[tuple[Action, ...], str]:
-    """Actions that take the suspects out of the job and bring training back, and why these.
+    """Return the actions that take the suspects out of the job and bring training back, and why these.
 
     Nothing is done about them as long as nodes are to be found out about or borrowed: another decision
     follows. A suspect that a quick test has cleared keeps its slot where standbys are too few for all.
@@ -143,7 +145,7 @@ def _replace(
 
 
 def _unfit(state: JobState) -> str:
-    """Standbys that are there and cannot be taken, with the reason, in brackets; "" for none."""
+    """Return the standbys that are there and cannot be taken, with the reason, in brackets; "" for none."""
     known = {node: state.aside[node] for node in state.spares if node in state.aside}
     unfit = [f"{node}: {one_line(aside.reason)}" for node, aside in known.items() if not aside.usable]
     return f" (not fit: {some_of(unfit)})" if unfit else ""
@@ -184,9 +186,10 @@ def _to_test(state: JobState, unproven: tuple[str, ...], fault: Fault) -> tuple[
 
 
 def move_ranks(state: JobState, suspects: tuple[str, ...], rules: Rules) -> tuple[tuple[Action, ...], str]:
-    """Actions that have the ranks of ``suspects`` run on other nodes, and a text of them; none is evicted.
+    """Return the actions that have the ranks of ``suspects`` run on other nodes, and a text of them.
 
-    A standby takes the slot and the suspect stands by; without one, two nodes exchange their slots.
+    None is evicted. A standby takes the slot and the suspect stands by; without one, two nodes exchange their
+    slots.
     """
     standbys = dict(pair(state, suspects, _heard(state, suspects), rules.leaves))
     partners = iter([node for node in state.world.slots if node not in suspects])
@@ -206,5 +209,5 @@ def move_ranks(state: JobState, suspects: tuple[str, ...], rules: Rules) -> tupl
 
 
 def _heard(state: JobState, nodes: Collection[str]) -> list[str]:
-    """Standbys that answer, without ``nodes``, in the order in which they are to be taken."""
+    """Return the standbys that answer, without ``nodes``, in the order in which they are to be taken."""
     return in_order(state, (n for n in state.spares if n not in nodes and n not in state.aside))

@@ -22,10 +22,11 @@ class Sizes(Record):
 
 
 def sizes_of(have: int, *, nodes: int | None, spares: int, before: int | None, later_run: bool) -> Sizes:
-    """Slots and spares of a run that has ``have`` nodes; more slots than nodes where these do not suffice.
+    """Return the slots and spares of a run that has ``have`` nodes.
 
-    ``nodes`` and ``spares`` are those of the configuration; ``before``: the slots of the run or job before,
-    None for the first one of a training; ``later_run``: the same job was requeued.
+    More slots than nodes where these do not suffice. ``nodes`` and ``spares`` are those of the configuration;
+    ``before``: the slots of the run or job before, None for the first one of a training; ``later_run``: the
+    same job was requeued.
 
     The slots go before the spares, because another number of ranks is another training. So a run keeps the
     slots of the one before while it has the nodes. A user changes them by a new job with ``nodes`` or with
@@ -102,6 +103,8 @@ def refusal(old: str, new: ParallelLayout) -> tuple[str, str]:
 
 
 def fitting_nodes(layout_used: int, nproc_per_node: int, near: int) -> tuple[int, ...]:
-    """Numbers of nodes whose ranks are a multiple of ``layout_used``, the nearest to ``near`` first."""
+    """Return the numbers of nodes whose ranks are a multiple of ``layout_used``, the nearest to ``near``
+    first.
+    """
     fits = [n for n in range(1, 2 * max(near, layout_used) + 1) if n * nproc_per_node % layout_used == 0]
     return tuple(sorted(sorted(fits, key=lambda n: (abs(n - near), n))[:_MAX_SIZES]))

@@ -160,7 +160,9 @@ def writers(
 
 
 def held_steps(generation: int, holdings: Sequence[Holding], newest: int) -> list[CheckpointId]:
-    """Checkpoints of ``generation`` up to step ``newest`` of which nodes hold something, newest first."""
+    """Return the checkpoints of ``generation`` up to step ``newest`` of which nodes hold something, newest
+    first.
+    """
     refs = {copy.checkpoint for holder in holdings for copy in holder.copies}
     return sorted((r for r in refs if r.generation == generation and 0 <= r.step <= newest), reverse=True)
 

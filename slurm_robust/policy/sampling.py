@@ -164,7 +164,7 @@ class SampleRound(Record):
 
 
 def awaited(round_: SampleRound, layout: ParallelLayout) -> tuple[int, ...]:
-    """Ranks that do not wait for others, so that the others wait for them."""
+    """Return the ranks that do not wait for others, so that the others wait for them."""
     found = views(round_.stacks.values(), layout)
     return tuple(rank for rank, view in sorted(found.items()) if not view.activity.waits)
 

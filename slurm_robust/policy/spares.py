@@ -239,7 +239,8 @@ def _poisson(mean: float) -> tuple[int, list[float]]:
 
 
 def _weights(mode: int, most: float, up: Callable[[int], float]) -> tuple[int, list[float]]:
-    """Probabilities relative to the greatest, that of ``mode``, from the first count that matters on.
+    """Return the probabilities relative to the greatest, that of ``mode``, from the first count that matters
+    on.
 
     ``up(k)``: the probability of k + 1 by that of k, which falls with k.
     """

@@ -31,7 +31,7 @@ def in_order(state: JobState, nodes: Iterable[str]) -> list[str]:
 def pair(
     state: JobState, nodes: Sequence[str], standbys: Sequence[str], leaves: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """Each of ``nodes`` with the standby that takes its slot, as far as there are standbys.
+    """Return each of ``nodes`` with the standby that takes its slot, as far as there are standbys.
 
     ``standbys`` are in the order in which they are to be taken. Of those that are equal, one behind the leaf
     switch of the node comes first: ``leaves`` has the leaf switch of each node, if it is known.
@@ -74,10 +74,10 @@ def tests_fail_alike(state: JobState) -> str:
 
 
 def failed_tests(state: JobState, now: float) -> dict[str, str]:
-    """Standbys that are to be evicted, with what they failed in the quick test. ``now``: wall clock.
+    """Return the standbys that are to be evicted, with what they failed in the quick test.
 
-    A failure counts once another standby has passed, or has failed otherwise: then the test is sound. As long
-    as another one is still to be tested, it waits, for :data:`ALIKE_S` at most.
+    ``now``: wall clock. A failure counts once another standby has passed, or has failed otherwise: then the
+    test is sound. As long as another one is still to be tested, it waits, for :data:`ALIKE_S` at most.
     """
     if tests_fail_alike(state):
         return {}

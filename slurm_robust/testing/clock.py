@@ -29,7 +29,7 @@ class FakeClock:
         return self.now
 
     def time(self) -> float:
-        """The same number, as wall clock."""
+        """Return the same number, as wall clock."""
         return self.now
 
     def sleep(self, seconds: float) -> None:

@@ -180,7 +180,7 @@ class FakeCluster:
                 raise errors.InvalidNode(f"Node {name} not found")
 
     def seen(self, name: str) -> SlurmNode:
-        """The node with its state derived from the jobs on it."""
+        """Return the node with its state derived from the jobs on it."""
         node = self.nodes[name]
         states = set(node.states)
         busy = any(name in job.nodes for job in self.jobs.values() if job.is_running or job.is_completing)
@@ -196,14 +196,14 @@ class FakeCluster:
         return node if states == node.states else msgspec.structs.replace(node, states=frozenset(states))
 
     def members(self, partition: str) -> list[str]:
-        """Nodes of the partition, or all. Raises InvalidPartition."""
+        """Return the nodes of the partition, or all. Raises InvalidPartition."""
         found = [n.name for n in self.nodes.values() if not partition or partition in n.partitions]
         if not found:
             raise errors.InvalidPartition("Invalid partition name specified")
         return found
 
     def free_nodes(self, partition: str, *, ignore_jobs: bool = False) -> list[str]:
-        """Nodes that a reservation can get: in no other one, and (unless ``ignore_jobs``) idle.
+        """Return the nodes that a reservation can get: in no other one, and (unless ``ignore_jobs``) idle.
 
         Raises InvalidPartition.
         """
@@ -260,7 +260,7 @@ class FakeCluster:
                 self.events[i] = msgspec.structs.replace(event, end_time=self.clock.time())
 
     def add_job(self, request: SubmitRequest, user: str) -> int:
-        """A new pending job."""
+        """Return a new pending job."""
         job_id = next(self._ids)
         now = self.clock.time()
         self.requests[job_id] = request

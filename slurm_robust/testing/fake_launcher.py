@@ -65,7 +65,7 @@ class FakeLauncher:
             self._tell(Ready(import_s=0.0))
 
     def fileno(self) -> int:
-        """A pipe's descriptor; -1 before the start and after Gone was read."""
+        """Return a pipe's descriptor; -1 before the start and after Gone was read."""
         return self._read if self._up or self._messages else -1
 
     def read(self) -> list[LauncherMessage]:

@@ -87,7 +87,9 @@ class FakeSlurmctld:
         return request()
 
     def cost_s(self, kind: Rpc) -> float:
-        """Time of the daemon for a request: as sdiag of 22.05.8 shows it, with a table of 10,000 nodes."""
+        """Return the time of the daemon for a request: as sdiag of 22.05.8 shows it, with a table of 10,000
+        nodes.
+        """
         if kind is Rpc.ALL_NODES:
             return 2e-4 + 2.65e-6 * len(self.cluster.nodes)
         return _COST_S[kind]

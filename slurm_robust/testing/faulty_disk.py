@@ -40,7 +40,7 @@ class FaultyDisk(FileSystem):
         self._healed.set()
 
     def wait_hanging(self, timeout_s: float) -> bool:
-        """Whether some call hangs, within ``timeout_s``."""
+        """Return whether some call hangs, within ``timeout_s``."""
         return self._hangs.wait(timeout_s)
 
     def open(self, path: Path, flags: int) -> int:

@@ -199,7 +199,7 @@ class LaggingGpus:
         self._thread.join()
 
     def registered(self) -> dict[int, int]:
-        """What is registered: bytes by address."""
+        """Return what is registered: bytes by address."""
         return dict(self._registered)
 
     def is_registered(self, tensor: torch.Tensor) -> bool:

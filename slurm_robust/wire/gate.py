@@ -89,7 +89,7 @@ class Strangers(Generic[S]):
         self._unproven[source] -= 1
 
     def banned(self, now: float) -> frozenset[S]:
-        """Sources to be kept out."""
+        """Return the sources to be kept out."""
         self._banned = {source: until for source, until in self._banned.items() if until > now}
         return frozenset(self._banned)
 

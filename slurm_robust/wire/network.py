@@ -66,7 +66,10 @@ def speeds() -> dict[str, tuple[str, float]]:
 
 
 def _addresses() -> list[tuple[str, str]]:
-    """Interfaces with their addresses but those of the node's own loop; IPv4 first, link-local ones last."""
+    """Return the interfaces with their addresses but those of the node's own loop.
+
+    IPv4 first, link-local ones last.
+    """
     found = [
         (interface, entry.address.partition("%")[0], entry.family)
         for interface, entries in psutil.net_if_addrs().items()

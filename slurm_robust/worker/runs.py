@@ -366,7 +366,9 @@ class ReplayRun(TrialRun):
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and world size: torch.distributed's, or before it is initialised those of the environment."""
+    """Return the rank and world size: torch.distributed's, or before it is initialised those of the
+    environment.
+    """
     if _initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))

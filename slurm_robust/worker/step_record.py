@@ -407,7 +407,7 @@ class StepRecord:
         return _count_of(content), _Report.unpacked(content)
 
     def _read(self, slots: tuple[int, int], layout: struct.Struct) -> bytes | None:
-        """Content of the newer whole slot; None when nothing was ever written."""
+        """Return the content of the newer whole slot; None when nothing was ever written."""
         length = layout.size
         # A second try is needed only if the writer went round both slots during the first.
         for _ in range(_READ_TRIES):

@@ -213,7 +213,7 @@ class CopyService:
         return found.step if running and found and found.generation == running.launch.generation else -1
 
     def notes(self) -> list[str]:
-        """Lines for the journal since the last call."""
+        """Return the lines for the journal since the last call."""
         return self._notes.take()
 
     # -- orders ------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def _is_pending(pid: int) -> bool:
 
 
 def _blocking_threads(pid: int) -> frozenset[str]:
-    """Threads of ``pid`` that block ``DUMP_SIGNAL``: always, or while they run its handler."""
+    """Return the threads of ``pid`` that block ``DUMP_SIGNAL``: always, or while they run its handler."""
     folder = f"/proc/{pid}/task"
     found = set()
     for thread in os.listdir(folder):

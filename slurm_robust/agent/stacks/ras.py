@@ -50,7 +50,10 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 def take(environ: Mapping[str, str], deadline: float) -> tuple[Absent, ...]:
-    """Processes that RAS misses, asked until ``deadline`` (monotonic seconds); () where nobody answers."""
+    """Return the processes that RAS misses, asked until ``deadline`` (monotonic seconds).
+
+    () where nobody answers.
+    """
     host, _, port = environ.get("NCCL_RAS_ADDR", ADDRESS).rpartition(":")
     if environ.get("NCCL_RAS_ENABLE") == "0" or not port.isdecimal():
         return ()

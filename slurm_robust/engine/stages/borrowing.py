@@ -1,4 +1,4 @@
-"""Training is stopped, no standby is left, and companions are to lend nodes."""
+"""Training is stopped, no standby is left, and companions must lend nodes."""
 
 from __future__ import annotations
 

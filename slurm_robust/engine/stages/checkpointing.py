@@ -12,7 +12,8 @@ from slurm_robust.policy.leaving import newer_s
 from slurm_robust.wire.messages import Flush, Progress, RequestCheckpoint
 
 STILL_S = 3.0
-"""Without a step of any rank for so long, what memory has goes to storage while a newer one is waited for."""
+"""If no rank completes a step for so long, the checkpoint in memory goes to storage while the stage waits for
+a newer one."""
 
 MIN_S = 1.0
 """So long the speed is measured at least: reports that were late come together, and look like fast steps."""
@@ -23,8 +24,8 @@ RESEND_S = 2.0
 class Checkpointing:
     """Asks for the checkpoint and waits for all parts of it, bounded by ``timings.checkpoint_s``.
 
-    It waits for half of the time that Slurm leaves at most: the rest is for what memory has. Where no rank
-    gets on, that goes to storage meanwhile.
+    It waits for at most half of the time that Slurm leaves: the rest is for the checkpoint in memory. If no
+    rank gets on, that one goes to storage meanwhile.
     """
 
     def __init__(self, begin: ToCheckpointing) -> None:
@@ -39,7 +40,7 @@ class Checkpointing:
         )  # what memory has, and goes to storage; when it was asked for
 
     def enter(self, core: Core, now: Now) -> None:
-        """Remember where training is; the order follows when its speed is known."""
+        """Remember the step that training has reached; the order follows when its speed is known."""
         self._since = now.mono
 
     def step(self, core: Core, now: Now) -> Transition | None:

@@ -38,7 +38,7 @@ class Deciding:
         self._add_ended_agents(core, now)
         for node in self._fault.oom | self._fault.ended | self._fault.step_ended:
             core.starts.missed(node, now)  # its agent is started again, if we go on
-        watch_spares(core, now)  # nobody watched them while the generation was being ended
+        watch_spares(core, now)  # unwatched while the generation was being ended
         localise_s = core.incidents.detected_s(now)
         decided = structs.replace(
             decide(core.state, self._fault, now.wall, core.rules), localise_s=localise_s
@@ -57,7 +57,7 @@ class Deciding:
         core.ask(SaveEvidence(number=decided.incident), now)
 
     def _add_ended_agents(self, core: Core, now: Now) -> None:
-        """What was seen first may have been the ranks of other nodes that lost theirs."""
+        """Add agents that ended: the ranks seen first may be those of other nodes, which lost their peers."""
         incident, fault = core.world.incident, self._fault
         ended = fault.ended | {n: why for n, why in fault.step_ended.items() if n in fault.lost}
         if ended and incident is not None and incident.symptom is not Symptom.AGENTS_LOST:
@@ -65,7 +65,7 @@ class Deciding:
             core.incidents.open(inc.Fault(symptom=Symptom.AGENTS_LOST, detail=detail), now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Where the actions lead."""
+        """Return the stage to which the actions lead."""
         return self._next
 
     def _carry_out(self, core: Core, action: inc.Action, decided: ev.Decided, now: Now) -> Transition | None:

@@ -54,11 +54,11 @@ class Fate(Record):
 
     @property
     def goes_on(self) -> bool:
-        """Whether training goes on by itself, so that it is to be watched again."""
+        """Whether training goes on by itself and must be watched again."""
         return not (self.ended or self.lost or self.has_failures) and self.has_new_step
 
     def is_unclear(self, waited_s: float, dead_s: float) -> bool:
-        """Whether to wait before anything is said: a worker may have lost a peer whose node is silent soon.
+        """Return whether to wait before judging: a worker may have lost a peer whose node is silent soon.
 
         ``waited_s``: since the fault was detected; ``dead_s``: silence that counts.
         """
@@ -66,7 +66,7 @@ class Fate(Record):
 
 
 def own_end(root: NodeExit | None) -> tuple[int, str]:
-    """The exit code and reason of a job whose training ended by itself, first with ``root``."""
+    """Return the exit code and reason of a job whose training ended by itself, first with ``root``."""
     if root is None:
         return 1, "the workers ended without an exit that explains it"
     code = root.exit.code if root.exit.code is not None else 128 + (root.exit.signal or 0)
@@ -76,8 +76,8 @@ def own_end(root: NodeExit | None) -> tuple[int, str]:
 def end_agents(core: Core, *, keep_copies: bool) -> None:
     """Order all agents to end, with their copies or without.
 
-    What only memory holds stays for a run that may come back to these nodes. What storage has, too, is
-    removed: nobody could remove it from nodes that the job does not get again.
+    What only memory holds stays for a run that may come back to these nodes. Copies of what storage has, too,
+    are removed: later this job could not remove them from nodes that it does not get again.
     """
     grace_s = 0.0 if core.departure.at_once else core.config.timings.stop_grace_s
     order = Shutdown(epoch=core.state.epoch, grace_s=grace_s, keep_copies=keep_copies)
@@ -91,7 +91,7 @@ RESEND_S = 1.0
 class Ending:
     """Ends the agents, bounded, and then the controller.
 
-    Where an earlier controller has begun with it, agents that were not told are waited for.
+    If an earlier controller has begun with it, the stage waits for agents that were not told.
     """
 
     def __init__(self, begin: ToEnding) -> None:
@@ -134,7 +134,7 @@ class Ending:
         core.emit(Say(text=text))
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Exit when the agents are gone or have had their time."""
+        """End the controller when the agents are gone or have had their time."""
         waited = now.mono - self._since
         if not self._is_said:
             self._say(core, now)
@@ -153,7 +153,7 @@ class Ending:
         end_agents(core, keep_copies=not self._begin.final and core.checkpoints.need_memory())
 
     def _are_silent(self, core: Core, now: Now) -> bool:
-        """Whether no agent is heard any more, and none is awaited."""
+        """Return whether no agent is heard any more, and none is awaited."""
         views, quiet = core.fleet.views, 2 * core.config.timings.heartbeat_s + 0.5
         awaited = self._awaited - views.keys() - core.starts.ended(self._awaited).keys()
         if awaited and now.mono - self._since <= RECONNECT_S:
@@ -173,11 +173,11 @@ class Observing:
         self._since = 0.0
 
     def enter(self, core: Core, now: Now) -> None:
-        """Nothing is touched."""
+        """Touch nothing."""
         self._since = now.mono
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """When every node's workers have ended or the node is silent: say, and end with their code."""
+        """End with the workers' code when all of them have ended or their nodes are silent."""
         if core.leaving:
             return ToStopping(reason=core.leaving)
         fate = self._fate(core, now)
@@ -218,7 +218,7 @@ class Observing:
 
 
 def _go_on_stopping(begun: ev.StopStarted) -> ToStopping:
-    """To where the controller before was, with what is known of the fault."""
+    """Return to the stage of the controller before, with what is known of the fault."""
     fault = Fault(symptom=begun.symptom, detail=begun.reason) if begun.symptom is not None else None
     return ToStopping(reason=begun.reason, fault=fault)
 
@@ -237,7 +237,7 @@ class Reconnecting:
         self._since = now.mono
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Running when every slot answers for the generation; after a while also when not.
+        """Go to Running when every slot answers for the generation; after a while also when not.
 
         Running then sees the silent nodes as lost and the rest goes its usual way.
         """
@@ -257,7 +257,7 @@ class Reconnecting:
         taken = state.taken_from
         missing = set(state.world.slots) - here.keys() - core.starts.ended(state.world.slots).keys()
         if not missing:
-            return ToRunning(agents=here)  # where the agents that ended are seen
+            return ToRunning(agents=here)  # it sees the agents that ended
         if missing == {taken} and is_taken_host_lost(core, taken, waited_s, now):
             silent_s = max(waited_s, core.incidents.unwatched_s(now))
             detail = f"{taken}, from which this controller took over, has not been heard for {silent_s:.0f} s"

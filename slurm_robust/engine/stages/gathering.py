@@ -1,4 +1,4 @@
-"""Waiting until the node of every slot has an agent that can start workers at once."""
+"""Waiting until the node of every slot has an agent that can start workers immediately."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class MissingAgentsLog:
 
 
 class Gathering:
-    """Starts agents where none is expected, then waits for the slots' zygotes.
+    """Starts agents on nodes that expect none, then waits for the slots' zygotes.
 
-    Agents of an earlier controller may still be there and come by themselves (``expected``); then
-    only those that do not are started anew.
+    Agents of an earlier controller may still be there and come by themselves (``expected``); then only the
+    missing ones are started anew.
     """
 
     def __init__(self, begin: ToGathering) -> None:
@@ -105,7 +105,7 @@ class Gathering:
         return self._check_deadlines(core, now)
 
     def _begin(self, core: Core, now: Now) -> Transition | None:
-        """Launch, unless that would be step 0 of a training which has got further."""
+        """Launch, unless that would be step 0 of a job that has got further."""
         core.checkpoints.seal_pending(now)
         if core.checkpoints.goes_first(now) is not None:
             return ToStoring()
@@ -125,7 +125,7 @@ class Gathering:
         return None
 
     def _can_choose(self, core: Core, now: Now) -> bool:
-        """Whether all that the choice of a checkpoint depends on has been reported."""
+        """Return whether all that the choice of a checkpoint depends on has been reported."""
         state, timings = core.state, core.config.timings
         if not (state.world.sealed or state.world.unsealed):
             return True
@@ -147,7 +147,9 @@ class Gathering:
         return False
 
     def _refusal(self, core: Core) -> Transition | None:
-        """Too many nodes do not see the job directory: that is no fault of single nodes."""
+        """Return the end of the run if too many nodes do not see the job directory: no single node is to
+        blame.
+        """
         refused = {node: text for node, text in core.starts.refused.items() if node in core.world.slots}
         fit = [node for node in core.state.spares if node not in core.starts.refused]
         if not is_everywhere(len(refused), len(fit), first=core.world.generation == 0):
@@ -213,12 +215,12 @@ class Gathering:
     def _returned(
         self, core: Core, found: Unstarted, over: Collection[str], unable: Collection[str]
     ) -> tuple[str, ...]:
-        """Nodes lost only because their companion was cancelled."""
+        """Return the nodes lost only because their companion was cancelled."""
         left = tuple(node for node in found.left if node in core.state.lenders)
         return left if set(left) == {*over, *unable} else ()
 
     def _missing(self, core: Core, nodes: list[str], now: Now) -> Unstarted:
-        """Of ``nodes`` without an agent those for which waiting is over."""
+        """Return the nodes among ``nodes`` without an agent for which the wait is over."""
         if self._expected and self._start:
             return Unstarted()  # those of the controller before may come yet
         found = core.starts.check(nodes, now)
@@ -227,6 +229,6 @@ class Gathering:
             return Unstarted(down=found.down, left=found.left)
         if core.fleet.views:
             return found
-        # Where not one agent comes, it is not the nodes; while some may yet come, nobody knows.
+        # If not one agent comes, the nodes are not at fault; while some may yet come, the cause is open.
         over = found.refused | found.silent
         return Unstarted(refused=over if len(over) == len(nodes) else {})

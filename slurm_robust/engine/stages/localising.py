@@ -1,4 +1,4 @@
-"""Where does training hang, or what makes it slow? The stacks of all ranks show it while they stand."""
+"""At which rank training hangs, or what makes it slow: the stacks of all ranks show it while they stand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_robust.util.text import count
 class Localising:
     """Samples the stacks until :mod:`slurm_robust.policy.sampling` knows where the fault is.
 
-    What heals meanwhile is let be.
+    If the fault heals meanwhile, nothing is done about it.
     """
 
     def __init__(self, begin: ToLocalising) -> None:

@@ -92,7 +92,7 @@ class Launching:
         self._send(core, now)
 
     def _say_missing(self, core: Core, plan: RestorePlan | None, now: Now) -> None:
-        """What nodes still hold of a newer checkpoint, before the new generation takes its place."""
+        """Say what nodes still hold of a newer checkpoint, before the new generation takes its place."""
         missing = core.checkpoints.given_away(plan, now)
         if missing is None:
             return
@@ -126,7 +126,7 @@ class Launching:
             )
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Running when all are alive; fault as in Running; too late is a fault, too."""
+        """Go to Running when all are alive; faults are those of Running, and being too late is one, too."""
         if core.leaving or core.ending:
             return ToStopping(reason=core.leaving or core.ending or "")
         slots, generation = core.world.slots, core.world.generation
@@ -150,7 +150,7 @@ class Launching:
         return None
 
     def _say_freeing(self, core: Core) -> None:
-        """Of whose GPUs launching waits."""
+        """Say for whose GPUs the launch waits."""
         generation = core.world.generation
         waiting = [n for n in core.world.slots if core.fleet.all_in([n], generation, (Phase.FREEING,))]
         if waiting:
@@ -181,13 +181,13 @@ class ProgressLog:
     """Says the first step of a generation and then, every ten minutes, how far training is."""
 
     def __init__(self, launched: float | None, now: Now) -> None:
-        """``launched``: monotonic time of the launch, None where another controller launched it."""
+        """``launched``: monotonic time of the launch, None if another controller launched it."""
         self._launched = launched
         self._said_at = now.mono
         self._said_step: int | None = None
 
     def first_step(self, context: Context, last: Progress, now: Now) -> None:
-        """``last``, of all ranks, has completed its first step; its age is as of ``now``."""
+        """Take in that ``last`` of all ranks has completed its first step; its age is as of ``now``."""
         what = f"first step (step {last.step})" if last.reported else "first optimizer step"
         after = ""
         if self._launched is not None:
@@ -298,7 +298,7 @@ class Running:
             core.start_phases.record(now, took_s)
             core.incidents.stage(REPEATING, now)
         incident = state.world.incident
-        # Without step reports nobody knows which step is new; the first of the new generation counts.
+        # Without step reports it is unknown which step is new; the first of the new generation counts.
         if incident is not None and (not reported or last.step > incident.step):
             core.watch_progress(now, force=True)
             core.incidents.close(last.step, last.age_s, now)

@@ -22,9 +22,9 @@ from slurm_robust.util.hostlist import fold
 class Saving:
     """A rescue of the newest checkpoint that can be restored, bounded by ``timings.checkpoint_s``.
 
-    Where the run is ended from outside, the bound is the time that Slurm leaves. Where an agent has ended,
-    its node's memory may hold parts of it: another agent is started there first. Each end of a run that loses
-    steps leads through here, and they are named.
+    If the run is ended from outside, the bound is the time that Slurm leaves. If an agent has ended, its
+    node's memory may still hold parts: another agent is started there first. Each end of a run that loses
+    steps leads through here, which names the steps.
     """
 
     def __init__(self, begin: ToSaving) -> None:
@@ -32,7 +32,7 @@ class Saving:
         self._since = 0.0
         self._agentless: tuple[str, ...] = ()
         self._is_chosen = False
-        self._is_later = False  # an earlier controller has begun with it, whose agents are to find this one
+        self._is_later = False  # an earlier controller has begun with it; its agents must find this one
         self._rescue: Rescue | None = None
         self._told: CheckpointId | None = None  # what is on its way, by the journal
 
@@ -48,13 +48,13 @@ class Saving:
             self._agentless = tuple(core.starts.ended(slots))
 
     def _choose(self, core: Core, now: Now) -> None:
-        """Find what is to be written, and by whom."""
+        """Choose what nodes write, and which nodes."""
         self._since, self._is_chosen = now.mono, True
         if not core.config.checkpoint.memory:
             return
         checkpoints = core.checkpoints
         checkpoints.seal_pending(now, awaited=_may_report(core, now))
-        # Where nothing has begun yet with this number of ranks, what the earlier ones have is newest.
+        # If nothing has begun yet with this number of ranks, the checkpoint of the earlier ones is newest.
         way = checkpoints.way(core.world.generation)
         plan = checkpoints.only_in_memory(now) if way is Way.SAME else None
         made = checkpoints.new_parts.find(now)  # newer than the plan
@@ -105,7 +105,7 @@ class Saving:
         )
 
     def _most_s(self, core: Core, now: Now) -> float:
-        """How long storage is waited for since the choice."""
+        """Return how long storage is waited for since the choice."""
         limit_s, left_s = core.config.timings.checkpoint_s, core.departure.left_s(now)
         waited_s = now.mono - self._since
         if core.leaving and left_s is not None:
@@ -116,7 +116,7 @@ class Saving:
         return limit_s
 
     def _awaits_agents(self, core: Core, now: Now) -> bool:
-        """Whether an agent may yet come to a node whose agent ended; starts one."""
+        """Return whether an agent may yet come to a node whose agent ended; starts one."""
         if self._is_later and self._may_find_us(core, now):
             return True
         missing = [node for node in self._agentless if core.fleet.heartbeat(node) is None]
@@ -133,7 +133,7 @@ class Saving:
         return core.config.checkpoint.memory and bool(away) and now.mono - self._since <= limit_s
 
     def _after(self, core: Core) -> Transition:
-        """A controller that is ordered to end asks for no requeue: that would contradict the order."""
+        """Return what follows: a controller that is ordered to end asks for no requeue, against the order."""
         if core.leaving and isinstance(self._then, ToRequeueing):
             return ToEnding(code=core.leaving_code, reason=core.leaving, final=False)
         return self._then
@@ -153,15 +153,15 @@ class Saving:
         told = loss.describe(kill_wait_s, again=isinstance(self._then, ToRequeueing))
         text = f"{newest} was only in memory: {told}"
         if isinstance(self._then, ToRequeueing):
-            # Where all parts live on, the next run is to get the nodes that have them.
+            # If all parts live on, the next run should get the nodes that have them.
             self._then = structs.replace(self._then, holders=rescue.holders(now))
         core.note(text, "", now)
         core.emit(Say(text=text))
 
     def _say_unsaved(self, core: Core, why: str, now: Now, *, fix: str = "") -> None:
-        """Name the steps that were done and that nobody writes to storage any more.
+        """Name the steps that were done and that no node writes to storage any more.
 
-        A training that is done needs none of them, and of a requeue the next run says what it repeats.
+        A job that is done needs none of them, and after a requeue the next run says what it repeats.
         """
         then = self._after(core)
         if not core.config.checkpoint.memory or not isinstance(then, ToEnding) or then.code == 0:
@@ -178,7 +178,7 @@ class Saving:
         core.emit(Say(text=text))
 
     def _say_none(self, core: Core, now: Now) -> None:
-        """There is nothing to save that storage does not have: why, if steps are lost by it."""
+        """Say why there is nothing to save that storage does not have, if steps are lost by it."""
         slots, dead_s = core.world.slots, core.config.timings.node_dead_s
         ended = core.starts.ended(slots) | core.starts.step_ended(slots, now)
         away = [n for n in slots if n in ended or core.fleet.is_silent(n, dead_s, now.mono, core.started)]
@@ -191,7 +191,7 @@ class Saving:
 
 
 def _may_report(core: Core, now: Now) -> bool:
-    """Whether a node that does not answer may come back to the job, with what its memory holds."""
+    """Return whether a node that does not answer may come back to the job, with what its memory holds."""
     state, fleet, dead_s = core.state, core.fleet, core.config.timings.node_dead_s
     kept = (node for node in (*state.world.slots, *state.spares) if node not in state.evicted)
     return any(

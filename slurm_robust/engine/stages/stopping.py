@@ -68,7 +68,7 @@ class Stopping:
         self._send(core, now)
 
     def step(self, core: Core, now: Now) -> Transition | None:
-        """Wait for the workers, then for the checkpoint, then go where the reason leads."""
+        """Wait for the workers, then for the checkpoint, then go on as the reason demands."""
         if core.leaving and core.departure.at_once:
             return ToSaving(then=ToEnding(code=core.leaving_code, reason=core.leaving, final=False))
         if not self._stopped and not self._wait_for_workers(core, now):
@@ -86,7 +86,7 @@ class Stopping:
         return self._follow(core, now)
 
     def _name_where_it_began(self, core: Core, now: Now) -> None:
-        """After a loss or gradient norm that is not finite: name the rank that had the first one.
+        """Name the rank that had the first loss or gradient norm that is not finite.
 
         The last records of all ranks say which, whatever rank was heard first.
         """
@@ -101,7 +101,7 @@ class Stopping:
         """Add exits from before the orders that are reported only now; one of them may explain the others."""
         waited_s, known = now.mono - self._since, {e.exit.rank for e in self._exits}
         exits = core.exits(now) if core.world.running else ()
-        # A script may answer TERM by an exit with code 0, which is no end of a training.
+        # A script may answer TERM by an exit with code 0, which does not mean that training is done.
         ended_before = (e for e in exits if e.exit.age_s > waited_s)
         self._last = judge(ended_before, core.progress(now), core.world.placement.world_size)
         late = (e for e in exits if e.exit.rank not in known and e.exit.age_s > waited_s)
@@ -131,7 +131,7 @@ class Stopping:
         )
 
     def _wait_for_workers(self, core: Core, now: Now) -> bool:
-        """True when every node has stopped, is lost, or cannot stop its workers."""
+        """Return whether every node has stopped, is lost, or cannot stop its workers."""
         core.watch_progress(now)
         timings = core.config.timings
         waited = now.mono - self._since
@@ -252,13 +252,13 @@ def _does(nodes: tuple[str, ...]) -> str:
 
 
 def _last_lines(exit: WorkerExit) -> str:
-    """The last lines of a failed rank for the job's own output."""
+    """Return the last lines of a failed rank for the job's own output."""
     lines = exit.tail or (exit.error.traceback.splitlines()[-12:] if exit.error else ())
     return "\n".join(f"  rank {exit.rank} | {line}" for line in lines)
 
 
 def before_the_end(core: Core, reason: str, now: Now, *, warned: bool = False) -> Transition:
-    """Where the policy leads when this run ends for ``reason`` and the job is not done."""
+    """Return what the policy wants when this run ends for ``reason`` and the job is not done."""
     action = at_the_end(core.state, reason, now.wall, core.rules, warned=warned)
     if isinstance(action, Requeue):
         return ToSaving(then=ToRequeueing(exclude=action.exclude, reason=action.reason, failure=False))

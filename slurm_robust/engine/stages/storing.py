@@ -1,7 +1,7 @@
-"""Before ranks begin: what only memory has goes to storage, where it can be restored only from there.
+"""Before ranks begin: what only memory has goes to storage if it can be restored only from there.
 
-What ranks of another number took is resharded; parts in memory fit the ranks that took them alone. Parts
-that are lost are made anew as they are written.
+What another number of ranks took is resharded; parts in memory fit only the ranks that took them. Parts that
+are lost are made anew as they are written.
 """
 
 from __future__ import annotations

@@ -56,12 +56,12 @@ STAGES: dict[type[Any], Callable[[Any], Stage]] = {
 
 
 def build(transition: to.Transition) -> Stage:
-    """The stage that a transition names."""
+    """Return the stage that a transition names."""
     return STAGES[type(transition)](transition)
 
 
 def begin(events: Sequence[ev.AnyEvent], plan: RunPlan, now: float) -> tuple[list[ev.AnyEvent], Transition]:
-    """What brings a journal of ``events`` to the present, and with which stage to begin. Pure.
+    """Return what brings a journal of ``events`` to the present, and with which stage to begin. Pure.
 
     ``now``: seconds since 1970.
     """
@@ -84,7 +84,7 @@ def begin(events: Sequence[ev.AnyEvent], plan: RunPlan, now: float) -> tuple[lis
 
 
 def _end_of_generation(state: JobState, now: float) -> ev.AnyEvent:
-    """The controller that decided on the end could not write that its generation had ended before."""
+    """Return the end of the generation that the controller that decided on the end could not write."""
     reason = state.end_started.reason if state.end_started is not None else "the run was ordered to end"
     return ev.GenerationEnded(t=now, generation=state.world.generation, reason=reason, pending=True)
 

@@ -72,7 +72,7 @@ class Testing:
         return ToDeciding(fault=structs.replace(self._fault, **{field: found}))
 
     def _use_cleared(self, core: Core, action: QuickTest, found: Diagnosis, now: Now) -> Transition:
-        """Nodes that have passed are good again; where others gave no answer, nothing is concluded."""
+        """Use nodes that have passed again; if others gave no answer, conclude nothing about them."""
         answers = quick_answers(action.nodes, (r for r in found.results if r.node in self._nodes))
         said = {o: {a.node: a.text for a in answers if a.outcome is o} for o in Outcome}
         passed, failed, silent = (said[o] for o in (Outcome.PASS, Outcome.FAIL, Outcome.UNKNOWN))

@@ -1,4 +1,4 @@
-"""Many nodes are silent at once, or all that we cannot hear: wait, and act on none of them."""
+"""Many nodes are silent together, perhaps since this node is cut off: wait, and act on none of them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PATIENT_S = 2.0
 class Unreachable:
     """Waits for the nodes to be heard again, bounded by ``timings.unreachable_s``.
 
-    Training may well go on meanwhile: it needs no controller. Going on without the nodes comes before the
-    bound where standbys are heard, or where Slurm itself has given the nodes up. Standbys that are missing
-    for that are asked of the reservation, and end if the nodes come back.
+    Training may well go on meanwhile: it needs no controller. The job goes on without the nodes before the
+    bound if standbys are heard, or if Slurm itself has given the nodes up. If standbys are missing for that,
+    the reservation is asked for them, and they end if the nodes come back.
     """
 
     def __init__(self, begin: ToUnreachable) -> None:
@@ -76,7 +76,7 @@ class Unreachable:
         return None
 
     def _say_missing(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
-        """What only these nodes have, until when they are waited for, and what then."""
+        """Say what only these nodes have, how long the wait for them is, and what follows."""
         self._is_missing_said = True
         missing = core.checkpoints.missing(silent, now)
         until = clock(now.wall + self._since + core.config.timings.unreachable_s - now.mono)
@@ -90,9 +90,9 @@ class Unreachable:
         core.emit(Say(text=text))
 
     def _fetch_standbys(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
-        """Ask the reservation for as many as are missing to go on without ``silent``.
+        """Ask the reservation for the standbys that are missing to go on without ``silent``. 
 
-        Not where no other node is heard: then this node itself may be the one that is cut off.
+        Do not ask if no other node is heard: then this node itself may be cut off.
         """
         reserved = tuple(source for source in core.rules.sources if source.reservation)
         if core.config.mode != "act" or core.companions.fetches or not reserved:
@@ -117,7 +117,7 @@ class Unreachable:
             core.companions.end(sorted(fetched), "the nodes that were silent are heard again", now)
 
     def _go_on(self, core: Core, why: str, now: Now) -> Transition:
-        """As if nothing had happened: a node that is still silent is judged by itself."""
+        """Go on as if nothing had happened: a node that is still silent is judged by itself."""
         core.note(why, "", now)
         core.emit(Say(text=why))
         if not self._silent:
@@ -154,7 +154,7 @@ class Unreachable:
         return is_settled(since_s, core.config.timings.node_dead_s)
 
     def _is_over(self, core: Core, silent: tuple[str, ...], now: Now) -> str:
-        """Why the nodes are waited for no longer, "" while they are."""
+        """Return why the wait for the nodes is over, "" while it is not."""
         # While some come back, others may, too.
         standbys = len(standbys_heard(core, now)) if self._is_settled(core, now) else 0
         steps = core.checkpoints.repeated(silent, now) if standbys >= len(silent) else 0

@@ -30,7 +30,7 @@ TAKEN_S = 4.0
 
 
 def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fault | None:
-    """The first reason to stop the generation, or None while all is well.
+    """Return the first reason to stop the generation, or None while all is well.
 
     ``agents``: the agent (its id) that each slot's node had when the generation began; ``since``:
     monotonic time from which silence counts for nodes not heard of yet.
@@ -62,7 +62,8 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
 
 
 def _silence(core: Core, since: float, now: Now) -> Fault | None:
-    """Fault of nodes of the placement that are silent: of one, of the network between, or of their step."""
+    """Return the fault of silent nodes of the placement: of one node, of the network between, or of the step.
+    """
     ended = core.starts.step_ended(core.world.slots, now)
     silent_s = max((core.fleet.silence(node, now.mono, since) for node in ended), default=0.0)
     if silent_s > core.config.timings.node_dead_s:
@@ -84,23 +85,25 @@ def _silence(core: Core, since: float, now: Now) -> Fault | None:
 
 
 def unexplained_silence(core: Core, since: float, now: Now) -> Silence | None:
-    """The silence of nodes, but for agents that are known to have ended."""
+    """Return the silence of nodes, but for agents that are known to have ended."""
     nodes = (*core.world.slots, *core.state.spares)
     explained = core.starts.step_ended(nodes, now) | core.starts.ended(nodes)
     return core.witnesses.silence(now, since, explained)
 
 
 def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool:
-    """Whether ``node``, not heard for ``waited_s``, is a dead host from which this controller has taken over.
+    """Return whether ``node``, not heard for ``waited_s``, is a dead host from which this controller has
+    taken over.
 
-    Only where there is a standby for it: without one a return is sooner than a requeue.
+    Only if there is a standby for it: without one the host returns sooner than a requeue would run.
     """
     is_taken = node == core.state.taken_from and core.fleet.heartbeat(node) is None
     return is_taken and waited_s > TAKEN_S and bool(standbys_heard(core, now))
 
 
 def standbys_heard(core: Core, now: Now) -> list[str]:
-    """Standbys that were heard so lately that they are not among those that fall silent together."""
+    """Return the standbys that were heard too lately to be among nodes that fall silent together.
+    """
     timings, views = core.config.timings, core.fleet.views
     limit = max(timings.heartbeat_s, timings.node_dead_s - TOGETHER * timings.heartbeat_s)
     return [
@@ -111,14 +114,17 @@ def standbys_heard(core: Core, now: Now) -> list[str]:
 
 
 def silent_nodes(core: Core, now: Now) -> tuple[str, ...]:
-    """Nodes of the allocation whose agents do not answer; not the controller's own, which is alive."""
+    """Return the nodes of the allocation whose agents do not answer.
+
+    Not the controller's own, which is alive.
+    """
     dead_s, fleet = core.config.timings.node_dead_s, core.fleet
     others = (node for node in core.state.held if node != core.state.own_node)
     return tuple(node for node in others if fleet.is_silent(node, dead_s, now.mono, core.started))
 
 
 def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transition:
-    """Training is not productive any more: write it down, and stop it or, in observe mode, only watch."""
+    """Write down that training is not productive any more, and stop it; in observe mode, only watch."""
     incident = core.world.incident
     core.watch_progress(now, force=True)
     if incident is None or incident.symptom is not fault.symptom or _is_another(core, incident, fault):
@@ -134,7 +140,7 @@ def leave(core: Core, agents: dict[str, str], fault: Fault, now: Now) -> Transit
 
 
 def _is_another(core: Core, incident: OpenIncident, fault: Fault) -> bool:
-    """Whether a loss of the same kind came after a restart: the lost node or agent is another one."""
+    """Return whether a loss of the same kind came after a restart: the lost node or agent is another one."""
     is_loss = fault.symptom in (Symptom.NODE_LOST, Symptom.AGENTS_LOST)
     return is_loss and core.world.generation > max(incident.signed, incident.generation)
 
@@ -149,7 +155,7 @@ def ended_with(
     *,
     now: Now,
 ) -> Fault:
-    """``fault`` with all that is known of the end of this generation, for the policy."""
+    """Return ``fault`` with all that is known of the end of this generation, for the policy."""
     state = core.state
     root = root_exit(exits, core.log_rules)
     return structs.replace(
@@ -185,7 +191,7 @@ def conclude(core: Core, fault: Fault, now: Now, *, waited: bool = False) -> Tra
 
 
 def with_cause(core: Core, fault: Fault, now: Now) -> Fault:
-    """``fault`` with what the silence of all lost nodes has in common, if that is anything."""
+    """Return ``fault`` with what the silence of all lost nodes has in common, if anything."""
     silence = unexplained_silence(core, core.started, now)
     unexplained = set(fault.lost) - fault.step_ended.keys() - fault.ended.keys()
     if silence is None or not unexplained or not unexplained <= set(silence.nodes):
@@ -194,17 +200,17 @@ def with_cause(core: Core, fault: Fault, now: Now) -> Fault:
 
 
 def last_exits(core: Core, now: Now) -> LastExits:
-    """What the exits of this generation say of the end of the training."""
+    """Return what the exits of this generation say of the end of the training run."""
     return finishing.judge(core.exits(now), core.progress(now), core.world.placement.world_size)
 
 
 def all_done(core: Core, now: Now) -> bool:
-    """Whether every rank of the generation has ended, with code 0 or after its work."""
+    """Return whether every rank of the generation has ended, with code 0 or after its work."""
     return last_exits(core, now).is_done
 
 
 def current_agents(core: Core) -> dict[str, str]:
-    """Id of the agent of each slot's node as known now."""
+    """Return the id of the agent of each slot's node as known now."""
     return {node: heartbeat.agent for node, heartbeat in core.fleet.heartbeats(core.world.slots).items()}
 
 
@@ -215,7 +221,7 @@ _NOT_YET = "it has not joined yet"
 
 
 def watch_spares(core: Core, now: Now) -> None:
-    """Drop those that their node's inspection names (not in observe mode); set aside the silent ones."""
+    """Drop standbys that their inspection names (not in observe mode); set aside silent ones."""
     acts = core.config.mode == "act"
     failed = failed_tests(core.state, now.wall) if acts else {}
     tested = {node: f"its quick test failed: {why}" for node, why in failed.items()}

@@ -30,7 +30,7 @@ PRUNE_EVERY_S = 1.0  # each reads a folder on shared storage
 
 
 def layout_of(config: JobConfig, slots: int, nproc_per_node: int) -> ParallelLayout:
-    """The parallel layout of a job. Raises :class:`~slurm_robust.model.layout.DoesNotDivide`."""
+    """Return the parallel layout of a job. Raises :class:`~slurm_robust.model.layout.DoesNotDivide`."""
     parallel = config.parallel
     sizes = {"tp": parallel.tp, "cp": parallel.cp, "ep": parallel.ep, "pp": parallel.pp}
     return ParallelLayout.fit(slots * nproc_per_node, nproc_per_node, sizes, parallel.order)
@@ -68,7 +68,7 @@ class Checkpoints:
 
     @property
     def listed(self) -> Mapping[CheckpointId, Tier] | None:
-        """What is complete on storage by its last answer; None without one, or where that was no list."""
+        """What is complete on storage by its last answer; None if there is none, or if that was no list."""
         return self._listed
 
     def ask_storage(self, now: Now) -> None:
@@ -78,7 +78,7 @@ class Checkpoints:
         self._context.ask(FindCheckpoint(), now, partial(self._on_listed, self._asked))
 
     def _on_listed(self, generation: int, complete: Mapping[CheckpointId, Tier] | NoAnswer, now: Now) -> None:
-        """An answer to an earlier question is dropped."""
+        """Take in a listing; an answer to an earlier question is dropped."""
         if isinstance(complete, NoAnswer) and not complete.late:
             text = f"checkpoints on storage cannot be listed: {complete.reason}"
             self._context.record(ev.StageDone(t=now.wall, what="find checkpoint", ok=False, detail=text))
@@ -87,28 +87,28 @@ class Checkpoints:
             self._listed = None if isinstance(complete, NoAnswer) else {**self._written, **complete}
 
     def on_written(self, ref: CheckpointId) -> None:
-        """Nodes have put it on storage: a listing that does not show it is behind (caches of NFS)."""
+        """Remember that nodes have put ``ref`` on storage: a listing without it is behind (caches of NFS)."""
         self._written = {ref: Tier.STORAGE}
 
     def is_overdue(self, now: Now, *, in_a_hurry: bool = False) -> bool:
-        """Whether storage hangs."""
+        """Return whether storage hangs."""
         limit_s = LISTING_HURRY_S if in_a_hurry else LISTING_S
         return not self._answered and now.mono - self._asked_at > limit_s
 
     def is_older(self, seconds: float, now: Now) -> bool:
-        """Whether storage was last asked so long ago."""
+        """Return whether storage was last asked so long ago."""
         return now.mono - self._asked_at > seconds
 
     def stored_s(self, now: Now) -> float:
-        """Seconds since a checkpoint last went to storage, or was tried to."""
+        """Return the seconds since a checkpoint was last written to storage, or a write was tried."""
         return now.mono - self._stored_at
 
     def on_stored(self, now: Now) -> None:
-        """A checkpoint went to storage, or was tried to."""
+        """Remember when a checkpoint was last written to storage, or a write was tried."""
         self._stored_at = now.mono
 
     def on_published(self, step: int, now: Now) -> None:
-        """``step`` is the newest that workers have written to storage by themselves; -1 for none."""
+        """Take in ``step``, the newest that workers have written to storage by themselves; -1 for none."""
         generation, known, at = self._published
         is_new = step >= 0 and (self._context.world.generation, step) != (generation, known)
         if is_new and now.mono - at >= PRUNE_EVERY_S:
@@ -131,7 +131,7 @@ class Checkpoints:
     # -- nodes -------------------------------------------------------------------------------------
 
     def layout(self) -> ParallelLayout:
-        """The layout of the next generation."""
+        """Return the layout of the next generation."""
         state = self._context.state
         return layout_of(self._context.config, len(state.world.slots), state.world.nproc_per_node)
 
@@ -140,7 +140,7 @@ class Checkpoints:
         self._shared.update(c.generation for c in heartbeat.copies if c.rank == SHARED)
 
     def peers(self) -> dict[str, tuple[Peer, ...]]:
-        """For each node of the placement where the copies of its ranks go."""
+        """Return where the copies of its ranks go, for each node of the placement."""
         context, config = self._context, self._context.config.checkpoint
         if not (config.memory and config.peers):
             return {}
@@ -157,11 +157,11 @@ class Checkpoints:
         return found
 
     def way(self, generation: int) -> Way:
-        """What the checkpoints of an earlier generation are to the next one."""
+        """Return how the next generation can use the checkpoints of an earlier one."""
         return resharding.way(self._context.world.layouts.get(generation, ""), self.layout())
 
     def _holdings(self, now: Now, *, of: int | None = None) -> list[Holding]:
-        """All nodes that answer, with their copies; evicted ones last.
+        """Return all nodes that answer, with their copies; evicted ones last.
 
         A copy of another parallel layout does not count: the allocation may have come back with another size.
         ``of``: a generation of which all do.
@@ -185,7 +185,7 @@ class Checkpoints:
     # -- what is restored --------------------------------------------------------------------------
 
     def choose(self, now: Now, *, also_banned: CheckpointId | None = None) -> RestorePlan | None:
-        """What the next generation would be restored from now.
+        """Return what the next generation would be restored from now.
 
         While storage gives no answer, what was sealed is taken to be there. A banned checkpoint is taken
         after all when nothing else is left, unless ``also_banned`` asks what would be left without that one.
@@ -214,13 +214,16 @@ class Checkpoints:
         return None
 
     def layout_to_cut(self, plan: RestorePlan | None) -> str:
-        """Identity of the layout that took what is restored where it is another one, else ""."""
+        """Return the identity of the layout that took the restored checkpoint if it is another one, else
+        "".
+        """
         if plan is None or self.way(plan.ref.generation) is Way.SAME:
             return ""
         return self._context.world.layouts[plan.ref.generation]
 
     def cut_text(self, plan: RestorePlan) -> str:
-        """What people are told where ranks have come or gone since the checkpoint was taken, else ""."""
+        """Return what people are told if ranks have come or gone since the checkpoint was taken, else "".
+        """
         before, now = self._world_of(plan.ref.generation), self._context.world.placement.world_size
         if before == now:
             return ""
@@ -230,7 +233,7 @@ class Checkpoints:
         )
 
     def beginning(self, now: Now) -> Beginning | None:
-        """Whether the next generation may begin at step 0; None if it can restore a checkpoint."""
+        """Judge whether the next generation may begin at step 0; None if it can restore a checkpoint."""
         if self.choose(now) is not None:
             return None
         state = self._context.state
@@ -249,7 +252,7 @@ class Checkpoints:
         )
 
     def _of_other_ranks(self, now: Now) -> set[CheckpointId]:
-        """The sealed checkpoints of other layouts of which the nodes hold every part."""
+        """Return the sealed checkpoints of other layouts of which the nodes hold every part."""
         state, found = self._context.state, set()
         for generation, step in state.world.sealed.items():
             if self.way(generation) is Way.SAME:
@@ -263,10 +266,10 @@ class Checkpoints:
         return found
 
     def goes_first(self, now: Now) -> Way | None:
-        """What memory alone has goes to storage before a launch, since it can be restored only from there.
+        """Return in which way memory's newest checkpoint is restored that must go to storage before a launch.
 
-        That of another number of ranks, or that of which parts have to be made anew; None for none that is
-        newer than what is restored without it.
+        It can be restored only from there if another number of ranks took it, or if some of its parts must be
+        made anew. None if no such checkpoint is newer than what is restored without it.
         """
         if self._listed is None or self._gave_up == self._context.world.generation:
             return None
@@ -276,7 +279,7 @@ class Checkpoints:
         return Way.RESHARD if found is not None else None
 
     def restorable(self, now: Now) -> int:
-        """The step from which the next generation would go on now, -1 for the beginning."""
+        """Return the step from which the next generation would go on now, -1 for the beginning."""
         plan = self.choose(now)
         return plan.ref.step if plan is not None else -1
 
@@ -289,7 +292,7 @@ class Checkpoints:
         without: Collection[str] = (),
         refused: Collection[tuple[str, CheckpointId]] = (),
     ) -> ToStore | None:
-        """The newest checkpoint later than step ``after`` that only the nodes have and can write whole.
+        """Return the newest checkpoint later than step ``after`` that only nodes have and can write whole.
 
         ``way``: to the next generation; ``without``: nodes that write nothing; ``refused``: nodes that cannot
         write that one. A banned one is taken when there is no other at all.
@@ -314,18 +317,18 @@ class Checkpoints:
         return None
 
     def give_up(self) -> None:
-        """What :meth:`goes_first` cannot be put on storage, or not the newest of it."""
+        """Give up what :meth:`goes_first` found: it, or the newest of it, cannot be put on storage."""
         self._gave_up = self._context.world.generation
 
     def only_in_memory(self, now: Now) -> RestorePlan | None:
-        """What the next generation would be restored from, if storage does not have it; else None."""
+        """Return what the next generation would be restored from, if storage does not have it; else None."""
         plan = self.choose(now)
         if plan is None or restore.from_shared_tier(plan.tiers) or self._is_stored(plan.ref):
             return None
         return plan
 
     def need_memory(self) -> bool:
-        """Whether the nodes' copies may hold what counts and storage does not have."""
+        """Return whether the nodes' copies may hold what counts and storage does not have."""
         state = self._context.state
         if state.world.running or state.world.unsealed:
             return True
@@ -335,7 +338,8 @@ class Checkpoints:
         )
 
     def can_spare(self, node: str, now: Now) -> bool:
-        """Whether a complete checkpoint of the generation that runs has replaced the copies on ``node``."""
+        """Return whether a complete checkpoint of the running generation has replaced the copies on ``node``.
+        """
         state, heartbeat = self._context.state, self._context.fleet.heartbeat(node)
         if heartbeat is None:  # of a new controller the agent may not know yet
             return now.mono - self._context.started > RECONNECT_S
@@ -347,7 +351,9 @@ class Checkpoints:
         return step >= 0
 
     def repeated(self, without: tuple[str, ...], now: Now) -> int:
-        """Steps of the generation that runs which a restore repeats that lacks the copies on ``without``."""
+        """Return how many steps of the running generation a restore repeats that lacks the copies on
+        ``without``.
+        """
         context, state = self._context, self._context.state
         if not (context.config.checkpoint.memory and state.world.running and state.world.reports):
             return 0
@@ -357,7 +363,7 @@ class Checkpoints:
         return max(0, state.world.steps_here - max(step, state.world.restored_step))
 
     def memory_suffices(self, now: Now) -> bool:
-        """Whether something can be restored without storage."""
+        """Return whether something can be restored without storage."""
         state = self._context.state
         plan = restore.choose(
             state.world.sealed, self._holdings(now), {}, state.world.placement, shared=state.world.shared
@@ -370,7 +376,7 @@ class Checkpoints:
         return written or ref in (self._listed or ())
 
     def newest_stored(self) -> int:
-        """The newest step on storage that a restore may take, -1 for none."""
+        """Return the newest step on storage that a restore may take, -1 for none."""
         state, found = self._context.state, set(self._listed or ())
         if state.world.stored is not None:
             found.add(CheckpointId(step=state.world.stored.step, generation=state.world.stored.generation))
@@ -384,7 +390,9 @@ class Checkpoints:
     # -- the end of a generation -------------------------------------------------------------------
 
     def record_end(self, reason: str, now: Now) -> None:
-        """All ranks of the generation have ended by themselves; what they left in memory counts."""
+        """Write down that all ranks of the generation ended by themselves; what they left in memory
+        counts.
+        """
         generation = self._context.world.generation
         step, shared = self.seal(generation, (), now, None)
         self._context.record(
@@ -396,7 +404,7 @@ class Checkpoints:
     def seal(
         self, generation: int, lost: tuple[str, ...], now: Now, good_step: int | None
     ) -> tuple[int, bool]:
-        """The step that seals ``generation`` now, -1 for none; whether it has a shared part.
+        """Return the step that seals ``generation`` now, -1 for none; whether it has a shared part.
 
         ``lost``: nodes whose workers may live on, so that nothing there is believed. ``good_step``: as in
         :class:`~slurm_robust.model.events.GenerationEnded`.
@@ -405,18 +413,18 @@ class Checkpoints:
         shared = generation in self._shared or any(
             c.rank == SHARED and c.generation == generation for h in reach for c in h.copies
         )
-        # What was complete on storage counts, also where storage has lost it: it may come back.
+        # What was complete on storage counts even if storage has lost it: it may come back.
         known = self._context.world.was_stored
         there = {*(self._listed or ()), *((known,) if known is not None else ())}
         world = self._world_of(generation)
         return restore.seal(generation, reach, there, world, shared=shared, newest=good_step), shared
 
     def is_stored(self, generation: int, step: int) -> bool:
-        """Whether storage is known to have this checkpoint."""
+        """Return whether storage is known to have this checkpoint."""
         return step >= 0 and self._is_stored(CheckpointId(step=step, generation=generation))
 
     def _world_of(self, generation: int) -> int:
-        """How many ranks ``generation`` had."""
+        """Return how many ranks ``generation`` had."""
         if self.way(generation) is Way.SAME:
             return self._context.world.placement.world_size
         try:
@@ -425,9 +433,9 @@ class Checkpoints:
             return self._context.world.placement.world_size
 
     def missing(self, gone: Collection[str], now: Now, newest: int | None = None) -> MissingParts | None:
-        """A step of this generation that needs parts on ``gone``, newer than all that do not; None for none.
+        """Return a step of this generation that needs parts on ``gone``, newer than all that do not.
 
-        ``newest``: no later step counts.
+        None for none. ``newest``: no later step counts.
         """
         state = self._context.state
         if not self._context.config.checkpoint.memory or state.world.generation not in state.world.layouts:
@@ -449,7 +457,7 @@ class Checkpoints:
         )
 
     def given_away(self, plan: RestorePlan | None, now: Now) -> MissingParts | None:
-        """What the last generation ended with or else began with, if nodes still hold some of its parts.
+        """Return what the last generation ended with, or else began with, if nodes still hold parts of it.
 
         None if it is no newer than ``plan``. It was whole then: nodes were lost since.
         """
@@ -472,7 +480,7 @@ class Checkpoints:
                 shared=ref.generation in state.world.shared,
                 after=ref.step - 1,
                 newest=ref.step,
-                # Where its ranks ran is known of the last generation alone.
+                # Only of the last generation is it known on which nodes its ranks ran.
                 gone=[node for node in state.world.trained_on if node not in heard or not is_last],
             )
             if found is not None:
@@ -480,7 +488,9 @@ class Checkpoints:
         return None
 
     def left(self, gone: Collection[str], now: Now) -> str:
-        """Where training would go on from without ``gone``: ``step 10 from storage``, ``the beginning``."""
+        """Return from where training would go on without ``gone``: ``step 10 from storage``, ``the
+        beginning``.
+        """
         state = self._context.state
         step, _ = (
             self.seal(state.world.generation, tuple(gone), now, None) if state.world.running else (-1, False)

@@ -30,7 +30,7 @@ class Companions:
         self._context, self._starts = context, starts
         self._number = 0  # of the newest request
         self._wanted = 0  # the number of the request for which training waits, 0 for none
-        self._fetched = 0  # that of the request beside the training, 0 for none
+        self._fetched = 0  # number of the request while training runs, 0 for none
         self._answer: BorrowAnswer | None = None
         self._asked: dict[int, int] = {}  # by companion the request that it is for
         state = context.state
@@ -93,7 +93,7 @@ class Companions:
         self._wanted = 0
 
     def give_up_fetching(self) -> None:
-        """The same for :meth:`fetch`."""
+        """Give up what :meth:`fetch` asked for."""
         self._fetched = 0
 
     def _on_answer(self, number: int, first: CompanionPool, answer: Borrowed | NoAnswer, now: Now) -> None:
@@ -124,7 +124,7 @@ class Companions:
             self._context.note(text, "", now)
 
     def _on_lent(self, number: int, answer: BorrowAnswer, now: Now) -> tuple[str, ...]:
-        """The nodes that stand by now, on which agents are wanted."""
+        """Return the nodes that stand by now, on which agents are wanted."""
         context = self._context
         is_fetched = number == self._fetched
         is_late = not is_fetched and (number != self._wanted or self._answer is not None)
@@ -142,7 +142,8 @@ class Companions:
         if is_late:
             self.end((*over, *answer.nodes), "it is not needed any more", now)
             return ()
-        # Cancelled again where the borrower could not: one that still waits would start, and hold a node.
+        # Cancelled again if the borrower could not: a companion that still waits would start, and hold a
+        # node.
         self.end(over, "it lends no node", now)
         if is_fetched:
             self._fetched = 0
@@ -157,7 +158,7 @@ class Companions:
             self._context.ask(EndCompanions(jobs=jobs), now, self._on_not_ended)
 
     def end_all(self, reason: str, now: Now) -> None:
-        """Cancel all of them, also those that are asked for just now."""
+        """Cancel all of them, also the ones that are being asked for."""
         self.give_up()
         self.give_up_fetching()
         self.end(self._context.state.companions, reason, now)

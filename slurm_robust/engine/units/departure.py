@@ -1,9 +1,9 @@
 """The core's unit for a run that is ended from outside: how much time is left, and which agents stay.
 
-Slurm signals all processes of a step, so at an order to end the ranks are dead and the agents are about to
-follow. The agents are needed: they hold what only memory has. So they are told to stay, by short leases.
-Where Slurm has signalled the agents alone (a preemption with ``GraceTime``, ``--signal`` without ``B:``, or
-``scancel`` of their step), it is asked what that means before anybody is blamed.
+Slurm signals all processes of a step, so after an order to end the ranks are dead and the agents are about to
+follow. But the agents are needed: they hold the checkpoints in memory. So they are told to stay, by short
+leases. If Slurm has signalled only the agents (a preemption with ``GraceTime``, ``--signal`` without ``B:``,
+or ``scancel`` of their step), it is asked what that means before any node is blamed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Departure:
 
     @property
     def preempted(self) -> bool:
-        """Whether Slurm takes the nodes of this run for another job, as far as it has said so."""
+        """Whether Slurm has said that it takes the nodes of this run for another job."""
         return self._is_preempted
 
     @property
@@ -76,11 +76,11 @@ class Departure:
         return self._is_requeued
 
     def explained(self, order: str) -> str:
-        """Why the run ends to which ``order`` came, by what Slurm has said of it."""
+        """Return why the run ends to which ``order`` came, by what Slurm has said of it."""
         return explain(order, preempted=self._is_preempted, requeued=self._is_requeued)
 
     def awaits_word(self, now: Now) -> bool:
-        """Whether Slurm may yet say what an order means."""
+        """Return whether Slurm may yet say what an order means."""
         is_due = self._ordered is not None and now.mono - self._ordered < WORD_S
         return is_due and not (self._is_told or self._is_at_once)
 
@@ -90,17 +90,18 @@ class Departure:
         return bool(self._termed & {view.heartbeat.agent for view in self._context.fleet.views.values()})
 
     def left_s(self, now: Now) -> float | None:
-        """Seconds until all has to be done: after an order by KillWait, else by the run's end."""
+        """Return the seconds until all has to be done: after an order by KillWait, else by the run's end."""
         if self._ordered is not None:
             return self._ordered + leave_s(self._kill_wait_s) - now.mono
         return None if self._ends is None else self._ends - now.mono
 
     def asks(self, now: Now) -> bool:
-        """Whether Slurm's answer is awaited as to why it has told agents to end."""
+        """Return whether Slurm's answer is awaited as to why it has told agents to end."""
         return self._asking is not None and now.mono - self._asking < ASKING_S
 
     def undecided(self, now: Now) -> bool:
-        """Whether ranks may have ended by an order of Slurm's that is not understood yet: blame nobody."""
+        """Return whether ranks may have ended by an order of Slurm that is not understood yet: blame no node.
+        """
         if self.asks(now):
             return True
         generation = self._context.world.generation
@@ -111,12 +112,12 @@ class Departure:
     # -- inputs ------------------------------------------------------------------------------------
 
     def _learn(self, kill_wait_s: float | NoAnswer | None, now: Now) -> None:
-        """Without an answer, Slurm's default is assumed."""
+        """Learn Slurm's KillWait; without an answer, assume its default."""
         if isinstance(kill_wait_s, float):
             self._kill_wait_s = kill_wait_s
 
     def approach(self, reason: str, now: Now) -> None:
-        """The end of this run is near, for ``reason``; the first one counts."""
+        """Take in that the end of this run is near, for ``reason``; the first reason counts."""
         context = self._context
         if not reason or context.ending is not None:
             return
@@ -130,7 +131,7 @@ class Departure:
         context.emit(Say(text=f"{reason}: {what}"))
 
     def order(self, now: Now) -> None:
-        """SIGTERM or Ctrl-C came, from Slurm, or passed on once more; what it means, Slurm is asked once."""
+        """Take in SIGTERM or Ctrl-C, from Slurm or passed on once more, and ask Slurm once what it means."""
         if not self._is_asked:
             self._is_asked = True
             self._context.ask(AskAboutRun(), now, self._on_sentence)
@@ -138,11 +139,11 @@ class Departure:
             self._ordered = now.mono
 
     def hurry(self) -> None:
-        """A second order came, says the supervisor."""
+        """End immediately: the supervisor says that a second order came."""
         self._is_at_once = True
 
     def warn(self, now: Now) -> None:
-        """The end of this run is near; how near, Slurm is asked."""
+        """Ask Slurm how near the end of this run is."""
         if self._ends is None:
             self._ask(now)
 

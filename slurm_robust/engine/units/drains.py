@@ -1,6 +1,6 @@
-"""Nodes of the job that somebody else has drained: an administrator, a health check of the site.
+"""Nodes of the job that were drained from outside, by an administrator or a health check of the site.
 
-Slurm lets the job go on there, so nothing is done at once. A standby of them gets no slot, and the next
+Slurm lets the job go on there, so nothing is done immediately. A standby of them gets no slot, and the next
 restart leaves a node that trains.
 """
 
@@ -48,7 +48,7 @@ class Drains:
                 context.emit(Say(text=f"{node} is drained no more"))
 
     def _nodes(self) -> tuple[str, ...]:
-        """Those whose drain matters: an evicted node is left anyway."""
+        """Return the nodes whose drain matters: the job leaves an evicted node anyway."""
         state = self._context.state
         return tuple(n for n in (*state.world.slots, *state.spares) if n not in state.evicted)
 

@@ -79,39 +79,39 @@ class Fleet:
         return known.heartbeat if known.heartbeat.seq == pulse.base else None
 
     def forget(self, node: str) -> AgentView | None:
-        """``node`` has no agent any more; what was known of it."""
+        """Return what was known of the agent of ``node``, and forget it: it is gone."""
         self._aged = None
         return self._views.pop(node, None)
 
     def forget_silent(self, now: float, dead_s: float) -> None:
-        """Nodes that are silent for more than ``dead_s`` have no agent any more."""
+        """Forget the agents of nodes that are silent for more than ``dead_s``."""
         for node in [n for n in self._views if self.silence(n, now, now) > dead_s]:
             self.forget(node)
 
     def give_sign(self, node: str, at: float) -> None:
-        """``node`` gave another sign of life than a heartbeat; nothing to one that has no agent any more."""
+        """Note a sign of life of ``node`` other than a heartbeat; a node without an agent is passed over."""
         if (view := self._views.get(node)) is not None:
             view.sign = max(view.sign, at)
 
     def declare_dead(self, node: str, why: str, since: float) -> None:
-        """Nothing of ``node`` answers, and its silence is as good as any longer one."""
+        """Declare ``node`` dead: nothing of it answers, and waiting longer would show no more."""
         if (view := self._views.get(node)) is not None:
             view.dead = why, since
 
     def declare_alive(self, node: str) -> None:
-        """Something of ``node`` is heard again."""
+        """Declare ``node`` alive: something of it is heard again."""
         if (view := self._views.get(node)) is not None:
             view.dead = None
 
     def deaths(self, nodes: Iterable[str]) -> dict[str, tuple[str, float]]:
-        """Of ``nodes`` those that are known to be dead: why, and since when nothing came of them."""
+        """Return which of ``nodes`` are known to be dead: why, and since when they are silent."""
         views = {node: self._views[node] for node in nodes if node in self._views}
         return {node: view.dead for node, view in views.items() if view.dead is not None}
 
     def forgive(self, seconds: float, *, younger: bool) -> None:
-        """Do not count the last ``seconds`` as silence of anybody.
+        """Do not count the last ``seconds`` as silence of any agent.
 
-        ``younger``: nor do they make steps older, of which heartbeats that wait may tell more.
+        ``younger``: they do not make steps older either, since heartbeats that wait may tell of newer ones.
         """
         self._aged = None
         for view in self._views.values():
@@ -119,35 +119,35 @@ class Fleet:
             view.received += seconds if younger else 0.0
 
     def joined_s(self, now: float) -> float | None:
-        """Seconds since the newest agent came, None while there is none."""
+        """Return the seconds since the newest agent came, None while there is none."""
         return now - self._joined if self._views else None
 
     def heartbeat(self, node: str) -> Heartbeat | None:
-        """Newest heartbeat of ``node``."""
+        """Return the newest heartbeat of ``node``."""
         view = self._views.get(node)
         return view.heartbeat if view else None
 
     def heartbeats(self, nodes: Iterable[str]) -> dict[str, Heartbeat]:
-        """Newest heartbeat of each of ``nodes`` that has sent one, in their order."""
+        """Return the newest heartbeat of each of ``nodes`` that has sent one, in their order."""
         return {node: self._views[node].heartbeat for node in nodes if node in self._views}
 
     def silence(self, node: str, now: float, since: float) -> float:
-        """Seconds without a sign of life; for a node never heard of, seconds after ``since``."""
+        """Return the seconds without a sign of life; for a node never heard of, seconds after ``since``."""
         view = self._views.get(node)
         return counted(now - view.heard, now - view.sign) if view else now - since
 
     def is_silent(self, node: str, limit_s: float, now: float, since: float) -> bool:
-        """Whether ``node`` is known to be dead, or its :meth:`silence` is longer than ``limit_s``."""
+        """Return whether ``node`` is known to be dead, or its :meth:`silence` is longer than ``limit_s``."""
         view = self._views.get(node)
         return (view is not None and view.dead is not None) or self.silence(node, now, since) > limit_s
 
     def all_in(self, nodes: Iterable[str], generation: int, phases: tuple[Phase, ...]) -> bool:
-        """Whether every node describes workers of ``generation`` in one of ``phases``."""
+        """Return whether every node describes workers of ``generation`` in one of ``phases``."""
         heartbeats = [self.heartbeat(n) for n in nodes]
         return all(b is not None and b.generation == generation and b.phase in phases for b in heartbeats)
 
     def exits(self, nodes: Iterable[str], generation: int, now: float) -> list[NodeExit]:
-        """Ends of workers of ``generation``; their ``age_s`` is counted until ``now``."""
+        """Return the ends of workers of ``generation``; their ``age_s`` is counted until ``now``."""
         found = []
         for node in nodes:
             view = self._views.get(node)
@@ -159,7 +159,9 @@ class Fleet:
         return found
 
     def spent(self, nodes: tuple[str, ...], generation: int, now: float) -> dict[str, float]:
-        """Seconds of ``generation`` in phases and checkpoints until ``now``, each of the rank with most."""
+        """Return the seconds of ``generation`` in phases and checkpoints until ``now``, each of the rank with
+        most.
+        """
         views = (self._views.get(node) for node in nodes)
         heartbeats = [v.heartbeat for v in views if v is not None and v.heartbeat.generation == generation]
         found = most(heartbeat.spent for heartbeat in heartbeats)

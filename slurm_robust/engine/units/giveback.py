@@ -63,7 +63,7 @@ class GivingBack:
                 self._follow(node, self._returns.setdefault(node, _Return()), now)
 
     def is_leaving(self, node: str, now: Now) -> bool:
-        """Whether ``node`` may be gone in a moment: its agent was told to end, or Slurm to take it."""
+        """Return whether ``node`` may be gone in a moment: its agent was told to end, or Slurm to take it."""
         known = self._returns.get(node)
         if known is None:
             return False
@@ -102,7 +102,7 @@ class GivingBack:
         self._context.ask(question, now, partial(self._on_answer, node), within_s=LOST_S)
 
     def _is_ending(self, node: str, known: _Return, now: Now) -> bool:
-        """Whether the agent of ``node`` is there, and is waited for to end by itself."""
+        """Return whether the agent of ``node`` is there, and is waited for to end by itself."""
         context = self._context
         view, quiet_s = context.fleet.views.get(node), 2 * context.config.timings.heartbeat_s + 0.5
         if view is None or now.mono - view.heard > quiet_s:

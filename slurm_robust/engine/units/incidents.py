@@ -25,19 +25,19 @@ class _Clock:
         self._stage, self._since = DETECTING, detected
 
     def enter(self, stage: str, now: float) -> None:
-        """What was done until ``now`` is over, and ``stage`` begins."""
+        """Begin ``stage`` at ``now``; what was done until then is over."""
         self._stages[self._stage] = self._stages.get(self._stage, 0.0) + max(0.0, now - self._since)
         self._stage, self._since = stage, now
 
     def pass_over(self, seconds: float) -> None:
-        """The core's clock stood still for ``seconds``: people waited all the same."""
+        """Count ``seconds`` in which the core's clock stood still: people waited all the same."""
         self.detected -= seconds
         self._since -= seconds
         if self.decided is not None:
             self.decided -= seconds
 
     def stages(self, end: float) -> dict[str, float]:
-        """What the time went into until ``end``, in the order in which it first did."""
+        """Return what the time went into until ``end``, in the order in which it first did."""
         self.enter("", end)
         return {stage: round(seconds, 3) for stage, seconds in self._stages.items() if seconds >= 0.0005}
 
@@ -51,21 +51,24 @@ class Incidents:
 
     @property
     def number(self) -> int:
-        """Of the open incident, else of the last one."""
+        """The number of the open incident, else of the last one."""
         state = self._context.state
         return state.world.incident.number if state.world.incident else state.incidents
 
     def unwatched_s(self, now: Now) -> float:
-        """Seconds since the controller before was last heard, whose host this one has never heard; else 0.
+        """Return the seconds since the earlier controller was last heard, if its host was never heard since;
+        else 0.
 
-        Nobody could detect the fault before this controller came.
+        No controller could detect the fault before this one came.
         """
         state, fleet = self._context.state, self._context.fleet
         is_open = state.taken_from in state.world.slots and fleet.heartbeat(state.taken_from) is None
         return max(0.0, now.wall - state.silent_since) if is_open and state.silent_since else 0.0
 
     def open(self, fault: Fault, now: Now) -> None:
-        """Training stopped being productive; in an open incident the fault is one more symptom."""
+        """Open an incident: training is not productive any more. If one is open, the fault is one more
+        symptom.
+        """
         context, state = self._context, self._context.state
         assert fault.symptom is not None  # it was detected
         symptom, detail = fault.symptom, fault.detail
@@ -90,16 +93,19 @@ class Incidents:
         context.emit(Say(text=f"incident {number}: {detail} (detected after {detect_s:.2f} s)"))
 
     def detected_s(self, now: Now) -> float:
-        """Seconds since the open incident was detected; 0 without one, or where another controller did."""
+        """Return the seconds since the open incident was detected.
+
+        0 if none is open, or if another controller detected it.
+        """
         return now.mono - self._clock.detected if self._clock is not None else 0.0
 
     def decided(self, now: Now) -> None:
-        """It is decided what to do; only the first decision of an incident counts."""
+        """Note that it is decided what to do; only the first decision of an incident counts."""
         if self._clock is not None and self._clock.decided is None:
             self._clock.decided = now.mono
 
     def stage(self, stage: str, now: Now) -> None:
-        """The job comes to ``stage``."""
+        """Note that the job comes to ``stage``."""
         if self._clock is not None:
             self._clock.enter(stage, now.mono)
 
@@ -109,7 +115,7 @@ class Incidents:
             self._clock.pass_over(seconds)
 
     def close(self, step: int, age_s: float, now: Now) -> None:
-        """The first new step was completed ``age_s`` seconds ago."""
+        """Close the incident: the first new step was completed ``age_s`` seconds ago."""
         context, incident = self._context, self._context.world.incident
         assert incident is not None
         by_itself = incident.decided is None
@@ -136,7 +142,9 @@ class Incidents:
         context.emit(Say(text=f"incident {incident.number}: over, step {step} is done{how}"))
 
     def _recovery_s(self, incident: OpenIncident, age_s: float, now: Now) -> float | None:
-        """From the decision to a step completed ``age_s`` ago; None without one, or if nobody knows."""
+        """Return the seconds from the decision to a step completed ``age_s`` ago; None if one of them is
+        unknown.
+        """
         clock = self._clock
         if clock is not None and clock.number == incident.number and clock.decided is not None:
             return max(0.0, now.mono - age_s - clock.decided)

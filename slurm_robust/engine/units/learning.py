@@ -1,4 +1,4 @@
-"""Modules that the job was seen to import, and the agents that are to import them before the next start."""
+"""Modules that the job was seen to import, and the agents that import them before the next start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_robust.wire.messages import Heartbeat, Load
 
 RESEND_S = 5.0
 AT_ONCE = 16
-"""Agents that import at a time, beside the training and from the same storage: standbys first."""
+"""Agents that import at a time, while training runs and from the same storage: standbys first."""
 MAX_LEARNED = 20
 """A job that imports something else each time is not followed for ever."""
 

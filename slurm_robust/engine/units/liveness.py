@@ -34,7 +34,7 @@ PROVING = 0
 """Number of the probes of nodes that live."""
 
 MAX_PROBED = 64
-"""Kernels that are probed at once, of nodes that live."""
+"""How many kernels of living nodes are probed at a time."""
 
 MAX_SUSPECTS = 8
 """More nodes do not die in the same second by themselves."""
@@ -59,7 +59,7 @@ class Proof:
     seconds: float
     """Until the answer."""
     kinds: str
-    """Of probes, for people."""
+    """How the probes went, for people."""
 
 
 class Liveness:
@@ -73,7 +73,7 @@ class Liveness:
         self._is_news = False
         self._senders: set[str] = set()  # agents of which a beacon has ever come
         self._probings: dict[str, Probing] = {}  # by suspect
-        self._number = context.state.epoch << 20  # an answer to an earlier controller is to none of ours
+        self._number = context.state.epoch << 20  # answers to an earlier controller fit none of our numbers
         self._proved: dict[str, Proof] = {}
         self._proving: tuple[str, ...] = ()  # probes of these are under way
         self._tried: dict[str, float] = {}  # when a node was last probed for that
@@ -85,7 +85,7 @@ class Liveness:
     # -- inputs ------------------------------------------------------------------------------------
 
     def on_beacons(self, ages: Mapping[str, float]) -> None:
-        """Seconds since the newest beacon of each agent (by its id) that has sent any."""
+        """Take in the seconds since the newest beacon of each agent (by its id) that has sent any."""
         self._ages = ages
         self._senders.update(ages)
         self._is_news = True
@@ -95,7 +95,7 @@ class Liveness:
         self._context.ask(probe, now, then, within_s=probe.for_s + LATE_S)
 
     def _on_answers(self, number: int, answers: Answers | NoAnswer, now: Now) -> None:
-        """If the probes could not be made, that says nothing of the nodes."""
+        """Take in the answers of kernels; probes that could not be made say nothing about the nodes."""
         if isinstance(answers, NoAnswer):
             self._proving = () if number == PROVING else self._proving
             return
@@ -123,7 +123,7 @@ class Liveness:
                 self._probings[node] = structs.replace(probing, unanswered=unanswered)
 
     def _drop_forgotten(self) -> None:
-        """A node whose agent is known to have ended is probed no more; an answer says nothing of it."""
+        """Stop probing nodes whose agent is known to have ended: an answer says nothing about it."""
         views = self._context.fleet.views
         self._probings = {node: probing for node, probing in self._probings.items() if node in views}
 
@@ -131,11 +131,11 @@ class Liveness:
 
     @property
     def has_news(self) -> bool:
-        """Whether :meth:`step` is due: it judges nobody before the beacons that have come are read."""
+        """Whether :meth:`step` is due: it judges no node before the beacons that have come are read."""
         return self._is_news and self._interval_s > 0
 
     def hears(self, node: str) -> bool:
-        """Whether beacons of the agent of ``node`` come, as far as they have been read."""
+        """Return whether beacons of the agent of ``node`` come, by what has been read of them."""
         view = self._context.fleet.views.get(node)
         return view is not None and self._ages.get(view.heartbeat.agent, math.inf) < overdue_s(
             self._interval_s
@@ -176,7 +176,10 @@ class Liveness:
         self._judge(silent_s, now)
 
     def _silence(self, view: AgentView, now: Now) -> float:
-        """Seconds without a beacon or a heartbeat; heartbeats of an agent without beacons may be apart."""
+        """Return the seconds without a beacon or a heartbeat.
+
+        Heartbeats of an agent without beacons may be apart.
+        """
         heard_s = now.mono - view.heard
         agent = view.heartbeat.agent
         if agent in self._ages:
@@ -185,7 +188,7 @@ class Liveness:
         return max(0.0, heard_s - usual_s)
 
     def _probe(self, node: str, heard: Collection[str], now: Now) -> None:
-        """Have the kernel of ``node`` probed from here and, of those that are ``heard``, by observers."""
+        """Have the kernel of ``node`` probed from here and by observers, chosen from ``heard``."""
         context, place = self._context, self._place(node)
         assert place is not None  # it is proved
         self._number += 1
@@ -225,7 +228,7 @@ class Liveness:
         del self._probings[node]
 
     def _can_replace(self, node: str, silent_s: Mapping[str, float]) -> bool:
-        """Whether there are standbys for all that die now; else a return is sooner than a requeue."""
+        """Return whether there are standbys for all that die now; else a return is sooner than a requeue."""
         state, fleet = self._context.state, self._context.fleet
         if node not in state.world.slots:
             return True

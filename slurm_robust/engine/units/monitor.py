@@ -43,7 +43,7 @@ class Monitor:
 
     @property
     def pace(self) -> PaceHistory:
-        """What is known of the training's pace, this generation's steps included."""
+        """What is known of the pace of training, this generation's steps included."""
         return self._pace.history
 
     def _follow(self, now: Now) -> None:
@@ -51,7 +51,7 @@ class Monitor:
             self._begin(now, self._context.world.pace)
 
     def check(self, now: Now) -> Fault | None:
-        """The first thing that is wrong, None while nothing new is."""
+        """Return the first thing that is wrong, None while nothing new is."""
         self._follow(now)
         many = self._context.world.placement.world_size / MANY_RECORDS
         if now.mono - self._checked < max(EVERY_S, min(many, 1.0)):
@@ -60,7 +60,7 @@ class Monitor:
         return self._inspection(now) or self._numbers(now)
 
     def excuse(self, seconds: float, now: Now, *, stood_still: bool = False) -> None:
-        """A cut network, silent storage or Slurm has held training up for so long: it has to get going.
+        """Give training time to get going: a cut network, silent storage or Slurm held it up for so long.
 
         ``stood_still``: the clock of ``now`` did.
         """
@@ -69,13 +69,14 @@ class Monitor:
         self._pace.hold_up(now.mono)
 
     def confirm_hang(self, now: Now) -> None:
-        """A hang was one, since its processes did nothing at all: the bound that showed it is right."""
+        """Confirm a hang, since its processes did nothing at all: the bound that showed it is right."""
         self._follow(now)
         pace = self._pace.undoubted
         self._context.record(ev.PaceLearned(t=now.wall, generation=self._generation, pace=pace))
 
     def unfit_spares(self) -> dict[str, str]:
-        """Spares that their alerts name, with the reason: a slot would be left for them in vain."""
+        """Return the spares that their alerts name, with the reason: ranks would move to them in vain.
+        """
         spares, fleet = self._context.state.spares, self._context.fleet
         if not any(heartbeat.alerts for heartbeat in fleet.heartbeats(spares).values()):
             return {}
@@ -105,7 +106,8 @@ class Monitor:
         return None
 
     def _alert_age_s(self, node: str, now: Now) -> float:
-        """Seconds since the newest alert of a node began, 0 where nothing is known of its agent any more."""
+        """Return the seconds since the newest alert of a node began, 0 if its agent is not known any more.
+        """
         view = self._context.fleet.views.get(node)
         if view is None or not view.heartbeat.alerts:
             return 0.0
@@ -139,7 +141,7 @@ class Monitor:
         return Fault(symptom=late.symptom, detail=late.text, detect_s=late.since_s, times=late.times)
 
     def _learn(self, now: Now, *, force: bool = False) -> None:
-        """Write down what was learnt of the training's pace, so that the next generation knows it."""
+        """Write down what was learnt of the pace of training, so that the next generation knows it."""
         known, pace = self._context.world.pace, self._pace.history
         due = now.mono - self._learned > LEARN_EVERY_S and is_news(known, pace)
         if due or (force and pace != known):

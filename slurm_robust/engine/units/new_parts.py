@@ -1,7 +1,7 @@
-"""New parts for ranks whose own are lost, where ``checkpoint.if_parts_are_missing: reseed`` asks for them.
+"""New parts for ranks whose own are lost, if ``checkpoint.if_parts_are_missing: reseed`` asks for them.
 
-A node that has the shared part and that of another rank writes all of them to storage, the missing ones with
-new random generators. From there on it is a checkpoint as any other.
+A node that has the shared part and a part of another rank writes all of them to storage, the missing ones
+with new random generators. From then on it is a checkpoint like any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slurm_robust.util.text import named_ranks
 
 
 class NewParts:
-    """Of the newest generation, once it has ended."""
+    """New parts of the newest generation, once it has ended."""
 
     def __init__(
         self,
@@ -43,9 +43,10 @@ class NewParts:
     def find(
         self, now: Now, without: Collection[str] = (), refused: Collection[tuple[str, CheckpointId]] = ()
     ) -> ToStore | None:
-        """The checkpoint to go on from with new parts, and who writes it; None where an older one is better.
+        """Return the checkpoint to go on from with new parts, and who writes it.
 
-        ``without``: nodes that write nothing; ``refused``: nodes that cannot write that one.
+        None if an older one is better. ``without``: nodes that write nothing; ``refused``: nodes that cannot
+        write that one.
         """
         state = self._context.state
         generation = state.world.generation
@@ -82,7 +83,7 @@ class NewParts:
         return ToStore(ref=missing.ref, writers=writers, world_size=world, layout=old, anew=anew)
 
     def on_stored(self, stored: ToStore, now: Now) -> None:
-        """They are on storage, and with them the whole checkpoint: it counts."""
+        """Seal the checkpoint: the new parts, and so all of it, are on storage."""
         ref, ranks = stored.ref, named_ranks(stored.anew)
         self._context.record(
             ev.GenerationSealed(
@@ -99,7 +100,10 @@ class NewParts:
         self._context.emit(Say(text=text))
 
     def instead(self, missing: MissingParts | None, older: str) -> str:
-        """Where training goes on from if ``missing`` ones do not come back; ``older``: without new ones."""
+        """Return from where training goes on if the ``missing`` parts do not come back.
+
+        ``older``: from where it goes on without new parts.
+        """
         text = f"training goes on from {older}"
         if missing is None or not missing.anew:
             return text
@@ -108,7 +112,7 @@ class NewParts:
         return f"{text}{self.hint(missing)}"
 
     def hint(self, missing: MissingParts) -> str:
-        """The setting that would have new parts made, "" where nothing can or where it is set."""
+        """Return the setting that would have new parts made, "" if none can be made or if it is set."""
         if self._wanted or not missing.anew:
             return ""
         return f" (checkpoint.if_parts_are_missing: reseed may take step {missing.ref.step})"

@@ -1,4 +1,4 @@
-"""What this job passes over: checkpoints from which no generation is to begin again."""
+"""What this job passes over: checkpoints from which no generation may begin again."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class PassedOver:
         self._ban(restore.against(self._context.state, [e.exit for e in exits], good_step=good_step), now)
 
     def judge_failure(self, fault: Fault, verdict: Verdict | None, now: Now) -> None:
-        """Ban that checkpoint, if what is to be decided of ``fault`` speaks against it."""
+        """Ban the checkpoint from which the generation began if ``fault`` speaks against it."""
         if verdict is not None and restore.spoils(fault, verdict, self._context.state):
             self._ban("training failed with it twice before a new step was done", now)
 
     def _ban(self, reason: str, now: Now) -> None:
-        """Unless it is the last one that is left."""
+        """Ban a checkpoint unless it is the last that is left."""
         state = self._context.state
         restored = state.world.restored
         if not reason or restored is None or restored in state.world.banned:
@@ -38,7 +38,7 @@ class PassedOver:
             self._context.emit(Say(text=f"checkpoint {restored} is passed over in this job: {reason}"))
 
     def texts(self, chosen: CheckpointId | None) -> tuple[str, ...]:
-        """What is newer than ``chosen`` and counts but for a ban, a line for each, newest first."""
+        """Return what is newer than ``chosen`` and counts but for a ban, a line for each, newest first."""
         state = self._context.state
         found = sorted((ref for ref in state.world.banned if chosen is None or ref > chosen), reverse=True)
         return tuple(

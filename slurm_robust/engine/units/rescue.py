@@ -1,4 +1,4 @@
-"""A rescue: what only the nodes' memory has goes to storage, from where any node restores it.
+"""A rescue: what only the nodes' memory has goes to storage, so that any node can restore it.
 
 First the newest checkpoint that nodes can write whole. A node that refuses one writes no part of it any more,
 and a silent node writes nothing: others that hold the same parts do, else an older checkpoint goes there.
@@ -51,7 +51,7 @@ class Rescue:
         self._now = self._choose(now)
         self._stored: CheckpointId | None = None
         self.newest = wanted or (self._now.ref if self._now is not None else None)
-        """What would be lost, None where memory alone has nothing."""
+        """What would be lost, None if memory has nothing that storage lacks."""
 
     @property
     def what(self) -> ToStore | None:
@@ -65,7 +65,7 @@ class Rescue:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether nothing more can come."""
         return self._now is None or self._stored is not None
 
     @property
@@ -74,11 +74,11 @@ class Rescue:
         return self._stored == self.newest
 
     def waited_s(self, now: Now) -> float:
-        """Seconds since it began."""
+        """Return the seconds since it began."""
         return now.mono - self._since
 
     def why(self) -> str:
-        """Why the newest did not get onto storage: which nodes did not write, and what others said."""
+        """Return why the newest did not get onto storage: which nodes did not write, and what others said."""
         silent = {*self._silent, *(self._late() if self._stored is None else ())} - self._why.keys()
         said = [f"{node}: {text}" for node, text in self._why.items()]
         if silent:
@@ -86,7 +86,7 @@ class Rescue:
         return "; ".join(said) or "no node has both its shared part and that of rank 0"
 
     def holders(self, now: Now) -> tuple[str, ...]:
-        """Living nodes that together have all parts of the newest, () where they have not."""
+        """Return living nodes that together have all parts of the newest checkpoint, () if they lack some."""
         if self.newest is None:
             return ()
         after = self.newest.step - 1
@@ -94,7 +94,7 @@ class Rescue:
         return tuple(found.writers) if found is not None and found.ref == self.newest else ()
 
     def step(self, now: Now) -> None:
-        """Hear the nodes; order again, or something else where nodes fail."""
+        """Hear the nodes; order again, or order something else if nodes fail."""
         context, what = self._context, self._now
         if what is None or self._stored is not None:
             return
@@ -128,14 +128,14 @@ class Rescue:
         )
 
     def _late(self) -> list[str]:
-        """Nodes whose parts are not on storage yet."""
+        """Return the nodes whose parts are not on storage yet."""
         if self._now is None:
             return []
         written = self._written[self._now.ref]
         return [node for node, ranks in self._now.writers.items() if not written.issuperset(ranks)]
 
     def _fails(self, ref: CheckpointId, late: list[str], now: Now) -> bool:
-        """Whether one of these says that it cannot write ``ref``, or has died."""
+        """Return whether one of these says that it cannot write ``ref``, or has died."""
         fleet, dead_s = self._context.fleet, self._context.config.timings.node_dead_s
         known = len(self._refused) + len(self._silent)
         for node in late:
@@ -148,7 +148,7 @@ class Rescue:
         return len(self._refused) + len(self._silent) > known
 
     def _refuses(self, heartbeat: Heartbeat, ref: CheckpointId) -> bool:
-        """Whether this answers an order of this rescue; agents of an earlier release do not tell."""
+        """Return whether this answers an order of this rescue; agents of an earlier release do not tell."""
         return heartbeat.unsaved.startswith(f"{ref}: ") and heartbeat.save_begun in (self._begun, 0.0)
 
     def _say_turn(self, ref: CheckpointId, now: Now) -> None:

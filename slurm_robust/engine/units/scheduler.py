@@ -40,7 +40,7 @@ class StepPace:
         return max(0.0, ended - begun) / (last - first)
 
     def completed(self, step: int) -> float:
-        """When all ranks had completed ``step``, which is the newest seen or not long before it."""
+        """Return when all ranks had completed ``step``, which is the newest seen or not long before it."""
         last, at = self._seen[-1]
         return at - (last - step) * self.seconds_per_step
 
@@ -53,7 +53,7 @@ class StepPace:
 
 
 class CheckpointScheduler:
-    """Serves one generation. Does nothing where training keeps no checkpoints in memory."""
+    """Serves one generation. Does nothing if training keeps no checkpoints in memory."""
 
     def __init__(self, context: Context, checkpoints: Checkpoints, now: Now) -> None:
         self._context = context
@@ -152,7 +152,7 @@ class CheckpointScheduler:
         self._checkpoints.on_stored(now)
 
     def _say_failed(self, why: dict[str, str], late: list[str], now: Now) -> None:
-        """In the job's log once, until a checkpoint gets there again."""
+        """Say once in the job's log that storage fails, until a checkpoint gets there again."""
         context = self._context
         text = f"step {self._flush} did not get onto storage in time: {fold(late)}"
         if why:

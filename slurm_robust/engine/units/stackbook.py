@@ -9,7 +9,7 @@ from slurm_robust.wire.messages import ShowStacks, StacksShown, StacksTaken
 
 RESEND_S = 1.0
 TRAVEL_S = 1.0
-"""For orders and answers, beyond the time that taking stacks may take."""
+"""Time for orders and answers, beyond the time that taking stacks may take."""
 
 FRESH_S = 2.0
 """A person who asks again within this time is shown the same round: a script must not keep all nodes busy."""
@@ -53,7 +53,10 @@ class StackBook:
         self._since, self._sent = now, now - RESEND_S
 
     def due(self, now: float) -> list[str]:
-        """Nodes to which the order is to be sent now, for the first time or again. Asked on every tick."""
+        """Return the nodes to which the order is to be sent now, for the first time or again.
+
+        Asked on every tick.
+        """
         if now - self._since > self.limit_s + KEEP_S:
             self.nodes, self._answers = (), {}
         if self.over(now) or now - self._sent < RESEND_S:
@@ -67,26 +70,27 @@ class StackBook:
             self._answers[answer.node] = answer
 
     def missing(self) -> list[str]:
-        """Nodes that have not answered."""
+        """Return the nodes that have not answered."""
         return [node for node in self.nodes if node not in self._answers]
 
     def over(self, now: float) -> bool:
-        """Whether all have answered or have had their time."""
+        """Return whether all have answered or have had their time."""
         return now - self._since >= self.limit_s or not self.missing()
 
     def all(self) -> tuple[RankStacks, ...]:
-        """The stacks so far, by rank."""
+        """Return the stacks so far, by rank."""
         stacks = (stack for answer in self._answers.values() for stack in answer.stacks)
         return tuple(sorted(stacks, key=lambda stack: stack.rank))
 
     def knows(self, wish: ShowStacks) -> bool:
-        """Whether a person has seen the beginning of this round."""
+        """Return whether a person has seen the beginning of this round."""
         return bool(self.nodes) and wish.number == self.number
 
     def show(self, wish: ShowStacks, generation: int, nodes: Sequence[str], now: float) -> StacksShown:
-        """The next part for a person; each request says what has come already, so no list of people is kept.
+        """Return the next part for a person.
 
-        ``generation`` runs now on ``nodes``; 0 for none.
+        Each request says what has come already, so no list of people is kept. ``generation`` runs now on
+        ``nodes``; 0 for none.
         """
         after = wish.after if self.knows(wish) else 0
         if not self.knows(wish) and (generation != self.generation or now - self._since >= FRESH_S):

@@ -121,13 +121,13 @@ class Standbys:
         self._tell_if_alike("quick tests", tests_fail_alike(context.state), now)
 
     def _may_run(self) -> bool:
-        """Whether training goes on, and nothing needs a standby."""
+        """Return whether training goes on, and nothing needs a standby."""
         context = self._context
         is_over = bool(context.leaving or context.ending)
         return context.trains and not is_over and context.world.incident is None
 
     def _begin_test(self, heartbeats: dict[str, Heartbeat], now: Now) -> None:
-        """One at a time. What its inspection finds wrong has been evicted before."""
+        """Begin one quick test at a time. A node that its inspection finds wrong has been evicted before."""
         for node, heartbeat in heartbeats.items():
             if self._is_to_be_tested(node) and heartbeat.ready and not _rehearses(heartbeat):
                 self._tests += 1
@@ -153,7 +153,7 @@ class Standbys:
     # -- how far each is ---------------------------------------------------------------------------
 
     def _follow(self, node: str, heartbeat: Heartbeat, now: Now) -> bool:
-        """Whether anything has changed."""
+        """Return whether anything has changed."""
         found = self._seen(node, heartbeat, now)
         known = self._context.state.standbys.get(node)
         if known is not None and _shown(known) == _shown(found):
@@ -169,13 +169,13 @@ class Standbys:
         return True
 
     def _forget_what_it_did(self, node: str, now: Now) -> None:
-        """Its agent is gone: nothing that it was doing goes on."""
+        """Forget what the agent of ``node`` was doing: it is gone, and nothing of that goes on."""
         known = self._context.state.standbys.get(node)
         if known is not None and known.stage in (StandbyStage.TESTING, StandbyStage.REHEARSING):
             self._context.record(ev.StandbyChanged(t=now.wall, node=node, stage=StandbyStage.STARTING))
 
     def _seen(self, node: str, heartbeat: Heartbeat, now: Now) -> ev.StandbyChanged:
-        """How far it is."""
+        """Return how far the standby is."""
         rehearsal = heartbeat.rehearsal or Rehearsal(number=0, state=RehearsalState.ENDED)
         test = self._context.state.standby_tests.get(node)
         reason, took_s = rehearsal.reason, rehearsal.took_s
@@ -205,7 +205,7 @@ class Standbys:
     # -- rehearsals --------------------------------------------------------------------------------
 
     def _order(self, heartbeats: dict[str, Heartbeat], now: Now) -> None:
-        """One at a time: they read the same storage as the training."""
+        """Order one rehearsal at a time: they read the same storage as the ranks."""
         rehearsals = {n: h.rehearsal for n, h in heartbeats.items() if h.rehearsal is not None}
         if any(map(_rehearses, heartbeats.values())):
             return
@@ -238,7 +238,7 @@ class Standbys:
 
 
 def _shown(event: ev.StandbyChanged) -> tuple[StandbyStage, str, int]:
-    """What is written down when it changes."""
+    """Return the part of ``event`` whose change is written down."""
     return event.stage, event.reason, event.loaded
 
 

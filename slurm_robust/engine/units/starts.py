@@ -1,4 +1,4 @@
-"""The starts of agents: which were made, what Slurm said of them, and what to do where no agent came."""
+"""The starts of agents: which were made, what Slurm said of them, and what to do if no agent came."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Unstarted:
     refused: dict[str, str] = field(default_factory=dict)
     """Slurm does not start the agent."""
     left: tuple[str, ...] = ()
-    """Of ``down``, those that are up and that Slurm has taken from the job."""
+    """Nodes of ``down`` that are up, but that Slurm has taken from the job."""
 
 
 class AgentStarts:
@@ -82,7 +82,7 @@ class AgentStarts:
 
     @property
     def refusal_code(self) -> int:
-        """The exit code of the job where too many agents are refused."""
+        """The exit code of the job if too many agents are refused."""
         return self._refusal_code
 
     @property
@@ -116,21 +116,23 @@ class AgentStarts:
             start.ended += seconds
 
     def waited_s(self, node: str, now: Now) -> float | None:
-        """Seconds since the newest start on ``node``; None where another controller made it."""
+        """Return the seconds since the newest start on ``node``; None if another controller made it."""
         start = self._nodes.get(node)
         return None if start is None else now.mono - start.at
 
     def on_refusal(self, node: str, text: str, code: int = ExitCode.JOB_DIR) -> None:
-        """The agent of ``node`` could not begin (its own message, from the step's output)."""
+        """Take in that the agent of ``node`` could not begin (its own message, from the step's output)."""
         self._refused.setdefault(node, text)
         self._refusal_code = code
 
     def on_all_ended(self) -> None:
-        """The step of the agents has ended."""
+        """Take in that the step of the agents has ended."""
         self._all_ended = True
 
     def on_end(self, end: StepEnd, now: Now) -> None:
-        """An srun, or some of its tasks, ended: an agent that is still there is heard again at once."""
+        """Take in that an srun, or some of its tasks, ended: an agent that is still there is heard again
+        soon.
+        """
         context = self._context
         is_over = context.state.ended is not None or context.state.requeueing is not None
         if end.code and not (context.leaving or is_over):
@@ -143,7 +145,7 @@ class AgentStarts:
                 start.end, start.ended = end, now.mono
 
     def _on_witness(self, found: Iterable[Witness] | None) -> None:
-        """Slurm's word on nodes that it was asked about; None: no answer in time."""
+        """Take in Slurm's word on nodes that it was asked about; None: no answer in time."""
         if found is None:
             for asked in self._nodes.values():
                 asked.asked = asked.asked and -math.inf
@@ -163,7 +165,9 @@ class AgentStarts:
         return True
 
     def check(self, nodes: Iterable[str], now: Now) -> Unstarted:
-        """Of ``nodes``, none of which has an agent: ask, start again; those for which waiting is over."""
+        """Ask about ``nodes``, none of which has an agent, or start again; return those whose wait is
+        over.
+        """
         context, missing = self._context, tuple(nodes)
         for node in missing:  # an agent may come by itself, and has the time of a start
             self._nodes.setdefault(node, _NodeStart(first=now.mono, at=now.mono))
@@ -184,7 +188,7 @@ class AgentStarts:
         return Unstarted(down, found[StartAdvice.UNSTARTED], found[StartAdvice.REFUSED], left)
 
     def missed(self, node: str, now: Now) -> None:
-        """The agent of ``node``, which had joined, is silent: it may come back as if it were started now."""
+        """Wait for the agent of ``node``, which had joined and is silent, as if it were started now."""
         known = self._context.fleet.forget(node)
         heard = known.heard if known is not None else -math.inf
         old = self._nodes.get(node, _NodeStart(first=now.mono, at=now.mono))
@@ -195,7 +199,7 @@ class AgentStarts:
         self._nodes[node] = new
 
     def let_go(self, node: str) -> None:
-        """``node`` is silent, and may be dead: when it is back, no agent elsewhere is to end for it."""
+        """Give up ``node``, which may be dead: when it is back, no agent elsewhere must end for it."""
         self._let_go.setdefault(node, False)
 
     def step(self, now: Now) -> None:
@@ -207,20 +211,21 @@ class AgentStarts:
                 self._context.ask(LetGo(node=node), now)
 
     def _awaits(self, node: str, now: Now) -> bool:
-        """Whether an agent may yet come to ``node`` for the first time since its newest start."""
+        """Return whether an agent may yet come to ``node`` for the first time since its newest start."""
         start, view = self._nodes[node], self._context.fleet.views.get(node)
         has_come = view is not None or start.missed or node in self._let_go or start.end is not None
         return not has_come and now.mono - start.at <= self._context.config.timings.agent_start_s
 
     def out_of_memory(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Of ``nodes`` those whose agent Slurm says ended for want of memory, with its message."""
+        """Return those of ``nodes`` whose agent Slurm says ended for want of memory, with its message."""
         ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
         return {
             node: end.message for node, end in ends.items() if end is not None and _OOM.search(end.message)
         }
 
     def ended(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Of ``nodes`` those whose agent Slurm says ended and was not heard since, with its message."""
+        """Return those of ``nodes`` whose agent Slurm says ended and was not heard since, with its message.
+        """
         found: dict[str, str] = {}
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
@@ -231,7 +236,8 @@ class AgentStarts:
         return found
 
     def step_ended(self, nodes: Iterable[str], now: Now) -> dict[str, str]:
-        """Of ``nodes`` those that are silent since the step of their agents ended, with srun's message."""
+        """Return which of ``nodes`` are silent since the step of their agents ended, with srun's message.
+        """
         found: dict[str, str] = {}
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
@@ -244,14 +250,14 @@ class AgentStarts:
         return found
 
     def may_yet_end(self, node: str, now: Now) -> bool:
-        """Whether the agent of ``node``, which is heard, may end soon, since its step has."""
+        """Return whether the agent of ``node``, which is heard, may end soon, since its step has."""
         start, view = self._nodes.get(node), self._context.fleet.views.get(node)
         if start is None or start.end is None or view is None:
             return False
         return may_yet_end(start.end, node, view.heard - start.ended)
 
     def failed(self, node: str) -> str:
-        """Why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""
+        """Return why the first start of an agent on ``node`` came to nothing; "" while it may succeed."""
         start = self._nodes.get(node)
         return start.failed if start is not None else ""
 
@@ -303,7 +309,7 @@ _TOLD = (StartAdvice.AGAIN, StartAdvice.DOWN, StartAdvice.UNSTARTED, StartAdvice
 
 
 def _nodes_of(answers: dict[str, StartAdvice], wanted: StartAdvice) -> tuple[str, ...]:
-    """Those for which the answer is ``wanted``."""
+    """Return the nodes for which the answer is ``wanted``."""
     return tuple(node for node, answer in answers.items() if answer is wanted)
 
 
@@ -320,7 +326,9 @@ class StartPhases:
         self._zygotes: set[str] = set()
 
     def hear(self, before: Heartbeat | None, heartbeat: Heartbeat, now: Now) -> None:
-        """A heartbeat came after ``before``. While a generation runs, nothing waits for agents."""
+        """Take in a heartbeat that came after ``before``. While a generation runs, nothing waits for
+        agents.
+        """
         if self._context.world.running:
             return
         node, is_same = heartbeat.node, before is not None and before.agent == heartbeat.agent

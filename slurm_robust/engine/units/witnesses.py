@@ -27,7 +27,7 @@ class Witnesses:
     """Follows the nodes whose agents have missed heartbeats, until these count as silent or speak again."""
 
     def __init__(self, context: Context, on_refused: Callable[[tuple[str, ...], Now], None]) -> None:
-        """``on_refused``: told of nodes at whose agent's port nobody listens any more."""
+        """``on_refused``: told of nodes at whose agent's port nothing listens any more."""
         self._context, self._on_refused = context, on_refused
         self._hears: list[Callable[[tuple[Witness, ...] | None], None]] = []
         self._looked = self._knocked = self._asked = -math.inf
@@ -69,7 +69,8 @@ class Witnesses:
             self.ask_slurm(stalled, now)
 
     def _unheard(self, now: Now) -> dict[str, tuple[str, int]]:
-        """Where the agents listen that an earlier controller had and this one has never heard, by node."""
+        """Return the addresses of agents of an earlier controller that this one has never heard, by node.
+        """
         context = self._context
         if now.mono - context.started < UNHEARD_S:
             return {}
@@ -87,7 +88,7 @@ class Witnesses:
         self._context.ask(AskAboutNodes(nodes=nodes), now, partial(self._on_slurm, nodes))
 
     def _on_knock(self, found: Knocked | NoAnswer, now: Now) -> None:
-        """Kernels have answered for their agents."""
+        """Take in what kernels have answered for their agents."""
         if isinstance(found, NoAnswer):
             return
         for node in found.taken:
@@ -95,16 +96,17 @@ class Witnesses:
         self._on_refused(self._gone(found, now), now)
 
     def _gone(self, found: Knocked, now: Now) -> tuple[str, ...]:
-        """Nodes whose agent has ended, as their kernel shows. After a takeover no srun may report that.
+        """Return the nodes whose agent has ended, as their kernel shows.
 
-        Where several refuse a connection at once, it may be the network that does so.
+        After a takeover no srun may report that. If several refuse a connection together, it may be the
+        network that does so.
         """
         views, dead_s = self._context.fleet.views, self._context.config.timings.node_dead_s
         silent = [n for n in found.refused if n not in views or now.mono - views[n].heard > dead_s / 2]
         return tuple(silent) if len(found.refused) == 1 else ()
 
     def _on_slurm(self, nodes: tuple[str, ...], answer: tuple[Witness, ...] | NoAnswer, now: Now) -> None:
-        """If slurmctld does not answer, it says nothing of the nodes."""
+        """Take in Slurm's answer; if slurmctld does not answer, that says nothing about the nodes."""
         found = None if isinstance(answer, NoAnswer) else answer
         if isinstance(answer, NoAnswer):
             self._context.note(f"Slurm does not say how {fold(nodes)} are: {answer.reason}", "", now)
@@ -115,7 +117,7 @@ class Witnesses:
             hears(found)
 
     def gave_up(self, nodes: Iterable[str]) -> bool:
-        """Whether Slurm, by its newest answer, has given up all of ``nodes``."""
+        """Return whether Slurm, by its newest answer, has given up all of ``nodes``."""
         return set(nodes) <= self._given_up
 
     def silence(self, now: Now, since: float, explained: Collection[str] = ()) -> Silence | None:
@@ -168,7 +170,8 @@ class Witnesses:
             context.emit(Say(text=text))
 
     def _step_after(self, node: str, silent: Iterable[str], since: float) -> float | None:
-        """When all ranks of nodes that are heard had completed a step that ``node`` must have taken part in.
+        """Return when all ranks of nodes that are heard had completed a step that ``node`` must have taken
+        part in.
 
         None if that was not later than ``since``: the step under way when a node died may still end.
         """

@@ -278,7 +278,9 @@ class SimController:
                 raise AssertionError(f"agents send no {type(message).__name__}")
 
     def _beacon_ages(self) -> dict[str, float]:
-        """Seconds since the newest beacon of each agent: they come ten times a second, or not at all."""
+        """Return the seconds since the newest beacon of each agent: they come ten times a second, or not at
+        all.
+        """
         for agent, (node, _) in self._beacons.items():
             if agent in node.agents and self.env.network.passes(node.name, self.host):
                 self._beacons[agent] = node, self.env.now
@@ -434,7 +436,7 @@ class SimController:
     # -- tests of nodes, and nodes of others -------------------------------------------------------
 
     def _tested(self, nodes: tuple[str, ...], tests: tuple[str, ...]) -> Diagnosis:
-        """What tests show of ``nodes``, by what is wrong with them."""
+        """Return what tests show of ``nodes``, by what is wrong with them."""
         results = tuple(
             TestResult(
                 test=test,

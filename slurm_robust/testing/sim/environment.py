@@ -74,7 +74,7 @@ class Environment:
         self.timeline.after(self.chance.uniform(*bounds), act)
 
     def next_pid(self) -> int:
-        """A number that no other process has."""
+        """Return a number that no other process has."""
         self._pids += 1
         return self._pids
 

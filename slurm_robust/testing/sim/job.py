@@ -198,11 +198,11 @@ class Sim:
         return job.is_pending and job.reason == "Resources"
 
     def events(self, kind: type[E]) -> list[E]:
-        """All events of one kind."""
+        """Return all events of one kind."""
         return [event for event in self.journal if isinstance(event, kind)]
 
     def has_been_well(self, seconds: float) -> bool:
-        """Whether the job has been in its stage Running for so long, and nothing is wrong now."""
+        """Return whether the job has been in its stage Running for so long, and nothing is wrong now."""
         controller = self.controller
         if controller is None or self.stage != "Running" or self.state.world.incident is not None:
             return False
@@ -281,7 +281,7 @@ class Sim:
     # -- what a test breaks ------------------------------------------------------------------------
 
     def rank(self, number: int) -> Rank:
-        """The worker process of a rank. Raises ``KeyError`` if it does not live."""
+        """Return the worker process of a rank. Raises ``KeyError`` if it does not live."""
         return self.ranks[number]
 
     def kill_rank(self, number: int, signal: int = 9, *, oom: str = "") -> None:
@@ -613,7 +613,9 @@ class Sim:
         self.env.after(self.env.pace.slurm_s, ask)
 
     def _affordable(self, exclude: tuple[str, ...]) -> tuple[str, ...]:
-        """What can be excluded and still leaves enough nodes: the weakest, which come first, are dropped."""
+        """Return what can be excluded and still leaves enough nodes: the weakest, which come first, are
+        dropped.
+        """
         usable = [name for name in self.nodes if not self.cluster.nodes[name].is_down]
         while exclude and len([n for n in usable if n not in exclude]) < self._slots:
             exclude = exclude[1:]
@@ -699,7 +701,7 @@ class Sim:
     # -- leaps -------------------------------------------------------------------------------------
 
     def _is_quiet(self) -> bool:
-        """Whether nothing but training goes on."""
+        """Return whether nothing but training goes on."""
         if len(self._controllers) != 1 or self.stage != "Running" or not self.network.is_calm:
             return False
         core = self._controllers[0].core

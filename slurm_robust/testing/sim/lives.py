@@ -49,7 +49,7 @@ Fault = Callable[[Life, Random], str]
 
 
 def _living(life: Life, chance: Random) -> int | None:
-    """A rank that lives, if any does."""
+    """Return a rank that lives, if any does."""
     ranks = sorted(life.sim.ranks)
     return chance.choice(ranks) if ranks else None
 

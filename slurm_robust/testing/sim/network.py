@@ -42,7 +42,7 @@ class Network:
             self._islands.pop(node, None)
 
     def passes(self, source: str, target: str) -> bool:
-        """Whether the two nodes reach each other now."""
+        """Return whether the two nodes reach each other now."""
         return source == target or self._islands.get(source, 0) == self._islands.get(target, 0)
 
     @property

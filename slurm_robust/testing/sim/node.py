@@ -99,7 +99,7 @@ class SimNode:
             self._listed = None
 
     def has(self, rank: int, ref: CheckpointId) -> bool:
-        """Whether its memory holds that part."""
+        """Return whether its memory holds that part."""
         return any((copy.rank, copy.checkpoint) == (rank, ref) for copy in self.copies)
 
     def forget_copies(self) -> None:
@@ -418,7 +418,7 @@ class SimAgent:
         self.node.training.enter(rank)
 
     def _reads(self, source: RestoreSource, ref: CheckpointId) -> bool:
-        """Whether what a launch names is there."""
+        """Return whether what a launch names is there."""
         if source.tier.is_shared:
             return ref in self._env.storage.complete() and not self._env.storage.fails
         if not source.address:

@@ -50,7 +50,7 @@ class Rank:
         return self.launch.generation
 
     def progress(self, now: float) -> Progress:
-        """Its step record."""
+        """Return its step record."""
         bad = 0 <= self.bad_step <= self.step
         return Progress(
             rank=self.rank,
@@ -195,7 +195,7 @@ class FakeStorage:
         self._worlds[ref] = world_size
 
     def complete(self) -> dict[CheckpointId, Tier]:
-        """Checkpoints of which every part is there."""
+        """Return the checkpoints of which every part is there."""
         return {ref: Tier.STORAGE for ref, ranks in self.parts.items() if len(ranks) == self._worlds[ref]}
 
     def prune(self, sealed: Mapping[int, int], generation: int, keep: int) -> None:
