@@ -99,8 +99,7 @@ class Context:
         return self.fleet.progress(self.world.slots, self.world.generation, now.mono)
 
     def spent(self, now: Now) -> dict[str, float]:
-        """Return this generation's seconds in phases and checkpoints, by name, rounded for the journal.
-        """
+        """Return this generation's seconds in phases and checkpoints, by name, rounded for the journal."""
         found = self.fleet.spent(self.world.slots, self.world.generation, now.mono)
         return {name: round(seconds, 3) for name, seconds in found.items() if seconds >= 0.0005}
 

@@ -90,7 +90,7 @@ class Unreachable:
         core.emit(Say(text=text))
 
     def _fetch_standbys(self, core: Core, silent: tuple[str, ...], now: Now) -> None:
-        """Ask the reservation for the standbys that are missing to go on without ``silent``. 
+        """Ask the reservation for the standbys that are missing to go on without ``silent``.
 
         Do not ask if no other node is heard: then this node itself may be cut off.
         """

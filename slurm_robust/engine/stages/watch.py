@@ -62,8 +62,7 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
 
 
 def _silence(core: Core, since: float, now: Now) -> Fault | None:
-    """Return the fault of silent nodes of the placement: of one node, of the network between, or of the step.
-    """
+    """Return the fault of silent nodes of the placement: of one node, of the network between, or of the step."""
     ended = core.starts.step_ended(core.world.slots, now)
     silent_s = max((core.fleet.silence(node, now.mono, since) for node in ended), default=0.0)
     if silent_s > core.config.timings.node_dead_s:
@@ -102,8 +101,7 @@ def is_taken_host_lost(core: Core, node: str, waited_s: float, now: Now) -> bool
 
 
 def standbys_heard(core: Core, now: Now) -> list[str]:
-    """Return the standbys that were heard too lately to be among nodes that fall silent together.
-    """
+    """Return the standbys that were heard too lately to be among nodes that fall silent together."""
     timings, views = core.config.timings, core.fleet.views
     limit = max(timings.heartbeat_s, timings.node_dead_s - TOGETHER * timings.heartbeat_s)
     return [

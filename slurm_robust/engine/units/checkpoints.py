@@ -222,8 +222,7 @@ class Checkpoints:
         return self._context.world.layouts[plan.ref.generation]
 
     def cut_text(self, plan: RestorePlan) -> str:
-        """Return what people are told if ranks have come or gone since the checkpoint was taken, else "".
-        """
+        """Return what people are told if ranks have come or gone since the checkpoint was taken, else ""."""
         before, now = self._world_of(plan.ref.generation), self._context.world.placement.world_size
         if before == now:
             return ""
@@ -338,8 +337,7 @@ class Checkpoints:
         )
 
     def can_spare(self, node: str, now: Now) -> bool:
-        """Return whether a complete checkpoint of the running generation has replaced the copies on ``node``.
-        """
+        """Return whether a complete checkpoint of the running generation has replaced the copies on ``node``."""
         state, heartbeat = self._context.state, self._context.fleet.heartbeat(node)
         if heartbeat is None:  # of a new controller the agent may not know yet
             return now.mono - self._context.started > RECONNECT_S

@@ -75,8 +75,7 @@ class Monitor:
         self._context.record(ev.PaceLearned(t=now.wall, generation=self._generation, pace=pace))
 
     def unfit_spares(self) -> dict[str, str]:
-        """Return the spares that their alerts name, with the reason: ranks would move to them in vain.
-        """
+        """Return the spares that their alerts name, with the reason: ranks would move to them in vain."""
         spares, fleet = self._context.state.spares, self._context.fleet
         if not any(heartbeat.alerts for heartbeat in fleet.heartbeats(spares).values()):
             return {}
@@ -106,8 +105,7 @@ class Monitor:
         return None
 
     def _alert_age_s(self, node: str, now: Now) -> float:
-        """Return the seconds since the newest alert of a node began, 0 if its agent is not known any more.
-        """
+        """Return the seconds since the newest alert of a node began, 0 if its agent is not known any more."""
         view = self._context.fleet.views.get(node)
         if view is None or not view.heartbeat.alerts:
             return 0.0

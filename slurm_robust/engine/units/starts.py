@@ -224,8 +224,7 @@ class AgentStarts:
         }
 
     def ended(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return those of ``nodes`` whose agent Slurm says ended and was not heard since, with its message.
-        """
+        """Return those of ``nodes`` whose agent Slurm says ended and was not heard since, with its message."""
         found: dict[str, str] = {}
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
@@ -236,8 +235,7 @@ class AgentStarts:
         return found
 
     def step_ended(self, nodes: Iterable[str], now: Now) -> dict[str, str]:
-        """Return which of ``nodes`` are silent since the step of their agents ended, with srun's message.
-        """
+        """Return which of ``nodes`` are silent since the step of their agents ended, with srun's message."""
         found: dict[str, str] = {}
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)

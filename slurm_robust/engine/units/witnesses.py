@@ -69,8 +69,7 @@ class Witnesses:
             self.ask_slurm(stalled, now)
 
     def _unheard(self, now: Now) -> dict[str, tuple[str, int]]:
-        """Return the addresses of agents of an earlier controller that this one has never heard, by node.
-        """
+        """Return the addresses of agents of an earlier controller that this one has never heard, by node."""
         context = self._context
         if now.mono - context.started < UNHEARD_S:
             return {}
