@@ -62,7 +62,7 @@ def find_fault(core: Core, agents: dict[str, str], since: float, now: Now) -> Fa
 
 
 def _silence(core: Core, since: float, now: Now) -> Fault | None:
-    """Return the fault of silent nodes of the placement: of one node, of the network between, or of the step."""
+    """Return the fault of silent nodes of the placement: one node, the network between them, or the step."""
     ended = core.starts.step_ended(core.world.slots, now)
     silent_s = max((core.fleet.silence(node, now.mono, since) for node in ended), default=0.0)
     if silent_s > core.config.timings.node_dead_s:

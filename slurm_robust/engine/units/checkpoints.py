@@ -337,7 +337,7 @@ class Checkpoints:
         )
 
     def can_spare(self, node: str, now: Now) -> bool:
-        """Return whether a complete checkpoint of the running generation has replaced the copies on ``node``."""
+        """Return whether a complete checkpoint of this generation has replaced the copies on ``node``."""
         state, heartbeat = self._context.state, self._context.fleet.heartbeat(node)
         if heartbeat is None:  # of a new controller the agent may not know yet
             return now.mono - self._context.started > RECONNECT_S

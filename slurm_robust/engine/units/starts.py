@@ -217,14 +217,18 @@ class AgentStarts:
         return not has_come and now.mono - start.at <= self._context.config.timings.agent_start_s
 
     def out_of_memory(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return those of ``nodes`` whose agent Slurm says ended for want of memory, with its message."""
+        """Return the nodes of ``nodes`` whose agent ended for want of memory, as Slurm says, with its
+        message.
+        """
         ends = {node: start.end for node in nodes if (start := self._nodes.get(node)) is not None}
         return {
             node: end.message for node, end in ends.items() if end is not None and _OOM.search(end.message)
         }
 
     def ended(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return those of ``nodes`` whose agent Slurm says ended and was not heard since, with its message."""
+        """Return the nodes of ``nodes`` whose agent ended, as Slurm says, and is silent since, with its
+        message.
+        """
         found: dict[str, str] = {}
         for node in nodes:
             start, view = self._nodes.get(node), self._context.fleet.views.get(node)
