@@ -93,7 +93,7 @@ class FileChange(Record):
 
 
 def plan(wanted: Sequence[Item], manifest: Manifest, found: Mapping[str, Found]) -> list[FileChange]:
-    """Return steps from what is there to what is wanted; what is right already needs none. Pure."""
+    """Return the steps from what is there to what is wanted; what is right already needs none. Pure."""
     steps = [step for item in wanted if (step := _step(item, manifest, found.get(item.path)))]
     paths = {item.path for item in wanted}
     # The deepest first, so that folders are empty when their turn comes.

@@ -146,7 +146,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def joined(events: Iterable[NodeEvent]) -> tuple[NodeEvent, ...]:
-    """Return events in order, those that Slurm cut in two (it does at every change of the state) made one
+    """Return the events in order, those that Slurm cut in two (it does at every change of the state) made one
     again.
     """
     found: list[NodeEvent] = []

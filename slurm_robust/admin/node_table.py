@@ -104,7 +104,7 @@ def views_of(
     events: Iterable[NodeEvent] | None,
     wanted: Collection[str] = (),
 ) -> tuple[NodeView, ...]:
-    """Return nodes of the index and of Slurm, those with most failures first. Pure."""
+    """Return the nodes of the index and of Slurm, those with most failures first. Pure."""
     by_name = {node.name: node for node in states if "FUTURE" not in node.states}
     drains = None if events is None else Counter(event.node for event in joined(events))
     known = {row.node: row for row in rows}

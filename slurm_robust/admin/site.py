@@ -191,7 +191,7 @@ def find_node_command() -> str:
 
 
 def module_folders() -> tuple[str, ...]:
-    """Return folders from which this program imports modules."""
+    """Return the folders from which this program imports modules."""
     if is_packaged():
         return (str(items.PACKAGE_TREE),)
     own = str(items.DATA.parents[1])

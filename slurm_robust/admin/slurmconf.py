@@ -254,7 +254,7 @@ def _edited(text: str, replaced: Sequence[tuple[Statement, str]], added: Sequenc
 
 
 def _logical(text: str) -> list[tuple[int, int, str]]:
-    """Return lines as Slurm joins them: first and last physical line, and the text without comments."""
+    """Return the lines as Slurm joins them: first and last physical line, and the text without comments."""
     found = []
     begin, joined = 0, ""
     for index, raw in enumerate(_lines(text)):

@@ -59,7 +59,7 @@ def judge(
 
 
 def quiet_nodes(round_: DiagnosticRound, answers: Iterable[PartAnswer]) -> dict[str, str]:
-    """Return nodes that have not answered for all programs of the round, with the first that lacks."""
+    """Return the nodes that have not answered for all programs of the round, with the first that lacks."""
     answered = {(a.result.test, a.result.node) for a in answers}
     lacking = {
         node: next((name for name in round_.programs if (name, node) not in answered), "")
@@ -187,7 +187,7 @@ def retry_rounds(
 def _by_themselves(
     alone: DiagnosticRound, answers: Sequence[PartAnswer], quiet: Mapping[str, str]
 ) -> DiagnosticRound | None:
-    """Return nodes that were only far slower, or have measured nothing, measure again with nobody else at
+    """Return the nodes that were only far slower, or have measured nothing, measure again with nobody else at
     work.
     """
     results = [a for a in answers if a.result.test in alone.programs and not a.left_out]
@@ -243,7 +243,7 @@ class _Judging:
         self.left_out: dict[str, str] = {}
 
     def silent(self, rounds: Sequence[DiagnosticRound], answers: Sequence[PartAnswer]) -> dict[str, str]:
-        """Return nodes that gave no answer, with the test; nobody of a round in which all were silent."""
+        """Return the nodes that gave no answer, with the test; nobody of a round in which all were silent."""
         found: dict[str, str] = {}
         asked: set[tuple[str, tuple[str, ...]]] = set()
         for round_ in rounds:

@@ -162,7 +162,7 @@ class Facts(Record):
         return (own or self.setting("PreemptMode")).upper().partition(",")[0]
 
     def hook_limit(self, hook: str) -> int | None:
-        """Return seconds that Slurm lets the Prolog or the Epilog run; None if nothing says it."""
+        """Return the seconds that Slurm lets the Prolog or the Epilog run; None if nothing says it."""
         return parse_number(self.setting(f"{hook}Timeout") or self.setting("PrologEpilogTimeout"))
 
     # -- the job ---------------------------------------------------------------------------------------

@@ -150,7 +150,9 @@ def wanted_generations(report: IncidentReport) -> tuple[int, ...]:
 
 
 def wanted_ranks(report: IncidentReport, generation: int) -> tuple[int, ...]:
-    """Return ranks whose output is kept: the root, those on suspects, other failed ones, and a few more."""
+    """Return the ranks whose output is kept: the root, those on suspects, other failed ones, and a few
+    more.
+    """
     exits = report.exits_of(generation) or report.failed
     root = root_exit(exits)
     ranks = [root.exit.rank] if root is not None else []

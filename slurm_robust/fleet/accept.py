@@ -95,7 +95,7 @@ class _NodeDay(Record):
 
 
 def held_by(rows: Sequence[AccountingRow], submitted: float, t: float) -> tuple[NodeWork, ...]:
-    """Return nodes and times of a job by its accounting, of the runs between ``submitted`` and ``t``."""
+    """Return the nodes and times of a job by its accounting, of the runs between ``submitted`` and ``t``."""
     found = []
     for row in rows:
         if row.step or row.start_time is None or not row.nodes:

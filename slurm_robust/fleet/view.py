@@ -231,7 +231,7 @@ def _groups(rows: Sequence[GroupRow], title: str) -> Table:
 
 
 def nodes_table(rows: Sequence[NodeRow]) -> Table:
-    """Return nodes with their rates."""
+    """Return the nodes with their rates."""
     table = _table(
         "NODE", "TYPE", "RACK", "NODE-HOURS", "FAILED", "NETWORK", "PER NODE-DAY", "95 %", "X OTHERS", left=3
     )

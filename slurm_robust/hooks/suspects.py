@@ -144,7 +144,7 @@ def read_as_user(job: EndedJob, templates: tuple[str, ...], path: tuple[str, ...
 
 
 def places(templates: tuple[str, ...], job: EndedJob) -> tuple[str, ...]:
-    """Return folders in which the job's directory may be. What is filled in is not expanded again."""
+    """Return the folders in which the job's directory may be. What is filled in is not expanded again."""
     values = {"work_dir": job.work_dir, "user": job.user, "uid": str(job.uid), "job_id": str(job.job_id)}
     found = []
     for template in templates:

@@ -285,6 +285,6 @@ def _flatten(top: int, name: str, moved: int) -> int:
 
 
 def _some_names(folder: int) -> list[tuple[str, bool]]:
-    """Return names in an open folder, and whether they are folders: as many as memory and time allow."""
+    """Return the names in an open folder, and whether they are folders: as many as memory and time allow."""
     with os.scandir(folder) as entries:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _FEW_NAMES)]

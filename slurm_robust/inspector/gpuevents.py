@@ -141,7 +141,7 @@ def _without_gpus(error: Exception) -> bool:
 
 
 def findings_of(events: Iterable[XidEvent]) -> list[Finding]:
-    """Return events that mean broken hardware, as findings of the kernel's log. Pure."""
+    """Return the events that mean broken hardware, as findings of the kernel's log. Pure."""
     rules = [(event, xid.rule(event.code)) for event in events if event.code]
     return [
         Finding(

@@ -52,7 +52,7 @@ class Inspector:
         return self._channel.fileno() if self._channel else -1
 
     def read(self, now: float) -> list[Observation]:
-        """Return observations since the last call; the end of the process is one. Starts it when that is
+        """Return the observations since the last call; the end of the process is one. Starts it when that is
         due.
         """
         self._ending = [process for process in self._ending if process.poll() is None]

@@ -105,7 +105,7 @@ class ProbeRunner:
         return carried(ports, interfaces, self._config.network)
 
     def judged(self, findings: Sequence[Finding]) -> Observation:
-        """Return findings from elsewhere (the driver's events), judged by the site's rules."""
+        """Return the findings from elsewhere (the driver's events), judged by the site's rules."""
         wanted = [found for found in findings if rule_of(self._config, found.check).enabled is not False]
         report = Report(at=time.time(), context=CheckContext.LIVE, findings=tuple(wanted))
         return sort(conclude(report, self._config, {}), CHECKS)
@@ -129,7 +129,7 @@ def _unread(findings: Sequence[Finding]) -> tuple[str, ...]:
 def carried(
     infiniband: InfinibandFacts | None, ethernet: EthernetFacts | None, limits: NetworkLimits
 ) -> int | None:
-    """Return bytes that the links for training have received and sent since they count; None if nothing
+    """Return the bytes that the links for training have received and sent since they count; None if nothing
     tells.
 
     These are the InfiniBand and RoCE ports (those of ``network.infiniband``, else all), and the Ethernet

@@ -52,7 +52,7 @@ class XidRule(Record):
 
     @property
     def blame(self) -> Party:
-        """Where the cause lies, as far as the code tells."""
+        """Where the cause lies, by what the code tells."""
         return Party.JOB if self.topic in (Topic.PROGRAM, Topic.END) else Party.NODE
 
     @property
@@ -62,8 +62,8 @@ class XidRule(Record):
 
     @property
     def kind(self) -> str:
-        """For log rules: its topic, and behind a hyphen ``watch`` or ``none`` where it keeps no job away, or
-        ``ignore`` where the catalog says so.
+        """For log rules: its topic, and behind a hyphen ``watch`` or ``none`` if it keeps no job away, or
+        ``ignore`` if the catalog says so.
         """
         suffix = _SUFFIXES.get(self.suggestion, "")
         return self.topic.value + (_IGNORE if suffix == "-watch" and self.action == "IGNORE" else suffix)
@@ -91,7 +91,7 @@ _OTHERWISE = {
     64: Suggestion.REPLACE,  # no reset repairs these two
     157: Suggestion.REPLACE,
     74: Suggestion.RESET,
-    94: Suggestion.MONITOR,  # memory, not the program: the GPU is to be reset when convenient
+    94: Suggestion.MONITOR,  # memory, not the program: reset the GPU when convenient
     106: Suggestion.NONE,
     107: Suggestion.NONE,
     **dict.fromkeys(range(144, 151), Suggestion.RESET),  # if the line calls it fatal
@@ -236,7 +236,7 @@ KINDS = frozenset(topic.value + suffix for topic in Topic for suffix in ("", _IG
 
 
 def unknown(code: int) -> XidRule:
-    """One that is not in the table is worth attention and no more."""
+    """Return the rule of a code that is not in the table: it is worth attention and no more."""
     return XidRule(
         code=code, mnemonic="UNKNOWN", meaning="unknown: not in the catalog", suggestion=Suggestion.MONITOR
     )

@@ -25,7 +25,7 @@ _ALL_GPUS = ""
 # XIDs that take back an earlier one of the same GPU.
 _TAKES_BACK = {162: 163}
 
-# A GPU that fell off the bus, where the driver tells it in several messages: they follow each other at once.
+# A GPU that fell off the bus, if the driver tells it in several messages: they follow each other immediately.
 _SEVERAL_S = 1.0
 
 _DRIVER = ("NVRM: ", "nvidia-nvswitch", _DRIVER_LOADS)

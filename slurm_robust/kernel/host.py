@@ -23,16 +23,16 @@ class Host:
         return self.root == Path("/")
 
     def path(self, name: str) -> Path:
-        """``/proc/stat`` as it is to be opened."""
+        """Return the path at which to open ``/proc/stat``."""
         return self.root / name.lstrip("/")
 
     def read(self, name: str, limit: int = 2**20) -> str:
-        """At most ``limit`` bytes of a text file, without blanks at its ends. Raises ``OSError``."""
+        """Read at most ``limit`` bytes of a text file, without blanks at its ends. Raises ``OSError``."""
         with self.path(name).open("rb") as file:
             return file.read(limit).decode(errors="replace").strip()
 
     def read_or(self, name: str) -> str:
-        """Like :meth:`read`; "" if there is no such file or it cannot be read."""
+        """Read as :meth:`read` does; "" if there is no such file or it cannot be read."""
         try:
             return self.read(name)
         except OSError:
@@ -53,7 +53,7 @@ class Host:
             return ()
 
     def real_uid(self, pid: int | str) -> int | None:
-        """Whose process it is; None once it has ended.
+        """Return whose process it is; None once it has ended.
 
         Any user can start a program that runs with the rights of its file's owner (setuid), under any name:
         the owner of its folder in /proc is root then.
@@ -63,11 +63,11 @@ class Host:
         return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else None
 
     def boot_id(self) -> str:
-        """Another one after each boot; empty if the kernel does not say."""
+        """Return the boot's id, another one after each boot; empty if the kernel does not say."""
         return self.read_or("/proc/sys/kernel/random/boot_id")
 
     def uptime_s(self) -> float:
-        """Return seconds since the boot."""
+        """Return the seconds since the boot."""
         fields = self.read_or("/proc/uptime").split()
         return float(fields[0]) if fields else time.monotonic()
 

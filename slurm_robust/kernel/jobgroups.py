@@ -63,7 +63,7 @@ def own_job(host: Host) -> int | None:
 
 
 def jobs_here(host: Host) -> frozenset[int] | None:
-    """Jobs with processes on this node; None if that is not known, or not of all of them."""
+    """Return the jobs with processes on this node; None if that is not known, or not of all of them."""
     roots = list(_roots(host))
     groups = [group for root in roots for name in host.names(root) if (group := group_of(f"{root}/{name}"))]
     jobs = {group.job_id for group in groups if group.job_id is not None}
@@ -79,14 +79,14 @@ def jobs_here(host: Host) -> frozenset[int] | None:
 def _named(
     host: Host, jobs: set[int], unnamed: Mapping[str, JobGroup], steps: Mapping[int, int]
 ) -> frozenset[int] | None:
-    """``jobs``, those of ``steps``, and those of ``unnamed`` groups; None if a group is left over."""
+    """Return ``jobs``, those of ``steps``, and those of ``unnamed`` groups; None if a group is left over."""
     known = {group.name: job for pid, job in steps.items() if (group := _group_of_process(host, pid))}
     for name in unnamed.keys() - known.keys():
         inside = (_job_of_environment(host, pid) for pid in _processes(host, unnamed[name].folder))
         if (job := next(filter(None, inside), None)) is not None:
             known[name] = job
     left = unnamed.keys() - known.keys()
-    # Each group has the daemon of a step. Where the kernel does not say of which one, their number does.
+    # Each group has the daemon of a step. If the kernel does not say of which one, their number does.
     homeless = set(steps.values()) - set(known.values()) - jobs
     if len(left) > len(homeless):
         return None
@@ -94,7 +94,7 @@ def _named(
 
 
 def _roots(host: Host) -> Iterator[str]:
-    """Folders that have one for each job."""
+    """Yield the folders that have one for each job."""
     for parent in (CGROUPS, f"{CGROUPS}/unified"):
         yield from _scopes(host, parent, _DEEPEST)
     for controller in _CONTROLLERS:
@@ -106,7 +106,9 @@ def _roots(host: Host) -> Iterator[str]:
 
 
 def _scopes(host: Host, parent: str, depth: int) -> Iterator[str]:
-    """Scopes of slurmstepd in slices (CgroupSlice), but in no user's service, where anybody may make some."""
+    """Yield slurmstepd's scopes in slices (CgroupSlice), not in a user's service, where any user can make
+    some.
+    """
     for name in host.names(parent):
         if re.fullmatch(_SCOPE, name):
             yield f"{parent}/{name}"

@@ -17,7 +17,7 @@ from slurm_robust.model.record import Record
 
 DEVICE = "/dev/kmsg"
 KERNEL = 0
-"""The facility of records that the kernel itself wrote; it lets nobody else use it."""
+"""The facility of records that the kernel itself wrote; it lets no other process use it."""
 
 # More than the longest record (8 KiB before Linux 6.5, 2 KiB since), which the kernel hands out whole only.
 _CHUNK = 16 * 1024
@@ -73,7 +73,7 @@ class KernelEvent(Record):
     """The name of the newest of them, in plain characters: a user chooses it."""
 
     occasions: tuple[int, ...] = ()
-    """Of each recent burst the first process, see :data:`~slurm_robust.kernel.events.BURST_S`."""
+    """The first process of each recent burst, see :data:`~slurm_robust.kernel.events.BURST_S`."""
 
     line: str = ""
     """The newest."""
@@ -99,7 +99,7 @@ def parse(line: bytes) -> KernelRecord | None:
 
 
 def boot_time(host: Host) -> float:
-    """When the machine booted: add a record's ``uptime_s`` for its wall-clock time.
+    """Return when the machine booted: add a record's ``uptime_s`` for its wall-clock time.
 
     The kernel's clock is not steered by NTP, so times of records drift by seconds within weeks.
     """
@@ -114,7 +114,9 @@ class KernelLog:
     """
 
     def __init__(self, host: Host, since: int = -1) -> None:
-        """Raises ``OSError``: ``PermissionError`` for users where ``kernel.dmesg_restrict`` is set."""
+        """Open the log. Raises ``OSError``: ``PermissionError`` for users if ``kernel.dmesg_restrict`` is
+        set.
+        """
         self._file = os.open(host.path(DEVICE), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._rest = b""
         self.sequence = since
@@ -133,7 +135,7 @@ class KernelLog:
         os.close(self._file)
 
     def fileno(self) -> int:
-        """Readable when there are new records (of the device only)."""
+        """Return the descriptor, readable when there are new records (of the device only)."""
         return self._file
 
     def read(
@@ -153,7 +155,7 @@ class KernelLog:
         return found
 
     def _chunks(self, max_bytes: int, until: float) -> list[bytes]:
-        """Return all that can be read now: of the device one record at a time."""
+        """Return all that can be read now; the device gives one record at a time."""
         chunks: list[bytes] = []
         self.cut = False
         while True:

@@ -23,7 +23,7 @@ NETWORK = frozenset((
 NEVER_WRITABLE = frozenset(("iso9660", "squashfs", "erofs", "cramfs", "romfs", "udf", "cvmfs", "fuse.cvmfs2"))
 """Kinds that are read-only whether their line in ``/etc/fstab`` says so or not."""
 
-# What the kernel makes up itself; nobody's data are there.
+# What the kernel makes up itself; no user's data are there.
 _PSEUDO = frozenset((
     "swap", "none", "proc", "sysfs", "devpts", "devtmpfs", "securityfs", "debugfs", "tracefs", "configfs",
     "hugetlbfs", "mqueue", "efivarfs", "bpf", "cgroup", "cgroup2", "pstore", "rpc_pipefs", "binfmt_misc",
@@ -63,7 +63,7 @@ class Declared(Record, omit_defaults=True):
 
 
 def is_network(kind: str) -> bool:
-    """Return whether a kind of file system needs somebody else to answer."""
+    """Return whether a kind of file system needs another machine or process to answer."""
     return kind in NETWORK or kind.startswith("fuse.")
 
 
@@ -74,7 +74,7 @@ def mounted(host: Host) -> tuple[Mounted, ...]:
 
 
 def parse(line: str) -> Mounted | None:
-    """One line of the table; None for anything else."""
+    """Parse one line of the table; None for anything else."""
     # 36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue
     left, _, right = line.partition(" - ")
     front, back = left.split(" "), right.split(" ")
@@ -118,7 +118,7 @@ def automatic(mounts: Sequence[Mounted]) -> frozenset[str]:
 
 
 def holding(path: str, mounts: Sequence[Mounted]) -> Mounted | None:
-    """Return the mount in which a path lies, as far as its text tells: no link is followed."""
+    """Return the mount in which a path lies, by its text alone: no link is followed."""
     best: Mounted | None = None
     for entry in mounts:
         # Of two at the same place the later one hides the other.
@@ -138,12 +138,12 @@ def matches(path: str, patterns: Sequence[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Blanks and such are written as octal numbers."""
+    """Decode blanks and such, which are written as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def without_end(path: str) -> str:
-    """Without slashes behind, as the kernel writes it."""
+    """Return the path without slashes at its end, as the kernel writes it."""
     return path.rstrip("/") or "/"
 
 

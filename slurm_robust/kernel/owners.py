@@ -14,7 +14,7 @@ _TICK_S = 0.01  # USER_HZ, which /proc/PID/stat counts in, is 100 on all machine
 
 
 def owners(host: Host, events: Iterable[KernelEvent], boot_at: float) -> dict[str, str]:
-    """``python3 of job 4711, rank 5``, by process id, of the newest processes that events name.
+    """Return ``python3 of job 4711, rank 5``, by process id, of the newest processes that events name.
 
     Without a process that has the name and is older than the message there is no entry: the number may be
     another's by now, and an ended one has no environment any more.

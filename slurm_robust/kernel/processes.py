@@ -34,7 +34,7 @@ class KernelProcess(NamedTuple):
 
 
 def listed(host: Host) -> Iterator[KernelProcess]:
-    """All but threads of the kernel. One that ends meanwhile is left out."""
+    """Yield all but threads of the kernel. One that ends meanwhile is left out."""
     # There may be thousands: this reads a file in a third of the time that pathlib takes.
     folder = os.open(host.path("/proc"), os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -52,7 +52,7 @@ def listed(host: Host) -> Iterator[KernelProcess]:
 
 
 def _kernel_threads(host: Host, folder: int) -> frozenset[str]:
-    """Those that the kernel lists in one file, where it is built to: a large node has thousands."""
+    """Return those that the kernel lists in one file, if it is built to: a large node has thousands."""
     try:
         if _process(folder, _PARENT_OF_THREADS) is not None:
             return frozenset()  # in a container it is any process

@@ -58,7 +58,7 @@ _SXID = rf"(?si)nvidia-nvswitch\d*: SXid \((?:PCI:)?{_ADDRESS}\): (\d{{1,6}}), (
 _FELL_OFF = rf"(?s)NVRM: (?:The NVIDIA GPU |GPU (?:at )?(?:PCI:)?){_ADDRESS}.{{0,200}}?fallen off the bus"
 _BEGUN = rf"NVRM: The NVIDIA GPU {_ADDRESS}"
 FELL_OFF_END = "NVRM: fallen off the bus"
-"""How the last message begins where the driver tells in several that a GPU fell off the bus."""
+"""How the last message begins if the driver tells in several that a GPU fell off the bus."""
 
 _PROCESS = r"(?s)pid='?(\d{1,10}|<unknown>)'?(?:,(?: name=(.{0,20}?),)?| |$)"
 _PLAIN = r"[^\w.:+-]"
@@ -133,7 +133,7 @@ def _severity(code: int, text: str) -> XidSeverity:
 
 
 def _needed(wanted: Recovery) -> XidSeverity:
-    """Of what the driver wants, what is to be told apart: all kinds of reset are one."""
+    """Return the severity of what the driver wants: all kinds of reset are one."""
     same = wanted.value in (Recovery.NONE.value, Recovery.RECOVER_IMEX.value, Recovery.UNKNOWN.value)
     return XidSeverity(wanted.value if same else wanted.suggestion.value)
 
@@ -173,7 +173,7 @@ def rule(code: int, severity: str = XidSeverity.PLAIN.value) -> XidRule:
 
 
 def _recovery(known: XidRule, severity: XidSeverity) -> XidRule:
-    """XID 154: the driver itself says what the GPU needs."""
+    """Return the rule for XID 154: the driver itself says what the GPU needs."""
     if severity is XidSeverity.PLAIN:
         return known
     wanted = Recovery(severity.value)

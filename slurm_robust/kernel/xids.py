@@ -17,7 +17,7 @@ TOGETHER_S = 600.0
 
 
 def utc(at: float) -> str:
-    """``2026-11-21T15:04:05Z``: short, and the same in every time zone."""
+    """Return ``2026-11-21T15:04:05Z``: short, and the same in every time zone."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
@@ -27,7 +27,7 @@ class NodeXids:
     def __init__(
         self, events: Sequence[KernelEvent], gpus: Sequence[str], owners: Mapping[str, str], since: float
     ) -> None:
-        """``gpus``: PCI addresses in NVML's order. ``owners``: of processes, see :mod:`.owners`.
+        """Take ``gpus``, PCI addresses in NVML's order, and ``owners`` of processes, see :mod:`.owners`.
 
         ``since``: when the window begins in which a message counts that does not last.
         """
@@ -37,7 +37,7 @@ class NodeXids:
         self._since = since
 
     def findings(self) -> Iterator[Finding]:
-        """At most one for each GPU, and one for the fabric."""
+        """Yield at most one for each GPU, and one for the fabric."""
         for address in sorted({event.subject for event in self._events}):
             found = self._gpu(address, [event for event in self._events if event.subject == address])
             if found:
@@ -80,9 +80,10 @@ class NodeXids:
         )
 
     def _programs(self, address: str, faults: list[KernelEvent]) -> Finding | None:
-        """Faults of programs (13, 31 …) are theirs, until programs meet them on one GPU again and again.
+        """Find faults of programs (13, 31 …): they are the programs' own, until they recur on one GPU again
+        and again.
 
-        What many processes meet at once is one occasion: the end or the fault of one job.
+        What many processes meet together is one occasion: the end or the fault of one job.
         """
         recent = [event for event in faults if event.code != xid.STOPPED and event.last_at >= self._since]
         occasions = {pid for event in recent for pid in event.occasions}
@@ -101,9 +102,9 @@ class NodeXids:
         )
 
     def _fabric(self) -> Iterator[Finding]:
-        """Fatal errors of NVLink 5 on two GPUs or more: no pair of GPUs of the node can be trusted.
+        """Find fatal errors of NVLink 5 on two GPUs or more: no pair of GPUs of the node can be trusted.
 
-        Resets of these GPUs did not help where it was seen; a boot did
+        Resets of these GPUs did not help when it was seen; a boot did
         (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1355).
         """
         fatal = [
@@ -143,19 +144,21 @@ class NodeXids:
 
 
 def gpu_name(address: str, gpus: Sequence[str]) -> str:
-    """``gpu3``, counted as NVML does: by PCI address; the address itself for one that the driver has not."""
+    """Return ``gpu3``, counted as NVML does: by PCI address; the address itself for one that the driver has
+    not.
+    """
     places = [place for place, name in enumerate(gpus) if name.lower().rpartition(".")[0] == address]
     return f"gpu{places[0]}" if places else address
 
 
 def when(event: KernelEvent) -> str:
-    """When an event happened last, and how many lines it has."""
+    """Return when an event happened last, and how many lines it has."""
     at = utc(event.last_at)
     return at if event.count == 1 else f"{at}, {event.count} lines"
 
 
 def switches(events: Sequence[KernelEvent], since: float) -> Iterator[Finding]:
-    """One finding for each NVSwitch that reported an error; ``since`` as for :class:`NodeXids`."""
+    """Yield one finding for each NVSwitch that reported an error; ``since`` as for :class:`NodeXids`."""
     for address in sorted({event.subject for event in events}):
         mine = [event for event in events if event.subject == address]
         fatal = [event for event in mine if event.severity == xid.XidSeverity.FATAL]

@@ -127,13 +127,13 @@ class Check(Record, Generic[F], kw_only=False):
     never does."""
 
     contexts: frozenset[CheckContext]
-    """Where it runs, if the site does not say otherwise."""
+    """The contexts in which it runs, if the site does not say otherwise."""
 
     probe: Probe
-    """The group with which it runs where not all checks run at once."""
+    """The group with which it runs if the checks do not all run together."""
 
     second: str = ""
-    """The second, independent evidence that the judge asks for where users can write the first."""
+    """The second, independent evidence that the judge asks for if users can write the first."""
 
     hangs: bool = False
     """Whether this check speaks for the source when it hangs: one of each source; none if the source
@@ -163,7 +163,7 @@ def judged(
     suggestion: Suggestion = Suggestion.MONITOR,
     blame: Party = Party.NODE,
 ) -> Finding:
-    """A failure whose text is ``bad``; where that is empty a pass, which neither suggests nor blames."""
+    """Return a failure whose text is ``bad``; if that is empty, a pass, which neither suggests nor blames."""
     found = Finding(
         check=check, outcome=Outcome.PASS, subject=subject, value=value, limit=limit, source=source
     )

@@ -1,6 +1,6 @@
 """What counters of a device did since a while, from what they were at earlier runs. Pure.
 
-A counter starts again after a reset, and may have been read by nobody for hours. So only what certainly
+A counter starts again after a reset, and may not have been read for hours. So only what certainly
 happened within a time counts: rises between two readings that both lie in it; a fall is no event.
 """
 
@@ -25,7 +25,7 @@ Reading = tuple[float, int]
 
 
 def readings(view: View[F], value: Callable[[F], V | None]) -> list[tuple[float, V]]:
-    """``value`` over this boot with its times, oldest first; the newest is of now.
+    """Return ``value`` over this boot with its times, oldest first; the newest is of now.
 
     Left out are facts without a value, and those from the future: the clock was set back since.
     """
@@ -35,13 +35,13 @@ def readings(view: View[F], value: Callable[[F], V | None]) -> list[tuple[float,
 
 
 def lasts(view: View[F], is_same: Callable[[F], bool]) -> float:
-    """For how many seconds all runs of this boot, one after the other up to now, saw the same."""
+    """Return for how many seconds all runs of this boot, one after the other up to now, saw the same."""
     same = takewhile(lambda reading: reading[1], reversed(readings(view, is_same)))
     return view.at - min((at for at, _ in same), default=view.at)
 
 
 def grown(track: list[Reading], window_s: float, now: float) -> int:
-    """By how much a counter rose within the last ``window_s`` before ``now``."""
+    """Return by how much a counter rose within the last ``window_s`` before ``now``."""
     return sum(rise for begin, _, rise in _rises(track) if begin >= now - window_s)
 
 

@@ -62,7 +62,7 @@ class Memory:
         self._ran: set[str] = set()
 
     def before(self, source: AnySource, now: float) -> tuple[View[Any], ...]:
-        """Earlier facts of a source that keeps a history, oldest first."""
+        """Return earlier facts of a source that keeps a history, oldest first."""
         kept = self._contents.facts.get(source.name, ()) if source.history_s else ()
         samples = (_sample(source, stored) for stored in kept if now - source.history_s <= stored.at < now)
         return tuple(sample for sample in samples if sample is not None)
@@ -112,8 +112,8 @@ class Memory:
         self._ran |= set(ran)
 
     def keeping_away(self, name: str) -> int:
-        """In how many periodic runs the subject has failed so that it keeps jobs away, since it last passed,
-        the one just counted included.
+        """Return in how many periodic runs the subject has failed so that it keeps jobs away, since it last
+        passed, the one just counted included.
         """
         return self._counted(self._contents.away, self._away, self._passed).get(name, 0)
 
@@ -126,7 +126,7 @@ class Memory:
         return {name for name, failed in self._failed.items() if failed}
 
     def changes(self) -> tuple[list[str], list[str]]:
-        """Return subjects that fail since the run just counted, and those that do so no longer."""
+        """Return the subjects that fail since the run just counted, and those that do so no longer."""
         before = self._contents.failing.keys()
         now = self._counted(self._contents.failing, self._failing, self._passed).keys()
         return sorted(now - before), sorted(before - now)
@@ -162,7 +162,7 @@ class Memory:
         )
 
     def _counted(self, before: Mapping[str, int], now: set[str], over: set[str]) -> dict[str, int]:
-        """``now`` counts once more, ``over`` and what is no more begin anew."""
+        """Count ``now`` once more; ``over`` and what is no more begin anew."""
         gone = {name for name in before if name.partition(" ")[0] in self._ran and name not in self._failed}
         more = {name: before.get(name, 0) + 1 for name in now}
         return {name: count for name, count in (dict(before) | more).items() if name not in over | gone}
@@ -200,7 +200,7 @@ def _read(folder: Path) -> _Contents:
 
 
 def _replace(path: Path, data: bytes, mode: int, *, durable: bool = True) -> None:
-    """``durable``: wait for the disk; what may be lost in a power cut does not."""
+    """Replace the file. ``durable``: wait for the disk; what may be lost in a power cut does not."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
@@ -215,7 +215,7 @@ def _replace(path: Path, data: bytes, mode: int, *, durable: bool = True) -> Non
 
 
 def _sample(source: AnySource, stored: Stored) -> View[Any] | None:
-    """None for facts of another version of the source."""
+    """Return the sample; None for facts of another version of the source."""
     try:
         facts = msgspec.msgpack.decode(stored.facts, type=source.facts)
     except msgspec.MsgspecError:
@@ -224,10 +224,10 @@ def _sample(source: AnySource, stored: Stored) -> View[Any] | None:
 
 
 def joined(kept: list[Stored], new: Stored, history_s: float) -> list[Stored]:
-    """In the order of time. What is of the future was written before the clock was put back.
+    """Return all in the order of time. What is of the future was written before the clock was put back.
 
-    The newest few are all kept: they tell what came in a row. Of those before, one gives way where runs
-    follow each other so closely that the places would not last for ``history_s``.
+    The newest few are all kept: they tell what came in a row. Of those before, one gives way if runs follow
+    each other so closely that the places would not last for ``history_s``.
     """
     earlier = [stored for stored in kept if new.at - history_s <= stored.at < new.at]
     apart_s = history_s / (HISTORY - IN_A_ROW - 1)

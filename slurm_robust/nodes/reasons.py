@@ -15,7 +15,7 @@ TAG = "srobust: "
 """How every reason of ours begins; Slurm shows it in front of the evidence."""
 
 _SEPARATOR = re.compile(r"\s*[;&|\n]\s*|\s:\s+")
-# Somebody may have put his own words right before ours.
+# A person may have put other words right before ours.
 _OURS = re.compile(rf"(?:^|(?<=[\s,.)\]])){TAG}")
 
 
@@ -42,10 +42,10 @@ def has_ours(reason: str) -> bool:
 
 
 def of_others(reason: str) -> tuple[str, ...]:
-    """The parts that srobust did not write."""
+    """Return the parts that srobust did not write."""
     return tuple(part for part in parts(reason) if not is_ours(part))
 
 
 def as_one_part(text: str) -> str:
-    """``text`` of a reason without what separates parts. As long as it was, or shorter."""
+    """Return ``text`` of a reason without what separates parts. As long as it was, or shorter."""
     return _SEPARATOR.sub(lambda found: ": " if ":" in found[0] else ", ", text)

@@ -23,7 +23,7 @@ from slurm_robust.util.isolate import CallResult, call
 
 
 def all_checks(config: NodeConfig, host: Host) -> tuple[AnyCheck, ...]:
-    """Ours and the site's."""
+    """Return our checks and the site's."""
     if not config.site_checks and not (config.site_checks_dir and host.names(config.site_checks_dir)):
         return CHECKS
     from slurm_robust.nodes.site import checks
@@ -49,8 +49,8 @@ def choose(
 
 
 def contexts_of(check: AnyCheck, rule: CheckRule) -> frozenset[CheckContext]:
-    """Return where a check runs by the site's rule for it. Live with the periodic runs, if it can run live.
-    Pure.
+    """Return the contexts in which a check runs by the site's rule for it. Live with the periodic runs, if it
+    can run live. Pure.
     """
     if rule.contexts is None:
         return check.contexts
@@ -111,7 +111,7 @@ def inspect(
 
 
 def failing_runs(report: Report, memory: Memory | None) -> dict[str, int]:
-    """For :func:`~slurm_robust.nodes.verdict.conclude`; without a memory every failure is the first."""
+    """Count for :func:`~slurm_robust.nodes.verdict.conclude`; without a memory every failure is the first."""
     names = {subject_key(found) for found in report.findings if found.outcome is Outcome.FAIL}
     return {name: max(1, memory.keeping_away(name)) if memory else 1 for name in names}
 
@@ -207,7 +207,7 @@ class _CheckRun:
             return (Finding(check=check.name, outcome=Outcome.UNKNOWN, text=text),)
 
     def left_out(self, checks: Sequence[AnyCheck]) -> dict[str, str]:
-        """Checks for which the time was too short."""
+        """Return the checks for which the time was too short."""
         late = {name for name, answer in self.answers.items() if answer.is_cut}
         return {check.name: OUT_OF_TIME for check in checks if check.source.name in late}
 

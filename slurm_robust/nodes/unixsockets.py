@@ -26,7 +26,7 @@ _ANSWER_S = 1.0
 class Connections(Record):
     """Of one listening socket, each by the inode of its other end, with its owner.
 
-    The owner is None for an end in another network namespace, or where the kernel does not tell.
+    The owner is None for an end in another network namespace, or if the kernel does not tell.
     """
 
     accepted: dict[int, int | None] = {}
@@ -37,7 +37,7 @@ class Connections(Record):
 
 
 def connections(path: str) -> Connections:
-    """Those of the socket that is bound to the file at ``path``, by whatever name.
+    """Return those of the socket that is bound to the file at ``path``, by whatever name.
 
     Raises ``OSError`` if the kernel does not tell, or names no socket there.
     """
@@ -67,7 +67,7 @@ def connections(path: str) -> Connections:
 
 
 def _sockets() -> Iterator[tuple[int, dict[int, bytes]]]:
-    """Inode and attributes of each local socket in this network namespace."""
+    """Yield inode and attributes of each local socket in this network namespace."""
     # Takes milliseconds to import, and is needed only if something is wrong.
     import socket
 

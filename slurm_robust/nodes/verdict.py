@@ -93,7 +93,7 @@ def rule_of(config: NodeConfig, check: str) -> CheckRule:
 
 
 def subject_key(finding: Finding) -> str:
-    """Under which name failures in a row are counted: ``gpu.ecc gpu3``."""
+    """Return the name under which failures in a row are counted: ``gpu.ecc gpu3``."""
     return f"{finding.check} {finding.subject}".rstrip()
 
 
@@ -102,7 +102,7 @@ def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Rep
 
     ``runs`` has, by :func:`subject_key`, in how many periodic runs in a row the subject has failed so that it
     keeps jobs away, this run included. A failure that has to be confirmed and is not yet is a warning. What
-    only the site wants confirmed counts at once in a thorough run; what users can write does not.
+    only the site wants confirmed counts immediately in a thorough run; what users can write does not.
     """
     causes: list[Finding] = []
     warnings: list[Finding] = []
@@ -123,7 +123,7 @@ def conclude(report: Report, config: NodeConfig, runs: Mapping[str, int]) -> Rep
 
 
 def reason(causes: list[Finding]) -> str:
-    """``srobust: gpu3 XID 79, fell off the bus (+2)``: the first cause, and how many more."""
+    """Return ``srobust: gpu3 XID 79, fell off the bus (+2)``: the first cause, and how many more."""
     if not causes:
         return ""
     first = causes[0]

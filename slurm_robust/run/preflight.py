@@ -69,7 +69,7 @@ def check_command(kind: CommandKind, command: tuple[str, ...], cwd: Path) -> Non
 def sizes(
     config: JobConfig, allocation: Allocation, before: int | None = None, *, later_run: bool = False
 ) -> tuple[Sizes, int]:
-    """Return slots and spares for this allocation, and processes per node. Raises PreflightError.
+    """Return the slots and spares for this allocation, and processes per node. Raises PreflightError.
 
     ``before``: the slots of the run or job before, None for the first one of a training; ``later_run``: it
     was a run of this job.

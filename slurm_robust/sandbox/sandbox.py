@@ -189,7 +189,7 @@ class Sandbox(SandboxView):
 
 
 def sandbox_names() -> tuple[str, ...]:
-    """Return names of all sandboxes that have a state folder, also of broken ones, and no folders of
+    """Return the names of all sandboxes that have a state folder, also of broken ones, and no folders of
     others.
     """
     try:

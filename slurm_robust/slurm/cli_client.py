@@ -346,7 +346,7 @@ class CliSlurmClient:
     # -- running a command ---------------------------------------------------------------------------
 
     def _check_not_running(self, job_id: int, what: str) -> None:
-        """For a running job the command that is to follow would mean: give nodes back."""
+        """Refuse a running job: for it the command that follows would mean to give nodes back."""
         if self.job(job_id).is_running:
             raise JobNotPending(f"job {job_id} is running; {what} can no longer be changed")
 
@@ -357,7 +357,7 @@ class CliSlurmClient:
         of_text: Callable[[str], T],
         of_json: Callable[[jsonforms.Object], T],
     ) -> T:
-        """Read in JSON where we know that of the release, else in text."""
+        """Read in JSON if we know that of the release, else in text."""
         if parser := "" if self._json_refused else commands.data_parser(self.version()):
             try:
                 return self._asked(command(parser), lambda out: of_json(jsonforms.load(out)))
@@ -396,7 +396,7 @@ class CliSlurmClient:
     def _answer(self, command: list[str]) -> CompletedCommand:
         done = self._complete(command)
         if done.exit_code == -signal.SIGTERM:
-            # Where Slurm ends a run, it ends the commands of the run as well, the one that asks it why, too.
+            # When Slurm ends a run, it ends the commands of the run as well, also the one that asks it why.
             done = self._complete(command)
         return self._check(done)
 

@@ -37,7 +37,8 @@ class StepHandle(Protocol):
         ...
 
     def kill(self) -> None:
-        """SIGKILL srun. Returns immediately, also where ``scancel`` hangs because a node of the step is dead.
+        """Send srun SIGKILL. Returns immediately, even if ``scancel`` hangs because a node of the step is
+        dead.
 
         The tasks on live nodes die with it within ~10 ms on 22.05 but live on under 24.11 (both
         measured): to be rid of them on every release, cancel the step as well. ``steps`` finds it by
@@ -62,7 +63,9 @@ class SlurmClient(Protocol):
         ...
 
     def now(self) -> float:
-        """slurmctld's clock: whole seconds since 1970, cut off. It takes no lock for the answer."""
+        """Return the time of slurmctld's clock: whole seconds since 1970, cut off. It takes no lock for the
+        answer.
+        """
         ...
 
     def nodes(self, names: Sequence[str] | None = None) -> tuple[SlurmNode, ...]:
@@ -70,7 +73,8 @@ class SlurmClient(Protocol):
         ...
 
     def node(self, name: str) -> SlurmNode:
-        """One node at the least cost for slurmctld: states, reason, CPUs in use, partitions; nothing else.
+        """Return one node at the least cost for slurmctld: states, reason, CPUs in use, partitions; nothing
+        else.
 
         :meth:`nodes` loads the table of all nodes, whatever names it is given: 6 MiB on 10,000 nodes. Raises
         InvalidNode for an unknown name.
@@ -78,7 +82,7 @@ class SlurmClient(Protocol):
         ...
 
     def job(self, job_id: int) -> SlurmJob:
-        """One job, also for MinJobAge (300 s by default) after its end. Raises JobNotFound."""
+        """Return one job, also for MinJobAge (300 s by default) after its end. Raises JobNotFound."""
         ...
 
     def submission(self, job_id: int) -> Submission:
@@ -90,7 +94,7 @@ class SlurmClient(Protocol):
         ...
 
     def steps(self, job_id: int) -> tuple[SlurmStep, ...]:
-        """Return steps of a job that have not ended; ``()`` when it has none. Raises JobNotFound.
+        """Return the steps of a job that have not ended; ``()`` when it has none. Raises JobNotFound.
 
         A step whose node died stays listed until Slurm declares the node DOWN, and longer.
         """
@@ -130,22 +134,24 @@ class SlurmClient(Protocol):
         ...
 
     def config(self) -> dict[str, str]:
-        """slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not set."""
+        """Return slurm.conf as slurmctld runs it: names as in slurm.conf(5), without those that are not
+        set.
+        """
         ...
 
     def partitions(self) -> tuple[Terms, ...]:
-        """Return all partitions, with how their jobs are preempted where partitions decide that."""
+        """Return all partitions, with how their jobs are preempted if partitions decide that."""
         ...
 
     def qos(self) -> tuple[Terms, ...]:
-        """Return all QOS, with how their jobs are preempted where they decide that.
+        """Return all QOS, with how their jobs are preempted if they decide that.
 
         Raises CommandFailed if accounting is off.
         """
         ...
 
     def accounts(self) -> dict[str, frozenset[str]]:
-        """Return the accounts of this cluster and their users, as far as slurmdbd shows them to this user.
+        """Return the accounts of this cluster and those of their users whom slurmdbd shows to this user.
 
         Raises CommandFailed if accounting is off.
         """
@@ -216,7 +222,7 @@ class SlurmClient(Protocol):
         ...
 
     def cancel(self, job_id: int, *, step_id: str | None = None, signal: str | None = None) -> None:
-        """scancel the job or one step, or only send ``signal`` (``USR1``). Harmless if it has ended."""
+        """Cancel the job or one step, or only send ``signal`` (``USR1``). Harmless if it has ended."""
         ...
 
     def submit(self, request: SubmitRequest) -> int:
@@ -239,15 +245,15 @@ class SlurmClient(Protocol):
     def launch_step(self, request: StepRequest, output: Path) -> StepHandle:
         """Start a step and return immediately; srun's and the tasks' output is appended to ``output``.
 
-        srun runs in a session of its own, so that it survives the death of the caller, and nobody
-        waits for it: an srun with a dead node in its step ends only when Slurm gives the node up.
+        srun runs in a session of its own, so that it survives the death of the caller, and the caller does
+        not wait for it: an srun with a dead node in its step ends only when Slurm gives the node up.
         """
         ...
 
     # -- writes: nodes and reservations (operator, administrator or root) -----------------------------
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """No new jobs on ``nodes``; running ones go on. Raises InvalidNode, PermissionDenied.
+        """Give ``nodes`` no new jobs; running ones go on. Raises InvalidNode, PermissionDenied.
 
         ``reason`` is one line and not empty.
         """
@@ -263,7 +269,7 @@ class SlurmClient(Protocol):
         slurmctld's clock), and ReservationExists for a name that is taken: of several who ask, exactly one
         gets it, until the reservation ends by slurmctld's clock or is deleted.
 
-        Of a ``node_count`` that the whole partition does not have, Slurm gives what is free (seen on 22.05).
+        If the partition has fewer than ``node_count`` nodes in all, Slurm gives what is free (seen on 22.05).
         For users who are not in the accounts, 22.05 refuses it, but from 23.11 on Slurm does so only if
         AccountingStorageEnforce has associations (``_set_assoc_list``, reservation.c). Else it reserves nodes
         that no job gets (seen on 24.11 and 26.05).
@@ -271,5 +277,7 @@ class SlurmClient(Protocol):
         ...
 
     def delete_reservation(self, name: str) -> None:
-        """Jobs that wait in it are held. Raises ReservationNotFound, ReservationInUse, PermissionDenied."""
+        """Delete it; jobs that wait in it are held. Raises ReservationNotFound, ReservationInUse,
+        PermissionDenied.
+        """
         ...

@@ -12,9 +12,9 @@ _ROUND_TRIP_S = 1.0
 
 
 def clock_offset(slurm: SlurmClient, clock: Callable[[], float] = time.time) -> float | None:
-    """Seconds, accurate to about one; None if slurmctld does not tell its time, or took too long to tell.
+    """Return the offset in seconds, accurate to about one; None if slurmctld told no time, or too late.
 
-    Raises what says that nothing else would be answered either.
+    Raises the errors after which Slurm would answer nothing else either.
     """
     before = clock()
     try:

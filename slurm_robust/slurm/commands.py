@@ -33,7 +33,9 @@ ACCOUNTING_FIELDS = ("JobIDRaw", "State", "ExitCode", "Submit", "Eligible", "Sta
 
 
 def data_parser(version: SlurmVersion) -> str:
-    """The JSON to ask for, as ``--json`` names it; empty before 24.11, where not all commands speak JSON."""
+    """Return the JSON to ask for, as ``--json`` names it; empty before 24.11: some commands lack JSON
+    there.
+    """
     release = (version.major, version.minor)
     return next((name for first, name in _DATA_PARSERS if release >= first), "")
 
@@ -46,87 +48,90 @@ def _json(parser: str) -> tuple[str, ...]:
 
 
 def version() -> list[str]:
-    """``slurm-wlm 22.05.8`` or ``slurm 24.11.5``."""
+    """Ask for the version: ``slurm-wlm 22.05.8`` or ``slurm 24.11.5``."""
     return ["sinfo", "--version"]
 
 
 def now() -> list[str]:
-    """``sdiag output at Mon Nov 23 07:00:00 2026 (1795417200)``, by slurmctld's clock."""
+    """Ask for the time by slurmctld's clock: ``sdiag output at Mon Nov 23 07:00:00 2026 (1795417200)``."""
     return ["sdiag"]
 
 
 def show_nodes(names: Sequence[str] | None, *, parser: str) -> list[str]:
-    """Not ``-o``: in the form with one property group a line a reason cannot pass for a field."""
+    """Ask for nodes, not with ``-o``: with one property group a line, a reason cannot pass for a field."""
     return ["scontrol", *_json(parser), "show", "node", *([fold(names)] if names else [])]
 
 
 def show_node_state(name: str) -> list[str]:
-    """Text of fixed columns in every release. For a single name sinfo asks for that node alone, while
-    ``scontrol show node NAME`` loads the table of all nodes (both seen in sdiag of 22.05 and read in 26.05).
+    """Ask for text in fixed columns, the same in every release. For a single name sinfo asks for that node
+    alone, while ``scontrol show node NAME`` loads the table of all nodes (both seen in sdiag of 22.05 and
+    read in 26.05).
     """
     form = ",".join(f"{field}:{width}" for field, width in NODE_COLUMNS)
     return ["sinfo", "--all", "--noheader", "--Node", f"--nodes={name}", f"--Format={form}"]
 
 
 def show_job(job_id: int, *, parser: str) -> list[str]:
-    """``-d`` adds what is allocated on each node."""
+    """Ask for a job; ``-d`` adds what is allocated on each node."""
     return ["scontrol", *_json(parser), "-d", "show", "job", str(job_id)]
 
 
 def batch_script(job_id: int) -> list[str]:
-    """On standard output; only its owner and operators get it."""
+    """Print the batch script to standard output; only the job's owner and operators get it."""
     return ["scontrol", "write", "batch_script", str(job_id), "-"]
 
 
 def submit_line(job_id: int) -> list[str]:
-    """One line of text in every release."""
+    """Ask for the submit line: one line of text in every release."""
     return ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", "--format=SubmitLine"]
 
 
 def show_jobs(user: str | None, *, parser: str) -> list[str]:
-    """JSON in every release. Before 24.11 it ignores all filters and lists ended jobs too."""
+    """Ask for jobs in JSON, in every release. Before 24.11 it ignores all filters and lists ended jobs
+    too.
+    """
     mode = f"--json={parser}" if parser else "--json"
     return ["squeue", mode, *([f"--user={user}"] if user else [])]
 
 
 def show_steps(job_id: int, *, parser: str) -> list[str]:
-    """Steps that slurmctld holds."""
+    """Ask for the steps that slurmctld holds."""
     return ["scontrol", *_json(parser), "show", "step", str(job_id)]
 
 
 def show_reservations(*, parser: str) -> list[str]:
-    """All reservations."""
+    """Ask for all reservations."""
     return ["scontrol", *_json(parser), "show", "reservation"]
 
 
 def show_topology() -> list[str]:
-    """``SwitchName=… Level=0 LinkSpeed=1 Nodes=…``; text in every release."""
+    """Ask for ``SwitchName=… Level=0 LinkSpeed=1 Nodes=…``; text in every release."""
     return ["scontrol", "show", "topology"]
 
 
 def show_partitions() -> list[str]:
-    """Records of ``Name=value``; text in every release."""
+    """Ask for records of ``Name=value``: text in every release."""
     return ["scontrol", "show", "partition"]
 
 
 def show_qos() -> list[str]:
-    """Text in every release: sacctmgr has no JSON before 23.02."""
+    """Ask for text in every release: sacctmgr has no JSON before 23.02."""
     return ["sacctmgr", "--parsable2", "--noheader", "show", "qos", "format=Name,GraceTime,PreemptMode"]
 
 
 def show_associations(cluster: str) -> list[str]:
-    """Text in every release: sacctmgr has no JSON before 23.02."""
+    """Ask for text in every release: sacctmgr has no JSON before 23.02."""
     show = ["show", "association", f"cluster={cluster}", "format=Account,User"]
     return ["sacctmgr", "--parsable2", "--noheader", *show]
 
 
 def show_config() -> list[str]:
-    """``Name = value`` lines; text in every release."""
+    """Ask for lines ``Name = value``: text in every release."""
     return ["scontrol", "show", "config"]
 
 
 def accounting(job_id: int) -> list[str]:
-    """Text in every release: 22.05's JSON says exit code 0 for jobs that failed."""
+    """Ask for text in every release: 22.05's JSON says exit code 0 for jobs that failed."""
     return [
         "sacct",
         "--duplicates",
@@ -137,7 +142,7 @@ def accounting(job_id: int) -> list[str]:
 
 
 def node_events(within_s: float) -> list[str]:
-    """Text in every release: sacctmgr has no JSON before 23.02."""
+    """Ask for text in every release: sacctmgr has no JSON before 23.02."""
     return [
         "sacctmgr",
         "--parsable2",
@@ -149,7 +154,7 @@ def node_events(within_s: float) -> list[str]:
 
 
 def runs(within_s: float) -> list[str]:
-    """Every run of every job, without steps."""
+    """Ask for every run of every job, without steps."""
     return [
         "sacct",
         "--allusers",
@@ -176,17 +181,19 @@ def release(job_id: int) -> list[str]:
 
 
 def update_job(job_id: int, field: str, value: str) -> list[str]:
-    """``scontrol update jobid=7 ExcNodeList=n1``."""
+    """Update a job: ``scontrol update jobid=7 ExcNodeList=n1``."""
     return ["scontrol", "update", f"jobid={job_id}", f"{field}={value}"]
 
 
 def resize_job(job_id: int, size: Size) -> list[str]:
-    """``scontrol update jobid=7 NumNodes=4-5 NumTasks=5 NumCPUs=5``, together since they must agree."""
+    """Resize a job: ``scontrol update jobid=7 NumNodes=4-5 NumTasks=5 NumCPUs=5``, together since they must
+    agree.
+    """
     return ["scontrol", "update", f"jobid={job_id}", *size.arguments()]
 
 
 def drain(nodes: Sequence[str], reason: str) -> list[str]:
-    """Reasons are one line: line breaks become blanks."""
+    """Drain nodes. Reasons are one line: line breaks become blanks."""
     return [
         "scontrol",
         "update",
@@ -202,7 +209,7 @@ def resume(nodes: Sequence[str]) -> list[str]:
 
 
 def cancel(job_id: int, step_id: str | None, signal: str | None) -> list[str]:
-    """``--batch`` sends a signal to the batch script; scancel takes no ``JOB.batch``."""
+    """Cancel or signal; ``--batch`` signals the batch script, for scancel takes no ``JOB.batch``."""
     if step_id == "batch":
         return ["scancel", "--batch", f"--signal={signal or 'KILL'}", str(job_id)]
     target = str(job_id) if step_id is None else f"{job_id}.{step_id}"
@@ -210,7 +217,7 @@ def cancel(job_id: int, step_id: str | None, signal: str | None) -> list[str]:
 
 
 def create_reservation(request: ReservationRequest) -> list[str]:
-    """A reservation. scontrol takes ``now`` from the clock of its own host."""
+    """Create a reservation. scontrol takes ``now`` from the clock of its own host."""
     minutes = "UNLIMITED" if request.duration_s is None else str(_minutes(request.duration_s))
     start = "now" if request.start_time is None else f"uts{int(request.start_time)}"
     command = ["scontrol", "create", "reservation", f"reservationname={request.name}"]
@@ -233,7 +240,7 @@ def delete_reservation(name: str) -> list[str]:
 
 
 def sbatch(request: SubmitRequest) -> list[str]:
-    """``sbatch --parsable …``; prints the job id."""
+    """Submit with ``sbatch --parsable …``, which prints the job id."""
     command = ["sbatch", "--parsable", "--requeue" if request.requeue else "--no-requeue"]
     options: tuple[tuple[str, str], ...] = (
         ("--job-name", request.name),
@@ -260,7 +267,7 @@ def sbatch(request: SubmitRequest) -> list[str]:
 
 
 def srun(request: StepRequest) -> list[str]:
-    """One task on each node of the request.
+    """Run one task on each node of the request.
 
     Every option that an ``#SBATCH`` line of the user's could change by way of the environment is
     given here, besides :func:`step_environment` removing the variables:
@@ -300,7 +307,7 @@ def srun(request: StepRequest) -> list[str]:
 
 
 def srun_job(request: SubmitRequest) -> list[str]:
-    """``srun`` as a job of its own, one task, which ends with the command."""
+    """Run ``srun`` as a job of its own, with one task, which ends with the command."""
     command = ["srun", "--ntasks=1", "--input=none", "--mpi=none", "--cpu-bind=none", "--quiet"]
     options: tuple[tuple[str, str], ...] = (
         ("--job-name", request.name),

@@ -35,7 +35,7 @@ OF_NODES = "SROBUST_COMPANION_NODES"
 
 
 def companion_name(job_id: int) -> str:
-    """Of all companions of one job."""
+    """Return the name of all companions of one job."""
     return f"srobust-companion-{job_id}"
 
 
@@ -53,9 +53,9 @@ def companion_job(
     exclude: Sequence[str] = (),
     options: Sequence[str] = (),
 ) -> SubmitRequest:
-    """A companion of ``job_id``, whose batch script has the variables ``environ``.
+    """Return the request for a companion of ``job_id``, whose batch script has the variables ``environ``.
 
-    It gets a whole node, for no other job may run there: its prolog would remove what seems to be left of
+    It gets a whole node, because no other job may run there: its prolog would remove what seems to be left of
     ``job_id``, which Slurm does not show on that node.
     """
     command = (sys.executable, "-m", "slurm_robust.slurm.companion", str(job_id), f"--run={run}")
@@ -97,7 +97,7 @@ class Lent:
     """Nodes that companions lend to one job. From any thread."""
 
     def __init__(self, own: Allocation, lenders: Mapping[str, int] | None = None) -> None:
-        """``lenders``: the companion of each node that is lent already."""
+        """Take ``lenders``, the companion of each node that is lent already."""
         self._own = own
         self._held: dict[str, Allocation] = {}
         for node, job_id in (lenders or {}).items():
@@ -105,7 +105,7 @@ class Lent:
 
     @property
     def gpus(self) -> int:
-        """Of each node: as many as the job has on its own."""
+        """For each node: as many as the job has on its own."""
         return max(self._own.gpus_per_node.values(), default=0)
 
     @property
@@ -114,7 +114,7 @@ class Lent:
         return frozenset(held.job_id for held in self._held.values())
 
     def add(self, job_id: int, node: str) -> None:
-        """Companion ``job_id`` lends ``node``."""
+        """Record that companion ``job_id`` lends ``node``."""
         self._held[node] = Allocation(
             job_id=job_id, nodes=(node,), gpus_per_node={node: self.gpus}, batch_host=node
         )
@@ -126,7 +126,8 @@ class Lent:
     def steps(
         self, nodes: tuple[str, ...], command: tuple[str, ...], *, name: str, environ: Mapping[str, str]
     ) -> tuple[StepRequest, ...]:
-        """As :func:`~slurm_robust.slurm.requests.whole_node_steps`: nodes of each job get steps of their own.
+        """Return :func:`~slurm_robust.slurm.requests.whole_node_steps`; nodes of each job get steps of their
+        own.
 
         ``environ``: that of the job, for agents on nodes that are lent.
         """

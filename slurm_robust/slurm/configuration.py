@@ -25,7 +25,7 @@ class LiveConfiguration:
         self._run = run
 
     def read(self) -> dict[str, tuple[str, ...]]:
-        """Return values by key in lower case; several where a key has several. Raises
+        """Return the values by key in lower case; several if a key has several. Raises
         ConfigurationRefused.
         """
         found = text.parse_config(self._scontrol("show", "config"))

@@ -12,7 +12,7 @@ from slurm_robust.util.hostlist import InvalidHostlist, expand
 def allocation_from_environment(environ: Mapping[str, str]) -> Allocation:
     """Return what the variables ``SLURM_*`` of ``environ`` say. No process is started.
 
-    The variables are those of the moment in which the batch script (or step) was started. After a
+    They are those of the moment at which the batch script (or step) was started. After a
     lost node, a shrink or an expansion they are stale: ask :meth:`SlurmClient.allocation` then.
     GPUs are known for this node only (SLURM_GPUS_ON_NODE) and taken to be the same on the others;
     ``client.allocation`` knows better. Raises :class:`NotInAllocation`.

@@ -186,7 +186,7 @@ class ReservationInUse(SlurmCommandError):
 
 
 class NodesBusy(SlurmCommandError):
-    """Jobs or other reservations have the nodes that a reservation is to get."""
+    """Jobs or other reservations have the nodes that a reservation needs."""
 
     fix = "compare with 'sinfo -N' and 'scontrol show reservation'; IGNORE_JOBS takes nodes on which jobs run"
 
@@ -229,7 +229,7 @@ class SlurmNotConfigured(CommandFailed):
 class UpdateUnavailable(CommandFailed):
     """Slurm changes nothing of the job until slurmdbd has recorded its start, and says so after 5 s.
 
-    Where there is no slurmdbd, a job that was resized stays so until its run has ended (measured, 22.05.8).
+    Without slurmdbd, a job that was resized stays so until its run has ended (measured, 22.05.8).
     """
 
     fix = "try again in some seconds"

@@ -28,7 +28,7 @@ CHANGES = frozenset(
 
 
 def fenced(client: SlurmClient, is_ours: Callable[[], bool]) -> SlurmClient:
-    """``client``, whose :data:`CHANGES` raise ``NotFenced`` unless ``is_ours``.
+    """Return ``client``, whose :data:`CHANGES` raise ``NotFenced`` unless ``is_ours``.
 
     ``is_ours`` is asked before each of them, and may raise ``OSError``.
     """

@@ -22,7 +22,7 @@ from slurm_robust.slurm.records import (
 )
 from slurm_robust.slurm.values import parse_gres, parse_list, parse_names, parse_states
 
-# What json.loads gives for an object; its values are checked where they are read.
+# What json.loads gives for an object; its values are checked when they are read.
 Object: TypeAlias = Mapping[str, Any]
 
 
@@ -43,7 +43,7 @@ def load(text: str) -> Object:
 
 
 def _items(document: Object, key: str) -> list[Object]:
-    """Raises what the document says is wrong: beside an error a list, empty or not, is no answer."""
+    """Return the items. Raises what the document calls wrong: a list beside an error is no answer."""
     if listed := document.get("errors"):
         raise of_document(listed if isinstance(listed, list) else [listed])
     items = document.get(key)
@@ -56,7 +56,7 @@ def _items(document: Object, key: str) -> list[Object]:
 
 
 def number(value: object) -> float | None:
-    """7, ``{"set": true, "number": 7}`` to 7; null, unset and infinite to None."""
+    """Turn 7 and ``{"set": true, "number": 7}`` into 7; null, unset and infinite into None."""
     if isinstance(value, dict):
         if not value.get("set") or value.get("infinite"):
             return None
@@ -104,7 +104,7 @@ def _listed(value: object) -> tuple[str, ...]:
 
 
 def parse_nodes(document: Object) -> tuple[SlurmNode, ...]:
-    """``scontrol show node --json`` (24.11 on) and ``sinfo --json`` of 22.05."""
+    """Parse ``scontrol show node --json`` (24.11 on) and ``sinfo --json`` of 22.05."""
     return tuple(_node(item) for item in _items(document, "nodes"))
 
 
@@ -127,7 +127,7 @@ def _node(item: Object) -> SlurmNode:
 
 
 def parse_jobs(document: Object) -> tuple[SlurmJob, ...]:
-    """``squeue --json`` of all releases and ``scontrol show job --json`` (24.11 on)."""
+    """Parse ``squeue --json`` of all releases and ``scontrol show job --json`` (24.11 on)."""
     return tuple(_job(item) for item in _items(document, "jobs"))
 
 
@@ -168,7 +168,7 @@ def _job(item: Object) -> SlurmJob:
 
 
 def _least_nodes(tres: str) -> int:
-    """``cpu=4,mem=250G,node=4,billing=4``."""
+    """Return the nodes in ``cpu=4,mem=250G,node=4,billing=4``."""
     counts = [part.removeprefix("node=") for part in tres.split(",") if part.startswith("node=")]
     return int(counts[0]) if counts and counts[0].isdecimal() else 0
 
@@ -198,7 +198,7 @@ def parse_allocation(document: Object) -> Allocation:
 
 
 def parse_steps(document: Object) -> tuple[SlurmStep, ...]:
-    """``scontrol show step JOB --json`` (24.11 on); ``id`` is ``6.0`` or ``6.batch``."""
+    """Parse ``scontrol show step JOB --json`` (24.11 on); ``id`` is ``6.0`` or ``6.batch``."""
     return tuple(_step(item) for item in _items(document, "steps"))
 
 
@@ -215,7 +215,7 @@ def _step(item: Object) -> SlurmStep:
 
 
 def parse_reservations(document: Object) -> tuple[Reservation, ...]:
-    """``scontrol show reservation --json`` (24.11 on)."""
+    """Parse ``scontrol show reservation --json`` (24.11 on)."""
     return tuple(
         Reservation(
             name=_string(item.get("name")),

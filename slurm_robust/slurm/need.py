@@ -37,12 +37,12 @@ class Size(Record):
     cpus: int
 
     def describe(self) -> str:
-        """``4-5 nodes``."""
+        """Return the need in words: ``4-5 nodes``."""
         nodes = str(self.most) if self.least == self.most else f"{self.least}-{self.most}"
         return f"{nodes} node{'' if self.most == 1 else 's'}"
 
     def arguments(self) -> tuple[str, ...]:
-        """For ``scontrol update``."""
+        """Return the arguments for ``scontrol update``."""
         return (f"NumNodes={self.least}-{self.most}", f"NumTasks={self.tasks}", f"NumCPUs={self.cpus}")
 
 
@@ -53,7 +53,7 @@ class Places(Record):
     """Idle: the job could get them now."""
 
     busy: tuple[str, ...] = ()
-    """Other jobs or reservations have them, or are to get them, or Slurm is about to reboot them."""
+    """Other jobs or reservations have them or will get them, or Slurm is about to reboot them."""
 
     dead: tuple[str, ...] = ()
     """They are down, or do not respond to Slurm."""
@@ -97,12 +97,12 @@ def _is_idle(node: SlurmNode, job: SlurmJob) -> bool:
 def affordable(
     exclude: Sequence[str], nodes: Iterable[SlurmNode], job: SlurmJob, least: int
 ) -> tuple[str, ...]:
-    """As many of ``exclude``, the weakest first, as leave the job ``least`` nodes to start on.
+    """Return as many of ``exclude``, the weakest first, as leave the job ``least`` nodes to start on.
 
-    A node counts if it is in a partition of the job, responds, and is neither down nor to leave. Where those
+    A node counts if it is in a partition of the job, responds, and is neither down nor to leave. If those
     that respond are too few even without any exclusion, others count too: none responds right after a restart
-    of slurmctld. What else the job asks of its nodes (features, memory) is Slurm's to judge. Of the job's own
-    list of excluded nodes those that are not in ``exclude`` are its owner's, and stay out.
+    of slurmctld. What else the job asks of its nodes (features, memory) is Slurm's to judge. The job's own
+    list of excluded nodes may have others than ``exclude``: they are its owner's, and stay out.
     """
     partitions = set(job.partition.split(","))
     owners = set(job.excluded_nodes) - set(exclude)
@@ -127,8 +127,8 @@ def size_of(need: Need, job: SlurmJob, available: int) -> Size:
     Slurm takes a number of tasks as a bound for the number of nodes, in both directions: never more nodes
     than tasks, and of a job with ``--ntasks-per-node`` never fewer than its tasks need (seen on 22.05). So
     the tasks are those of the least nodes, unless that is fewer than the most nodes. Then there is one task
-    for each of the most nodes; but where a task asks for something of its node, so that two may not fit on
-    one, the number of nodes is settled by how many are ``available`` now.
+    for each of the most nodes; but if a task asks for something of its node, so that two may not fit on one,
+    the number of nodes is settled by how many are ``available`` now.
     """
     per_node = job.tasks_per_node or _tasks_per_node(need, job)
     if per_node * need.least >= need.most:
@@ -141,7 +141,7 @@ def size_of(need: Need, job: SlurmJob, available: int) -> Size:
 
 
 def _tasks_per_node(need: Need, job: SlurmJob) -> int:
-    """Tasks for each node of a job that names only their number, which may be that for the least nodes."""
+    """Return the tasks per node of a job that names only their number, which may be for the least nodes."""
     counts = (need.most, need.least) if not job.restart_count else (need.least, need.most)
     exact = (job.num_tasks // count for count in counts if job.num_tasks % count == 0)
     return max(1, next(exact, -(-job.num_tasks // need.most)))

@@ -105,7 +105,8 @@ def of_script(script: str, environ: Mapping[str, str]) -> Options:
 
 
 def of_submission(submission: Submission, environ: Mapping[str, str]) -> Options:
-    """Return what a job was submitted with. ``environ``: of the job, which has what sbatch had, or of nobody.
+    """Return what a job was submitted with. ``environ``: that of the job, which has what sbatch had, or an
+    empty one.
 
     No word is ``unknown``: sbatch has taken them all.
     """
@@ -146,7 +147,7 @@ class _Lines(Record):
 
 
 def _lines(script: str) -> _Lines:
-    """As sbatch does, up to the first command, and of a heterogeneous job the first component."""
+    """Read lines as sbatch does, up to the first command; of a heterogeneous job only the first component."""
     words: list[str] = []
     refused: list[str] = []
     late: list[int] = []
@@ -199,7 +200,7 @@ def _commented(mark: str, text: str) -> Iterable[str]:
 
 
 def _comments(script: str) -> frozenset[int]:
-    """Return the numbers of the lines that a shell takes for comments; all of them where it is no shell's
+    """Return the numbers of the lines that a shell takes for comments; all of them if it is not a shell
     script.
     """
     shebang, _, _ = script.partition("\n")
@@ -277,7 +278,7 @@ def _full_name(written: str) -> str:
 
 
 def _named(found: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Opposites under one name; the last one counts."""
+    """Put opposites under one name; the last one counts."""
     given: dict[str, str] = {}
     for name, value in found:
         if name == "no-requeue":
@@ -288,7 +289,7 @@ def _named(found: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _merged(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Later ones override earlier ones; what was taken back stays visible for ``requeue`` only."""
+    """Let later ones override earlier ones; what was taken back stays visible for ``requeue`` only."""
     merged = {name: value for layer in layers for name, value in layer.items()}
     return {name: value for name, value in merged.items() if (name, value) != ("no-kill", OFF)}
 

@@ -52,7 +52,7 @@ class CommandRunner(Protocol):
         env: Mapping[str, str] | None = None,
         stdin: str = "",
     ) -> CompletedCommand:
-        """``env`` replaces the environment, None inherits it; ``stdin`` is what the command reads."""
+        """Run a command. ``env`` replaces the environment, None inherits it; the command reads ``stdin``."""
         ...
 
 
@@ -95,7 +95,7 @@ class DetachedProcess:
         return self._process.poll()
 
     def kill(self) -> None:
-        """SIGKILL to the whole process group; returns immediately, also when it is gone already."""
+        """Send SIGKILL to the whole process group; returns immediately, also when it is gone already."""
         if self._process.poll() is None:
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -104,7 +104,7 @@ class DetachedProcess:
 
 
 def kill_srun(pid: int) -> None:
-    """SIGKILL the srun ``pid`` and let the tasks of its step live.
+    """Kill the srun ``pid`` with SIGKILL and let the tasks of its step live.
 
     On another signal it would end them. So would its child, the shepherd, at the end of its parent, and goes
     first.

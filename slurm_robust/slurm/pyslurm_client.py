@@ -59,7 +59,7 @@ class PyslurmHelper:
             return parse_version(self._release)
 
     def call(self, method: str, **params: object) -> object:
-        """One call. Raises SlurmCommandError types, Unsupported and BackendUnavailable."""
+        """Make one call. Raises SlurmCommandError types, Unsupported and BackendUnavailable."""
         command = ("pyslurm", method, *(f"{k}={v}" for k, v in params.items()))
         with self._lock:
             reply = self._ask(self._started(), {"method": method, "params": params}, command)

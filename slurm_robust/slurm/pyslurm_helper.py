@@ -98,7 +98,7 @@ def _first_number(value: Any) -> int:
 
 
 def modify_nodes(pyslurm: Module, nodes: list[str], **changes: str) -> None:
-    """One request for all."""
+    """Send one request for all."""
     pyslurm.Nodes({name: pyslurm.Node(name) for name in nodes}).modify(pyslurm.Node(**changes))
 
 

@@ -55,7 +55,7 @@ class SlurmVersion(Record, order=True):
         return f"{self.major}.{self.minor:02d}.{self.micro}"
 
     def same_series(self, other: SlurmVersion) -> bool:
-        """True when both are of one series (24.11): libraries and daemons of one series match."""
+        """Return whether both are of one series (24.11): libraries and daemons of one series match."""
         return (self.major, self.minor) == (other.major, other.minor)
 
 
@@ -94,7 +94,7 @@ class SlurmNode(Record):
     def is_down(self) -> bool:
         """slurmctld gave the node up (DOWN, ERROR).
 
-        A node that only does not respond is not down yet: Slurm decides after SlurmdTimeout. One that is to
+        A node that only does not respond is not down yet: Slurm decides after SlurmdTimeout. A node that must
         leave (FAIL, which sinfo shows as FAILING) is not down either: its job runs on.
         """
         return bool(self.states & {"DOWN", "ERROR"})
@@ -106,7 +106,9 @@ class SlurmNode(Record):
 
     @property
     def is_leaving(self) -> bool:
-        """It gives no new job a place, by somebody's will (DRAIN, FAIL); a job that runs there goes on."""
+        """It gives no new job a place, because a person or a program wants that (DRAIN, FAIL); a job that
+        runs there goes on.
+        """
         return bool(self.states & {"DRAIN", "FAIL"})
 
     @property
@@ -130,7 +132,7 @@ class SlurmNode(Record):
         return self.usable_despite(frozenset())
 
     def usable_despite(self, allowed: frozenset[str]) -> bool:
-        """The same where the flags ``allowed`` do not matter, such as :data:`OF_RESERVATION` to its jobs."""
+        """Return the same with the flags ``allowed`` left out, such as :data:`OF_RESERVATION` to its jobs."""
         return bool(self.states & _TAKING) and self.hindrances <= allowed
 
     @property
@@ -154,14 +156,15 @@ class SlurmJob(Record):
     print COMPLETING *instead of* the base state in text, so ask the properties."""
 
     reason: str = ""
-    """What ``scontrol`` shows: slurmctld's description with ``_`` for blanks where there is one
-    (``launch_failed_requeued_held``), else that of squeue(1) (``BeginTime``, ``None``)."""
+    """What ``scontrol`` shows: slurmctld's description with ``_`` for blanks if there is one
+    (``launch_failed_requeued_held``), else that of squeue(1) (``BeginTime``, ``None``).
+    """
 
     partition: str = ""
     qos: str = ""
     nodes: tuple[str, ...] = ()
     num_nodes: int = 0
-    """Of a requeued job Slurm goes on to show how many nodes its last run had; see ``least_nodes``."""
+    """For a requeued job Slurm still shows how many nodes its last run had; see ``least_nodes``."""
 
     least_nodes: int = 0
     """The fewest nodes that a pending job asks for; 0 if Slurm does not say."""
@@ -240,7 +243,9 @@ class SlurmJob(Record):
 
     @property
     def has_lost_script(self) -> bool:
-        """Slurm has ended it because a signal ended its batch script; nobody has cancelled it."""
+        """Slurm has ended it because a signal ended its batch script; no user or operator has cancelled
+        it.
+        """
         return self.reason == "JobLaunchFailure" and not self.is_running and not self.is_pending
 
     @property
@@ -314,8 +319,9 @@ class Allocation(Record):
 class Reservation(Record):
     """One reservation.
 
-    REPLACE_DOWN may be missing: the JSON of releases before 25.11 does not have it. It changes nothing. Of a
-    number of nodes (without SPEC_NODES and STATIC_ALLOC, in JSON STATIC) Slurm replaces those that are down.
+    REPLACE_DOWN may be missing: the JSON of releases before 25.11 does not have it. It changes nothing. If it
+    was made for a number of nodes (without SPEC_NODES and STATIC_ALLOC, in JSON STATIC), Slurm replaces those
+    that are down.
     """
 
     name: str

@@ -5,14 +5,14 @@ What Slurm accepts when, measured on 22.05.8 from inside the batch script of the
 =====================  ============================================  ================================
 order                  while COMPLETING (batch script still alive)   once PENDING
 =====================  ============================================  ================================
-update ExcNodeList     accepted at once, survives                    accepted
-update ReqNodeList     accepted at once, survives                    accepted
-release                accepted at once, survives                    accepted (the begin time stays)
+update ExcNodeList     accepted immediately, survives                accepted
+update ReqNodeList     accepted immediately, survives                accepted
+release                accepted immediately, survives                accepted (the begin time stays)
 update StartTime=now   accepted (rc 0) but LOST: when COMPLETING     accepted; RUNNING 0.06 to 1 s
                        ends slurmctld sets a begin time 121 s ahead  later; DEADLY in the first second
 =====================  ============================================  ================================
 
-Nothing of the middle column is accepted for a run that was resized where there is no slurmdbd: each order
+Nothing of the middle column is accepted for a run that was resized on a site without slurmdbd: each order
 is refused after 5 s (:class:`~slurm_robust.slurm.errors.UpdateUnavailable`). A watcher excludes nodes then.
 
 Deadly: a start in the same second as the end of the last run, on one of its nodes, is refused there
@@ -30,11 +30,11 @@ the job comes back after those 121 s, still without the excluded nodes.
 The job is not held: it cannot start before its batch script has ended and the begin time has passed.
 So a controller that dies half-way leaves a job that starts again by itself, not one that waits for ever.
 
-Two things for the caller: Slurm sends SIGTERM to the batch script *and to the commands it runs* at
-once after ``requeue``, so block SIGTERM before (children inherit that); SIGKILL follows KillWait
-(30 s) later. The shell of the batch script must not die of it either, for then Slurm kills all the
-rest within milliseconds: ``exec`` the controller, or ``trap '' TERM``. And ``scontrol requeue``
-revives a job that was cancelled, so it is sent only to a job that is seen running.
+Two things for the caller: Slurm sends SIGTERM to the batch script *and to the commands it runs* immediately
+after ``requeue``, so block SIGTERM before (children inherit that); SIGKILL follows KillWait (30 s) later. The
+shell of the batch script must not die of it either, for then Slurm kills all the rest within milliseconds:
+``exec`` the controller, or ``trap '' TERM``. And ``scontrol requeue`` revives a job that was cancelled, so it
+is sent only to a job that is seen running.
 
 :func:`~slurm_robust.slurm.requeue_plan.decide` is pure and uses only the job as it is, so every
 part may be repeated, by the same process or another one.
@@ -86,7 +86,7 @@ class Clock(Protocol):
     """Time for deadlines. ``sleep`` may return early."""
 
     def monotonic(self) -> float:
-        """Return seconds that never go back."""
+        """Return the seconds that never go back."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -98,7 +98,7 @@ class RequeueOutcome(Record):
     """How it ended."""
 
     ok: bool
-    """It came as far as asked."""
+    """It got to the point that was asked for."""
 
     detail: str
     """Why not, or how."""
@@ -141,7 +141,7 @@ def requeue_without(
 ) -> RequeueOutcome:
     """Requeue the job so that it comes back without ``exclude`` (which may be empty).
 
-    ``ending_run`` is SLURM_RESTART_COUNT of the run that is to end; ``revives``: it may have ended because
+    ``ending_run`` is SLURM_RESTART_COUNT of the run that ends; ``revives``: it may have ended because
     its batch script was killed; ``unavailable``: it is known that Slurm takes no change of the job before the
     run has ended (:class:`~slurm_robust.slurm.errors.UpdateUnavailable`). With ``until=EXCLUDED`` it does
     what a dying batch script can do; call it again with STARTED or RUNNING from a process that survives.
@@ -256,7 +256,7 @@ def _learn(
     memory: RequeueMemory,
     drained: frozenset[str] | None,
 ) -> RequeueMemory:
-    """When Slurm holds the job, find the node whose prolog failed; without an answer, no node."""
+    """Find the node, if Slurm holds the job, whose prolog failed; without an answer, no node."""
     if order.until is not Until.RUNNING or not job.held_by_slurm:
         return memory
     try:
@@ -267,7 +267,7 @@ def _learn(
 
 
 def _wants_nodes(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> bool:
-    """Return whether what the job is to ask for depends on the nodes, and may have to be asked for now."""
+    """Return whether the job's request depends on the nodes, and may have to be made now."""
     if not (order.exclude or order.need or order.holders or memory.extra_exclude):
         return False
     if memory.wanted is None:
@@ -285,7 +285,7 @@ def _look(client: SlurmClient, order: RequeueRequest, job: SlurmJob, memory: Req
 
 
 def _drained(client: SlurmClient) -> frozenset[str] | None:
-    """None without an answer: then no later drain is known to be new."""
+    """Return the drained nodes; None without an answer: then no later drain is known to be new."""
     try:
         return frozenset(node.name for node in client.nodes() if node.is_drained)
     except SlurmCommandError:

@@ -81,12 +81,14 @@ class RequeueRequest(Record):
 
     job_id: int
     ending_run: int
-    """The restart count of the run that is to end. It makes repeating safe: a job that already runs with a
-    higher count is left alone."""
+    """The restart count of the run that ends. It makes repeating safe: a job that already runs with a
+    higher count is left alone.
+    """
 
     exclude: tuple[str, ...] = ()
     """All nodes that we leave out, for this run or an earlier one. The weakest come first, and are given up
-    first where too few others are left."""
+    first if too few others are left.
+    """
 
     need: Need | None = None
     """Without it the size that the job asks for stays as it is."""
@@ -108,7 +110,7 @@ class RequeueRequest(Record):
 
 
 class _DesiredJob(Record):
-    """What the job is to ask for, by the nodes as they are now."""
+    """What the job will ask for, by the nodes as they are now."""
 
     exclude: tuple[str, ...]
     size: Size | None = None
@@ -140,7 +142,7 @@ class RequeueMemory(Record):
     """None as long as Slurm has not shown the nodes."""
 
     sent: dict[RequeueCommand, tuple[str, ...]] = {}
-    """What Slurm has taken. It is not sent again: somebody may have changed it since."""
+    """What Slurm has taken. It is not sent again: a user or an operator may have changed it since."""
 
 
 class Do(Record):
@@ -197,7 +199,7 @@ def decide(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | 
     if job.is_running or has_lost_script:
         return _decide_running(order, job, memory)
     if job.is_finished and not job.is_completing:
-        # Cancelled by its owner, or ended by itself: reviving it would be against somebody's will.
+        # Cancelled by its owner, or ended by itself: reviving it would be against the owner's will.
         return RequeueEnd(ok=False, why=f"the job has ended ({_states(job)}) and is not requeued")
     if job.restart_count <= order.ending_run:
         if job.is_completing:
@@ -212,7 +214,7 @@ def decide(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | 
         return Wait(why="the last run is still completing")
     pending = _exclude(order, job, memory) or _release(order, job, memory)
     if order.until is Until.EXCLUDED and not isinstance(pending, Do):
-        # That somebody holds the job does not undo its requeue.
+        # A hold by a user or an operator does not undo the requeue.
         return RequeueEnd(ok=True, why=pending.why if pending is not None else "requeued and excluded")
     return pending or _start(order, job, memory)
 
@@ -283,9 +285,7 @@ def _start(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | 
 
 
 def _ask_by_name(order: RequeueRequest, job: SlurmJob, memory: RequeueMemory) -> Do | Wait | None:
-    """Return the holders are required only once they are free, so a watcher that dies leaves no job that
-    waits.
-    """
+    """Require the holders only once they are free, so that a watcher that dies leaves no job that waits."""
     if not order.holders or RequeueCommand.PIN in memory.refused:
         return None
     if memory.pending_for_s >= BY_NAME_S:
@@ -332,7 +332,7 @@ def after(memory: RequeueMemory, action: Do, error: SlurmCommandError | None) ->
 
 
 def newly_drained(before: frozenset[str] | None, nodes: Sequence[SlurmNode]) -> tuple[str, ...]:
-    """Return nodes that are drained by a failed prolog now and were not ``before``; none if that is not
+    """Return the nodes that are drained by a failed prolog now and were not ``before``; none if that is not
     known.
     """
     if before is None:

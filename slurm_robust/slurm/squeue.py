@@ -1,7 +1,7 @@
 """What hooks ask Slurm about a job, in the cheapest form that every release answers.
 
-``squeue --json`` of a large cluster prints megabytes, on each node, at each start of a job. For a list of
-jobs squeue fetches all jobs; for a single job only that one.
+``squeue --json`` of a large cluster prints megabytes, on each node, at each start of a job. squeue fetches
+all jobs for a list of them; for a single job it fetches only that job.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def queued_job(job_id: int, *, environ: Mapping[str, str], timeout_s: float) -> 
     """Return the job as Slurm knows it; None without an answer. ``environ`` has PATH and SLURM_CONF."""
     done = _ask(job_id, ["-o", "%A %T %N"], environ, timeout_s)
     if done is None or (done.exit_code == 0 and not done.stdout.strip()):
-        return None  # of a job that it does not know squeue says so
+        return None  # squeue says so of a job that it does not know
     for rest in _lines_of(job_id, done):
         state, _, nodes = rest.partition(" ")
         if state:
@@ -64,7 +64,9 @@ def _ask(
 
 
 def _lines_of(job_id: int, done: CompletedCommand) -> Iterator[str]:
-    """Without its first column. For the first task of an array there are lines of the others, too."""
+    """Yield the job's lines without the first column. The first task of an array has lines of the others,
+    too.
+    """
     for line in done.stdout.splitlines():
         first, _, rest = line.strip().partition(" ")
         if first == str(job_id):

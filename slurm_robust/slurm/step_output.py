@@ -16,7 +16,7 @@ _MAX_TEXT = 600
 _SLURMS = re.compile(r"(srun|slurmstepd[\w.-]*|slurmd[\w.-]*): ")
 # Messages of srun that report no error, or follow one.
 _HARMLESS = ("lacks support for cpu binding", "job step aborted", "force terminated", "check slurm_job_id")
-# srun says so before it, or Slurm at somebody's order (scancel JOB.STEP), ends all tasks of a step.
+# srun says so before it, or Slurm at a user's order (scancel JOB.STEP), ends all tasks of a step.
 _ABORTS = "srun: job step aborted"
 _TASKS = re.compile(r"srun: error: (?P<nodes>\S+): tasks? [\d,\-\[\]]+: (?P<how>.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
@@ -74,8 +74,8 @@ _ENDED = re.compile(
 def why_ended(lines: Iterable[str], job_id: int) -> str | None:
     """Return why Slurm has ended steps of ``job_id``, in slurmstepd's words.
 
-    :data:`PREEMPTION`, ``JOB REQUEUE``, ``TIME LIMIT``; "": somebody has cancelled it; None: slurmstepd says
-    nothing.
+    :data:`PREEMPTION`, ``JOB REQUEUE``, ``TIME LIMIT``; "": a user or an operator has cancelled it; None:
+    slurmstepd says nothing.
     """
     ends = (match for line in lines if (match := _ENDED.search(line)) is not None)
     found = [match["why"] or "" for match in ends if int(match["job"]) == job_id]
@@ -102,7 +102,7 @@ def step_end(nodes: tuple[str, ...], code: int, lines: Sequence[str]) -> StepEnd
 
 
 def task_ends(nodes: tuple[str, ...], lines: Iterable[str], output: Sequence[str]) -> Iterator[StepEnd]:
-    """Tasks that ended badly according to srun in ``lines``, while it goes on for the others.
+    """Yield tasks that ended badly according to srun in ``lines``, while it goes on for the others.
 
     ``output`` has all lines of the step: slurmstepd's message about a task comes before or after, and so does
     the traceback of one that ended by itself.
@@ -136,7 +136,7 @@ def last_raised(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def before_abort(lines: Sequence[str]) -> Sequence[str]:
-    """Of ``lines`` those before srun says that the whole step ends; all if it does not."""
+    """Return the lines before srun says that the whole step ends; all if it does not."""
     at = next((n for n, line in enumerate(lines) if line.lower().startswith(_ABORTS)), len(lines))
     return lines[:at]
 

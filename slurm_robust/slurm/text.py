@@ -1,10 +1,10 @@
 """Slurm's text output to records. Pure; for releases before 24.11 and those whose JSON we do not know.
 
-``scontrol show job`` and ``show node`` are read in their form with several lines (not ``-o``): there,
-fields with free text (JobName, Comment, Command, Reason) stand at the end of a line, so that a job
-named ``x JobState=FAILED`` deceives nobody. Only a line break in such a field could: then a field
-appears twice, and the record is refused as :class:`UnparsableOutput`. A node's reason is read with its line
-breaks: what one administrator typed must not hide all nodes.
+``scontrol show job`` and ``show node`` are read in their form with several lines (not ``-o``): there, fields
+with free text (JobName, Comment, Command, Reason) stand at the end of a line, so that a job named ``x
+JobState=FAILED`` does not deceive us. Only a line break in such a field could: then a field appears twice,
+and the record is refused as :class:`UnparsableOutput`. A node's reason is read with its line breaks: what one
+administrator typed must not hide all nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FREE_TEXT = frozenset(
 )
 # ``-d show job`` repeats these for every group of nodes; parse_allocation reads them.
 _PER_NODE_LINE = re.compile(r"\s+Nodes=\S+ CPU_IDs=")
-# Of a node's reason Slurm prints who gave it and when behind the first line, and indents the others.
+# Slurm prints who gave a node's reason, and when, after its first line, and indents the others.
 _REASON = re.compile(r"(?m)^   Reason=(.*(?:\n {10}.*)*)$")
 _STAMP = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\]$")
 _CPUS = re.compile(r"(\d+)/\d+/\d+/(\d+)")  # allocated, idle, other, all
@@ -66,7 +66,7 @@ def _integer(fields: dict[str, str], name: str) -> int:
 
 
 def blocks(text: str, first: str) -> Iterator[str]:
-    """The records of an output: each begins with ``first=`` at the start of a line."""
+    """Yield the records of an output: each begins with ``first=`` at the start of a line."""
     starts = [m.start() for m in re.finditer(rf"(?m)^{first}=", text)]
     for begin, end in zip(starts, [*starts[1:], len(text)][: len(starts)], strict=True):
         yield text[begin:end].rstrip()
@@ -95,7 +95,7 @@ def fields_of(block: str) -> dict[str, str]:
 
 
 def _line_fields(line: str) -> Iterator[tuple[str, str]]:
-    """``A=1 B=x y`` to pairs; a field with free text takes the rest of the line."""
+    """Yield pairs from ``A=1 B=x y``; a field with free text takes the rest of the line."""
     position = 0
     stripped = line.strip()
     while position < len(stripped):
@@ -131,7 +131,7 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
 
 
 def _in_one_line(reason: str) -> str:
-    """Return a reason as Slurm prints it, with the stamp behind all of it."""
+    """Return a reason as Slurm prints it, with the stamp after all of it."""
     first, _, others = reason.partition("\n")
     stamp = _STAMP.search(first)
     first = first[: stamp.start()] if stamp else first
@@ -247,7 +247,9 @@ def parse_job(text: str, job_id: int | None = None) -> SlurmJob:
 
 
 def _least_nodes(fields: dict[str, str]) -> int:
-    """``TRES=cpu=4,node=4`` (``ReqTRES=`` from 23.02 on): what is asked for as long as the job is pending."""
+    """Return the nodes in ``TRES=cpu=4,node=4`` (``ReqTRES=`` from 23.02 on): what is asked for as long as
+    the job is pending.
+    """
     match = re.search(r"(?:^|,)node=(\d+)", fields.get("ReqTRES") or fields.get("TRES", ""))
     return int(match[1]) if match else 0
 
@@ -456,6 +458,6 @@ def parse_events(text: str) -> tuple[NodeEvent, ...]:
 
 
 def _resized(rows: list[AccountingRow], run: int) -> bool:
-    """The newest row of the job itself in ``run`` says that the same run goes on with fewer nodes."""
+    """Return whether the job's newest row in ``run`` says that the same run goes on with fewer nodes."""
     own = [row for row in rows if row.run == run and not row.step]
     return bool(own) and own[-1].state == "RESIZING"

@@ -55,7 +55,7 @@ _SINFO = {
 _UNSET = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown", "none"})
 
 NEVER_S = 65534
-"""What Slurm shows for a time limit that nobody has set."""
+"""What Slurm shows for a time limit that was never set."""
 
 PROLOG_AT_ALLOCATION = frozenset(
     {"alloc", "contain", "deferbatch", "forcerequeueonfail", "nohold", "runinjob", "x11"}
@@ -64,7 +64,7 @@ PROLOG_AT_ALLOCATION = frozenset(
 
 
 def parse_version(text: str) -> SlurmVersion:
-    """``slurm-wlm 22.05.8`` or ``slurm 24.11.0-0rc1``. Raises UnparsableOutput."""
+    """Parse ``slurm-wlm 22.05.8`` or ``slurm 24.11.0-0rc1``. Raises UnparsableOutput."""
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
     if match is None:
         raise UnparsableOutput(f"no release number in {text.strip()!r}", stdout=text)
@@ -72,7 +72,9 @@ def parse_version(text: str) -> SlurmVersion:
 
 
 def parse_time(text: str) -> float | None:
-    """Return seconds since 1970, or Slurm's local time ``2026-11-21T08:17:39``; None for Unknown and N/A."""
+    """Return the seconds since 1970, or Slurm's local time ``2026-11-21T08:17:39``; None for Unknown and
+    N/A.
+    """
     value = text.strip()
     if value in _UNSET or value == "0":
         return None
@@ -85,7 +87,7 @@ def parse_time(text: str) -> float | None:
 
 
 def parse_duration(text: str) -> float | None:
-    """``[days-]hours:minutes:seconds`` or ``minutes:seconds`` in seconds; None for UNLIMITED and the like."""
+    """Parse ``[days-]hours:minutes:seconds`` or ``minutes:seconds`` into seconds; None for UNLIMITED etc."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
     if match is None:
         return None
@@ -94,7 +96,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_states(text: str) -> frozenset[str]:
-    """``DOWN*+DRAIN`` to DOWN, DRAIN, NOT_RESPONDING.
+    """Parse ``DOWN*+DRAIN`` into DOWN, DRAIN, NOT_RESPONDING.
 
     Also what sinfo(1) makes of states: its short names, and the suffixes, each of which stands for a flag.
     """
@@ -110,7 +112,7 @@ def parse_states(text: str) -> frozenset[str]:
 
 
 def parse_job_states(text: str) -> frozenset[str]:
-    """As ``parse_states``, and PENDING or RUNNING where Slurm's text has something else in its place."""
+    """Parse as ``parse_states``, with PENDING or RUNNING if Slurm's text has something else in its place."""
     states = parse_states(text)
     if states & _WAITING:
         return states | {"PENDING"}
@@ -118,7 +120,9 @@ def parse_job_states(text: str) -> frozenset[str]:
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """``gpu:h200:8(S:0-1),gpu:8(IDX:0-7),nic:2`` to records; ``gres/gpu:8`` and ``gres:gpu:8`` too."""
+    """Parse ``gpu:h200:8(S:0-1),gpu:8(IDX:0-7),nic:2`` into records; ``gres/gpu:8`` and ``gres:gpu:8``
+    too.
+    """
     found: list[Gres] = []
     for part in re.sub(r"\([^)]*\)", "", text).split(","):
         fields = [field for field in re.split(r"[:/=]", part.strip()) if field and field != "gres"]
@@ -134,7 +138,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
 
 
 def parse_memory(text: str) -> int:
-    """Return bytes of ``40G``, as ``--mem`` has it: without a unit MiB. Raises ``ValueError``."""
+    """Return the bytes of ``40G``, as ``--mem`` has it: without a unit MiB. Raises ``ValueError``."""
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.strip().upper())
     if match is None:
         raise ValueError(f"{text!r} is not a size such as 40G")
@@ -153,7 +157,7 @@ def parse_names(text: str, *, functions: bool = False) -> tuple[str, ...]:
 
 
 def parse_number(text: str) -> int | None:
-    """``60 sec`` as a setting of slurm.conf: 60; None if it does not begin with a number."""
+    """Parse ``60 sec``, as a setting of slurm.conf, into 60; None if it does not begin with a number."""
     match = re.match(r"\d+", text)
     return int(match[0]) if match else None
 
@@ -164,5 +168,5 @@ def parse_words(text: str) -> frozenset[str]:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """``a,b`` to a, b; nothing for ``(null)`` and the like."""
+    """Parse ``a,b`` into a, b; nothing for ``(null)`` and the like."""
     return tuple(item for item in text.split(",") if item not in _UNSET)

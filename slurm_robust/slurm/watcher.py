@@ -9,7 +9,7 @@ Started by a controller before it ends, in one of two ways (:func:`arrange_watch
   It survives the job under proctrack/linuxproc and pgid; under proctrack/cgroup, which most sites
   have, Slurm kills it with the job.
 * :func:`watcher_job`: a job of its own, one CPU for some seconds on a node that the other job did not
-  have, which ends as soon as it has ordered the other to start. It works where there is such a node, and
+  have, which ends as soon as it has ordered the other to start. It works if there is such a node, and
   shows up in the user's job list.
 
 Without either nothing is lost but the two minutes of Slurm's own begin time. Orders and outcome are
@@ -58,8 +58,9 @@ def watcher_command(order: RequeueRequest, *, log: Path, timeout_s: float) -> li
 def watcher_job(
     order: RequeueRequest, *, keep_off: Sequence[str] = (), log: Path, partition: str = ""
 ) -> SubmitRequest:
-    """Return a small job that orders the other one to start, on none of the nodes ``keep_off`` and those that
-    are left out. Slurm drops it if it cannot run within two minutes, for then the begin time is over anyway.
+    """Return a small job that orders the other one to start. It keeps off the nodes ``keep_off`` and those
+    that are left out. Slurm drops it if it cannot run within two minutes, because the begin time is over then
+    anyway.
     """
     order = msgspec.structs.replace(order, until=Until.STARTED)
     return SubmitRequest(
@@ -125,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _detach() -> bool:
-    """True in the process that goes on, whose parent has ended and which has no open stream of the job."""
+    """Return True in the process that goes on: its parent has ended, and it has no open stream of the job."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if os.fork():

@@ -213,7 +213,7 @@ def _collective(line: str) -> float | None:
 
 
 def _time(line: str) -> float | None:
-    """Return seconds of the day that a line begins with, roughly."""
+    """Return the seconds of the day that a line begins with, roughly."""
     found = _TIME.search(line[:200])
     if found is None:
         return None

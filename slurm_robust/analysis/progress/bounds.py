@@ -165,5 +165,5 @@ def _at_least(text: str, seconds: float, floor: float) -> Bound:
 
 
 def span(seconds: float) -> str:
-    """Return seconds for people, in two digits, so that the words change only when it matters."""
+    """Return the seconds for people, in two digits, so that the words change only when it matters."""
     return f"{float(f'{seconds:.2g}'):g} s"

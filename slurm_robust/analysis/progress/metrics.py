@@ -126,7 +126,7 @@ class MetricWatch:
         return self._pending.pop(0) if self._pending else None
 
     def healed(self) -> tuple[str, ...]:
-        """Return texts about what has become normal again since the last call."""
+        """Return the texts about what has become normal again since the last call."""
         found, self._healed = tuple(self._healed), []
         return found
 

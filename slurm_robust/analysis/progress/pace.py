@@ -106,7 +106,7 @@ class _Sample(Record):
         return found if len(found) < len(self.records) else ()
 
     def left_behind(self, seconds: float) -> tuple[int, ...]:
-        """Return ranks without a step for longer than ``seconds``, while others go on and none is in a
+        """Return the ranks without a step for longer than ``seconds``, while others go on and none is in a
         phase.
         """
         if self.phases or self.phase_ended_s <= seconds or self.still_s > seconds:
@@ -277,7 +277,7 @@ class PaceWatch:
             self._slowdown.add(seconds, steps)
 
     def _stretch(self, sample: _Sample, begin: float) -> tuple[float, bool] | None:
-        """Return seconds from ``begin``, or the end of a phase after it, to the newest step; if from
+        """Return the seconds from ``begin``, or the end of a phase after it, to the newest step; if from
         ``begin``.
 
         None if a phase hides how long it was.

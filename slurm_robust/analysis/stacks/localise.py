@@ -120,11 +120,11 @@ class _Scene:
         return frozenset(self.views) - self.healthy
 
     def doing(self, *activities: Activity) -> frozenset[int]:
-        """Return ranks with one of these activities."""
+        """Return the ranks with one of these activities."""
         return frozenset(rank for rank, view in self.views.items() if view.activity in activities)
 
     def waiting(self) -> frozenset[int]:
-        """Return ranks that wait, or may wait, for other ranks."""
+        """Return the ranks that wait, or may wait, for other ranks."""
         return self.unclear | {rank for rank, view in self.views.items() if view.activity.waits}
 
     def describe(self, ranks: Collection[int]) -> str:
@@ -207,7 +207,7 @@ def _halted(scene: _Scene) -> Localisation | None:
 
 
 def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
-    """Return ranks of which neither the agent nor NCCL's RAS hears: two witnesses that have nothing in
+    """Return the ranks of which neither the agent nor NCCL's RAS hears: two witnesses that have nothing in
     common.
     """
     missed = {
@@ -223,7 +223,7 @@ def _absent(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
 
 
 def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
-    """Return ranks that have not come to a collective, by the flight recorder."""
+    """Return the ranks that have not come to a collective, by the flight recorder."""
     waiting = scene.waiting()
     found = recorded(stacks, lambda rank: rank not in waiting and rank not in scene.healthy)
     if found is None or not found.ranks <= scene.views.keys():
@@ -237,7 +237,7 @@ def _behind(scene: _Scene, stacks: Sequence[RankStacks]) -> Localisation | None:
 
 
 def _elsewhere(scene: _Scene) -> Localisation | None:
-    """Return ranks that do something of their own while at least half of all ranks wait for peers."""
+    """Return the ranks that do something of their own while at least half of all ranks wait for peers."""
     waiting = scene.waiting()
     ranks = frozenset(scene.views) - waiting
     if not ranks or 2 * len(waiting) < len(scene.views):
@@ -250,7 +250,7 @@ def _elsewhere(scene: _Scene) -> Localisation | None:
 
 
 def _differing(scene: _Scene, moving: bool) -> Localisation:
-    """Return ranks that do something else than most."""
+    """Return the ranks that do something else than most."""
     ranks = scene.outliers
     if not ranks:
         view = scene.views[min(scene.views)]
@@ -313,7 +313,7 @@ class RankGroup(Record):
 
 
 def nodes_of(ranks: Iterable[int], layout: ParallelLayout) -> frozenset[int]:
-    """Return slots on which ``ranks`` run."""
+    """Return the slots on which ``ranks`` run."""
     return frozenset(rank // layout.nproc_per_node for rank in ranks)
 
 

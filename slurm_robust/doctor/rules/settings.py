@@ -13,7 +13,7 @@ _BEATS = 3
 
 
 def detection_s(facts: Facts) -> float:
-    """Return seconds without a step until a hang is declared at the earliest, and its stacks are taken
+    """Return the seconds without a step until a hang is declared at the earliest, and its stacks are taken
     twice.
     """
     detect = facts.config.detect
@@ -58,7 +58,7 @@ CONFIGURATION = "docs/configuration.md"
 
 
 def sizes_in(facts: Facts) -> Sizes:
-    """Return slots and spares of a first run of the job."""
+    """Return the slots and spares of a first run of the job."""
     nodes, config = known(facts.nodes, "the number of nodes"), facts.config
     return sizes_of(nodes, nodes=config.nodes, spares=config.spares, before=None, later_run=False)
 

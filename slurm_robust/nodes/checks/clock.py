@@ -35,7 +35,7 @@ class ClockFacts(Record):
 
 
 def gather(host: Host, config: NodeConfig) -> ClockFacts:
-    """Asks with adjtimex(2), which needs no right as long as nothing is set. Raises ``OSError``."""
+    """Ask with adjtimex(2), which needs no right as long as nothing is set. Raises ``OSError``."""
     if not host.is_real:
         raise RuntimeError("the clock of a copy of a machine cannot be asked")
     # Takes milliseconds to import, and this runs in a child process.
@@ -58,7 +58,9 @@ SOURCE = Source(name="clock", facts=ClockFacts, gather=gather, fresh_s=300.0)
 
 
 def judge_sync(view: View[ClockFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Virtual machines often take their host's clock without telling the kernel: that is unknown."""
+    """Judge the clock. Virtual machines often take their host's without telling the kernel: that is
+    unknown.
+    """
     synchronised, required = view.facts.synchronised, config.clock.require_sync
     outcome = Outcome.PASS if synchronised else Outcome.FAIL if required else Outcome.UNKNOWN
     yield Finding(
@@ -74,7 +76,7 @@ def judge_sync(view: View[ClockFacts], config: NodeConfig) -> Iterator[Finding]:
 
 
 def judge_offset(view: View[ClockFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Only a clock that is compared with another one has an offset."""
+    """Judge the offset, which only a clock has that is compared with another one."""
     facts, most = view.facts, config.clock.max_offset_s
     if not facts.synchronised:
         return

@@ -172,7 +172,7 @@ def arrays(text: str) -> dict[str, Array]:
 
 
 def judge_space(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding]:
-    """File systems with less free space than the most that any limit asks of them."""
+    """Find file systems with less free space than the most that any limit asks of them."""
     for mount, space in view.facts.spaces.items():
         limits = [config.storage.min_free_mb.get(path, 0) for path in view.facts.asked.get(mount, ())]
         limit = max(limits, default=0)
@@ -180,7 +180,7 @@ def judge_space(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding]
 
 
 def judge_inodes(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding]:
-    """File systems that can hold few more files. Some have no fixed number of inodes, and tell 0."""
+    """Find file systems that can hold few more files. Some have no fixed number of inodes, and tell 0."""
     limit = config.storage.min_free_inodes
     for mount, space in view.facts.spaces.items():
         if space.inodes:
@@ -211,7 +211,7 @@ def _room(
 
 
 def judge_errors(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Disks that take no commands, fail too many or have gone, and arrays that lack some."""
+    """Find disks that take no commands, fail too many or have gone, and arrays that lack some."""
     limits = config.storage
     for name, disk in view.facts.disks.items():
         track = readings(view, partial(_errors, name=name, identity=disk.id))
@@ -235,7 +235,7 @@ def judge_errors(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding
 
 
 def _errors(facts: DisksFacts, name: str, identity: str) -> int | None:
-    """None if another disk had the name then."""
+    """Return the errors since then; None if another disk had the name then."""
     disk = facts.disks.get(name)
     return disk.io_errors if disk and disk.id == identity else None
 
@@ -270,7 +270,7 @@ def _array(name: str, array: Array) -> Finding:
 
 
 def judge_smart(view: View[DisksFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Drives that warn of themselves."""
+    """Find drives that warn of themselves."""
     for name, disk in view.facts.disks.items():
         if disk.too_hot is not None:
             yield judged(

@@ -90,7 +90,7 @@ def _cpuinfo(host: Host, field: str) -> str:
 
 
 def _slurm_library(host: Host) -> str:
-    """Return its file's name has the version; asking slurmd for it would cost a process."""
+    """Return the library, whose file name has the version; asking slurmd for it would cost a process."""
     names = (name for folder in LIBRARIES for name in host.names(folder) if name.startswith("libslurm.so."))
     return max(names, key=len, default="")
 
@@ -111,7 +111,9 @@ def _fields(text: str) -> str:
 
 
 def _kernel_options(text: str) -> dict[str, str]:
-    """Options with their values, those of a repeated one joined. What follows ``--`` is for init."""
+    """Return the options with their values, those of a repeated one joined. What follows ``--`` is for
+    init.
+    """
     found: dict[str, str] = {}
     for word in text.partition(" -- ")[0].split():
         name, _, value = word.partition("=")
@@ -129,7 +131,9 @@ def _governors(host: Host) -> str:
 
 
 def _memlock(host: Host) -> str:
-    """RDMA needs it to be unlimited, and jobs have what their daemon has."""
+    """Return the limit of locked memory. RDMA needs it to be unlimited, and jobs have what their daemon
+    has.
+    """
     pid = next((pid for name in PID_FILES if (pid := host.number(name))), 0)
     found = re.search(r"^Max locked memory\s+(\S+)", host.read_or(f"/proc/{pid}/limits"), re.MULTILINE)
     return found[1] if found else ""
@@ -146,7 +150,7 @@ def _hardware(host: Host) -> dict[str, str]:
 
 
 def _modules_mb(host: Host) -> Iterator[int]:
-    """Sizes of memory modules, where root can read them (SMBIOS, Memory Device, type 17)."""
+    """Yield the sizes of memory modules, if root can read them (SMBIOS, Memory Device, type 17)."""
     for name in host.names(DIMMS):
         if not name.startswith("17-"):
             continue
@@ -165,17 +169,17 @@ def _modules_mb(host: Host) -> Iterator[int]:
 
 
 def judge_software(view: View[DriftFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Versions of kernel, drivers and firmware."""
+    """Compare the versions of kernel, drivers and firmware."""
     yield from _compared(view, config, "software", lambda facts: facts.software)
 
 
 def judge_settings(view: View[DriftFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Settings of the kernel and limits of slurmd."""
+    """Compare the settings of the kernel and the limits of slurmd."""
     yield from _compared(view, config, "settings", lambda facts: facts.settings)
 
 
 def judge_hardware(view: View[DriftFacts], config: NodeConfig) -> Iterator[Finding]:
-    """CPU, memory modules and PCI devices."""
+    """Compare CPU, memory modules and PCI devices."""
     devices = [*_devices(view, config)]
     for finding in _compared(view, config, "hardware", lambda facts: facts.hardware):
         # That all is as it was is only true with the devices.
@@ -187,9 +191,10 @@ def judge_hardware(view: View[DriftFacts], config: NodeConfig) -> Iterator[Findi
 def _compared(
     view: View[DriftFacts], config: NodeConfig, check: str, part: Callable[[DriftFacts], dict[str, str]]
 ) -> Iterator[Finding]:
-    """A finding for each item that differs, else one for all.
+    """Yield a finding for each item that differs, else one for all.
 
-    Of items that the baseline lacks only kernel options are news; others it may not have known to record.
+    An item that the baseline lacks is news only if it is a kernel option: earlier releases may not have
+    recorded others.
     """
     if view.baseline is None:
         return

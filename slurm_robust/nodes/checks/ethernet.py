@@ -50,7 +50,7 @@ class Interface(Record, omit_defaults=True):
 
     @property
     def has_link(self) -> bool:
-        """Whether packets can pass, as far as the driver knows."""
+        """Whether packets can pass, by what the driver knows."""
         return self.is_up and self.carrier is not False
 
 
@@ -103,7 +103,7 @@ def _read(host: Host, name: str) -> Interface:
 
 
 def judge_state(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Interfaces that must have a link."""
+    """Find interfaces that must have a link and have none."""
     for name, why in _wanted(view, config.network).items():
         interface = view.facts.interfaces.get(name)
         bad, value, blame, suggestion = "", "not in use", Party.NODE, Suggestion.RESET
@@ -129,7 +129,7 @@ def judge_state(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Findi
 
 
 def _wanted(view: View[EthernetFacts], limits: NetworkLimits) -> dict[str, str]:
-    """Return interfaces to judge with the reason for which they should be up; empty if there is none."""
+    """Return the interfaces to judge with the reason for which they should be up; empty if there is none."""
     if limits.ethernet:
         return dict.fromkeys(limits.ethernet, "configured")
     wanted = dict.fromkeys(view.facts.interfaces, "")
@@ -150,7 +150,7 @@ def _had_link(facts: EthernetFacts, name: str) -> bool:
 
 
 def judge_speed(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Interfaces that agreed with their neighbours on less than in the baseline."""
+    """Find interfaces that agreed with their neighbours on less than in the baseline."""
     for name, interface, old in _pairs(view, config.network):
         if interface.speed_mb is None or old.speed_mb is None or not interface.has_link:
             continue
@@ -168,7 +168,7 @@ def judge_speed(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Findi
 
 
 def judge_mtu(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Interfaces whose largest packet is not that of the baseline."""
+    """Find interfaces whose largest packet is not that of the baseline."""
     for name, interface, old in _pairs(view, config.network):
         if interface.mtu is None or old.mtu is None:
             continue
@@ -184,7 +184,7 @@ def judge_mtu(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding
 
 
 def judge_errors(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Error counters that rose by more than is allowed within the last hour."""
+    """Find error counters that rose by more than is allowed within the last hour."""
     limit = config.network.max_ethernet_errors_per_hour
     for name in _judged(view, config.network):
         tracks = readings(view, partial(_errors, name=name))
@@ -212,7 +212,7 @@ def _errors(facts: EthernetFacts, name: str) -> dict[str, int] | None:
 
 
 def judge_flaps(view: View[EthernetFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Links that were lost and came back."""
+    """Find links that were lost and came back."""
     for name, interface in _judged(view, config.network).items():
         if interface.lost is None:
             continue

@@ -23,12 +23,14 @@ PROGRAM = "/usr/bin/nvidia-imex-ctl"
 SERVICES = tuple(
     f"/sys/fs/cgroup/{place}system.slice/nvidia-imex.service/cgroup.procs" for place in ("", "systemd/")
 )
-"""Its processes, in version 2 and 1. Without a running service nobody asks: some sites start it by job."""
+"""Its processes, in version 2 and 1. Without a running service it is not asked: some sites start it by
+job.
+"""
 
 READY, UP = "READY", "UP"
 
 _OWN = frozenset(("INITIALIZING", "STARTING_AUTH_SERVER", "INIT_GPU", "SHUTTING_DOWN"))
-"""States in which the daemon waits for nobody else; in all others the cause may be on another node."""
+"""States in which the daemon waits for no other node; in all others the cause may be on another node."""
 
 _ANSWER_S, _DOMAIN_S = 2.0, 4.0
 # As text: re compiles them when they are first needed.
@@ -86,7 +88,7 @@ def _answer(host: Host, option: str, limit_s: float) -> str:
 
 
 def judge(view: View[ImexFacts], config: NodeConfig) -> Iterator[Finding]:
-    """The daemon is ready, and so is its domain, unless all runs of 15 minutes saw something else."""
+    """Judge the daemon and its domain as ready, unless all runs of 15 minutes saw something else."""
     facts = view.facts
     if not facts.runs:
         return

@@ -16,7 +16,7 @@ from slurm_robust.nodes.counters import HOUR_S, flaps, grown, ignored, lasts, re
 SYSFS = "/sys/class/infiniband"
 ACTIVE = "ACTIVE"
 _UNTOLD = ("", "NOP", "UNKNOWN")
-"""States that the kernel writes where the driver tells none."""
+"""States that the kernel writes if the driver tells none."""
 
 _CABLED = ("LinkUp", "LinkErrorRecovery", "PortConfigurationTraining")
 """Physical states that need a peer at the other end of the cable; Polling has none yet, or none at all."""
@@ -72,7 +72,7 @@ LOST = "link_downed"
 SYMBOL = "symbol_error"
 DATA = ("port_rcv_data", "port_xmit_data")
 _WORD = 4  # bytes, in which they count
-_DATA_END = 2**32 - 1  # where those of old adapters, which have 32 bits, stand still
+_DATA_END = 2**32 - 1  # at which those of old adapters, which have 32 bits, stand still
 # The widths are those of PortCounters in the InfiniBand specification, which the kernel passes on.
 ERRORS = {
     SYMBOL: Counter(bits=16, meaning="symbol errors", suggestion=Suggestion.RESET),
@@ -125,7 +125,9 @@ def _carried(host: Host, folder: str) -> int | None:
 
 
 def _adapters(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Adapters with and without a driver. An Ethernet one of Mellanox needs none for InfiniBand."""
+    """Return the adapters with and without a driver. An Ethernet one of Mellanox needs none for
+    InfiniBand.
+    """
     driven, undriven = [], []
     for device in pci.devices(host):
         if not device.kind.startswith(pci.NETWORK):
@@ -138,7 +140,7 @@ def _adapters(host: Host) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def judge_state(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Ports that must be up, and adapters that must have a driver."""
+    """Find ports that must be up and adapters that must have a driver."""
     for name, why in _wanted(view, config.network).items():
         yield _state(view, name, view.facts.ports.get(name), why)
     known = view.baseline.driven if view.baseline else ()
@@ -225,7 +227,9 @@ def _state(view: View[InfinibandFacts], name: str, port: Port | None, why: str) 
 
 
 def _lasts(view: View[InfinibandFacts], name: str, port: Port) -> float:
-    """For how many seconds at least all runs of this boot saw the port as it is now: told, and cabled."""
+    """Return for how many seconds at least all runs of this boot saw the port as it is now: told, and
+    cabled.
+    """
 
     def is_same(facts: InfinibandFacts) -> bool:
         known = facts.ports.get(name)
@@ -239,7 +243,7 @@ def _kind(port: Port) -> tuple[bool, bool, bool]:
 
 
 def judge_rate(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Ports that are slower than they should be."""
+    """Find ports that are slower than they should be."""
     ports = view.facts.ports
     for name, port in ports.items():
         if port.state != ACTIVE or port.rate_gb is None or not _is_judged(config.network, name):
@@ -281,7 +285,7 @@ def _rate_limit(
 
 
 def judge_errors(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Error counters that rose by more than is allowed within the last hour."""
+    """Find error counters that rose by more than is allowed within the last hour."""
     limits = config.network
     for name, port in view.facts.ports.items():
         if port.counters is None or not _is_judged(limits, name):
@@ -330,7 +334,7 @@ def _too_many(
 
 
 def judge_flaps(view: View[InfinibandFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Links that were lost and came back."""
+    """Find links that were lost and came back."""
     limits = config.network
     for name, port in view.facts.ports.items():
         if port.counters is None or not _is_judged(limits, name):

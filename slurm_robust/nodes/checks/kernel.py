@@ -20,7 +20,7 @@ from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, Probe, Source,
 DRIVER = "/proc/driver/nvidia/gpus"
 TAINTED = "/proc/sys/kernel/tainted"
 
-# Where a kernel that crashed leaves what it had to say.
+# Folder in which a kernel that crashed leaves what it had to say.
 PSTORE, PSTORE_KEPT, KDUMP = "/sys/fs/pstore", "/var/lib/systemd/pstore", "/var/crash"
 
 # For so long an event counts that a flood of other messages has pushed out of the log.
@@ -72,9 +72,9 @@ def _owners(host: Host, events: tuple[KernelEvent, ...], boot_at: float) -> dict
 
 
 def _crash_time(host: Host) -> float:
-    """When the newest record of a crash was written; 0 without one.
+    """Return when the newest record of a crash was written; 0 without one.
 
-    Programs leave their dumps in /var/crash too, and anybody may write there: kdump's are root's folders.
+    Programs leave their dumps in /var/crash too, and any user may write there: kdump's are root's folders.
     """
     records = [f"{PSTORE}/{name}" for name in host.names(PSTORE) if name.startswith("dmesg")]
     records += [f"{PSTORE_KEPT}/{name}" for name in host.names(PSTORE_KEPT)[-64:]]
@@ -95,7 +95,7 @@ def _crash_time(host: Host) -> float:
 
 
 def window_s(shape: str, config: NodeConfig) -> float:
-    """For how long a message counts that does not last until the next boot."""
+    """Return for how long a message counts that does not last until the next boot."""
     if shape in (XID, SXID):
         return config.gpu.xid_window_s
     if SHAPES[shape].check == "kernel.filesystem":
@@ -108,13 +108,15 @@ SOURCE = Source(name="kernel", facts=KernelFacts, gather=gather, fresh_s=0.0, hi
 
 
 def events_of(view: View[KernelFacts]) -> tuple[KernelEvent, ...]:
-    """Since the boot: the log forgets when it is full, so what earlier runs saw counts, too."""
+    """Return the events since the boot: the log forgets when it is full, so what earlier runs saw counts,
+    too.
+    """
     earlier = [sample.facts for sample in view.before if sample.boot_id == view.boot_id]
     return with_earlier(view.facts, earlier)
 
 
 def unread(check: str, view: View[KernelFacts]) -> Iterator[Finding]:
-    """That the log could not be read, or not to its end: what it does not say means nothing then."""
+    """Say if the log could not be read, or not to its end: what it does not say means nothing then."""
     reason = view.facts.error or ("more than can be read in time" if view.facts.cut else "")
     if reason:
         yield Finding(
@@ -123,7 +125,7 @@ def unread(check: str, view: View[KernelFacts]) -> Iterator[Finding]:
 
 
 def judge_xid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
-    """For each GPU that the log speaks of the worst, and which others there are; and the node's."""
+    """Yield the worst for each GPU in the log, with the others by name; and the node's."""
     events = [event for event in events_of(view) if event.shape == XID]
     if view.facts.gpus is None and not events:
         return
@@ -138,7 +140,7 @@ def judge_xid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
 def _judge_shapes(
     check: str, view: View[KernelFacts], config: NodeConfig, more: Iterable[Finding] = ()
 ) -> Iterator[Finding]:
-    """For each subject the worst of the messages that belong to the check, and ``more`` that is known."""
+    """Yield the worst of the check's messages for each subject, and ``more`` that is known."""
     events = [event for event in events_of(view) if event.shape in SHAPES]
     mine = [(SHAPES[event.shape], event) for event in events if SHAPES[event.shape].check == check]
     logged = (_of_shape(shape, event, view, config) for shape, event in mine)
@@ -182,7 +184,7 @@ def _of_shape(
 
 
 def _tainted(view: View[KernelFacts], check: str, flag: int, text: str) -> Iterator[Finding]:
-    """What the kernel remembers until the next boot, whether the log still has it or not."""
+    """Yield what the kernel remembers until the next boot, whether the log still has it or not."""
     if (view.facts.tainted or 0) & flag:
         yield Finding(
             check=check,
@@ -196,13 +198,13 @@ def _tainted(view: View[KernelFacts], check: str, flag: int, text: str) -> Itera
 
 
 def judge_mce(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
-    """The processors' and the firmware's reports of broken hardware."""
+    """Judge the processors' and the firmware's reports of broken hardware."""
     more = _tainted(view, "kernel.mce", MACHINE_CHECK, "machine check exception since the boot")
     yield from _judge_shapes("kernel.mce", view, config, more)
 
 
 def judge_panic(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
-    """A kernel that goes on after a crash of a part of it, and one that crashed before this boot."""
+    """Find a kernel that goes on after a crash of a part of it, and one that crashed before this boot."""
     more = list(_tainted(view, "kernel.panic", DIED, "kernel crashed in part since the boot"))
     crashed_at = view.facts.crashed_at
     if crashed_at >= view.facts.boot_at - CRASH_S:
@@ -238,13 +240,13 @@ def _shape_check(check: str, explain: str, written_by: Writer = Writer.KERNEL) -
 
 
 def judge_sxid(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
-    """One finding for each NVSwitch that reported an error."""
+    """Yield one finding for each NVSwitch that reported an error."""
     events = [event for event in events_of(view) if event.shape == SXID]
     return switches(events, view.at - config.gpu.xid_window_s)
 
 
 def judge_gpu(view: View[KernelFacts], config: NodeConfig) -> Iterator[Finding]:
-    """What drivers of GPUs say without a code. Nothing on nodes whose drivers are silent."""
+    """Yield what drivers of GPUs say without a code; nothing on nodes whose drivers are silent."""
     if any(event.shape in SHAPES and SHAPES[event.shape].check == OF_GPUS for event in events_of(view)):
         yield from _judge_shapes(OF_GPUS, view, config)
 

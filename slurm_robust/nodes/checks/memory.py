@@ -44,7 +44,7 @@ class MemoryFacts(Record):
 
 
 def gather(host: Host, config: NodeConfig) -> MemoryFacts:
-    """Raises ``RuntimeError`` if /proc/meminfo does not say."""
+    """Read the sizes and the counters. Raises ``RuntimeError`` if /proc/meminfo does not say."""
     lines = (line.partition(":") for line in host.read(MEMINFO).splitlines())
     pages = {name: int(rest.split()[0]) for name, _, rest in lines if rest.split()[:1]}
     if "MemTotal" not in pages or "MemAvailable" not in pages:
@@ -62,7 +62,7 @@ def gather(host: Host, config: NodeConfig) -> MemoryFacts:
 
 
 def _huge_kib(pages: dict[str, int]) -> int:
-    """Huge pages of all sizes; before Linux 4.19 only those of the default size are known."""
+    """Return huge pages of all sizes; before Linux 4.19 only those of the default size are known."""
     return pages.get("Hugetlb", pages.get("HugePages_Total", 0) * pages.get("Hugepagesize", 0))
 
 
@@ -80,7 +80,7 @@ def _controllers(host: Host) -> dict[str, Controller]:
 
 
 def _controller(host: Host, folder: str) -> Controller:
-    """Return its modules are read only if something went wrong."""
+    """Return one controller; its modules are read only if something went wrong."""
     corrected = host.number(f"{folder}/ce_count") or 0
     uncorrected = host.number(f"{folder}/ue_count") or 0
     worst = _worst_module(host, folder) if corrected or uncorrected else ""
@@ -104,7 +104,7 @@ SOURCE = Source(name="memory", facts=MemoryFacts, gather=gather, fresh_s=10.0, h
 
 
 def judge_size(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Against the site's limit, else against the baseline."""
+    """Judge the size against the site's limit, else against the baseline."""
     total, limits = view.facts.total, config.memory
     least = limits.min_total_mb
     source = MEMINFO
@@ -123,7 +123,9 @@ def judge_size(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]
 
 
 def judge_free(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Where no job runs. Huge pages are set aside on purpose; files in tmpfs are another check's."""
+    """Judge free memory if no job runs. Huge pages are set aside on purpose; files in tmpfs are another
+    check's.
+    """
     if not view.job_gone:
         return
     facts = view.facts
@@ -141,7 +143,7 @@ def judge_free(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]
 
 
 def judge_shm(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Where no job runs: what a job keeps in /dev/shm is its own business."""
+    """Judge /dev/shm if no job runs: what a job keeps there is its own business."""
     total, free = view.facts.shm_total, view.facts.shm_free
     if not view.job_gone or not total or free is None:
         return
@@ -167,7 +169,7 @@ def _corrected_by(name: str) -> Callable[[MemoryFacts], int | None]:
 
 
 def judge_ecc(view: View[MemoryFacts], config: NodeConfig) -> Iterator[Finding]:
-    """One finding for each controller."""
+    """Yield one finding for each controller."""
     for name, controller in view.facts.controllers.items():
         recent = grown(readings(view, _corrected_by(name)), HOUR_S, view.at)
         most = config.memory.max_corrected_per_hour

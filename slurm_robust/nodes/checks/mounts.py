@@ -88,7 +88,7 @@ def _named(limits: StorageLimits) -> tuple[str, ...]:
 
 
 def _is_looked_at(entry: Mounted, is_wanted: bool) -> bool:
-    """A user's own FUSE mount is the user's business, and must not count as the node's fault."""
+    """Return whether to look at the mount. A user's own FUSE mount must not count as the node's fault."""
     return is_wanted or entry.is_on_disk or (entry.is_network and entry.owner == 0)
 
 
@@ -121,7 +121,7 @@ def _mount(entry: Mounted, answer: CallResult | None, is_automatic: bool) -> Mou
 
 
 def _resolved(host: Host, paths: set[str], limits: StorageLimits) -> dict[str, str]:
-    """Return where those that are not in the table lead to. Even reading links may hang."""
+    """Return the targets of those that are not in the table. Even reading links may hang."""
 
     def resolving(path: str) -> Callable[[], bytes]:
         return lambda: os.path.realpath(host.path(path)).encode()
@@ -134,7 +134,7 @@ def _resolved(host: Host, paths: set[str], limits: StorageLimits) -> dict[str, s
 
 
 def judge_present(view: View[MountsFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Mounts that must be there."""
+    """Find mounts that must be there and are not."""
     for path, (why, is_optional) in _expected(view, config.storage).items():
         mount = view.facts.mounts.get(path)
         yield judged(
@@ -150,7 +150,7 @@ def judge_present(view: View[MountsFacts], config: NodeConfig) -> Iterator[Findi
 
 
 def _expected(view: View[MountsFacts], limits: StorageLimits) -> dict[str, tuple[str, bool]]:
-    """Return paths with the reason for which something should be mounted there, and whether that is
+    """Return the paths with the reason for which something should be mounted there, and whether that is
     optional.
     """
     if limits.mounts:
@@ -167,7 +167,7 @@ def _expected(view: View[MountsFacts], limits: StorageLimits) -> dict[str, tuple
 
 
 def judge_answer(view: View[MountsFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Network file systems that do not answer."""
+    """Find network file systems that do not answer."""
     limit = f"{config.storage.answer_s:g} s"
     for path, mount in view.facts.mounts.items():
         if not mount.network:
@@ -191,7 +191,7 @@ def judge_answer(view: View[MountsFacts], config: NodeConfig) -> Iterator[Findin
 
 
 def judge_readonly(view: View[MountsFacts], config: NodeConfig) -> Iterator[Finding]:
-    """File systems that could be written and cannot be now."""
+    """Find file systems that could be written and cannot be now."""
     recorded = view.baseline.mounts if view.baseline else {}
     for path, mount in view.facts.mounts.items():
         old, line = recorded.get(path), view.facts.declared.get(path)

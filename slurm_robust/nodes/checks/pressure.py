@@ -15,12 +15,12 @@ from slurm_robust.nodes.check import EVERYWHERE, AnyCheck, Check, CheckContext, 
 PSI, OWN = "/proc/pressure/memory", "/proc/self/cgroup"
 # As text: re compiles it when it is first needed, and every hook imports this.
 _FULL = r"(?m)^full avg10=\S+ avg60=(\d+(?:\.\d+)?)"
-# What version 1 says where there is no limit.
+# What version 1 says if there is no limit.
 _NO_LIMIT = 2**60
 
 
 class JobMemory(Record):
-    """Of the job in which we run. In MiB."""
+    """Memory of the job in which we run. In MiB."""
 
     name: str
     """``job_7``, or the SLUID of a job whose id is not known."""
@@ -34,7 +34,7 @@ class JobMemory(Record):
 
     @property
     def share(self) -> float | None:
-        """Of the limit that is used; None without a limit."""
+        """The share of the limit that is used; None without a limit."""
         return self.used / self.limit if self.used is not None and self.limit else None
 
 
@@ -88,7 +88,7 @@ def _read_job(host: Host, group: JobGroup, mount: str, files: tuple[str, str], p
 
 
 def judge(view: View[PressureFacts], config: NodeConfig) -> Iterator[Finding]:
-    """The node, and the job where there is one."""
+    """Judge the node, and the job if there is one."""
     stalled, job = view.facts.stalled, view.facts.job
     most = config.memory.max_stalled_share
     if stalled is None:

@@ -44,8 +44,9 @@ class ProcessFacts(Record):
     """Examples of them."""
 
     unkillable: frozenset[int] = frozenset()
-    """Those of them that have been killed, or are no ordinary user's: a program waits in that state also
-    where SIGKILL would end it (vfork)."""
+    """Those of them that have been killed, or are no ordinary user's: a program waits in that state also when
+    SIGKILL would end it (vfork).
+    """
 
     zombies: int = 0
     zombie_parent: str = ""
@@ -58,14 +59,14 @@ class ProcessFacts(Record):
     """Examples of them."""
 
     daemons: tuple[str, ...] = ()
-    """Names of programs that system users run, as far as the kernel keeps them (:data:`COMM`)."""
+    """Names of programs that system users run, cut as the kernel keeps them (:data:`COMM`)."""
 
     units: frozenset[str] = frozenset()
     """Services that systemd starts at boot."""
 
 
 def gather(host: Host, config: NodeConfig) -> ProcessFacts:
-    """From /proc/*/stat only: reading the command line of a process can hang when the process does."""
+    """Read /proc/*/stat only: reading the command line of a process can hang when the process does."""
     found = list(listed(host))
     zombies = [process for process in found if process.state == b"Z"]
     waiting = [process for process in found if process.state == b"D"]
@@ -109,7 +110,7 @@ def _parent_of_most(zombies: list[KernelProcess], found: list[KernelProcess]) ->
 
 
 def _daemons(host: Host, found: list[KernelProcess], config: NodeConfig) -> tuple[str, ...]:
-    """A user's program may have any name, so only those of root and of system users count."""
+    """Return the daemons' names. A user's program may have any name, so only root and system users count."""
     names: set[str] = set()
     for process in found:
         if process.name not in names and not is_user(process.uid, config):
@@ -141,7 +142,7 @@ SOURCE = Source(name="processes", facts=ProcessFacts, gather=gather, history_s=_
 
 
 def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Those that were in uninterruptible sleep a while ago, too; none is known in the first run.
+    """Find processes that were in uninterruptible sleep a while ago, too; the first run knows none.
 
     Only those that cannot be killed ask for a boot, and only if there is no job to blame.
     """
@@ -151,7 +152,7 @@ def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Find
         if old.boot_id == view.boot_id and STUCK_S <= view.at - old.at <= _HISTORY_S
     ]
     now = view.facts.waiting
-    # Of the newest run that is old enough: who waited then and waits now did not get on in between.
+    # From the newest run that is old enough: a process that waited then and waits now did not get on.
     stuck = [pid for pid, start in now.items() if then and then[-1].get(pid) == start]
     most = config.memory.max_d_state
     lasting = sum(pid in view.facts.unkillable for pid in stuck) > most
@@ -168,7 +169,7 @@ def judge_d_state(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Find
 
 
 def judge_zombies(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Ended processes whose parent does not collect them."""
+    """Find ended processes whose parent does not collect them."""
     zombies, most = view.facts.zombies, config.memory.max_zombies
     parent = view.facts.zombie_parent
     advice = f", most of {parent}: restart it" if parent else ""
@@ -182,7 +183,7 @@ def judge_zombies(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Find
 
 
 def judge_leftovers(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Processes of ordinary users where no job runs."""
+    """Find processes of ordinary users if no job runs."""
     if not view.job_gone:
         return
     users = view.facts.users
@@ -200,7 +201,7 @@ def judge_leftovers(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Fi
 
 
 def judge_load(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Where no job runs. The load of a job that ended decays within a minute or two."""
+    """Judge the load if no job runs. That of a job that ended decays within a minute or two."""
     if not view.job_gone:
         return
     facts = view.facts

@@ -18,7 +18,7 @@ from slurm_robust.nodes.checks import processes
 from slurm_robust.nodes.checks.processes import ProcessFacts
 from slurm_robust.nodes.unixsockets import connections
 
-# How programs and units call themselves, for those where it is not the same.
+# How programs and units call themselves, if the two differ.
 _UNITS = {"munged": ("munge",), "nv-hostengine": ("nvidia-dcgm", "dcgm"), "nvidia-fabricmanager": ()}
 _PROGRAMS = {"nvidia-fabricmanager": "nv-fabricmanager"}
 # Without these no job runs as it should; others only make the node harder to look after.
@@ -86,7 +86,7 @@ def gather_munge(host: Host, config: NodeConfig) -> MungeFacts:
             munged.sendall(_HEAD.pack(_MAGIC, _VERSION, _ENCODE, 0, len(_REQUEST)) + _REQUEST)
             answer = munged.recv(4096)
         except ConnectionRefusedError as error:
-            return MungeFacts(state="silent", detail=error.strerror or "")  # Nobody listens.
+            return MungeFacts(state="silent", detail=error.strerror or "")  # No process listens.
         except (TimeoutError, ConnectionError, BlockingIOError) as error:
             return _silent(str(socket_path), os.fstat(munged.fileno()).st_ino, error.strerror, config)
     return _understood(answer, time.monotonic() - begun)
@@ -99,7 +99,7 @@ def _silent(path: str, own: int, detail: str | None, config: NodeConfig) -> Mung
     except OSError:
         return MungeFacts(state="silent", detail=detail or "no answer", known=False)
     owners = [uid for inode, uid in found.accepted.items() if inode != own]
-    # Also nobody and the like, who are no ordinary users elsewhere.
+    # Also the user nobody and the like, who are no ordinary users elsewhere.
     users = Counter(uid for uid in owners if uid is not None and uid >= config.memory.min_user_uid)
     return MungeFacts(
         state="silent",
@@ -111,7 +111,7 @@ def _silent(path: str, own: int, detail: str | None, config: NodeConfig) -> Mung
 
 
 def _understood(answer: bytes, took_s: float) -> MungeFacts:
-    """Version, type and error number decide; other versions of munge may say more than is known here."""
+    """Return what the answer says. Version, type and error number decide; other versions may say more."""
     if not answer:
         return MungeFacts(state="silent", detail="closed the connection")
     if len(answer) < _HEAD.size + 1:
@@ -129,10 +129,10 @@ MUNGE_SOURCE = Source(name="munge", facts=MungeFacts, gather=gather_munge, timeo
 
 
 def judge_running(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Finding]:
-    """One finding for each daemon that is named as required, or that systemd starts at boot."""
+    """Yield one finding for each daemon that is named as required, or that systemd starts at boot."""
     limits = config.services
     if not view.facts.daemons:
-        # Root sees its own at least; others may see nobody's but theirs (/proc mounted with hidepid).
+        # Root sees its own at least; others may see only their own (/proc mounted with hidepid).
         yield Finding(check="services.running", outcome=Outcome.UNKNOWN, text="no daemon can be seen")
         return
     for name in dict.fromkeys((*limits.required, *limits.optional)):
@@ -155,7 +155,7 @@ def judge_running(view: View[ProcessFacts], config: NodeConfig) -> Iterator[Find
 
 
 def judge_munge(view: View[MungeFacts], config: NodeConfig) -> Iterator[Finding]:
-    """Whether munged makes credentials; nothing if it has no socket."""
+    """Judge whether munged makes credentials; nothing if it has no socket."""
     facts = view.facts
     if facts.state == "absent":
         return

@@ -38,11 +38,11 @@ class SnapshotFacts(Record):
 
     folders: tuple[SnapshotFolder, ...] = ()
     jobs: frozenset[int] | None = None
-    """Those that have processes here; None if that is not known, or nobody needs to know."""
+    """Those that have processes here; None if that is not known, or not needed."""
 
 
 def gather(host: Host, config: NodeConfig) -> SnapshotFacts:
-    """Neither follows links nor opens anything that is not root's or the kernel's."""
+    """Read the folders. Neither follows links nor opens anything that is not root's or the kernel's."""
     folders = tuple(_folders(host))
     return SnapshotFacts(folders=folders, jobs=jobs_here(host) if folders else None)
 
@@ -66,7 +66,7 @@ def _folders(host: Host) -> Iterator[SnapshotFolder]:
 
 
 def _content(path: str) -> tuple[int, float]:
-    """MiB, and when the newest file was written."""
+    """Return the size in MiB, and when the newest file was written."""
     blocks = 0
     written_at = os.lstat(path).st_mtime
     left = _MAX_NAMES
@@ -92,7 +92,7 @@ SOURCE = Source(name="snapshots", facts=SnapshotFacts, gather=gather)
 
 
 def judge_stale(view: View[SnapshotFacts], config: NodeConfig) -> Iterator[Finding]:
-    """All that are left over in one finding: a user may have any number of folders."""
+    """Yield one finding for all that are left over: a user may have any number of folders."""
     facts = view.facts
     old = [
         folder

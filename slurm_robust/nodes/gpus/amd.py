@@ -28,7 +28,7 @@ def read_gpus(host: Host, first: int = 0) -> GpuFacts:
 
 
 def _cards(host: Host) -> tuple[str, ...]:
-    """Return folders of the devices, in the order of their PCI addresses as the runtime has it."""
+    """Return the folders of the devices, in the order of their PCI addresses as the runtime has it."""
     names = [name for name in host.names(DRM) if _CARD.fullmatch(name)]
     devices = [f"{DRM}/{name}/device" for name in names]
     ours = [device for device in devices if host.read_or(f"{device}/vendor") == VENDOR]
@@ -87,7 +87,7 @@ def _generation(host: Host, device: str, which: str) -> int | None:
 
 
 def _memory_errors(host: Host, device: str) -> dict[str, Any]:
-    """Sums over the blocks (umc, sdma, gfx, ...) since the driver was loaded."""
+    """Return sums over the blocks (umc, sdma, gfx, ...) since the driver was loaded."""
     blocks = [name for name in host.names(f"{device}/ras") if name.endswith("_err_count")]
     if not blocks:
         return {}
@@ -170,7 +170,7 @@ def _kfd_id(host: Host, bus: str) -> str:
 
 
 def _holders(host: Host, gpu_id: str) -> list[int]:
-    """Return processes with memory on the GPU."""
+    """Return the processes with memory on the GPU."""
     if not gpu_id:
         return []
     pids = filter(str.isdecimal, host.names(f"{KFD}/proc"))

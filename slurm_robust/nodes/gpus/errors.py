@@ -20,11 +20,11 @@ _MAX_RETIRED_PAGES = 60
 
 
 def judge_ecc(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """No new uncorrected error, few corrected ones, ECC as in the baseline.
+    """Judge ECC: no new uncorrected error, few corrected ones, ECC as in the baseline.
 
     The driver counts uncorrected errors until it is loaded anew, also those that it has contained: the page
     is out of use, and new jobs may start ("NVIDIA GPU Memory Error Management", on dynamic page offlining).
-    So old ones are only reported; where more is needed, the recovery action and the XID say so.
+    So old ones are only reported; if more is needed, the recovery action and the XID say so.
     """
     for gpu in answering(view.facts):
         if gpu.ecc_enabled is None and gpu.uncorrected is None:
@@ -33,7 +33,7 @@ def judge_ecc(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
 
 
 def _ecc(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Iterator[Finding]:
-    """One finding per question, gravest first."""
+    """Yield one finding per question, gravest first."""
     lifetime = gpu.aggregate_uncorrected or 0
     new = risen(view, gpu, lambda known: known.uncorrected)
     old_ones = (gpu.uncorrected or 0) - new
@@ -101,10 +101,10 @@ def _worst(findings: list[Finding]) -> Finding:
 
 
 def judge_remap(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """Spare rows took the place of bad ones, or wait for a reset to do so.
+    """Find spare rows that took the place of bad ones, or wait for a reset to do so.
 
     While they wait, "unaffected applications can continue running […] and new workloads can be launched"
-    ("NVIDIA GPU Memory Error Management", on the flag); where that is not so, the recovery action asks.
+    ("NVIDIA GPU Memory Error Management", on the flag); if that is not so, the recovery action asks for more.
     """
     for gpu in answering(view.facts):
         if gpu.remap_pending is None and gpu.remap_failed is None:
@@ -126,7 +126,7 @@ def judge_remap(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
 
 
 def judge_retired_pages(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """Pages taken out of use, on GPUs that do not remap rows."""
+    """Find pages taken out of use, on GPUs that do not remap rows."""
     for gpu in answering(view.facts):
         if gpu.retired_pages is None:
             continue
@@ -147,7 +147,7 @@ def judge_retired_pages(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
 
 
 def judge_recovery(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """The driver itself says what a GPU needs."""
+    """Yield what the driver itself says that a GPU needs."""
     for gpu in answering(view.facts):
         if gpu.recovery is None:
             continue

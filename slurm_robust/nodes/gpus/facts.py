@@ -13,7 +13,7 @@ AMD = "amd"
 
 
 class Throttle(str, Enum):
-    """A reason for clocks below the maximum that is nobody's wish."""
+    """A reason for clocks below the maximum that no user or site wants."""
 
     HW_SLOWDOWN = "hardware slowdown"
     HW_THERMAL = "hardware thermal slowdown"
@@ -103,7 +103,7 @@ class Gpu(Record):
 
     temperature_c: float | None = None
     slowdown_c: float | None = None
-    """Where the hardware slows the GPU down."""
+    """The temperature at which the hardware slows the GPU down."""
 
     memory_temperature_c: float | None = None
     memory_max_c: float | None = None
@@ -137,7 +137,7 @@ class GpuFacts(Record):
     """PCI addresses of GPUs that the driver should have, whether it lists them or not."""
 
     uptime_s: float | None = None
-    """Of the node, when this was read."""
+    """The node's, when this was read."""
 
     fault: str = ""
     """Why the driver does not work."""

@@ -1,4 +1,4 @@
-"""Reads the GPUs of all vendors at once, and says so if their driver does not answer."""
+"""Reads the GPUs of all vendors together, and says so if their driver does not answer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _read(host: Host) -> GpuFacts:
 
 
 def gather_use(host: Host, config: NodeConfig) -> GpuUse:
-    """Use of all GPUs. Waits up to 2 s for memory that nobody living holds: it is about to be freed."""
+    """Use of all GPUs. Waits up to 2 s for memory that no living process holds: it is about to be freed."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         use = _read_use(host)

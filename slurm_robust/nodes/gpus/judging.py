@@ -27,7 +27,7 @@ def finding(
     suggestion: Suggestion = Suggestion.MONITOR,
     blame: Party = Party.NODE,
 ) -> Finding:
-    """:func:`~slurm_robust.nodes.check.judged` for one GPU."""
+    """Return :func:`~slurm_robust.nodes.check.judged` for one GPU."""
     return judged(
         check,
         bad,
@@ -50,13 +50,13 @@ def counted(
     source: str,
     suggestion: Suggestion = Suggestion.MONITOR,
 ) -> Finding:
-    """A failure where ``number`` is more than ``most``; ``what`` says what was counted."""
+    """Return a failure if ``number`` is more than ``most``, else a pass; ``what`` says what was counted."""
     bad = f"{what}: {number}" if number > most else ""
     return finding(check, gpu, bad, value=number, limit=most, source=source, suggestion=suggestion)
 
 
 def answering(facts: GpuFacts) -> tuple[Gpu, ...]:
-    """GPUs that speak for themselves; of the others ``gpu.lost`` does."""
+    """Return the GPUs that speak for themselves; ``gpu.lost`` speaks of the others."""
     return tuple(gpu for gpu in facts.gpus if gpu.trouble is None)
 
 
@@ -91,7 +91,7 @@ def seen_before(view: GpuView, same: Callable[[GpuFacts], bool]) -> bool:
 
 
 def risen(view: GpuView, gpu: Gpu, counter: Callable[[Gpu], int | None]) -> int:
-    """By how much one of the GPU's counters rose within the last hour."""
+    """Return by how much one of the GPU's counters rose within the last hour."""
 
     def value(facts: GpuFacts) -> int | None:
         found = twin(facts, gpu)

@@ -14,9 +14,10 @@ from slurm_robust.util.text import ascii_line, some_of
 LEFTOVERS = "gpu.leftovers"
 
 STANDS_S = 60.0
-"""Memory that nobody living holds, and that has not become less for so long, is not being freed. By what is
-reported, a driver takes 26 s for 243 GB of registered memory, and more than 30 s where a kernel thread does
-the rest."""
+"""Memory that no living process holds, and that has not become less for so long, is not being freed. By what
+is reported, a driver takes 26 s for 243 GB of registered memory, and more than 30 s if a kernel thread does
+the rest.
+"""
 
 _SOURCE = "compute processes and memory in use"
 # Runs further apart than this may have a job between them, which leaves as much as the one before.
@@ -28,7 +29,7 @@ _DAEMONS = (MPS, "nv-hostengine", "nvidia-persiste", "dcgm")
 
 
 def judge_leftovers(view: View[GpuUse], config: NodeConfig) -> Iterator[Finding]:
-    """Nothing runs on a GPU, and its memory is free, where no job is meant to run.
+    """Judge that nothing runs on a GPU, and that its memory is free, if no job is meant to run.
 
     What has ended needs time to give its memory back: as long as that may be so, it is unknown.
     """
@@ -64,7 +65,7 @@ def is_being_freed(findings: Iterable[Finding]) -> bool:
 
 
 def _stands_s(view: View[GpuUse], gpu: Use, config: NodeConfig) -> float:
-    """Since when runs that follow each other closely have found no less, in seconds."""
+    """Return for how many seconds runs that follow each other closely have found no less."""
     begun = view.at
     for sample in reversed(view.before):
         if sample.boot_id != view.boot_id or not 0 <= begun - sample.at <= _APART_S:
@@ -77,7 +78,7 @@ def _stands_s(view: View[GpuUse], gpu: Use, config: NodeConfig) -> float:
 
 
 def _is_daemon(process: GpuProcess, config: NodeConfig) -> bool:
-    """A user's program may have any name."""
+    """Return whether it is a daemon. A user's program may have any name."""
     is_system = process.uid is not None and not is_user(process.uid, config)
     return is_system and process.name.startswith(_DAEMONS)
 

@@ -25,7 +25,9 @@ _NOT_READY = ("not started", "in progress")
 
 
 def judge_nvlink(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """As many links up as the site, the baseline or an earlier run says; the fabric is ready."""
+    """Judge that as many links are up as the site, the baseline or an earlier run says, and the fabric
+    ready.
+    """
     for gpu in answering(view.facts):
         if gpu.links is None and gpu.fabric is None:
             continue
@@ -98,7 +100,7 @@ def _fabric(view: GpuView, gpu: Gpu) -> Finding:
 
 
 def _not_ready_since(view: GpuView, gpu: Gpu) -> float:
-    """Since when at the latest: the boot, or the last run of this boot that saw it ready."""
+    """Return since when at the latest: the boot, or the last run of this boot that saw it ready."""
     uptime = view.facts.uptime_s
     samples = [sample for sample in view.before if sample.boot_id == view.boot_id and sample.at <= view.at]
     since = view.at - uptime if uptime is not None else min((one.at for one in samples), default=view.at)
@@ -110,7 +112,7 @@ def _not_ready_since(view: GpuView, gpu: Gpu) -> float:
 
 
 def judge_fabric(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """The node's GPUs are of one NVLink clique, the one of the baseline. Nothing without cliques."""
+    """Judge that the node's GPUs are of one NVLink clique, that of the baseline. Nothing without cliques."""
     cliques = sorted({gpu.clique for gpu in answering(view.facts)} - {""})
     if not cliques:
         return
@@ -145,7 +147,7 @@ def _link_errors(view: GpuView, limits: GpuLimits, gpu: Gpu) -> Finding:
 
 
 def judge_pcie(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """Lanes and speed as the site or the baseline says, else as the GPU and its slot could have."""
+    """Judge lanes and speed by the site or the baseline, else by what the GPU and its slot could have."""
     for gpu in answering(view.facts):
         if gpu.pcie_width is None and gpu.pcie_generation is None:
             continue

@@ -38,7 +38,7 @@ _GPU_IDLE = 0x01
 _MEMORY_TEMPERATURE = 82
 _SLOWDOWN_TLIMIT = 194
 _RECOVERY_ACTION = 230
-# Replays and recoveries of all links: NVLink up to 3, and 4 as far as the driver still has them.
+# Replays and recoveries of all links: NVLink up to 3, and 4 if the driver still has them.
 _NVLINK_TOTALS = (52, 59)
 _FIELDS = (*_NVLINK_TOTALS, _MEMORY_TEMPERATURE, _SLOWDOWN_TLIMIT, _RECOVERY_ACTION)
 # Of one link: replays, recoveries and CRC errors up to NVLink 4 (gone on Blackwell, by NVML's change log); of
@@ -77,7 +77,7 @@ def read_gpus(host: Host) -> GpuFacts:
     try:
         nvml = Nvml()
     except OSError as error:
-        # The driver is loaded, so the library is where this process does not look.
+        # The driver is loaded, so the library is in a place where this process does not look.
         return GpuFacts(on_bus=ours, unreadable=str(error) if _is_loaded(host) else "")
     except ImportError as error:
         return GpuFacts(on_bus=ours, unreadable=str(error))
@@ -99,7 +99,7 @@ def read_gpus(host: Host) -> GpuFacts:
 
 
 def _on_bus(host: Host) -> tuple[str, ...]:
-    """PCI addresses of GPUs that the driver should have."""
+    """Return the PCI addresses of GPUs that the driver should have."""
     return tuple(
         device.address
         for device in pci.devices(host)
@@ -290,7 +290,7 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
     return {
         "fabric": str(nvml.api.NVMLError(info.status)) if info.status else "completed",
         "fabric_health": fabric_health(info.healthMask),
-        # Of a single node without a rack's fabric all bytes are 0.
+        # On a single node without a rack's fabric all bytes are 0.
         "clique": f"{_uuid(cluster)}/{info.cliqueId}" if any(cluster) else "",
     }
 

@@ -22,7 +22,9 @@ class NvmlError(RuntimeError):
 
 
 def load() -> Any:
-    """``pynvml``. Raises ``OSError`` if NVIDIA's library is not, ``ImportError`` if this is not."""
+    """Return ``pynvml``. Raises ``OSError`` if NVIDIA's library is not there, ``ImportError`` if pynvml is
+    not.
+    """
     import ctypes
 
     # Tried before pynvml is imported: nodes without GPUs do not pay for that.
@@ -87,13 +89,13 @@ class Nvml:
         return code in self._cannot_say
 
     def text(self, name: str, *args: Any) -> str:
-        """Like :meth:`ask` for text; older pynvml return bytes."""
+        """Ask as :meth:`ask` does, for text; older pynvml return bytes."""
         found = self.ask(name, *args)
         return found.decode(errors="replace") if isinstance(found, bytes) else found or ""
 
     def fields(self, handle: Any, wanted: Sequence[int | tuple[int, int]]) -> Fields:
-        """Return values by field and scope (the link, for those that have one; else 0), as far as they are
-        there.
+        """Return the values by field and scope (the link, for those that have one; else 0), without those
+        that are not there.
         """
         found = {}
         for answer in self.ask("nvmlDeviceGetFieldValues", handle, list(wanted)) or ():

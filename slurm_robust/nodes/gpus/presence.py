@@ -20,7 +20,9 @@ _QUICK_S = 1.0
 
 
 def judge_count(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """As many as the site or the baseline says; without either, all that are on the bus."""
+    """Judge that there are as many as the site or the baseline says; without either, all that are on the
+    bus.
+    """
     facts = view.facts
     if facts.stuck_in:
         return
@@ -79,13 +81,13 @@ def _compare_with_bus(facts: GpuFacts) -> Iterator[Finding]:
     elif facts.gpus:
         yield _count("", facts, None)
     elif unlisted:
-        # A node may have GPUs that nobody wants to use.
+        # A node may have GPUs that are not meant to be used.
         text = f"{' '.join(unlisted)} on the PCI bus without a driver"
         yield Finding(check=COUNT, outcome=Outcome.UNKNOWN, text=text, source="PCI bus")
 
 
 def judge_identity(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """The GPUs of the baseline, and no others."""
+    """Judge that they are the GPUs of the baseline, and no others."""
     if view.baseline is None or not view.baseline.gpus or view.facts.stuck_in:
         return
     before = {gpu.uuid for gpu in view.baseline.gpus} - {""}
@@ -109,7 +111,7 @@ def judge_identity(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
 
 
 def judge_lost(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """Every GPU that the driver lists answers, and so does the driver."""
+    """Judge that every GPU that the driver lists answers, and the driver, too."""
     if view.facts.stuck_in:
         yield _silence(view)
     for gpu in view.facts.gpus:
@@ -156,7 +158,7 @@ def _unanswered(gpu: Gpu) -> str:
 
 
 def _silence(view: GpuView) -> Finding:
-    """A driver that was quick in this boot hangs if it is silent in a second run, too.
+    """Judge a silent driver: one that was quick in this boot hangs if it is silent in a second run, too.
 
     One that was never seen may be waking its GPUs; one that is silent once may be busy with a process that
     starts or dies.

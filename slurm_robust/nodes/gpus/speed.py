@@ -23,12 +23,12 @@ _SLOW_SHARE = 0.5
 
 
 def judge_throttle(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """No brake of the hardware. Idling, application clocks and a power cap are wishes, not faults."""
+    """Find brakes of the hardware. Idling, application clocks and a power cap are wishes, not faults."""
     for gpu in answering(view.facts):
         if gpu.throttle is None:
             continue
         hardware = [why for why in _HARDWARE if why in gpu.throttle]
-        # The hardware brakes for a moment in healthy nodes too, when many GPUs draw power at once.
+        # The hardware brakes for a moment in healthy nodes too, when many GPUs draw power together.
         lasts = gpu.idle or any(_braked(old) for old in earlier(view, gpu)[-1:])
         reasons = ", ".join(why.value for why in gpu.throttle)
         yield finding(
@@ -47,7 +47,7 @@ def _braked(gpu: Gpu) -> bool:
 
 
 def judge_temperature(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """Below what the site allows, else below where the hardware would slow down."""
+    """Judge that it is below what the site allows, else below where the hardware would slow down."""
     limits = config.gpu
     for gpu in answering(view.facts):
         if gpu.temperature_c is None and gpu.memory_temperature_c is None:
@@ -84,7 +84,7 @@ def _temperature(
 
 
 def judge_clocks(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """A GPU that works does so at its speed; no clocks were left locked, if the site wants that."""
+    """Judge that a GPU works at its speed, and that no clocks were left locked, if the site wants that."""
     for gpu in answering(view.facts):
         top = gpu.max_sm_clock
         if top is None or gpu.sm_clock is None:
@@ -107,7 +107,7 @@ def judge_clocks(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
 
 
 def judge_persistence(view: GpuView, config: NodeConfig) -> Iterator[Finding]:
-    """The driver stays loaded between jobs, where the site or the baseline wants it."""
+    """Judge that the driver stays loaded between jobs, if the site or the baseline wants it."""
     for gpu in answering(view.facts):
         wanted = config.gpu.persistence
         if wanted is None:
