@@ -39,7 +39,7 @@ class CannotBegin(SrobustError):
     exit_code = CANNOT_BEGIN
 
     def __init__(self, message: str, fix: str, job_code: int = ExitCode.JOB_DIR) -> None:
-        """``job_code``: what the job ends with where too many nodes are like this one."""
+        """``job_code``: the exit code of the job if too many nodes are like this one."""
         super().__init__(message)
         self.fix = fix
         self.job_code = job_code
@@ -149,7 +149,7 @@ _OTHER_VERSION = "use the same slurm_robust on all nodes, and a new job director
 def read_spec(job: JobDirectory, run_id: str = "") -> JobSpec:
     """Return the job's description, of this run unless ``run_id`` is "". Raises :class:`CannotBegin`.
 
-    What it says is run as this user, so nobody else may have put it there.
+    What it says is run as this user, so no other user may have put it there.
     """
     try:
         check_own_folder(job.path)

@@ -43,7 +43,7 @@ class DeathWatch:
     def still_s(self, pids: Collection[int], now: float) -> float | None:
         """Return the seconds since something moved at the killed workers ``pids``.
 
-        None without any, and where the kernel does not count what drivers give back: then nobody knows.
+        None if there are none, or if the kernel does not count what drivers give back: then it is unknown.
         """
         released = read_counters(self._proc / "vmstat").get(_RELEASED) if pids else None
         if released is None:
@@ -72,7 +72,7 @@ class _Counts(NamedTuple):
 
 
 class OomKills:
-    """Whether the kernel has killed for want of memory in this agent's cgroup, where the workers are too.
+    """Whether the kernel has killed for want of memory in this agent's cgroup, which holds the workers, too.
 
     What it killed has ended by SIGKILL and can say nothing; the counters of the cgroup say it. Counts from
     :meth:`begin` on. Reads only the kernel's own files, which do not hang.

@@ -24,7 +24,7 @@ class RuntimeFolder:
     """
 
     def __init__(self, run_id: str, base: Path = SHARED_MEMORY) -> None:
-        """Make the folder, and remove those that this user's dead agents left. Raises ``OSError``."""
+        """Make the folder, and remove the folders that this user's dead agents left. Raises ``OSError``."""
         _remove_dead(base, folder_name(""))
         self.path = Path(tempfile.mkdtemp(prefix=folder_name(run_id, "-"), dir=base))
         # Held as long as this process lives, whatever its process id means in other namespaces. It gets its

@@ -38,7 +38,9 @@ class GpuWait:
         self._over: list[subprocess.Popen[bytes]] = []
 
     def fileno(self) -> int:
-        """Readable when :meth:`read` has something; -1 while nothing is waited for."""
+        """Return a descriptor that is readable when :meth:`read` has something; -1 while nothing is waited
+        for.
+        """
         process = self._process
         return process.stdout.fileno() if self._is_asked and process and process.stdout else -1
 
@@ -112,7 +114,7 @@ def _has_library() -> bool:
 
 
 STILL_S = 30.0
-"""Memory that nobody holds and that has not become less for so long will not be given back."""
+"""Memory that no process holds and that has not become less for so long will not be given back."""
 
 _POLL_S = 0.1
 

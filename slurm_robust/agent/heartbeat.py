@@ -112,7 +112,7 @@ class HeartbeatState:
         return heartbeat
 
     def forget(self) -> None:
-        """There is another controller, or another way to it, which needs a full heartbeat."""
+        """Forget what was sent: another controller, or another way to it, needs a full heartbeat."""
         self._base = None
 
     def _still_holds(self, base: Heartbeat, made: float, heartbeat: Heartbeat, now: float) -> bool:

@@ -56,7 +56,7 @@ LOAD_S = 300.0
 """A zygote that has not imported everything by then is given up: storage is slow, or an import hangs."""
 
 MAX_UNFIT = 5
-"""So many modules are left out, each after a try; with more, no zygote replaces the one that is there."""
+"""So many modules are left out, each after a try; if more fail, no zygote replaces the present one."""
 
 
 class Launcher(Protocol):
@@ -80,7 +80,7 @@ class Launcher(Protocol):
         """Start workers; only after Ready. ``listener`` becomes rank 0's, a duplicate of it."""
 
     def load(self, number: int, modules: tuple[str, ...]) -> None:
-        """Have later workers begin with ``modules`` imported, those that a fork can have; then LoadOver.
+        """Have later workers begin with the ``modules`` that a fork can have imported; then LoadOver comes.
 
         ``number``: above that of the order before, which may get no answer then. Workers that live are not
         touched, and whatever goes wrong, new ones can be started as before. Only after Ready.
@@ -95,10 +95,10 @@ class Launcher(Protocol):
         """Kill what ended workers left in their groups and release their ids."""
 
     def terminate(self, pid: int) -> None:
-        """TERM to the worker's group; KILL if the worker is stopped and could not react."""
+        """Send TERM to the worker's group; KILL if the worker is stopped and could not react."""
 
     def kill(self, pid: int) -> None:
-        """KILL to the worker's group."""
+        """Send KILL to the worker's group."""
 
     def inject(self, pid: int, number: int) -> None:
         """Send signal ``number`` to the worker alone."""
@@ -142,7 +142,7 @@ class _Zygote:
 
 @dataclass
 class _Successor:
-    """A zygote that is to replace the present one; times are monotonic seconds."""
+    """A zygote that will replace the present one; times are monotonic seconds."""
 
     number: int
     modules: tuple[str, ...]
@@ -168,7 +168,7 @@ class ZygoteLauncher:
         self._successor: _Successor | None = None
         self._ending: list[tuple[subprocess.Popen[bytes], float]] = []  # replaced, with when to kill each
         self._news = select.epoll()
-        self._living = 0  # workers that were ordered and have not ended, as far as is known
+        self._living = 0  # workers that were ordered and are not known to have ended
         self._unswept = 0
 
     @property
@@ -211,7 +211,7 @@ class ZygoteLauncher:
         return self._news.fileno() if self._zygote else -1
 
     def read(self) -> list[LauncherMessage]:
-        """Messages of the zygote, and Gone when the socket has ended; LoadOver."""
+        """Return the messages of the zygote, with Gone when its socket has ended, and LoadOver."""
         found: list[LauncherMessage] = []
         while self._zygote is not None and (packet := self._zygote.recv()) is not None:
             message = spawning.decode_from_zygote(packet) if packet else self._bury()
@@ -338,12 +338,12 @@ class ZygoteLauncher:
             self._zygote.send(Sweep())
 
     def terminate(self, pid: int) -> None:
-        """TERM, or KILL for a stopped worker."""
+        """Send TERM, or KILL to a stopped worker."""
         # Only KILL ends a stopped process; TERM would wait for a CONT until the grace is over.
         _signal_group(pid, signal.SIGKILL if _is_stopped(pid) else signal.SIGTERM)
 
     def kill(self, pid: int) -> None:
-        """KILL to the group."""
+        """Send KILL to the group."""
         _signal_group(pid, signal.SIGKILL)
 
     def inject(self, pid: int, number: int) -> None:

@@ -1,7 +1,7 @@
 """Which controller to talk to. Decides only; the loop reads the epochs and connects.
 
-A controller proves that it lives by answering heartbeats. Without an answer the agent searches for a newer
-one, again and again: training does not depend on a controller, so there is no reason to give up.
+A controller proves that it lives by answering heartbeats. If none comes, the agent searches for a newer
+controller, again and again: training does not depend on a controller, so there is no reason to give up.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from slurm_robust.wire.epochs import EpochRecord
 
 SILENCE_S = 3.0
 READ_EVERY_S = 1.0
-# The address that once answered may be the one that is dead now, so all are tried again.
+# The address that once answered may be dead now, so all are tried again.
 RECONNECT_EVERY_S = 10.0
 # Even while a controller answers: another one with a higher epoch may have taken the job.
 CHECK_EVERY_S = 60.0

@@ -37,7 +37,7 @@ class LivenessPorts:
         return int(self._port.getsockname()[1]) if self._port is not None else 0
 
     def fileno(self) -> int:
-        """Readable when :meth:`finished` has something."""
+        """Return a descriptor that is readable when :meth:`finished` has something."""
         return self._probes.fileno()
 
     def aim(self, endpoint: str) -> None:
@@ -50,7 +50,7 @@ class LivenessPorts:
         self._probes.submit(partial(self._probe, order))
 
     def finished(self) -> list[NodesProbed]:
-        """Answers to orders since the last call."""
+        """Return the answers to orders since the last call."""
         return self._probes.results()
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ _STEP_POLL_S = 0.05
 
 
 MIN_TO_LOAD = 0.1
-"""Share of the node's memory, or of the job's, that is free where a second zygote is started."""
+"""Share of the node's memory, or of the job's, that must be free for a second zygote."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Agent:
         self._master_port = 0  # of the present workers
         self._controller_speaks: int | None = None  # its version of the protocol, as its newest Ack says
         self._noted: set[str] = set()  # what was noted of versions
-        self._modules: Path | None = None  # where rank 0 leaves what it has imported, until it is read
+        self._modules: Path | None = None  # file with what rank 0 has imported, until it is read
 
     def run(self) -> None:
         """Serve until an order, or TERM from Slurm, ends it. Main thread only."""
@@ -243,7 +243,7 @@ class Agent:
         """Add what this node knows of a worker's end."""
         if not isinstance(message, Exited) or message.code == 0:
             return LauncherReported(message=message)
-        # Also where it was killed is a child, say a data loader's worker, which the rank cannot know.
+        # The killed process may be a child, say a data loader's worker, of which the rank cannot know.
         taken = taken_by(self._master_port) if message.rank == 0 else ""
         return LauncherReported(message=message, oom=self._oom_kills.reason(), taken=taken)
 
@@ -280,7 +280,7 @@ class Agent:
             self._learn(self._modules)
 
     def _learn(self, path: Path) -> None:
-        """Rank 0, which is here, has made its first step: what has it imported?"""
+        """Learn what rank 0, which is here and has made its first step, has imported."""
         names = read_names(path)
         if names is None:
             return  # it is about to leave them, or never does

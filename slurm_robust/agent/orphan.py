@@ -1,10 +1,10 @@
-"""When the batch host dies, nobody supervises the job any more: hand it back to Slurm.
+"""When the batch host dies, the job has no supervisor any more: hand it back to Slurm.
 
 Slurm keeps a job that was submitted with ``--no-kill`` RUNNING on its other nodes after the loss of
-its batch host, without a batch script, until its time limit (measured on 22.05). Training may even go
-on, but the next fault would be the last. Where no other node could take over (:mod:`.takeover`), no
-controller has answered for long, and Slurm itself says that the batch host is DOWN, and the controller's host
-if that is another one, an agent requeues the job without them, and the next run continues from the journal.
+its batch host, without a batch script, until its time limit (measured on 22.05). Training may even go on, but
+the next fault would be the last. If no other node could take over (:mod:`.takeover`), no controller has
+answered for long, and Slurm itself says that the batch host is DOWN (and the controller's host, if that is
+another one), an agent requeues the job without them. The next run continues from the journal.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from slurm_robust.worker.torchrun import torchrun
 
 # torchrun sets its limit here; ours depends on the fault and is the controller's business.
 _NO_LIMIT = str(2**31 - 1)
-# A rehearsal meets nobody.
+# A rehearsal meets no other rank.
 _NOBODYS_PORT = 29500
 
 
@@ -82,12 +82,12 @@ def record_path(folder: Path, rank: int) -> Path:
 
 
 def modules_path(folder: Path) -> Path:
-    """Return where rank 0 leaves the names of the modules that it has imported."""
+    """Return the file in which rank 0 leaves the names of the modules that it has imported."""
     return folder / "modules.json"
 
 
 def restore_tier(launch: Launch, rank: int) -> Tier:
-    """Return where a worker finds the parts that it restores.
+    """Return the tier in which a worker finds the parts that it restores.
 
     A copy in this node's memory is found there, whichever agent wrote it; one that comes from another node
     appears there.
@@ -160,10 +160,10 @@ def _torchrun_of(launch: Launch, local: int) -> dict[str, str]:
 
 
 def _slurm(launch: Launch, local: int) -> dict[str, str]:
-    """Slurm's variables of a task, as if each worker were one; the agent's own are of one task per node.
+    """Return Slurm's variables of a task as if each worker were one; the agent's own say one task per node.
 
-    Scripts that take their rank from Slurm would else believe in as many ranks as nodes, each the first of
-    its node. Lists of nodes stay the allocation's.
+    Otherwise scripts that take their rank from Slurm would see as many ranks as nodes, each the first of its
+    node. Lists of nodes stay the allocation's.
     """
     count = str(len(launch.ranks))
     world, slots = str(launch.world_size), str(launch.slots)
@@ -185,9 +185,9 @@ def _slurm(launch: Launch, local: int) -> dict[str, str]:
 
 
 class Binding(Record):
-    """Where on its node a rank runs."""
+    """The place of a rank on its node."""
 
-    cpus: tuple[int, ...] = ()  # that it runs on, all where empty
+    cpus: tuple[int, ...] = ()  # it runs on these, or on all if empty
     node: int = -1  # the NUMA node whose memory it takes first, -1 for any
 
 
@@ -197,11 +197,11 @@ NOWHERE = Binding()
 def bindings(
     count: int, environ: Mapping[str, str], allowed: Collection[int], host: Host | None = None
 ) -> tuple[Binding, ...]:
-    """Read for each of ``count`` local ranks by sysfs the CPUs of its GPU's NUMA node that are ``allowed``.
+    """Read the ``allowed`` CPUs of the NUMA node of each GPU by sysfs, for ``count`` local ranks.
 
-    Rank i has the i-th GPU, as under torchrun. :data:`NOWHERE` where that says nothing: another number of
-    GPUs than ranks, GPUs whose node is not known (a virtual machine), none of whose CPUs are the job's; and
-    for all ranks where some would get less than half of their share of the job's CPUs.
+    Rank i has the i-th GPU, as under torchrun. A rank gets :data:`NOWHERE` if that says nothing: there are
+    not as many GPUs as ranks, its GPU's node is not known (a virtual machine), or none of that node's CPUs
+    are the job's. All ranks get it if some would have less than half of their share of the job's CPUs.
     """
     host = host or Host()
     gpus = _gpus(host)
@@ -215,7 +215,9 @@ def bindings(
 
 
 def _gpus(host: Host) -> list[str]:
-    """Their addresses in the order of CUDA and HIP, which for equal GPUs is that of the bus."""
+    """Return the GPUs' addresses in the order of CUDA and HIP; for equal GPUs that is the order of the
+    bus.
+    """
     return [
         device.address
         for device in pci.devices(host)
@@ -244,7 +246,7 @@ def _beside(host: Host, address: str, allowed: frozenset[int]) -> Binding:
 
 
 def _cpus(text: str) -> frozenset[int]:
-    """``0-3,8`` as the kernel writes it."""
+    """Parse a list of CPUs as the kernel writes it, such as ``0-3,8``."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         low, _, high = part.partition("-")

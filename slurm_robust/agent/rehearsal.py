@@ -209,7 +209,9 @@ _WRITES = "in a rehearsal only caches and the folders of standby.rehearse_writes
 
 
 def _exit_code(pid: int) -> int | None:
-    """Negative for a signal, None while it runs; it stays a zombie, so that its group can still be killed."""
+    """Return the exit code, negative for a signal, None while it runs. It stays a zombie: its group can be
+    killed.
+    """
     result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if result is None:
         return None

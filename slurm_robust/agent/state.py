@@ -94,7 +94,7 @@ class Workers(dict[int, Worker]):
 
     @property
     def living(self) -> list[Worker]:
-        """Those that have not ended."""
+        """The workers that have not ended."""
         return [worker for worker in self.values() if worker.exit is None]
 
     @property
@@ -145,7 +145,7 @@ class Freeing:
         self._since, self._held = now, "the driver does not answer"
 
     def hold(self, held: str) -> None:
-        """``held`` is what they hold, for people."""
+        """Remember what they still hold, as a text for people."""
         self._held = held
 
     def end(self, now: float) -> float:
@@ -178,7 +178,7 @@ class AgentState:
         self.ready = False
         self.fatal = ""
         self.workers = Workers()
-        self.timings: dict[str, float] = {}  # of start phases, as far as they are not the workers' own
+        self.timings: dict[str, float] = {}  # of start phases that are not the workers' own
         self.rehearsal: Rehearsal | None = None
         self.loaded = 0  # the newest order to load modules that is over
         self._load_ordered = 0
@@ -196,7 +196,7 @@ class AgentState:
         self._ending = False
         self.termed = False  # by Slurm
         self.warned = False  # by Slurm, of the end of the run; the caller sets it
-        self._stays_until = -math.inf  # where only Slurm has told it to end
+        self._stays_until = -math.inf  # set if only Slurm has told it to end
         self._is_shut_down = False  # by the controller
         # Only an order to end says that the job does not come back; the end of a step may be a requeue.
         self._keep_copies = True
@@ -555,7 +555,7 @@ class AgentState:
         return [*watch, *done]
 
     def _watch_gpus(self, pids: tuple[int, ...], now: float) -> list[Instruction]:
-        """Before other workers are started, what these held must be free."""
+        """Watch the GPUs: what these workers held must be free before others are started."""
         if not pids or self._ending or not self._waits_for_gpus():
             return []
         self._freeing.begin(now)

@@ -35,8 +35,9 @@ from slurm_robust.wire.epochs import EpochRecord, newest_epoch
 from slurm_robust.wire.probes import probe
 
 GUARD_S = 2 * 3600.0
-"""An agent that ends stays for the controller that it has started: where Slurm tracks processes by cgroups,
-the end of a step's task is the end of all that it has started."""
+"""An agent that ends stays for the controller that it has started: if Slurm tracks processes by cgroups, the
+end of a step's task ends all that it has started.
+"""
 
 LAST_S = 20.0
 """The same after TERM: Slurm kills what is left."""
@@ -56,7 +57,7 @@ Probe = Callable[[Mapping[str, ProbeTarget], float], Answers]
 
 
 class TakeoverWatch:
-    """Votes, and starts a controller, while the one that this agent knows is silent."""
+    """Votes, and starts a controller, while the controller that this agent knows is silent."""
 
     def __init__(
         self,
@@ -90,7 +91,9 @@ class TakeoverWatch:
         self._child: subprocess.Popen[bytes] | None = None
 
     def tick(self, silence_s: float, controller: EpochRecord | None, place: ProbeTarget) -> None:
-        """Vote and act when it is due; ``place``: where this node's kernel is probed. Does not block."""
+        """Vote and act when it is due; ``place``: the address at which this node's kernel is probed. Does not
+        block.
+        """
         if not self._spec.takeover_s or not self._is_candidate or controller is None:
             return
         silent = silence_s >= self._spec.takeover_s
@@ -212,7 +215,9 @@ class TakeoverWatch:
         return self._was_down
 
     def _ask_slurm(self, host: str, agreeing: tuple[str, ...], voters: tuple[str, ...]) -> str:
-        """Slurm's word on a host that it does not reach either, "" if the votes are too few for that."""
+        """Return Slurm's word on a host that it does not reach either, "" if there are too few votes to
+        ask.
+        """
         node, *others = self._make().nodes([host, *voters])
         if node.responding and not node.is_down:
             return ""

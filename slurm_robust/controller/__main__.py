@@ -242,7 +242,9 @@ def _serve_metrics(
 
 
 def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tuple[str, str, str]:
-    """Return what a controller says first: what runs and where, what protects it, and where its output is."""
+    """Return what a controller says first: what runs on which nodes, what protects it, and where its output
+    is.
+    """
     task = f" ({plan.array_task})" if plan.array_task else ""
     command = shlex.join(plan.command)
     command = f"-m {command}" if plan.kind is CommandKind.MODULE else command
@@ -251,7 +253,7 @@ def introduction(plan: RunPlan, directory: JobDirectory, state: JobState) -> tup
     mode = "; observe mode: nothing is done about faults" if plan.config.mode == "observe" else ""
     generation = state.world.generation if state.world.running else state.world.next_generation
     output = directory.worker_log(generation, 0, "out")
-    # By its id a job is found only where it is in the usual place.
+    # By its id a job is found only if it is in the usual place.
     usual = directory.path.name == str(plan.job_id) and plan.config.job_dir is None
     name = str(plan.job_id) if usual else shlex.quote(str(directory.path))
     return (
@@ -401,7 +403,7 @@ def _allocation(slurm: SlurmClient, plan: RunPlan) -> Allocation:
 
 
 def _borrower(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, lent: Lent) -> Borrower:
-    beside = directory.path.parent  # of folders of companions, where their epilogs look for suspects
+    beside = directory.path.parent  # holds folders of companions, in which their epilogs look for suspects
     return Borrower(
         slurm,
         plan.config.companions,

@@ -1,4 +1,4 @@
-"""Where agents may find a controller: the addresses of its node that other nodes can reach."""
+"""The addresses of a controller: those of its node that other nodes can reach."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class _Output:
             kill_srun(self.pid)
 
     def new_lines(self) -> list[str]:
-        """Whole lines written since the last call. Raises ``OSError``."""
+        """Return the whole lines written since the last call. Raises ``OSError``."""
         try:
             if self.path.stat().st_size == self._offset:
                 return []  # asked each second of many files, of which few ever change
@@ -133,7 +133,7 @@ class _Output:
     def ends(self, lines: list[str], code: int | None) -> list[StepEnd]:
         """Return the ends that ``lines`` report, and for all others srun's once it has ended with ``code``.
 
-        Where the whole step is aborted, the first task that ends counts as the end of srun.
+        If the whole step is aborted, the first task that ends counts as the end of srun.
         """
         if self.is_let_go:
             return []
@@ -172,8 +172,8 @@ class AgentSteps:
     def start(self, nodes: tuple[str, ...], epoch: int, apart: tuple[str, ...] = ()) -> None:
         """Start an agent on each of ``nodes``, by an srun for some alike nodes at a time.
 
-        Nodes that are ``apart`` get an srun each, or share some with one another where they are many.
-        Raises ``SlurmCommandError``, ``OSError``.
+        Nodes that are ``apart`` get an srun each, or share a few if they are many. Raises
+        ``SlurmCommandError``, ``OSError``.
         """
         # A name of its own for each start: steps of an earlier one may still be listed.
         name = f"agents-{epoch}-{len(self._outputs)}"

@@ -23,13 +23,15 @@ FOR_S = 2.5
 EVERY_S = 0.25
 
 BOOKS_AFTER_S = 0.5
-"""slurmstepd's words come at once, if they come at all; then slurmdbd is asked."""
+"""slurmstepd's words come within this time, if they come at all; then slurmdbd is asked."""
 
 _OVER = frozenset({"PREEMPTED", "REQUEUED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "FAILED", "COMPLETED"})
 
 
 class Asking:
-    """Asks about one run of a job. For a thread: it waits for answers, for :data:`FOR_S` besides them."""
+    """Asks about one run of a job. It belongs in a thread: it waits for answers, and for :data:`FOR_S`
+    besides.
+    """
 
     def __init__(
         self,
@@ -47,7 +49,8 @@ class Asking:
         self._clock = clock or SystemClock()
 
     def sentences(self, now: float) -> Iterator[Sentence | None]:
-        """What Slurm says, at once and then in full; None: slurmctld does not answer. Raises nothing.
+        """Yield what Slurm says, first immediately and then in full; None: slurmctld does not answer. Raises
+        nothing.
 
         ``now``: slurmctld's time.
         """
@@ -85,7 +88,7 @@ class Asking:
         return False
 
     def _in_the_books(self) -> str:
-        """Return how slurmdbd says that the run has ended, "" where it does not say."""
+        """Return how slurmdbd says that the run has ended, "" if it does not say."""
         try:
             rows = self._slurm.accounting(self._job_id)
         except (SlurmError, CommandTimeout, OSError):

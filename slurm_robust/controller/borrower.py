@@ -33,7 +33,7 @@ from slurm_robust.util.text import count as counted
 
 POLL_S = 0.5
 MIN_LEFT_S = 120.0
-"""With less time left for the job, a companion is not worth its start."""
+"""If less time is left for the job, a companion is not worth its start."""
 
 CANCEL_TRIES = 8
 CANCEL_PAUSE_S, LONGEST_CANCEL_PAUSE_S = 5.0, 60.0
@@ -76,7 +76,7 @@ class Borrower:
         clock: Clock | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``folder``: for the output of companions; ``cwd``: where the job was submitted.
+        """``folder``: for the output of companions; ``cwd``: the directory from which the job was submitted.
 
         ``user``: whose it is, "" for the owner of this process.
         """
@@ -141,7 +141,7 @@ class Borrower:
         )
 
     def _cancel(self, jobs: Collection[int]) -> dict[int, str]:
-        """Cancel once; return those that could not be cancelled, with the reason."""
+        """Cancel once; return the companions that could not be cancelled, with the reason."""
         failed = {}
         for job_id in jobs:
             try:

@@ -1,7 +1,7 @@
 """What a controller leaves behind when its run ends: the job's summary, and a line in Slurm's job comment.
 
-Neither is needed by the job, so neither holds up its end: a thread does both, and is left behind where
-storage or Slurm does not answer in time.
+The job needs neither, so neither holds up its end: a thread does both, and is left behind if storage or Slurm
+does not answer in time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def conclude(
 
 
 def comment(slurm: SlurmClient, job_id: int, text: str) -> None:
-    """Set the job's comment, unless somebody else has written one. Raises nothing."""
+    """Set the job's comment, unless it has one of another writer. Raises nothing."""
     try:
         before = slurm.job(job_id).comment.strip()
         if not before or before.startswith(COMMENT_TAG):

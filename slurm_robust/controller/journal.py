@@ -34,7 +34,7 @@ class FileSystem:
 
     def tail(self, fd: int, offset: int) -> bytes:
         """Return what the file has after ``offset``."""
-        with open(fd, "rb", closefd=False) as file:  # appending does not depend on where it stands
+        with open(fd, "rb", closefd=False) as file:  # appending does not depend on the position
             file.seek(offset)
             return file.read()
 
@@ -78,7 +78,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, disk: FileSystem | None = None) -> None:
-        """Open or create it. ``events`` holds what was there, ``torn`` where a torn line went.
+        """Open or create it. ``events`` holds what was there, ``torn`` the file with a torn line.
 
         Raises :class:`JournalDamaged`, ``OSError``.
         """
@@ -90,7 +90,8 @@ class Journal:
         """Of the controller that writes; 0: not known."""
         self.is_ours: Callable[[], bool] = lambda: True
         """Asked by the writing thread before it tries again what storage has refused: another controller may
-        have taken over meanwhile. May raise ``OSError``."""
+        have taken over meanwhile. May raise ``OSError``.
+        """
         self._disk = disk or FileSystem()
         data = read_bytes(path)
         self.events, self._durable = parse(data, str(path))
@@ -115,7 +116,7 @@ class Journal:
 
     @property
     def written(self) -> int:
-        """How many of ``events`` are on storage. Raises ``RuntimeError`` if nobody writes any more."""
+        """How many of ``events`` are on storage. Raises ``RuntimeError`` if the writer has ended."""
         with self._changed:
             self._check()
             return self._written
@@ -137,7 +138,7 @@ class Journal:
         """Have ``events`` written; :attr:`written` says when they will survive a crash of this machine.
 
         Together they wait once for the storage, and the caller with them as long as healthy storage takes.
-        Raises ``RuntimeError`` if nobody writes any more.
+        Raises ``RuntimeError`` if the writer has ended.
         """
         stamped = [structs.replace(event, epoch=event.epoch or self.epoch) for event in events]
         self.events.extend(stamped)
@@ -230,7 +231,7 @@ class Journal:
             self._find_lost()
         data = self._lost + data
         if self._is_retry or self._lost:
-            # Some storage refuses only at the end, and then nobody can tell what it has kept: all of it
+            # Some storage refuses only at the end, and then does not tell what it has kept: write all of it
             # again. What is not ours another controller has written.
             if data.startswith(self._found(self._durable)):
                 disk.cut(fd, self._durable)
@@ -248,7 +249,7 @@ class Journal:
         self._lost = b""
 
     def _find_lost(self) -> None:
-        """Learn which lines are missing where the end of what was written is not there any more.
+        """Learn which lines are missing if the end of what was written is not there any more.
 
         Raises ``OSError`` if more is wrong than that.
         """
@@ -281,7 +282,7 @@ def _last_line(data: bytes) -> bytes:
 
 
 def _set_aside(path: Path, data: bytes) -> Path | None:
-    """Return where a torn line went; None if storage has no room for it."""
+    """Return the file to which a torn line went; None if storage has no room for it."""
     try:
         path.write_bytes(data)
     except OSError:

@@ -424,7 +424,7 @@ def _standby(state: JobState, node: str) -> str:
 def failures(heartbeat: Heartbeat) -> list[WorkerExit]:
     """Return the workers that failed.
 
-    Those that TERM or KILL ended are left out: mostly it was an order of ours.
+    Workers that TERM or KILL ended are left out: mostly the controller itself ordered that.
     """
     return [e for e in heartbeat.exits if e.failed and (e.signal not in _ORDERED or e.oom)]
 

@@ -31,7 +31,7 @@ CLOSE_S = 2.0
 
 
 class LiveStatusFile:
-    """``moment.json`` of one controller. Of several pictures that wait, only the newest counts.
+    """``moment.json`` of one controller. If several pictures wait, only the newest counts.
 
     While storage hangs no picture is taken, so that the loop pays nothing either. What storage refuses is
     counted and not tried again: the next live status follows soon.
@@ -154,7 +154,7 @@ class LiveStatusFile:
         begun = time.monotonic()
         if begun < self._ledger_due or not self._journal.events:
             return
-        self._ledger_due = begun + LEDGER_S  # also where it fails
+        self._ledger_due = begun + LEDGER_S  # even if it fails
         found = self._ledger(list(self._journal.events), seen.now.wall)
         self._live_status.on_ledger(found, seen.now.mono)
         self._ledger_due = max(self._ledger_due, begun + SHARE * (time.monotonic() - begun))

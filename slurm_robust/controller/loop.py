@@ -75,7 +75,7 @@ class Loop:
         borrower: Borrower | None = None,
         live_status: LiveStatusFile | None = None,
     ) -> None:
-        """``borrower``: None where no companions are configured. ``live_status``: None for none."""
+        """``borrower``: None if no companions are configured. ``live_status``: None for none."""
         self._core = core
         self._directory = directory
         self._journal = journal
@@ -96,7 +96,7 @@ class Loop:
         self._slow_busy = False
         self._gone_noted = False
         self._trouble = ""  # of the journal, as it was reported
-        self._restored = 0  # events of the journal, as far as they were reported
+        self._restored = 0  # how many events of the journal were reported
         self._folder_gone = False  # as it was reported
         self._errands = Errands(self._background, core, self._now, self._do)
         self._acts: dict[type[fx.Effect], Callable[[Any], None]] = {
@@ -150,7 +150,7 @@ class Loop:
         return self._code
 
     def _compare_clocks(self) -> Callable[[], None]:
-        """In the background: by how much this node's clock is ahead of slurmctld's."""
+        """Measure in the background how far this node's clock is ahead of slurmctld's."""
         try:
             ahead_s = clock_offset(self._slurm)
         except (SlurmError, CommandTimeout):
@@ -216,7 +216,9 @@ class Loop:
             self._do(self._core.on_leave(f"ordered to end by {name}", self._now(), ExitCode(128 + number)))
 
     def _slow_tick(self) -> None:
-        """Once a second, in the background: refusals of agents, the step's end, a higher epoch."""
+        """Look once a second, in the background, for refusals of agents, the step's end and a higher
+        epoch.
+        """
         if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
             return
         self._slow_at, self._slow_busy = time.monotonic(), True
@@ -306,13 +308,13 @@ class Loop:
         say(text)
 
     def _check_failed(self, text: str) -> None:
-        """This controller might miss that another one has taken over; the next one does not."""
+        """Fail if the check is broken: this controller might miss a takeover; the next one does not."""
         raise RuntimeError(text)
 
     # -- effects -----------------------------------------------------------------------------------
 
     def _do(self, effects: list[fx.Effect]) -> None:
-        """Write first, all at once: nothing is done about what the journal does not hold."""
+        """Write everything first: nothing is done about what the journal does not hold."""
         if written := [effect.event for effect in effects if isinstance(effect, fx.Write)]:
             self._journal.append(*written)
         acts = [effect for effect in effects if not isinstance(effect, fx.Write)]
@@ -325,7 +327,7 @@ class Loop:
             )
 
     def _release(self) -> None:
-        """Do what was decided, in that order, as far as the journal holds it (or cannot be waited for)."""
+        """Do what was decided, in that order, once the journal holds it (or cannot be waited for)."""
         written = math.inf if self._hold.gave_up else self._journal.written
         while self._held and self._held[0][0] <= written:
             for effect in self._held.popleft()[1]:

@@ -1,4 +1,4 @@
-"""The controller's page of metrics: its address, who may read it, and where Prometheus finds it.
+"""The controller's page of metrics: its address, who may read it, and how Prometheus finds it.
 
 The page is the newest live status (:mod:`slurm_robust.controller.live_status_file`), so nothing here touches
 the core. It lives in threads of its own, and a page that cannot be served costs the job a note.
@@ -75,7 +75,7 @@ def target(about: About, host: str, port: int) -> bytes:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file of this user that nobody else may read. Raises ``OSError``."""
+    """Return the token in a file of this user that no other user may read. Raises ``OSError``."""
     with os.fdopen(open_ours(path), "rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -88,7 +88,7 @@ def read_token(path: Path) -> str:
 
 
 class MetricsServer:
-    """Serves the page of one controller and leaves word where it is, until :meth:`close`."""
+    """Serves the page of one controller and writes down its address, until :meth:`close`."""
 
     def __init__(
         self,

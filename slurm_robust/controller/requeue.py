@@ -51,10 +51,10 @@ class Requeuer:
         start_now: bool,
         revives: bool = False,
     ) -> None:
-        """``nodes``: those that the run began with, on which a watcher would be in the job's way.
+        """``nodes``: the nodes with which the run began; a watcher there would be in the job's way.
 
-        ``need``: with how many the job can go on, else with what it asks Slurm for; ``revives``: the run may
-        have ended because its batch script was killed.
+        ``need``: the number of nodes with which the job can go on, by default what it asks Slurm for;
+        ``revives``: the run may have ended because its batch script was killed.
         """
         self._slurm = slurm
         self._job_id = job_id

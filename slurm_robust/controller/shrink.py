@@ -1,8 +1,8 @@
 """Taking nodes out of the allocation: evicted ones while the job runs, dead ones before it is requeued.
 
 At ``scontrol update NodeList=`` slurmctld orders the nodes that are left out to end the job and to run the
-epilog, and calls them idle *at once*. A node that does not respond gets no job; any other may get the next
-one within a second. So a node is given back only when Slurm knows that it does not respond, or when its
+epilog, and calls them idle *immediately*. A node that does not respond gets no job; any other may get the
+next one within a second. So a node is given back only when Slurm knows that it does not respond, or when its
 slurmd takes a connection and so will run the epilog.
 """
 
@@ -46,7 +46,7 @@ class Shrinker:
         knock: Knock = knock,
         clock: Clock | None = None,
     ) -> None:
-        """``own_node``: where this controller runs, which after a takeover is not the batch host."""
+        """``own_node``: the node of this controller, which after a takeover is not the batch host."""
         self._slurm = slurm
         self._job_id = job_id
         self._own_node = own_node
@@ -62,7 +62,7 @@ class Shrinker:
         except (ControllerUnreachable, SlurmTimeout, CommandTimeout) as error:
             return GiveBackAnswer(said=RequeueStatus.NOTHING, detail=str(error))
         except (SlurmError, OSError) as error:
-            # It may pass: where slurmdbd is slow, Slurm refuses to resize a job that began a moment ago.
+            # It may pass: if slurmdbd is slow, Slurm refuses to resize a job that began a moment ago.
             self._refusals[node] = count = self._refusals.get(node, 0) + 1
             said = RequeueStatus.REFUSED if count >= MAX_REFUSALS else RequeueStatus.NOTHING
             return GiveBackAnswer(said=said, detail=str(error))
@@ -125,7 +125,7 @@ class Shrinker:
             try:
                 self._shrink(job, dead)
             except UpdateUnavailable:
-                # Where there is no slurmdbd, Slurm refuses to resize a job twice within some seconds.
+                # Without slurmdbd, Slurm refuses to resize a job twice within some seconds.
                 clock.sleep(POLL_S)
                 self._shrink(job, dead)
             report("shrink", True, f"without {fold(dead)}, for which the requeue would have waited")

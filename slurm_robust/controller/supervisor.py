@@ -44,7 +44,8 @@ T = TypeVar("T")
 
 AT_ONCE = signal.SIGQUIT
 """By it the supervisor tells a controller that a second order to end has come. Slurm signals all processes of
-a batch script, so of SIGTERM a controller cannot know who sent it, nor how often it was meant."""
+a batch script, so of SIGTERM a controller cannot know who sent it, nor how often it was meant.
+"""
 
 
 class Signals:
@@ -75,7 +76,7 @@ class Signals:
     def taken(self) -> list[int]:
         """Return the numbers of the signals that came since the last call; :data:`AT_ONCE` after the orders.
 
-        The kernel delivers those that were blocked in the order of their numbers.
+        The kernel delivers blocked signals in the order of their numbers.
         """
         found = (number for number in self._wakeup.clear() if number in self.WATCHED)
         return sorted(found, key=lambda number: number == AT_ONCE)
@@ -93,7 +94,9 @@ LIVED_S = 60.0
 """A controller that ran for this long did not end early."""
 
 STORAGE_S = 1800.0
-"""For storage, without agents: nothing trains then, and no room is made on storage any more."""
+"""How long to wait for storage without agents: nothing trains then, and no room is made on storage any
+more.
+"""
 
 FOLLOW_S = 600.0
 """A journal that has not grown for this long has no controller any more, wherever that was."""
@@ -138,9 +141,9 @@ def supervise(
 ) -> int:
     """Run controllers on the ``directory`` of ``run_id`` until one reports the end; the job's exit code.
 
-    ``options``: more of them for each controller; ``after``: the epoch of the controller that is replaced, by
-    default the newest there is, and none is replaced; ``notify``: people are to be told; ``start``: the start
-    of ``srobust run`` that they serve. Raises ``OSError``.
+    ``options``: more options for each controller; ``after``: the epoch of the controller that is replaced, by
+    default the newest there is, and none is replaced; ``notify``: whether to notify people; ``start``: the
+    start of ``srobust run`` that they serve. Raises ``OSError``.
     """
     raise_file_limit()
     command = (sys.executable, "-m", "slurm_robust.controller", "--job-dir", str(directory))
@@ -174,7 +177,7 @@ class Others:
     def has_job(self, ours: Collection[int]) -> str:
         """Return the host of the controller that has taken the job since, "" if none has.
 
-        ``ours``: process ids of those that were started here.
+        ``ours``: process ids of controllers that were started here.
         """
         newest = self._ask(lambda: newest_epoch(self._job.epochs))
         if newest is None or newest.epoch <= self._before:
@@ -240,7 +243,7 @@ class Supervisor:
         self._has_agents = has_agents or (lambda: _have_children(notifier.pid if notifier else 0))
         self._child: subprocess.Popen[bytes] | None = None
         self._given: list[int] = []  # signals that the present controller was given
-        self._pending: list[int] = []  # those that the next one is to be given
+        self._pending: list[int] = []  # signals for the next controller
         self._came = False  # any of them while there was no controller
         self._orders = Orders()
         self._ends: deque[float] = deque()  # of controllers, within the window, that not storage ended
@@ -315,7 +318,7 @@ class Supervisor:
     def _run_once(self) -> tuple[int, int | None]:
         """Run one controller to its end: its exit code, and that of the job if it reported one."""
         ours, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # It unblocks them when it watches them. Those that come to us in the meantime wait, too.
+        # It unblocks them when it watches them. Signals that come to us in the meantime wait, too.
         signal.pthread_sigmask(signal.SIG_BLOCK, Signals.WATCHED)
         try:
             # A session of its own: Ctrl-C and Slurm's signals come once, through us.
@@ -367,7 +370,7 @@ class Supervisor:
         return os.waitstatus_to_exitcode(found[1]) if found[0] else None
 
     def _judge(self, code: int, lived_s: float) -> int | None:
-        """Pause as long as it takes; the exit code where another controller is of no use."""
+        """Pause as long as it takes; return the exit code if another controller is of no use."""
         now = time.monotonic()
         if lived_s >= LIVED_S:
             self._early, self._no_agents_since = 0, None
@@ -465,7 +468,7 @@ def _end_sruns() -> None:
 
 
 def _have_children(besides: int) -> bool:
-    """Return whether any child lives but the process ``besides``; those that ended are reaped."""
+    """Return whether any child lives but the process ``besides``; reap the children that ended."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)

@@ -39,7 +39,7 @@ WATCH_S = 5.0
 OUTPUT_S = 2.0
 
 BATCH_S = 20.0
-"""For a batch script that lives, behind a network that was cut, to end the job by itself."""
+"""Time for a batch script that lives behind a cut network to end the job by itself."""
 
 FINISH_S = 3600.0
 """For Slurm to take the end of the job."""
@@ -183,8 +183,8 @@ def finish(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, code: int
 def revive(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, lost: str) -> bool:
     """Requeue the job without the node ``lost`` if Slurm has ended it for want of its batch script.
 
-    So it does where that host was DOWN and comes back: slurmd kills what runs there (22.05.8: FAILED,
-    ``JobLaunchFailure``). False if there is nothing to do, or Slurm refuses.
+    Slurm does so if that host was DOWN and comes back: slurmd kills what runs there (22.05.8: FAILED,
+    ``JobLaunchFailure``). Returns False if there is nothing to do, or Slurm refuses.
     """
     deadline = time.monotonic() + FINISH_S
     while time.monotonic() < deadline:
@@ -204,7 +204,7 @@ def revive(directory: JobDirectory, plan: RunPlan, slurm: SlurmClient, lost: str
 
 
 def _batch_host(slurm: SlurmClient, plan: RunPlan) -> tuple[str, bool] | None:
-    """Its name, and whether Slurm has given it up; None if the job needs no end any more.
+    """Return its name, and whether Slurm has given it up; None if the job needs no end any more.
 
     Raises one of :data:`_NO_ANSWER`.
     """

@@ -88,7 +88,7 @@ class Tester:
                 self._standby[1].stop()
 
     def replay(self, nodes: Sequence[str], layout: ParallelLayout) -> Diagnosis:
-        """Have ``nodes`` replay the training. Blocks, raises nothing."""
+        """Have ``nodes`` replay training steps. Blocks, raises nothing."""
         config = self._config
         try:
             verdict = self._replayer.replay(

@@ -91,7 +91,7 @@ def read_clocks() -> Now:
 
 
 class ClockWatch:
-    """Notices that somebody has set this node's clock."""
+    """Notices that this node's clock was set."""
 
     def __init__(self, clocks: Callable[[], Now] = read_clocks) -> None:
         self._clocks = clocks
@@ -134,7 +134,7 @@ class StorageHold:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing is to be decided, nor done about what is not written."""
+        """Whether to decide nothing, and to do nothing about what is not written."""
         return self._since is not None
 
     @property

@@ -1,9 +1,9 @@
 """The entrance to this node's copies: one thread lets in connections that prove to be of the job.
 
-Anybody that reaches the port can open connections, faster than they can be served. So strangers get no thread
-and no memory to speak of, and each address only half of the places: one that needs more loses its oldest, and
-first of those that are silent. Where all places are taken, the address that has most of them loses one, those
-of the job's agents last. An agent says at once all that it has to, and is through before it comes to that.
+Any process that reaches the port can open connections, faster than they can be served. So strangers get no
+thread and hardly any memory, and each address only half of the places: an address that needs more loses its
+oldest connection, silent ones first. If all places are taken, the address that has most of them loses one;
+the job's agents come last. An agent proves itself immediately, and is through before it comes to that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from slurm_robust.wire import copychannel
 from slurm_robust.wire.copychannel import ChannelError, CopyChannel, Handshake
 
 PLACES = 2048
-"""For connections that have not proven themselves, but a quarter of what this process may open at most."""
+"""Places for connections that have not proven themselves, but at most a quarter of what this process may
+open.
+"""
 BACKLOG = 64
 """How many connections the kernel queues for us. Those behind a flood wait for these to be accepted."""
 
@@ -59,7 +61,7 @@ class WaitingConnections:
         return len(self._all)
 
     def oldest(self) -> _Stranger | None:
-        """Return the one that has stood there longest."""
+        """Return the connection that has waited longest."""
         return next(iter(self._all.values()), None)
 
     def get(self, descriptor: int) -> _Stranger | None:
@@ -67,7 +69,7 @@ class WaitingConnections:
         return self._all.get(descriptor)
 
     def add(self, stranger: _Stranger) -> _Stranger | None:
-        """Give it a place; returns the one that has to leave for it, if any."""
+        """Give ``stranger`` a place; return the connection that must leave for it, if any."""
         group = self._by_address.setdefault(stranger.address, {})
         leaving = None
         if len(group) >= self._of_address:
@@ -82,7 +84,7 @@ class WaitingConnections:
         return leaving
 
     def remove(self, stranger: _Stranger) -> None:
-        """It has proven itself, or is gone; before its descriptor is closed."""
+        """Take the place back before the descriptor is closed: ``stranger`` has proven itself, or is gone."""
         descriptor = stranger.connection.fileno()
         self._all.pop(descriptor, None)
         group = self._by_address.get(stranger.address, {})
@@ -91,14 +93,14 @@ class WaitingConnections:
             self._by_address.pop(stranger.address, None)
 
     def surplus(self) -> _Stranger | None:
-        """Return the one that leaves first when there are too many in all."""
+        """Return the connection that leaves first when there are too many in all."""
         if not self._all:
             return None
         address = max(self._by_address, key=lambda a: (a not in self.agents, len(self._by_address[a])))
         return _first(self._by_address[address])
 
     def overdue(self, now: float) -> list[_Stranger]:
-        """Return those that stand there for too long."""
+        """Return the connections that have waited for too long."""
         found = []
         for stranger in self._all.values():
             if stranger.deadline > now:
@@ -132,11 +134,11 @@ class Entrance:
         )
 
     def expect(self, addresses: Iterable[str]) -> None:
-        """Addresses of agents of this job, whose places are kept when there are too few."""
+        """Remember addresses of this job's agents, which lose their places last."""
         self._waiting.agents.update(map(group_of, addresses))
 
     def close(self) -> None:
-        """Let nobody in any more. Waits for the thread, which waits for nobody."""
+        """Let no connection in any more. Waits for the thread, which itself waits for nothing."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -185,7 +187,7 @@ class Entrance:
             self._poll.register(connection, select.EPOLLIN)
 
     def _pause(self, seconds: float) -> None:
-        """Until then, or until this is closed. By poll, since select takes no descriptor above 1023."""
+        """Wait ``seconds``, or until this is closed. By poll: select takes no descriptor above 1023."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.poll(seconds * 1000)
@@ -196,7 +198,8 @@ class Entrance:
         if leaving is not None:
             self._shut(leaving)
         elif error.errno in _NO_DESCRIPTORS:
-            # Others of this process hold them all; the listener stays readable, so do not ask at once again.
+            # Others of this process hold them all; the listener stays readable, so pause before the next
+            # accept.
             self._pause(0.1)
 
     def _hear(self, stranger: _Stranger) -> None:

@@ -31,7 +31,7 @@ class Fetches:
     """The parts of one launch, each in a thread, into ``fetched(rank)`` or ``fetch_error(rank)``."""
 
     def __init__(self, launch: Launch, folder: MemoryFolder, key: bytes, notes: Notes) -> None:
-        """Start at once."""
+        """Start immediately."""
         self._run_id = folder.run_id
         self._folder = folder
         self._key = key
@@ -46,7 +46,7 @@ class Fetches:
                     self._give_up(source, checkpoint, "too many threads on this node")
 
     def stop(self) -> None:
-        """Break off what is under way, since another launch comes. Returns at once."""
+        """Break off what is under way, since another launch comes. Returns immediately."""
         self._stopped.set()
         for channel in tuple(self._channels):
             channel.abort()
@@ -111,9 +111,9 @@ class Fetches:
 
 @contextmanager
 def _reserved(channel: CopyChannel, path: Path, total: int) -> Iterator[tuple[Buffer, memoryview]]:
-    """Yield a buffer and where the image of ``total`` bytes belongs; it ends empty unless that was adopted.
+    """Yield a buffer and its memory for an image of ``total`` bytes; it ends empty unless that was adopted.
 
-    Without room the sender gets REFUSED. Raises ``OSError``.
+    If there is no room, the sender gets REFUSED. Raises ``OSError``.
     """
     with ExitStack() as stack:
         try:

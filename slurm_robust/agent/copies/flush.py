@@ -189,17 +189,17 @@ class StorageWriter:
 
 @dataclass(frozen=True)
 class FlushRequest:
-    """Parts of which ranks of which checkpoint are to be put on storage."""
+    """The checkpoint, and the ranks whose parts of it go to storage."""
 
     checkpoint: CheckpointId
     ranks: tuple[int, ...]
     world_size: int
     layout: str
     anew: Mapping[int, int] = field(default_factory=dict)
-    """Of ``ranks`` those whose parts are lost, and from which rank's they are made."""
+    """The ranks among ``ranks`` whose parts are lost, and the rank from whose part each is made."""
 
     def images(self, held: Sequence[Image]) -> dict[int, str]:
-        """Return the file from which each part is written, of those that are held."""
+        """Return the file from which each held part is written."""
         paths = {image.header.rank: str(image.path) for image in held}
         found = {rank: paths[self.anew.get(rank, rank)] for rank in self.ranks}
         return found | {SHARED: paths[SHARED]} if SHARED in paths else found
@@ -238,7 +238,7 @@ class Flusher:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self.done: FlushRequest | None = None  # what is on storage
-        self.over: CheckpointId | None = None  # what nobody needs to keep any more
+        self.over: CheckpointId | None = None  # what no node needs to keep any more
         self.failed: tuple[FlushRequest, str] | None = None  # what could not be put there, and why
 
     @property
@@ -281,7 +281,7 @@ class Flusher:
             self._wanted = None
 
     def on_images(self, images: list[FoundImage]) -> None:
-        """These whole images of the running generation are there now."""
+        """Take in the whole images of the running generation that are there now."""
         if images:
             self._start()  # which takes seconds, and an order to save leaves half a minute
         with self._lock:
@@ -304,7 +304,7 @@ class Flusher:
         self._jobs.put((wanted, held))
 
     def fork_by(self, fork: Fork) -> None:
-        """``fork`` gives a channel to a new writer, if it can."""
+        """Use ``fork``, which gives a channel to a new writer, if it can."""
         self._writer.fork = fork
 
     def close(self) -> None:

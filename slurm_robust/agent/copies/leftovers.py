@@ -1,8 +1,8 @@
-"""When copies on this node are of no use any more, and nobody else removes them.
+"""Copies on this node that are of no use any more, and that nothing else removes.
 
-When Slurm ends it, an agent asks whether the job comes back. Where it could not (killed, no answer), the
-prolog of slurm_robust removes the copies, and where the administrator has not installed it, the user's next
-job does.
+When Slurm ends it, an agent asks whether the job comes back. If it could not ask (killed, no answer), the
+prolog of slurm_robust removes the copies. If the administrator has not installed that, the user's next job
+does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slurm_robust.slurm.select import make_client
 # Each costs slurmctld one question.
 MAX_JOBS = 20
 TIMEOUT_S = 5.0
-# All agents of a job begin and end at once: more questions a second would burden slurmctld.
+# All agents of a job begin and end together: more questions a second would burden slurmctld.
 ASKING_PER_S = 500
 
 
@@ -38,7 +38,7 @@ def job_is_over(
     """Return whether Slurm says that this run of the job is its last; False if it does not say.
 
     While its nodes are taken back a job that is requeued and one that has ended are both COMPLETING, but
-    Slurm counts the restart at once (measured on 22.05).
+    Slurm counts the restart immediately (measured on 22.05).
     """
     try:
         run = allocation_from_environment(environ)
@@ -54,9 +54,9 @@ def job_is_over(
 
 
 def spread_s(environ: Mapping[str, str], chance: float, questions: int = 1) -> float:
-    """Return how long one node waits before it asks, so that all nodes of the job do not ask at once.
+    """Return how long one node waits before it asks, so that the nodes of the job do not all ask together.
 
-    ``chance`` is from 0 to 1. 0 outside of a job.
+    ``chance`` is from 0 to 1. Returns 0 outside of a job.
     """
     try:
         nodes = len(allocation_from_environment(environ).nodes)
@@ -72,8 +72,8 @@ def remove_leftovers(
 ) -> threading.Thread | None:
     """Search beside ``own`` in a thread; None if nothing is there that Slurm would have to be asked about.
 
-    ``own``: this job's folders of copies. Beside them go folders of this user's agents, with copies or what a
-    killed one left, but only of other jobs, and only of those that Slurm says are finished or unknown.
+    ``own``: this job's folders of copies. Folders beside them of this user's agents are removed, with copies
+    or what a killed agent left, but only if they are of other jobs that Slurm says are finished or unknown.
     """
     jobs = {named.job_id for path in own if (named := parse_folder_name(path.name))}
     beside = [path for base in {path.parent for path in own} if base.is_dir() for path in base.iterdir()]

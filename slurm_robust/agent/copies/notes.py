@@ -46,8 +46,8 @@ class Notes:
     ) -> threading.Thread | None:
         """Run ``work`` in a thread. Whatever it raises is noted: "the thread that ``task``".
 
-        With ``stopped``, ``work`` that raised runs again after a pause, until the event is set. Returns None,
-        and notes it, if the node refuses a thread.
+        If ``stopped`` is given, ``work`` that raised runs again after a pause, until the event is set.
+        Returns None, and notes it, if the node refuses a thread.
         """
         topic = f"thread {name}"
 

@@ -30,7 +30,7 @@ class RateLimit:
 
     @property
     def piece(self) -> int:
-        """Bytes to send at a time, so that nobody waits long for his turn; 0: as it comes."""
+        """Bytes to send at a time, so that no copy waits long for its turn; 0: as it comes."""
         return int(min(2**20, max(2**14, self.bytes_s / 20))) if self.bytes_s else 0
 
     def reserve(self, count: int) -> float:
@@ -87,13 +87,13 @@ class PeerSender:
             self._news.notify()
 
     def finish(self) -> None:
-        """Begin nothing more; what is under way comes to its end. Returns at once."""
+        """Begin nothing more; what is under way comes to its end. Returns immediately."""
         with self._news:
             self._finishing, self._offer = True, None
             self._news.notify()
 
     def stop(self) -> None:
-        """Break off whatever is under way. Returns at once."""
+        """Break off whatever is under way. Returns immediately."""
         self._stopped.set()
         self.finish()
         channel = self._channel

@@ -255,7 +255,7 @@ class PeerBuffers:
             if known is not None and _inode(path) == inode:
                 return known
             if known is not None:
-                known.close()  # somebody found its image damaged and removed it
+                known.close()  # another thread found its image damaged and removed it
             buffer = Buffer(path)
             self._open[path] = _inode(path), buffer
             return buffer

@@ -1,4 +1,4 @@
-"""All that an agent does about copies of checkpoints; every call returns at once."""
+"""All that an agent does about copies of checkpoints; every call returns immediately."""
 
 from __future__ import annotations
 
@@ -219,16 +219,16 @@ class CopyService:
     # -- orders ------------------------------------------------------------------------------------
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """``wake`` is called in some thread when an answer to a question has changed."""
+        """Have ``wake`` called, in some thread, when an answer to a question has changed."""
         self._wake = wake
 
     def fork_by(self, fork: Fork) -> None:
-        """``fork`` gives a channel to a new storage writer, if it can. It is called in some thread."""
+        """Use ``fork``, which gives a channel to a new storage writer, if it can. Some thread calls it."""
         if self._here is not None:
             self._here.flusher.fork_by(fork)
 
     def pace_by(self, address: str) -> None:
-        """Copies leave by the interface with ``address`` ("": not known yet), and others need it, too."""
+        """Pace copies by the interface with ``address`` ("": not known yet), which others need, too."""
         if not self._spec.copies.peer_bytes_s and address:
             self._pace.bytes_s = PEER_SHARE * speed_of(interface_of(address))
 
@@ -255,7 +255,7 @@ class CopyService:
             self._server.launch = launch.generation
 
     def follow(self, phase: Phase, generation: int) -> None:
-        """Called with what the workers are doing now whenever it may have changed.
+        """Follow what the workers are doing; called whenever it may have changed.
 
         When they are being stopped, copies that are under way come to their end and no others begin: the
         controller chooses what to restore from the copies that are reported now.
@@ -306,7 +306,9 @@ class CopyService:
         self._here.flusher.save(self._request, held)
 
     def close(self, *, remove: bool) -> None:
-        """End. ``remove``: nobody needs the copies here any more, the job is over or storage has them."""
+        """End. ``remove``: the copies here are not needed any more, since the job is over or storage has
+        them.
+        """
         if self._here is None:
             return
         self._end_generation(self._here.flusher)
@@ -372,13 +374,13 @@ class _Running:
         self.over = False
 
     def finish(self) -> None:
-        """Begin nothing more. Returns at once."""
+        """Begin nothing more. Returns immediately."""
         self.watch.stop()
         for sender in self.senders.values():
             sender.finish()
 
     def stop(self) -> None:
-        """Break everything off. Returns at once."""
+        """Break everything off. Returns immediately."""
         self.watch.stop()
         for sender in self.senders.values():
             sender.stop()

@@ -21,7 +21,7 @@ from slurm_robust.wire.messages import Launch
 _SHARE = 0.005
 _SHORTEST_S = 0.01
 _LONGEST_S = 0.5
-# Of the time between two snapshots, or since the last one, since some trainings take few, or none at all.
+# A share of the time between two snapshots, or since the last one: some jobs take few, or none at all.
 _PART = 0.1
 _FIND_RESTORED_S = 0.5
 # The magic and all numbers of the first page; the last of them is the sum of the page.
@@ -173,7 +173,7 @@ class SnapshotWatch:
             self._step, self._step_seen = step, now
 
     def _tidy(self, images: list[FoundImage], current: list[FoundImage]) -> None:
-        """Free what lies around from before, once two snapshots have replaced what was restored."""
+        """Free older copies, once two snapshots have replaced what was restored."""
         for image in current:
             if image.header.rank in self._newer:
                 self._newer[image.header.rank].add(image.header.step)

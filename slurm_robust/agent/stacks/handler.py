@@ -1,4 +1,4 @@
-"""Stacks by the signal handler in the worker, where nobody may read its memory.
+"""Stacks by the signal handler in the worker, if no other process may read its memory.
 
 :mod:`slurm_robust.worker.dump` has installed it, with :mod:`faulthandler`: C code that runs although another
 thread holds the interpreter, in the worker and in the processes that it has forked.
@@ -32,9 +32,9 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 def take(pid: int, known: Path | None, deadline: float) -> tuple[ThreadStack, ...]:
     """Take the stacks of all threads of process ``pid``, at the latest at ``deadline`` (monotonic seconds).
 
-    ``known`` is the file that it writes to, for when the kernel does not show which one it has open. It is
-    the same one for a worker and its forks, so these are asked one after the other. Raises
-    :class:`CannotTake`; the signal is sent to nobody that it could kill.
+    ``known`` is the file that it writes to, in case the kernel does not show which file it has open. A worker
+    and its forks share it, so they are asked one after the other. Raises :class:`CannotTake`; the signal goes
+    to no process that it could kill.
     """
     try:
         return parse(_ask(pid, known, deadline))
@@ -72,7 +72,8 @@ def _ask(pid: int, known: Path | None, deadline: float) -> str:
     blocking = _blocking_threads(pid)
     os.kill(pid, DUMP_SIGNAL)
     pause = threading.Event()
-    # A thread blocks the signal while it runs the handler, so that has ended when nobody blocks it any more.
+    # A thread blocks the signal while it runs the handler, so the handler has ended when no thread blocks it
+    # any more.
     while _is_pending(pid) or _blocking_threads(pid) - blocking:
         if time.monotonic() > deadline:
             raise CannotTake(f"signal {DUMP_SIGNAL} was not handled in time")
@@ -87,7 +88,7 @@ def _unescaped(text: str) -> str:
 def stacks_file(pid: int, known: Path | None) -> Path | None:
     """Return the file to which the handler of ``DUMP_SIGNAL`` in ``pid`` writes; None if there is none.
 
-    A process that has the file open has the handler, unless it has called exec, which closes it. Where the
+    A process that has the file open has the handler, unless it has called exec, which closes it. If the
     kernel hides its files, ``known`` is believed. Raises ``OSError`` when it has ended.
     """
     folder = f"/proc/{pid}/fd"

@@ -56,7 +56,7 @@ def find_pyspy() -> str:
 def take(program: str, pid: int, deadline: float, *, native: bool = False) -> tuple[ThreadStack, ...]:
     """Take the stacks of all threads of process ``pid``, at the latest at ``deadline`` (monotonic seconds).
 
-    With ``native`` also the calls in libraries, for which py-spy stops the process a few tenths of a second.
+    ``native``: with the calls in libraries, for which py-spy stops the process a few tenths of a second.
     Raises :class:`CannotTake`.
     """
     mode = "--native" if native else "--nonblocking"

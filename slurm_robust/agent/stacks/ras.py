@@ -52,7 +52,7 @@ _answers = msgspec.json.Decoder(_Answer)
 def take(environ: Mapping[str, str], deadline: float) -> tuple[Absent, ...]:
     """Return the processes that RAS misses, asked until ``deadline`` (monotonic seconds).
 
-    () where nobody answers.
+    Returns () if RAS does not answer.
     """
     host, _, port = environ.get("NCCL_RAS_ADDR", ADDRESS).rpartition(":")
     if environ.get("NCCL_RAS_ENABLE") == "0" or not port.isdecimal():

@@ -49,7 +49,7 @@ _dumps = msgspec.json.Decoder(_Dump)
 def take(address: Path, deadline: float) -> tuple[Collective, ...]:
     """Take what the worker's process groups did last, at the latest at ``deadline`` (monotonic seconds).
 
-    Nothing where nobody answers.
+    Returns nothing if the worker does not answer.
     """
     answers = (ask(address, handler, deadline) for handler in HANDLERS)
     return tuple(collective for answer in answers for collective in parse(answer))
@@ -73,9 +73,9 @@ def ask(address: Path, handler: str, deadline: float) -> bytes:
 
 
 def parse(dump: bytes) -> tuple[Collective, ...]:
-    """Parse where each process group stands by a flight recorder's JSON; nothing from anything else.
+    """Parse from a flight recorder's JSON how far each process group is; nothing from anything else.
 
-    The result holds the oldest collective that has not completed (the newest where all have) with the newest
+    The result holds the oldest collective that has not completed (the newest if all have) with the newest
     number, and under the group's name with ``:p2p`` the oldest send or receive that has not completed: these
     are counted apart, and differently on each rank.
     """
@@ -104,7 +104,7 @@ def parse(dump: bytes) -> tuple[Collective, ...]:
 
 
 class _Operation:
-    """The entries of one number: several where torch coalesces operations into one kernel.
+    """The entries of one number: several if torch coalesces operations into one kernel.
 
     Those are recorded one by one without events, so that they stay ``scheduled``, and behind them one entry
     ``coalesced`` with the state of the kernel (``ProcessGroupNCCL::endCoalescing``).

@@ -47,7 +47,7 @@ class StackTaking(Protocol):
     ) -> tuple[RankStacks, ...]:
         """Take what each worker (rank to pid) and its helpers do, within ``budget_s``. Changes nothing.
 
-        Of the ranks ``native`` with the calls in libraries.
+        For the ranks ``native``, the calls in libraries are read, too.
         """
         ...
 
@@ -55,10 +55,10 @@ class StackTaking(Protocol):
 class StackTaker:
     """Takes the stacks of workers and of the processes that fetch data or write checkpoints for them.
 
-    By py-spy, which reads their memory and stops nothing; where it may not, by the handler that
-    :mod:`slurm_robust.worker.dump` has installed in them. ``runtime`` is the agent's runtime folder, where
-    the handlers write: needed only on a kernel that hides the workers' open files from the agent. ``program``
-    is py-spy, by default this environment's or that in PATH.
+    It uses py-spy, which reads their memory and stops nothing; if py-spy is not allowed to, the handler that
+    :mod:`slurm_robust.worker.dump` has installed in them. ``runtime`` is the agent's runtime folder, into
+    which the handlers write: needed only on a kernel that hides the workers' open files from the agent.
+    ``program`` is py-spy, by default the one of this environment or in PATH.
     """
 
     def __init__(self, runtime: Path | None = None, *, program: str = "") -> None:
@@ -70,8 +70,8 @@ class StackTaker:
     ) -> tuple[RankStacks, ...]:
         """Take what each worker (rank to pid) does, within ``budget_s`` seconds whatever the processes do.
 
-        Of the ranks ``native`` the calls in libraries are read too, for which py-spy stops their processes
-        some tenths of a second. No other is stopped, and no signal is sent where none is handled.
+        For the ranks ``native``, the calls in libraries are read, too: py-spy stops their processes some
+        tenths of a second. No other process is stopped, and none gets a signal that it does not handle.
         """
         taking = _Taking(self._program, frozenset(native), node, budget_s)
         missed = taking.ask_ras() if 0 in workers else None
@@ -250,7 +250,7 @@ def _settled(sample: _Sample) -> _Sample:
 
 
 def _urgency(sample: _Sample) -> int:
-    """Workers first; last what may be anything, such as dozens of compilers."""
+    """Return a sort key: workers first, last what may be anything, such as dozens of compilers."""
     return (ProcessKind.WORKER, ProcessKind.LOADER, ProcessKind.OTHER).index(sample.stacks.kind)
 
 
@@ -298,7 +298,7 @@ class StackOrders:
         self._answer: StacksTaken | None = None
 
     def fileno(self) -> int:
-        """Readable when :meth:`finished` has something."""
+        """Return a descriptor that is readable when :meth:`finished` has something."""
         return self._thread.fileno()
 
     def order(self, order: TakeStacks, workers: Mapping[int, int]) -> StacksTaken | None:
@@ -311,7 +311,7 @@ class StackOrders:
         return None
 
     def finished(self) -> list[StacksTaken]:
-        """Answers that have come since the last call; only that to the newest order is worth sending."""
+        """Return the answers since the last call; only the answer to the newest order is worth sending."""
         found = [a for a in self._thread.results() if a.number == self._number[1]]
         for answer in found:
             self._answer = answer

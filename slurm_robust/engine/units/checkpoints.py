@@ -486,9 +486,7 @@ class Checkpoints:
         return None
 
     def left(self, gone: Collection[str], now: Now) -> str:
-        """Return from where training would go on without ``gone``: ``step 10 from storage``, ``the
-        beginning``.
-        """
+        """Return from where training would go on without ``gone``: ``step 10 from storage``, say."""
         state = self._context.state
         step, _ = (
             self.seal(state.world.generation, tuple(gone), now, None) if state.world.running else (-1, False)

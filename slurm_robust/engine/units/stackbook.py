@@ -53,9 +53,9 @@ class StackBook:
         self._since, self._sent = now, now - RESEND_S
 
     def due(self, now: float) -> list[str]:
-        """Return the nodes to which the order is to be sent now, for the first time or again.
+        """Return the nodes that must get the order now, for the first time or again.
 
-        Asked on every tick.
+        Called on every tick.
         """
         if now - self._since > self.limit_s + KEEP_S:
             self.nodes, self._answers = (), {}

@@ -21,7 +21,7 @@ from slurm_robust.wire.messages import Heartbeat, Phase, Rehearse
 RESEND_S = 2.0
 
 MAX_TESTS = 3
-"""Of one standby: those that were ended since the node was needed, or the training had to start."""
+"""Most tests of one standby: one is ended if the node is needed or training has to start."""
 
 MARGIN_S = 30.0
 """Beyond the quick test's own limit, for steps to begin and end."""
