@@ -216,9 +216,7 @@ class Loop:
             self._do(self._core.on_leave(f"ordered to end by {name}", self._now(), ExitCode(128 + number)))
 
     def _slow_tick(self) -> None:
-        """Look once a second, in the background, for refusals of agents, the step's end and a higher
-        epoch.
-        """
+        """Look each second, in the background, for refusals of agents, the step's end and a higher epoch."""
         if self._slow_busy or time.monotonic() - self._slow_at < SLOW_TICK_S:
             return
         self._slow_at, self._slow_busy = time.monotonic(), True

@@ -38,14 +38,14 @@ class Checkpointer:
     always included.
 
     ``every``: steps from one checkpoint to the next, counted from step 0. Under ``srobust run`` a checkpoint
-    is a snapshot in the node's memory (after steps that are multiples of ``every``), where there is room; the
-    controller says which go to storage, which one to restore and which to remove. Elsewhere ``path`` is
-    the folder of checkpoints, of which the newest ``keep`` are kept.
+    is a snapshot in the node's memory (after steps that are multiples of ``every``), if there is room; the
+    controller says which go to storage, which to restore and which to remove. Elsewhere ``path`` is the
+    folder of checkpoints, of which the newest ``keep`` are kept.
 
     ``overlap``: parameters and state of the optimizers among the entries are copied while the next step
-    computes; the optimizer's update waits for it. False if the training changes them by other means:
-    then all is copied before :meth:`step` returns. An update that is captured in a CUDA graph has the
-    same effect, with a warning.
+    computes; the optimizer's update waits for it. False if the script changes them by other means: then all
+    is copied before :meth:`step` returns. An update that is captured in a CUDA graph has the same effect,
+    with a warning.
 
     Raises :class:`~slurm_robust.checkpoint.errors.WrongUse`, and under ``srobust run``
     :class:`~slurm_robust.worker.step_record.RecordError` or ``OSError`` without a step record.
@@ -102,14 +102,14 @@ class Checkpointer:
         return completed + 1
 
     def step(self, step: int, *, loss: Scalar | None = None, grad_norm: Scalar | None = None) -> None:
-        """``step`` is completed: report it, then take a checkpoint if one is due.
+        """Report ``step``, which is completed, then take a checkpoint if one is due.
 
         ``loss`` and ``grad_norm`` are numbers or tensors of one element. Nothing waits for a GPU: the
         value of a CUDA tensor is reported when it has arrived, normally with the next step. What cannot be
         read (a DTensor of which this rank has a part only) is left out, with one warning.
 
-        A checkpoint that cannot be written does not end the training, because those before it are still
-        there; the first one of a row is logged as an error, and the end of the row as a warning.
+        A checkpoint that cannot be written does not end the job, because the earlier ones are still there;
+        the first failure in a row is logged as an error, and the end of the row as a warning.
 
         Raises :class:`~slurm_robust.checkpoint.errors.WrongUse`.
         """
@@ -127,7 +127,7 @@ class Checkpointer:
 
     @staticmethod
     def phase(name: str) -> AbstractContextManager[None]:
-        """``with ckpt.phase("evaluation"):``, the same as :func:`slurm_robust.phase`."""
+        """Do the same as :func:`slurm_robust.phase`: ``with ckpt.phase("evaluation"):``."""
         return phase(name)
 
     @property
@@ -197,12 +197,12 @@ _IN_FLIGHT = 4
 class ScalarReader:
     """Turns one series of values, one a step, into floats.
 
-    Numbers and CPU tensors are read at once. The value of a CUDA tensor is copied when the device gets
-    there, so :meth:`read` gives the newest one that has arrived: normally that of the step before, None
-    at first. Tensors of other devices are read at once, which waits for the device.
+    Numbers and CPU tensors are read immediately. The value of a CUDA tensor is copied when the device gets
+    there, so :meth:`read` gives the newest one that has arrived: normally that of the step before, None at
+    first. Tensors of other devices are read immediately, which waits for the device.
 
     Of a DTensor that is replicated (the gradient norm of ``fully_shard``) this rank's copy is read. What
-    cannot be read is left out, with one warning: no report ends a training, or makes a collective.
+    cannot be read is left out, with one warning: no report ends the job, or makes a collective.
     """
 
     def __init__(self, name: str = "a value", gpus: Gpus = CUDA) -> None:

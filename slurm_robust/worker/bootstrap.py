@@ -85,7 +85,7 @@ def _separate(worker: WorkerSpec, zygote: int, blocked: Iterable[int]) -> None:
 
 
 def _enter_environment(spawn: Spawn, worker: WorkerSpec) -> bool:
-    """Environment, output files and working directory. False when that is not possible.
+    """Enter the worker's environment, output files and working directory; False if that is not possible.
 
     The files are opened here, not in the agent or the zygote: a hung file system holds only this
     rank, and the controller sees that it does not progress.
@@ -231,7 +231,7 @@ def _exit_code(error: BaseException | None) -> int:
 
 
 def _renew_entropy() -> None:
-    """Give this fork its own randomness where a fresh process would draw it.
+    """Give this fork its own randomness wherever a fresh process would draw it.
 
     Python's ``random`` renews itself after a fork. torch's CPU generator and NumPy's would otherwise be
     those of the zygote, the same on all ranks, if anything imported there has used them.
@@ -244,7 +244,7 @@ def _renew_entropy() -> None:
 
 
 def _record_imports(spawn: Spawn, worker: WorkerSpec) -> ImportRecorder | None:
-    """Note what the script imports, where that is wanted."""
+    """Note what the script imports, if that is wanted."""
     if not worker.modules:
         return None
     own = spawn.command[0].partition(".")[0] if spawn.command_kind is CommandKind.MODULE else ""
@@ -256,8 +256,8 @@ def _record_imports(spawn: Spawn, worker: WorkerSpec) -> ImportRecorder | None:
 def follow(record: str, on_step: Callable[[], None] | None = None) -> None:
     """Have the step record show how far the script is, whether it uses our API or not.
 
-    ``on_step`` is called once, after the first step of an optimizer; it raises nothing. Where the record
-    cannot be opened nothing is shown: training comes first.
+    ``on_step`` is called once, after the first step of an optimizer; it raises nothing. If the record cannot
+    be opened, nothing is shown: training comes first.
     """
     try:
         steps = StepRecord.open(record)
@@ -282,7 +282,7 @@ def _count_optimizer_steps(steps: StepRecord, on_step: Callable[[], None] | None
             first()
         try:
             steps.count_optimizer_step()
-        except Exception:  # noqa: BLE001 - nothing here may end a training of weeks
+        except Exception:  # noqa: BLE001 - nothing here may end weeks of training
             pass
 
     # A compiled step() must not try to trace this: it is called between the graphs instead.

@@ -1,7 +1,7 @@
-"""Files that a script writes where it must not are written beside: it finds them, and nobody else does.
+"""Files that a script must not write in their place are written elsewhere: only the script finds them there.
 
-For what goes through Python's own ``open``, ``os.rename`` and ``os.replace``: logs and reports, mostly. What
-libraries in C write is refused by the kernel (:mod:`slurm_robust.util.confine`).
+This holds for Python's own ``open``, ``os.rename`` and ``os.replace``: logs and reports, mostly. The kernel
+refuses what libraries in C write (:mod:`slurm_robust.util.confine`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Diversion:
         os.rename, os.replace = divert_move(rename), divert_move(replace)
 
     def _place(self, file: Any) -> str | None:
-        """Return where ``file`` is written instead; None if it may be written itself."""
+        """Return the path to which ``file`` is written instead; None if it may be written itself."""
         if not isinstance(file, (str, bytes, os.PathLike)):
             return None  # a descriptor
         path = os.path.realpath(os.fsdecode(file))

@@ -1,8 +1,8 @@
 """What a worker prepares so that a hang of it can be seen from outside.
 
-Three things, none of which costs anything until somebody asks, and none of which needs the interpreter then:
-the agent's children may trace this process; a signal has all threads' calls written to a file by a handler in
-C; PyTorch's own server, threads in C++, serves the flight recorder's entries on a socket.
+Three things, none of which costs anything until it is used, and none of which needs the interpreter then: the
+agent's children may trace this process; a signal has all threads' calls written to a file by a handler in C;
+PyTorch's own server, threads in C++, serves the flight recorder's entries on a socket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SOCKET_PATH_BYTES = 107  # sun_path of unix(7), without its closing zero
 
 
 def allow_tracing(agent: int) -> None:
-    """Let process ``agent`` and its children trace this process and its forks where Yama forbids that.
+    """Let process ``agent`` and its children trace this process and its forks if Yama forbids that.
 
     Yama lets only ancestors trace (``ptrace_scope`` 1), and py-spy is the agent's child. The permission
     outlives an exec, but a fork is without it.
@@ -42,9 +42,9 @@ def allow_tracing(agent: int) -> None:
 def prepare(record: str) -> None:
     """Have this process, whose step record is ``record``, show what it does; never raises.
 
-    The files lie beside the record: ``.stacks`` is what the handler of :data:`DUMP_SIGNAL` writes to,
-    ``.sock`` where the flight recorder is asked. The open file is also how the agent knows that the
-    handler is there: the signal would kill a process without it.
+    The files lie beside the record: the handler of :data:`DUMP_SIGNAL` writes to ``.stacks``, and the flight
+    recorder answers on ``.sock``. The open file is also how the agent knows that the handler is there: the
+    signal would kill a process without it.
     """
     try:
         _handle_signal(Path(record).with_suffix(STACKS_SUFFIX))

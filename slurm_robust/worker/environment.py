@@ -25,7 +25,7 @@ REHEARSAL = "SROBUST_REHEARSAL"
 """Set in a rehearsal, which is no run of the job; a script may ask for it."""
 
 OF_A_RUN = (RUN_ID, JOB_DIR, RECORD, GENERATION)
-"""Without these a process restores nothing, writes no checkpoint and reports to no agent."""
+"""A process that lacks these restores nothing, writes no checkpoint and reports to no agent."""
 
 
 class BadWorkerEnvironment(ValueError):
@@ -39,12 +39,12 @@ class WorkerEnvironment(Record):
     run_id: str
     generation: int
     record: str  # path of its step record, :mod:`slurm_robust.worker.step_record`
-    places: dict[Tier, str]  # where the tiers of the run's checkpoints are beyond the nodes' memory
+    places: dict[Tier, str]  # folders of the tiers of the run's checkpoints beyond the nodes' memory
     restore: CheckpointId | None = None  # the checkpoint to continue from, None for a fresh start
     layout: str = ""  # identity of the parallel layout
     restore_layout: str = ""  # that of ``restore`` if it is another one
     copies: str = ""  # the folder of snapshots in this node's memory, "" for none
-    restore_tier: Tier = Tier.STORAGE  # where this rank's parts of ``restore`` are or will appear
+    restore_tier: Tier = Tier.STORAGE  # in which this rank's parts of ``restore`` are or will appear
     earlier: tuple[str, ...] = ()  # runs of earlier jobs, whose checkpoints may be restored
 
     def to_env(self) -> dict[str, str]:

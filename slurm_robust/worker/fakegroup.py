@@ -1,7 +1,7 @@
 """One rank of a world that does not exist: every process group is PyTorch's fake one.
 
-The fake group (``torch.testing._internal.distributed.fake_pg``) completes each collective at once, with what
-this rank alone has. So a script runs as under torchrun, and computes nothing that means anything.
+The fake group (``torch.testing._internal.distributed.fake_pg``) completes each collective immediately, with
+what this rank alone has. So a script runs as under torchrun, and computes nothing that means anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NoFakeGroup(Exception):
 
 
 def pretend_world() -> None:
-    """Have ``torch.distributed`` meet nobody in this process from now on. Imports torch.
+    """Have ``torch.distributed`` meet no other rank in this process from now on. Imports torch.
 
     Raises :class:`NoFakeGroup`.
     """
@@ -73,7 +73,7 @@ def pretend_world() -> None:
 
     ddp.__init__ = init_fake
     ddp.register_comm_hook = ddp._register_builtin_comm_hook = lambda *args, **kwargs: None
-    # Nobody sends, so only the sender has something: what the others would unpickle is whatever memory held.
+    # No rank sends, so only the sender has something: the others would unpickle whatever memory held.
     _replace(c10d.broadcast_object_list, lambda object_list, *args, **kwargs: None)
 
 

@@ -1,7 +1,7 @@
 """A worker in an interpreter of its own: ``python -m slurm_robust.worker.fresh DESCRIPTOR AGENT [LISTENER]``.
 
-For when the zygote has started the GPU's driver, which its forks could not use. A fork of it has become the
-process of the worker in all else and executes this. Importing torch again takes seconds.
+It is used if the zygote has started the GPU's driver, which its forks could not use. A fork of the zygote,
+which is the worker's process in all else, executes this. Importing torch again takes seconds.
 """
 
 from __future__ import annotations

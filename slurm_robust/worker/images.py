@@ -54,7 +54,7 @@ class ImageReader:
     ) -> None:
         """``patience``: seconds that the agent has for fetching a part of that many bytes (0: not known yet).
 
-        It reports at once when nothing arrives any more.
+        The agent reports immediately when nothing arrives any more.
         """
         self._environment = environment
         self._rank = rank
@@ -131,7 +131,7 @@ class ImageReader:
             pause.wait(POLL_S)
 
     def _node_tiers(self) -> tuple[NodeTier, ...]:
-        """Memory first, unless the part is to come from this node's disk."""
+        """Return this node's tiers, memory first, unless the part must come from this node's disk."""
         if self._folder is None:
             return ()
         own = self._environment
@@ -178,7 +178,7 @@ def _found(tier: NodeTier, rank: int, checkpoint: CheckpointId) -> Path | None:
     try:
         return tier.find(rank, checkpoint)
     except OSError:
-        return None  # no disk, or a folder that somebody else has put there
+        return None  # no disk, or a folder of another user
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Which modules a script has imported until its first step that the zygote had not.
+"""Modules that a script has imported until its first step, and the zygote had not.
 
-Standbys, and later starts on all nodes, can then begin with them. Only installed modules count, and only
-those that were imported before the script changed its environment variables: it may have changed them for an
-import that comes after, and in a zygote it would come before.
+Standbys, and later starts on all nodes, can then begin with them. Only installed modules count, and only if
+they were imported before the script changed its environment variables: it may have changed them for a later
+import, which in a zygote would come before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ImportRecorder:
     """A finder that finds nothing; it is in ``sys.meta_path`` until :meth:`leave`."""
 
     def __init__(self, path: str, own: str = "") -> None:
-        """``path``: where it leaves the names. ``own``: the top-level package of the user's program."""
+        """``path``: the file for the names. ``own``: the top-level package of the user's program."""
         self._path = Path(path)
         self._never = _NEVER | {own}
         self._environ = _environment()
@@ -43,7 +43,7 @@ class ImportRecorder:
         """Note that ``name`` is imported."""
         try:
             self._note(name)
-        except Exception:  # noqa: BLE001 - nothing here may end a training of weeks
+        except Exception:  # noqa: BLE001 - nothing here may end weeks of training
             self._is_untouched = False
 
     def _note(self, name: str) -> None:

@@ -1,8 +1,8 @@
-"""Whether what is to be run is there: asked on the batch host before the job starts, and on every node.
+"""Whether the program to run is there: asked on the batch host before the job starts, and on every node.
 
 ``python -m slurm_robust.worker.lookup MODULE`` searches for a module as ``python -m MODULE`` in the same
-folder would, and ends with :data:`NOT_THERE` only where it surely is not there. It imports the packages
-around the module, which must not happen in a process that workers are forked from.
+folder would, and ends with :data:`NOT_THERE` only if it surely is not there. It imports the packages around
+the module, which must not happen in a process that workers are forked from.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _find(name: str, cwd: str) -> bool:
 
 
 def main() -> int:
-    """0: the module can be run, or nobody can know before it is; 3: it is not there."""
+    """Return 0 if the module can be run, or if only running it can show that; 3 if it is not there."""
     name = sys.argv[1]
     try:
         found = importlib.util.find_spec(name)

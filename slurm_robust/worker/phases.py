@@ -25,7 +25,7 @@ def phase(name: str) -> Iterator[None]:
 
     Any name will do, of which the first 32 bytes count: how long phases of one name take is learned, and a
     hang is what takes far longer. One rank that waits for others needs no phase of its own. Phases may be
-    nested, and are announced by one thread. Does nothing outside of ``srobust run``, or where the step record
+    nested, and are announced by one thread. Does nothing outside of ``srobust run``, or if the step record
     cannot be opened: training comes first.
     """
     record = _own_record()
@@ -45,7 +45,7 @@ class PhaseSwitch:
         self._is_on = False
 
     def begin(self, name: str) -> None:
-        """``name`` begins, and what was before is over."""
+        """Begin ``name``; what was before is over."""
         self.end()
         self._stack.enter_context(phase(name))
         self._is_on = True

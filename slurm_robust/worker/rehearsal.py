@@ -30,10 +30,10 @@ from slurm_robust.worker.diverted import Diversion
 from slurm_robust.worker.fakegroup import NoFakeGroup, pretend_world
 
 IMPOSSIBLE = 75
-"""Exit code where this torch or this kernel allows no rehearsal."""
+"""Exit code if this torch or this kernel allows no rehearsal."""
 
 NICENESS = 10
-"""A standby has nothing else to do; where nodes share CPUs, as in a sandbox, training comes first."""
+"""A standby has nothing else to do; if nodes share CPUs, as in a sandbox, training comes first."""
 OOM_SCORE = 1000
 """Out of 1000: the kernel takes a rehearsal before anything else."""
 
@@ -75,7 +75,7 @@ class DryRunTask(Record):
     scratch: str
     """Its temporary folder."""
     error: str
-    """Where it leaves a :class:`~slurm_robust.model.exits.WorkerError`."""
+    """The file for its :class:`~slurm_robust.model.exits.WorkerError`."""
     writes: tuple[str, ...] = ()
     """More folders in which it may change files."""
 
@@ -115,8 +115,8 @@ def _rehearse(task: DryRunTask) -> int:
 
 
 def _prepare_files(task: DryRunTask, environ: MutableMapping[str, str]) -> None:
-    """Keep what it writes where nothing counts."""
-    # Where workers have it, which do not have this temporary folder.
+    """Keep what it writes in places that do not count."""
+    # At the place of workers, which do not have this temporary folder.
     environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{_user()}")
     made = folders(task, environ)
     for folder in made:

@@ -1,12 +1,12 @@
-"""Where ranks meet: rank 0 on a socket that listens already, the others as soon as it does.
+"""The meeting of ranks: rank 0 uses a socket that listens already, the others come as soon as it does.
 
-The port is held for rank 0 before it starts (:mod:`slurm_robust.wire.network`), so that nobody else on the
-node can take it.
+The port is held for rank 0 before it starts (:mod:`slurm_robust.wire.network`), so that no other process of
+the node can take it.
 
-After a restart all ranks reach ``init_process_group`` within milliseconds of each other, so some come
-before rank 0 listens, where it binds the port by itself. torch then retries after 0.3 to 0.7 s, which is
-longer than the rest of the restart. Whether rank 0 listens only a connection shows, and one that is closed at
-once stands in its queue until rank 0 has taken it out; so ranks try only where the queue has room for that.
+After a restart all ranks reach ``init_process_group`` within milliseconds of each other, so some come before
+rank 0 listens if it binds the port by itself. torch then retries after 0.3 to 0.7 s, which is longer than the
+rest of the restart. Only a connection shows whether rank 0 listens, and one that is closed immediately stands
+in the queue until rank 0 has taken it out; so ranks try only if the queue has room for all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from slurm_robust.util.text import version_numbers
 
 BACKLOG = 4096
-"""Connections that the kernel keeps for rank 0's store; as far as net.core.somaxconn allows it."""
+"""Connections that the kernel keeps for rank 0's store; at most net.core.somaxconn."""
 
 # The first release whose store of libuv, its usual one since 2.4, can be given a socket.
 _LIBUV_LISTENS = (2, 8)
@@ -41,8 +41,8 @@ _PROBES_PER_S = 20_000
 def listen_on(listener: int) -> None:
     """Have torch's store in this process, rank 0's, use the listening socket, which has ``MASTER_PORT``.
 
-    Where torch cannot take it, or when the script starts processes of its own, one of which may want the
-    port, it is closed and the port is free.
+    If torch cannot take it, or the script starts processes of its own, one of which may want the port, it is
+    closed and the port is free.
     """
     held = [listener]
     module: Any = sys.modules.get("torch.distributed")
@@ -92,7 +92,7 @@ def listen_on(listener: int) -> None:
 def await_rank_zero() -> None:
     """Have ``init_process_group`` in this process wait for rank 0 in small steps.
 
-    Only where torch is loaded, and only for the store that torch's own rendezvous makes.
+    Only if torch is loaded, and only for the store that torch's own rendezvous makes.
     """
     module: Any = sys.modules.get("torch.distributed.rendezvous")
     original = getattr(module, "TCPStore", None)
@@ -103,7 +103,7 @@ def await_rank_zero() -> None:
 
 
 def patient(store: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes ``store`` when rank 0 listens, or at once where the ranks are too many to try."""
+    """Make ``store`` when rank 0 listens, or immediately if the ranks are too many to try."""
 
     def made(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -118,7 +118,7 @@ def patient(store: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _room() -> int:
-    """Connections in rank 0's queue, where the limit of its node is that of this one."""
+    """Return how many connections rank 0's queue takes if its node has the limit of this one."""
     try:
         return min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
     except (OSError, ValueError):

@@ -25,8 +25,8 @@ PARENT = "SROBUST_REPLAY_PARENT"
 """Process id of the node's part, with which every rank ends."""
 
 # What must be said before the process starts, or before CUDA and NCCL do. In a data parallel group of two the
-# order of a sum does not matter; in a larger one a ring has one order, while NCCL's own choice depends on
-# where the nodes are.
+# order of a sum does not matter; in a larger one a ring has one order, while NCCL's own choice depends on the
+# places of the nodes.
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

@@ -1,4 +1,4 @@
-"""Where a training belongs: to a run of ``srobust run``, or to nobody but its own checkpoint folder."""
+"""What a script belongs to: a run of ``srobust run``, or only its own checkpoint folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _UNUSABLE = (CorruptPart, ForeignPart, MissingCheckpoint)
 
 
 class SnapshotCost(Record):
-    """What snapshots in memory have cost a training."""
+    """What snapshots in memory have cost a rank."""
 
     blocked_s: float = 0.0  # for which the newest one held training up
     skipped: int = 0  # that were not taken, or not usable
@@ -58,15 +58,15 @@ class TrainingRun(Protocol):
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
         """Return the step and state to go on from, None for a fresh start. Called once, first.
 
-        Tensors of the state may be the training's own, which hold it then already, also after an error.
-        Raises :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
+        Tensors of the state may be the script's own, which then hold it already, also after an error. Raises
+        :class:`~slurm_robust.checkpoint.errors.CheckpointError` or ``OSError``.
         """
 
     def restored(self) -> None:
         """Note that the state is in place."""
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
-        """``step`` was completed."""
+        """Report that ``step`` was completed."""
 
     def due(self, step: int) -> bool:
         """Return whether a checkpoint of some kind is due after ``step``."""
@@ -108,7 +108,7 @@ class ManagedRun:
         self._is_unaccounted = False  # the update may still wait for the newest snapshot
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
-        """Exactly the checkpoint that the environment names."""
+        """Load exactly the checkpoint that the environment names."""
         self._record.mark(Mark.RESTORES)
         checkpoint = self._environment.restore
         if checkpoint is None:
@@ -278,13 +278,13 @@ class OwnFolder:
         return None
 
     def restored(self) -> None:
-        """Nobody reads it."""
+        """Do nothing: no agent waits for it."""
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
-        """Nobody reads it."""
+        """Do nothing: no agent reads step reports."""
 
     def due(self, step: int) -> bool:
-        """After every ``every`` steps, counted from step 0."""
+        """Return whether a checkpoint is due: after every ``every`` steps, counted from step 0."""
         return (step + 1) % self._every == 0
 
     def save(self, step: int, training: Training) -> None:
@@ -299,7 +299,7 @@ class OwnFolder:
                 _log.warning("old checkpoints in %s were not removed: %s", self._store.path, error)
 
     def cost(self) -> SnapshotCost:
-        """There are none in memory."""
+        """Return no cost: there are no snapshots in memory."""
         return SnapshotCost()
 
     def close(self) -> None:
@@ -327,24 +327,24 @@ class TrialRun:
     """While nothing counts: starts afresh and saves nothing."""
 
     def load(self, training: Training) -> tuple[int, Snapshot] | None:
-        """Nothing: a smaller model has no checkpoint, and a rehearsal needs none."""
+        """Return None: a smaller model has no checkpoint, and a rehearsal needs none."""
         return None
 
     def restored(self) -> None:
         """Do nothing: there is nothing to let go of."""
 
     def report(self, step: int, loss: float | None, grad_norm: float | None) -> None:
-        """Nobody reads it."""
+        """Do nothing: no agent reads step reports."""
 
     def due(self, step: int) -> bool:
-        """Never."""
+        """Return False: a rehearsal takes no checkpoint."""
         return False
 
     def save(self, step: int, training: Training) -> None:
-        """Never called."""
+        """Do nothing; never called."""
 
     def cost(self) -> SnapshotCost:
-        """There are no snapshots."""
+        """Return no cost: there are no snapshots."""
         return SnapshotCost()
 
     def close(self) -> None:

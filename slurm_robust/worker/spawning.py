@@ -25,11 +25,11 @@ class WorkerSpec(Record):
     env: dict[str, str]  # added to what the zygote inherited
     out: str  # opened for appending by the worker itself, and so is ``err``
     err: str
-    error: str  # where it leaves a :class:`WorkerError` as JSON
+    error: str  # file for a :class:`WorkerError` as JSON
     record: str  # its step record, which exists already
-    cpus: tuple[int, ...] = ()  # that it runs on, all where empty
+    cpus: tuple[int, ...] = ()  # it runs on these, or on all if empty
     memory_node: int = -1  # the NUMA node whose memory it takes first, -1 for any
-    modules: str = ""  # where it leaves the names of modules that it has imported, "" for nowhere
+    modules: str = ""  # file for the names of modules that it has imported, "" for none
 
 
 # -- agent to zygote ------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class Fatal(Record, tag_field="kind", tag="fatal"):
 class Unfit(Record, tag_field="kind", tag="unfit"):
     """A module of ``learned`` is not to be imported before a fork; the zygote ends."""
 
-    module: str  # "" where no zygote could import any
+    module: str  # "" if no zygote could import any
     reason: str
 
 

@@ -71,7 +71,7 @@ class RecordError(ValueError):
 
 
 class Mark(IntEnum):
-    """Where a worker passes on its way to its first step."""
+    """A point that a worker passes on its way to its first step."""
 
     SCRIPT = 0  # its script begins
     JOINS = 1  # it asks for its process group
@@ -267,7 +267,7 @@ class StepRecord:
     def spend(self, name: str, seconds: float) -> None:
         """Add ``seconds`` that went into ``name``, in which no step was completed.
 
-        Of the name the first 24 bytes count. Where there are more names than room, the last one has the rest.
+        The first 24 bytes of the name count. If there are more names than room, the last one has the rest.
         """
         wanted = name.encode(errors="replace")[:_NAME_SIZE]
         if not wanted:

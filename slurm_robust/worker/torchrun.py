@@ -18,9 +18,9 @@ _KNOWS_BUFFER = (2, 9)
 def prepare_inherited(environ: MutableMapping[str, str], torch: tuple[int, ...] | None = None) -> None:
     """Change this process's environment into what all workers should inherit; what the user has set stays.
 
-    ``torch`` is its release, None where that is not known.
+    ``torch`` is its release, None if that is not known.
     """
-    # Left over from a torchrun around us; with it rank 0 would wait for a store that nobody serves.
+    # Left over from a torchrun around us; with it rank 0 would wait for a store that no process serves.
     environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     # The agent's own process: a worker has another one.
     environ.pop("SLURM_TASK_PID", None)

@@ -4,8 +4,8 @@ Importing torch takes seconds, a fork milliseconds; this is most of a restart. T
 script sets in ``os.environ`` to influence an import (of torch or a ``preload`` module) comes too
 late; such a script is run as a program of its own (``-- python train.py``).
 
-It must stay one thread and not start the GPU's driver, since neither survives a fork. Where a module does
-start the driver, each worker is an interpreter of its own.
+It must stay one thread and not start the GPU's driver, since neither survives a fork. If a module does start
+the driver, each worker is an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CannotPrepare(Exception):
 
 
 class UnfitModule(Exception):
-    """A learned module is not to be imported here; ``module`` is "" where none is."""
+    """A learned module must not be imported here; ``module`` is "" if none may be."""
 
     def __init__(self, module: str, reason: str) -> None:
         super().__init__(reason)
@@ -306,7 +306,7 @@ def _import_all(order: Prepare, prepared: Prepared) -> None:
 
 
 def import_learned(names: Iterable[str]) -> None:
-    """Import what workers were seen to import, as far as it is installed. Raises :class:`UnfitModule`.
+    """Import the installed modules among those that workers were seen to import. Raises :class:`UnfitModule`.
 
     What an import leaves behind besides modules is the process's own, or does not survive a fork.
     """
@@ -420,7 +420,7 @@ def has_started_driver() -> bool:
     while they are imported call ``cuInit`` and leave it false.
     """
     try:
-        # Only if somebody has loaded it: nobody has called what is not there.
+        # Only if it is loaded: otherwise nothing has called it.
         cuda = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD)
     except OSError:
         return _uses_device()

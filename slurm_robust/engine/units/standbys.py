@@ -21,7 +21,7 @@ from slurm_robust.wire.messages import Heartbeat, Phase, Rehearse
 RESEND_S = 2.0
 
 MAX_TESTS = 3
-"""Most tests of one standby: one is ended if the node is needed or training has to start."""
+"""Times that one standby begins its test: each is ended if the node is needed or training has to start."""
 
 MARGIN_S = 30.0
 """Beyond the quick test's own limit, for steps to begin and end."""
